@@ -2,7 +2,8 @@
 //!
 //!     cargo run --example api_key_and_ip --features axum
 //!
-//! Without a key, only the address counts; with one, both count, and what one of them denies is charged to neither:
+//! Without a key, only the address counts. With a key, both count, and a request that one of them denies is charged to
+//! neither:
 //!
 //!     curl -i localhost:3000                          # 200, "ip/1m";r=119
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "ip/1m";r=118, "api-key";r=2
@@ -30,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ip = Policy::parse("ip", "10/1s,120/1m")?;
     let api_key = Policy::parse("api-key", "3/1m")?;
 
-    // A client can make up API keys, but its address is charged for every request.
+    // A client can make up API keys, but every request is charged to the client's address.
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(ip, PeerIp)
         .limit(api_key, Header::new("x-api-key").or_skip());

@@ -1,7 +1,7 @@
 //! A limiter without HTTP: a job that sends mails, at most five in any two seconds for each customer.
 //!
-//! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. What a batch did
-//! not use is given back.
+//! The job sends twelve mails to one customer: five at once, five after some two seconds, two after four. A batch gives
+//! its unused units back.
 //!
 //!     cargo run --example background_job
 //!     # 0.0 s: mail 1 sent, 4 left
@@ -19,7 +19,7 @@ use std::{error::Error, time::Instant};
 
 use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy, Usage};
 
-/// Under the tightest of the policy's rules.
+/// The units left under the tightest of the policy's rules.
 fn left(usage: &Usage) -> u64 {
     let left = usage.rules().map(|rule| rule.remaining());
     left.min().unwrap_or(0)
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut mail = 1;
     while mail <= 12 {
         let charge = Charge::new(&mails, customer.clone(), 1);
-        // An error means that the store could not decide: a job can wait for it to come back.
+        // An error means that the store could not decide: a job can wait until the store is back.
         match limiter.check([charge]).await? {
             Decision::Allowed(usage) => {
                 let seconds = start.elapsed().as_secs_f32();
@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // A batch is charged in advance, and settled with what it turned out to cost.
+    // A batch is charged in advance, and settled with its actual cost.
     let batch = Charge::new(&mails, customer, 3);
     if let Decision::Allowed(usage) = limiter.check([batch]).await? {
         let usage = limiter.settle(&usage, |_| 1).await?;

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example behind_a_proxy --features axum
 //!
-//! nginx must write who called it into a header. The service reads that header and no other:
+//! nginx must write the caller's address into a header. The service reads that header and no other:
 //!
 //!     server {
 //!         listen 8080;
@@ -20,25 +20,25 @@
 //!     curl -i --interface 127.0.0.2 $via -H "$fake"      # still 429: nginx appends who sent it
 //!     curl -i --interface 127.0.0.3 $via -H "$fake"      # 200: another client
 //!
-//! A client that goes around nginx is counted by the address that it calls from, whatever it sends. But what a trusted
-//! proxy says is believed: by default that is 127.0.0.1, and so every program on this machine:
+//! A client that goes around nginx is counted by its own address, whatever headers it sends. But the service believes a
+//! trusted proxy. By default that is 127.0.0.1, and so every program on this machine:
 //!
 //!     curl -i --interface 127.0.0.2 $direct -H "$fake"   # 429: counts for 127.0.0.2, as above
 //!     curl -i --interface 127.0.0.1 $direct -H "$fake"   # 200: counts for 203.0.113.7
 //!     curl -i --interface 127.0.0.1 $direct              # 400: a trusted proxy that does not name its client
 //!     curl -i --interface 127.0.0.1 ${direct}health      # 200: never limited
 //!
-//! So trust networks in which there are proxies only, and let no one else reach the service's port, where that can be
-//! had. Arguments say where to listen, which header to read, and whom to trust; behind two nginx in a row, with the
-//! configuration above in both, trust the addresses of both:
+//! So trust only networks that contain nothing but proxies, and, if you can, close the service's port to everyone else.
+//! Arguments set the address to listen on, the header to read, and the proxies to trust. Behind two nginx in a row,
+//! with the configuration above in both, trust the addresses of both:
 //!
 //!     cargo run --example behind_a_proxy --features axum -- 10.0.0.9:3000 x-forwarded-for 10.0.0.1 10.0.1.0/24
 //!
-//! With `x-real-ip` instead, where there is only one nginx: it replaces what clients send.
+//! With a single nginx you can use `x-real-ip` instead, because nginx replaces the value that clients send:
 //!
 //!             proxy_set_header X-Real-IP $remote_addr;
 //!
-//! With `forwarded`, the standard header (RFC 7239), which nginx does not write by itself:
+//! You can also use `forwarded`, the standard header (RFC 7239), which nginx does not write unless you configure it:
 //!
 //!     map $remote_addr $forwarded_element {
 //!         ~^[0-9.]+$         "for=$remote_addr";
@@ -51,7 +51,8 @@
 //!     }
 //!             proxy_set_header Forwarded $add_forwarded;
 //!
-//! The page of `sluicegate::extract::forwarded` says what other proxies need, and which attacks are met.
+//! The page of `sluicegate::extract::forwarded` lists the settings that other proxies need, and the attacks that it
+//! defeats.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -72,7 +73,7 @@ use sluicegate::{
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Who is the client, by the one header that the proxies write.
+/// Finds the client by the one header that the proxies write.
 fn client(header: HeaderName, proxies: TrustedProxies) -> ForwardedIp {
     match header.as_str() {
         "x-forwarded-for" => ForwardedIp::x_forwarded_for(proxies),
@@ -83,7 +84,7 @@ fn client(header: HeaderName, proxies: TrustedProxies) -> ForwardedIp {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // A warning says what is wrong about the proxies: networks that do not match, a header that is not sent.
+    // A warning reports a mistake about the proxies: networks that do not match, a header that is not sent.
     let warnings = tracing_subscriber::fmt().with_max_level(LevelFilter::WARN);
     warnings.with_writer(std::io::stderr).init();
 
@@ -114,7 +115,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = TcpListener::bind(address).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    // Without the addresses of peers, nobody can be trusted by network.
+    // Without the addresses of peers, no proxy can be trusted by its network.
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)
 }

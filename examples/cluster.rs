@@ -2,14 +2,14 @@
 //!
 //!     REDIS_URLS=redis://127.0.0.1:7000,redis://127.0.0.1:7001 cargo run --example cluster --features axum,cluster
 //!
-//! One node that answers is enough, the others are found through it:
+//! The store needs one node that answers, and finds the others through it:
 //!
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "api-key";r=1
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "api-key";r=0
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 429, retry-after
 //!     curl -i localhost:3000 -H 'x-api-key: bob'      # 200, "api-key";r=1
 //!
-//! A second replica, `-- 127.0.0.1:3001`, answers as the first would. For one server instead of a cluster, write
+//! A second replica, `-- 127.0.0.1:3001`, answers as the first would. To use one server instead of a cluster, write
 //! `RedisStore::connect(url)`.
 //!
 //! In a crate of your own, beside a clone of this one:
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt::init();
 
     let urls = env::var("REDIS_URLS").map_err(|_| "set REDIS_URLS")?;
-    // Fails when no node answers; `connect_lazy_cluster` starts without them.
+    // Fails if no node answers. Use `connect_lazy_cluster` to start without them.
     let store = RedisStore::cluster(urls.split(',')).await?;
 
     // While nodes cannot be reached, each of 4 replicas admits a quarter.

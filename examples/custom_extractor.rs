@@ -1,7 +1,8 @@
-//! Extractors of your own: a type, and one that has to look something up.
+//! Extractors of your own: a type, and a closure that looks something up.
 //!
-//! No server: six requests are made, and the answers printed. The tenant `acme` may make 4 requests, its owner 3; the
-//! first that is denied is denied by the owner's limit, and charged to neither. The path `/` names no tenant.
+//! No server: the example makes six requests and prints the answers. The tenant `acme` may make 4 requests, its owner
+//! 3. The owner's limit denies the first denied request, which is then charged to neither. The path `/` names no
+//! tenant.
 //!
 //!     cargo run --example custom_extractor
 //!     # /acme/1  200 OK served

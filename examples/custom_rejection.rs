@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example custom_rejection --features axum
 //!
-//! Two exports a minute are served; one that costs more than the limit will never be:
+//! Two exports a minute are served. An export that costs more than the limit is never served:
 //!
 //!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
 //!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
@@ -28,14 +28,14 @@ use sluicegate::{
 };
 use tokio::net::TcpListener;
 
-/// Answers anything that is `IntoResponse`, as a handler does; the head of the request is there as well.
+/// You can return anything that is `IntoResponse`, as in a handler, and use the head of the request.
 fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
     let error = match rejection {
         Rejection::Denied(denial) => match denial.retry_after() {
             Some(wait) => json!({ "error": "wait", "seconds": wait.as_millis().div_ceil(1000) }),
             None => json!({ "error": "too much at once" }),
         },
-        // Only some of these are the client's to mend: the key could not be found out now, or the service lacks a layer.
+        // The client can mend only some of these: the key could not be found out now, or the service lacks a layer.
         Rejection::MissingKey(error) => match error.kind() {
             ExtractErrorKind::Unavailable => json!({ "error": "try again later" }),
             ExtractErrorKind::Misconfigured => json!({ "error": "we made a mistake" }),
@@ -45,7 +45,7 @@ fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
             json!({ "error": "try again later" })
         }
         Rejection::Undecided(_) => json!({ "error": "we made a mistake" }),
-        // Somebody who is blocked, and what later versions add.
+        // A blocked client, and the variants that later versions add.
         _ => json!({ "error": "not allowed" }),
     };
     (rejection.status(), Json(error))

@@ -1,8 +1,8 @@
-//! Limits that an operator changes while the service runs; what has been counted stays counted.
+//! Limits that an operator changes while the service runs; the counts so far are kept.
 //!
 //!     cargo run --example hot_swap --features axum,serde
 //!
-//! Use up two requests, raise the limit, and there is room again:
+//! Use up two requests, raise the limit, and you have room again:
 //!
 //!     curl -i localhost:3000                                          # 200, "ip/1m";r=1
 //!     curl -i localhost:3000                                          # 200, "ip/1m";r=0
@@ -31,7 +31,7 @@ use sluicegate::{
 };
 use tokio::net::TcpListener;
 
-/// All policies are replaced, or none.
+/// Replaces all policies, or none.
 async fn replace(
     State(live): State<ReloadablePolicies>,
     text: String,

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example login_failures --features axum
 //!
-//! Right passwords count for nothing, and after three wrong ones nobody gets in, for a minute:
+//! Right passwords cost nothing. After three wrong ones every login from that address is denied for a minute:
 //!
 //!     curl -i localhost:3000/login -d sesame    # 200, "login-failures/1m";r=3
 //!     curl -i localhost:3000/login -d guess     # 401, "login-failures/1m";r=2
@@ -34,12 +34,13 @@ async fn login(password: String) -> StatusCode {
     }
 }
 
-/// Charged when it comes, so that many guesses at once gain nothing, and given back unless the password was wrong.
+/// The charge is made at the start, so that many guesses at once gain nothing, and given back unless the password was
+/// wrong.
 ///
-/// Names the status of a failure, since much else is no success: the redirection after a good login (303), a page that
-/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered
-/// with a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the
-/// layer settles with `ActualCost::or_charged`.
+/// This names the status of a failure, because many other responses are no success: the redirection after a good login
+/// (303), a page that was not modified (304), a WebSocket (101), and the 429 of a limit further in. If you answer a
+/// wrong password with a page and a 200, have the handler put `ActualCost::of("login-failures", 1)` or `0` into its
+/// response, and settle with `ActualCost::or_charged`.
 fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),
@@ -52,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("login-failures", "3/1m,20/1h")?, PeerIp)
         .settle(actual_cost)
-        // While the store is down, nobody can log in, and nobody can guess passwords either.
+        // While the store is down, every login is denied, and so is every guess of a password.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/login", post(login))

@@ -1,7 +1,8 @@
 //! A client that stays within the limits of another service: its requests wait for room.
 //!
 //! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store
-//! as replicas do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
+//! as replicas do, have fourteen requests to make, all at once: this takes about two seconds, and no request comes too
+//! early.
 //!
 //!     cargo run --example outbound
 //!     # 200 OK after 0.
@@ -54,7 +55,7 @@ fn too_early(arrivals: &[Instant]) -> usize {
 async fn main() -> Result<(), Box<dyn Error>> {
     let (address, arrivals) = server().await?;
     let store = Arc::new(MemoryStore::new());
-    // A tenth longer than theirs: one request may be quicker on its way than another.
+    // A tenth longer than the server's window: one request may be quicker on its way than another.
     let theirs = Policy::parse("their-api", "5/1100ms")?;
     let replica = || {
         let layer = RateLimitLayer::new(store.clone())
@@ -65,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .rejection(EmptyBody);
         ServiceBuilder::new()
             .layer(layer)
-            // The layer can make an empty body of this type; of `Incoming` it can make none.
+            // The layer can make an empty body of this type, but no `Incoming`.
             .map_response(|response: Response<Incoming>| response.map(BodyExt::boxed))
             .service(Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>())
     };

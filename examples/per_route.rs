@@ -9,7 +9,7 @@
 //!     curl -i localhost:3000/search    # 429, retry-after, "violated-policies":["search"]
 //!     curl -i localhost:3000           # 200, "all";r=96
 //!
-//! The third search was charged to `all`, which it passed first; one layer with both limits would charge neither.
+//! The third search was charged to `all`, the first limit on its way. Use one layer with both limits to charge neither.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!

@@ -1,4 +1,4 @@
-//! Limits shared through a `bb8` pool that the service has anyway.
+//! Limits shared through a `bb8` pool that the service already uses.
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example pool --features axum,bb8
 //!
@@ -9,7 +9,7 @@
 //!     curl -i localhost:3000    # 200, "ip";r=0
 //!     curl -i localhost:3000    # 429, retry-after
 //!
-//! Stop Redis and requests pass, unlimited; start it again and the next one is limited.
+//! Stop Redis and requests pass, unlimited. Start Redis again and the next request is limited.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .build(RedisConnectionManager::new(url)?)
         .await?;
 
-    // The store makes a connection of its own, as the pool makes its connections.
+    // The store opens one connection for itself, the way the pool opens connections.
     let policy = Policy::parse("ip", "3/10m")?;
     let layer = RateLimitLayer::new(RedisStore::from(pool)).limit(policy, PeerIp);
     let app = Router::new()

@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let routes = Routes::new(general.clone())
         .route("/health", Route::skip())
         .route("GET /search", Route::new(general).weight(10))
-        // The whole template, with the prefixes of nested routers: one limit for all items.
+        // Use the whole template, with the prefixes of nested routers: one limit for all items.
         .route("PUT /api/items/{id}", Policy::parse("writes", "10/1m")?);
 
     let item = get(async || "an item\n").put(async || "written\n");

@@ -1,4 +1,5 @@
-//! A stricter policy on trial: a shadow decides and counts, never denies, and what it would have denied is logged.
+//! A stricter policy on trial: a shadow decides and counts but never denies, and the service logs each denial that it
+//! would have made.
 //!
 //!     cargo run --example shadow --features axum
 //!
@@ -8,7 +9,7 @@
 //!     curl -i localhost:3000    # 200, "ip";r=3
 //!     curl -i localhost:3000    # 200, "ip";r=2
 //!
-//! No header tells clients of it. The log does, once it would have denied the third:
+//! No header shows this to clients. The log does, as soon as the shadow would have denied the third request:
 //!
 //!     would be denied: stricter, by its rule 2/1m
 //!
@@ -26,7 +27,7 @@ use sluicegate::{
 };
 use tokio::net::TcpListener;
 
-/// Sees policies and rules, never who was denied. `TracingObserver` and `MetricsObserver` are ready-made.
+/// Logs policies and rules, never the denied client. You can also use `TracingObserver` and `MetricsObserver`.
 struct Log;
 
 impl Observer for Log {

@@ -1,15 +1,15 @@
-//! A language model's tokens: requests and tokens are limited, and how many tokens there were is known at the end.
+//! A language model's tokens: requests and tokens are limited, and the number of tokens is known only at the end.
 //!
 //!     cargo run --example streaming_tokens --features axum
 //!
-//! A request is charged 100 tokens when it comes, and settled with as many as there are words in the answer:
+//! A request is charged 100 tokens when it comes, and settled with the number of words in the answer:
 //!
 //!     curl -i localhost:3000/whole -d 'a b c'     # 200, "requests";r=9, "tokens";r=297, a b c
 //!     curl -i localhost:3000/stream -d 'd e f'    # 200, "requests";r=8, "tokens";r=197, d e f
 //!     curl -i localhost:3000/whole -d 'g'         # 200, "requests";r=7, "tokens";r=293
 //!
-//! The head of a stream goes out before its end: what is left without those 100 is told with the next request. A client
-//! that goes away early pays for what it was sent.
+//! The head of a stream goes out before its end, so only the next response shows the settled number. A client that goes
+//! away early pays for the tokens that it was sent.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -37,14 +37,14 @@ fn answer(prompt: &str) -> impl Iterator<Item = String> {
     prompt.split_whitespace().map(|word| format!("{word} "))
 }
 
-/// The cost is known before the response: it goes into the extensions.
+/// The cost is known before the response, so the handler puts it into the extensions.
 async fn whole(prompt: String) -> Response {
     let tokens: Vec<String> = answer(&prompt).collect();
     let cost = ActualCost::of("tokens", tokens.len() as u64);
     (Extension(cost), tokens.concat()).into_response()
 }
 
-/// The cost is known after the response: the task that sends it settles it.
+/// The cost is known after the response, so the task that sends the tokens settles it.
 async fn stream(
     State(limiter): State<Limiter>,
     decisions: Option<Decisions>,
@@ -59,10 +59,10 @@ async fn stream(
             }
             sent += 1;
         }
-        // There is none where the store could not decide, and the request has passed.
+        // If the store could not decide and the request has passed, there is no decision to settle.
         let decision = decisions.as_ref().and_then(|it| it.by_policy("tokens"));
         if let Some(decision) = decision {
-            // Other policies keep what they were charged. Where this fails, the 100 stay.
+            // Other policies keep their charges. If the call fails, the 100 stay charged.
             let cost = ActualCost::of("tokens", sent);
             let _ = limiter
                 .settle(decision.usage(), |charge| cost.under(charge))
@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(limiter.clone())
         .limit(requests, PeerIp)
         .limit(tokens, PeerIp)
-        // Requests under way count as 100 tokens each, so that many at once cannot use up more than there is.
+        // Requests under way count as 100 tokens each, so that many at once cannot use more tokens than are left.
         .cost(|_head, policy| if policy.name() == "tokens" { 100 } else { 1 })
         .settle(ActualCost::or_charged);
     let app = Router::new()

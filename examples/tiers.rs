@@ -1,8 +1,8 @@
-//! A policy for each caller: authentication finds the plan of each request, and a set of policies its limits.
+//! A policy for each caller: authentication finds the plan of each request, and a set of policies holds its limits.
 //!
 //!     cargo run --example tiers --features axum
 //!
-//! Mallory's plan is not in the set: the request is rejected, not unlimited:
+//! Mallory's plan is not in the set, so the request is rejected instead of passing without a limit:
 //!
 //!     curl -i localhost:3000 -H 'x-user: alice'      # 200, "free";r=59
 //!     curl -i localhost:3000 -H 'x-user: bob'        # 200, "pro";r=599

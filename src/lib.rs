@@ -3,7 +3,7 @@
 //!
 //! # Quick start
 //!
-//! With axum, the feature `axum`. The README has a complete `main`, and says how to depend on the crate.
+//! With axum, the feature `axum`. The README has a complete `main` and the lines for your `Cargo.toml`.
 //!
 //! ```
 //!
@@ -42,31 +42,31 @@
 //! # }
 //! ```
 //!
-//! # Where to read on
+//! # Guides
 //!
 //! | you want to know | page |
 //! |---|---|
 //! | what happens to a request, which rules apply to it, and where the layer goes | [`middleware`] |
-//! | who is limited, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
-//! | how to limit without HTTP, and what happens when the store cannot decide | [`limiter`] |
+//! | which keys a request is charged to, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
+//! | how to limit without HTTP, and the answer when the store cannot decide | [`limiter`] |
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
 //! | when a rule should be a bucket, with a burst and a refill | [`buckets`] |
-//! | who uses a shared limit up | [`contributors`] |
+//! | which clients use up a shared limit | [`contributors`] |
 //! | which identities are denied, and how often | [`denials`] |
-//! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
-//! | what a service reports, as logs and metrics | [`observe`] |
-//! | what makes requests cheaper under load and under attack | [`under_load`] |
+//! | the data in Redis, and how to set up the server | [`store::redis`], [`store::redis::deployment`] |
+//! | the logs and metrics of a service | [`observe`] |
+//! | how to make requests cheaper under load and under attack | [`under_load`] |
 //! | how a limited service is tested | [`middleware::testing`] |
-//! | what replaces the settings of `tower_governor` | [`middleware::migration`] |
+//! | how to move from `tower_governor` | [`middleware::migration`] |
 //!
 //! # The life of a request
 //!
 //! 1. The layer's [extractors](extract) read the head of the request and answer with [keys](Key).
 //! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](store::Check): one call of the
 //!    [store].
-//! 3. *Allowed:* the inner service is called, and the response tells what is left.
-//! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass.
-//!    Nothing was charged, under any policy.
+//! 3. *Allowed:* the inner service is called, and the response's headers show the remaining quota.
+//! 4. *Denied:* the inner service is not called; the response is a 429 with the time after which the same request would
+//!    pass. Nothing was charged, under any policy.
 //! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) applies.
 //!
 //! # Rules
@@ -89,26 +89,26 @@
 //! # Keys and proxies
 //!
 //! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's.
-//! [`ForwardedIp`] is the client's address as proxies that you trust report it; [`extract::forwarded`] says which
-//! proxy needs what. [`Header`] is whatever the client sends. The page of [`extract`] says which extractor needs which
-//! order of layers, and what happens to a request without a key.
+//! [`ForwardedIp`] is the client's address as reported by proxies that you trust; [`extract::forwarded`] lists the
+//! settings for each proxy. [`Header`] is any value that the client sends. The page of [`extract`] shows the order of
+//! layers for each extractor, and the response to a request without a key.
 //!
 //! # When Redis is down
 //!
-//! Every decision has a timeout, 100 ms by default, around everything that it waits for. Then requests pass unlimited
-//! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are
-//! answered 503 ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row,
-//! one request each quarter of a second tries the server, and the others do not wait for it; when it is back, it
-//! decides again within a second. See [`limiter`](limiter#when-the-store-cannot-decide).
+//! Every decision has a timeout, 100 ms by default, which includes all waiting. After the timeout, requests pass
+//! unlimited ([`FailurePolicy::Open`], the default), are limited by each process to a share of the limit
+//! ([`FailurePolicy::Local`]), or are answered with a 503 ([`FailurePolicy::Closed`]); policies may
+//! [differ](Policy::on_failure). After five failures in a row, one request each quarter of a second tries the server,
+//! and the others do not wait. When the server is back, the store decides again within a second. See
+//! [`limiter`](limiter#when-the-store-cannot-decide).
 //!
 //! # Features
 //!
-//! | feature | default | what it adds |
+//! | feature | default | adds |
 //! |---|---|---|
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
-//! | `cli` | | the [tool] `sluicegate` for operators: `cargo install --path . --features cli` in a clone; not for services |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
@@ -118,20 +118,23 @@
 //! | `tracing` | yes | warnings about a misconfigured service and about the store, and `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock that tests move |
 //!
-//! A service that counts in memory needs nothing of Redis: with `default-features = false` and
-//! `features = ["axum", "tracing"]` it compiles 58 crates, axum and tokio among them, instead of 107.
+//! If you count in memory, you need no Redis crate: with `default-features = false` and
+//! `features = ["axum", "tracing"]` your build has 58 crates, axum and tokio among them, instead of 107.
 //!
-//! [tool]: https://docs.rs/crate/sluicegate/latest/source/src/bin/sluicegate/README.md
+//! The [tool] `sluicegate` for operators is a package of its own: `cargo install --path cli` in a clone.
 //!
-//! # What this does not do
+//! [tool]: https://docs.rs/crate/sluicegate-cli/latest/source/README.md
 //!
-//! - It does not slow requests down, unless they [may wait](middleware#around-a-client); it rejects them.
-//! - It does not limit how many requests run at once. Tower's `ConcurrencyLimit` does, in each process by itself and
-//!   for all clients together: one client can take all places.
-//! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request
-//!   that is about to be denied may for one round trip [make another one be denied](store::redis::deployment#cluster).
-//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How
-//!   much that is: see [there](store::redis::deployment#sentinel-and-replication).
+//! # Limits of this crate
+//!
+//! - Requests are not slowed down, unless they [may wait](middleware#around-a-client): they are rejected.
+//! - Concurrency is not limited. For that, use tower's `ConcurrencyLimit`, which counts in each process and for all
+//!   clients together: one client can take all places.
+//! - On a cluster, the policies of one identity are decided in one atomic step, but several identities are not: a
+//!   request that is about to be denied may for one round trip
+//!   [cause a denial of another](store::redis::deployment#cluster).
+//! - Redis replicates asynchronously: charges from the last moments before a failover may be lost. See [how
+//!   many](store::redis::deployment#sentinel-and-replication).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)
@@ -139,7 +142,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod buckets {
-    //! Buckets: rules of a burst and a refill. Which rule says what.
+    //! Buckets: rules with a burst and a refill, and which kind of rule to use.
     //!
     #![doc = include_str!("../docs/guide/buckets.md")]
 }
@@ -149,7 +152,7 @@ pub mod limiter;
 pub mod middleware;
 pub mod observe;
 pub mod operating {
-    //! Operating it: from the alarm to the cause, to what to do about it.
+    //! Operating a service: from the alarm to the cause, and to the remedy.
     //!
     #![doc = include_str!("../docs/guide/operating.md")]
 }
@@ -157,7 +160,7 @@ pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 pub mod under_load {
-    //! Under load and under attack: what makes a request cheaper, when to switch it on, and what it costs in accuracy.
+    //! Under load and under attack: how to make a request cheaper, when to do so, and the cost in accuracy.
     //!
     #![doc = include_str!("../docs/guide/under_load.md")]
 }

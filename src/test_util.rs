@@ -1,4 +1,4 @@
-//! [`TestClock`]: a clock that tests move, for what depends on time (feature `test-util`).
+//! [`TestClock`]: a clock that tests move, so that no test has to sleep (feature `test-util`).
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,10 +30,10 @@ use std::{
 
 use crate::domain::rule::micros;
 
-/// In the year 6429; the script stores times of up to 2^48 ms, and windows end later than now.
+/// In the year 6429. The script stores times of up to 2^48 ms, and windows end later than now.
 const LATEST_MS: u64 = 1 << 47;
 
-/// A clock that stands still until it is moved; its clones are the same clock.
+/// A clock that stands still until you move it; clones show the same time.
 #[derive(Clone, Debug)]
 pub struct TestClock {
     now_us: Arc<AtomicU64>,
@@ -50,13 +50,13 @@ impl TestClock {
         clock
     }
 
-    /// Sets the time, also back; at most 2^47.
+    /// Sets the time, forward or back; at most 2^47 ms since the Unix epoch.
     pub fn set(&self, ms: u64) {
         self.now_us
             .store(ms.min(LATEST_MS) * 1_000, Ordering::SeqCst);
     }
 
-    /// Moves the time forward, to the microsecond.
+    /// Moves the time forward, to the microsecond; at most to 2^47 ms since the Unix epoch.
     pub fn advance(&self, by: Duration) {
         let now_us = self.now_us.load(Ordering::SeqCst);
         let now_us = now_us.saturating_add(micros(by));
@@ -64,13 +64,13 @@ impl TestClock {
             .store(now_us.min(LATEST_MS * 1_000), Ordering::SeqCst);
     }
 
-    /// The time it shows, in whole ms since the Unix epoch.
+    /// Returns the time in whole ms since the Unix epoch.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         self.now_us.load(Ordering::SeqCst) / 1_000
     }
 
-    /// The same in full, as clocks of processes have it.
+    /// Returns the time in microseconds, the precision of clocks of processes.
     pub(crate) fn now(&self) -> Duration {
         Duration::from_micros(self.now_us.load(Ordering::SeqCst))
     }

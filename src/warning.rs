@@ -1,13 +1,13 @@
-//! Warnings for operators, of the crate `tracing`, whether there is an observer or not.
+//! Warnings for operators through the crate `tracing`, with or without an observer.
 //!
-//! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the
-//! feature `tracing`, nothing is written.
+//! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
+//! `tracing`, nothing is written.
 
 use std::net::IpAddr;
 
 use crate::domain::error::{ExtractError, StoreError};
 
-/// A limit that can find no key for any request.
+/// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "sluicegate", policy, "misconfigured: {error}");
@@ -15,7 +15,7 @@ pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
     let _ = (policy, error);
 }
 
-/// A limit, or a look-up of blocks, by the peer's address whose peers are proxies.
+/// Warns about a limit, or a block check, that uses the peer's address although the peers are proxies.
 pub(crate) fn behind_proxy() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -25,7 +25,7 @@ pub(crate) fn behind_proxy() {
     );
 }
 
-/// How a service is wrong about its proxies.
+/// A mistake in a service's configuration of its proxies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProxyMistake {
     /// The requests come from peers outside of the trusted networks, such as this one.
@@ -35,17 +35,18 @@ pub(crate) enum ProxyMistake {
     },
     /// Trusted proxies do not send the header.
     NoHeader,
-    /// The header has fewer entries than proxies were counted.
+    /// The header has fewer entries than the configured number of proxies.
     TooFew,
     /// The header holds no address where the proxies write one.
     Unreadable,
-    /// The address that counts as the client is a proxy's.
+    /// The address that counts as the client's is a proxy's.
     ProxyIsClient,
 }
 
-/// A `ForwardedIp` that gives all clients one key, or none of them any.
+/// Warns about a `ForwardedIp` that gives all clients the same key, or no key.
 pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     #[cfg(feature = "tracing")]
+    // One text for each mistake, since the remedy differs.
     match mistake {
         ProxyMistake::Untrusted { peer } => tracing::warn!(
             target: "sluicegate",
@@ -85,7 +86,7 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     let _ = (header, mistake);
 }
 
-/// A response's `ActualCost` names a policy that does not exist.
+/// Warns that a response's `ActualCost` names a policy that does not exist.
 pub(crate) fn unknown_policy(name: &str, similar: Option<&str>) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -99,7 +100,7 @@ pub(crate) fn unknown_policy(name: &str, similar: Option<&str>) {
     let _ = (name, similar);
 }
 
-/// Entries of a table of routes that may be written wrongly, after so many requests.
+/// Warns about entries of a table of routes that no request has matched: they may have typing errors.
 pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -113,7 +114,7 @@ pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
     let _ = (entries, requests);
 }
 
-/// Requests pass without a limit whose key, policy or cost could not be looked up.
+/// Warns that requests pass a limit whose key, policy or cost could not be looked up.
 pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -127,13 +128,13 @@ pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
     let _ = (policy, error);
 }
 
-/// No limit was left out for a while.
+/// Reports that look-ups have not failed for a while.
 pub(crate) fn limits_found_again() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
 }
 
-/// The store is not called any more.
+/// Reports that the breaker has opened: the store is not called any more.
 pub(crate) fn breaker_opened(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -147,13 +148,13 @@ pub(crate) fn breaker_opened(error: &StoreError) {
     let _ = error;
 }
 
-/// The store is called again.
+/// Reports that the breaker has closed: the store is called again.
 pub(crate) fn breaker_closed() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
 }
 
-/// A memory store has no place for a new key; the warning is new when it had places for a minute.
+/// Warns that a memory store has no room for a new key; warns again only after the store has had room for a minute.
 pub(crate) fn memory_full() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -163,7 +164,7 @@ pub(crate) fn memory_full() {
     );
 }
 
-/// Leases are of no use in this runtime.
+/// Warns that this runtime cannot use leases.
 pub(crate) fn nothing_leased() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -172,7 +173,7 @@ pub(crate) fn nothing_leased() {
     );
 }
 
-/// Blocks hold, and are not among those that are listed. The warning is new after the next one that is listed.
+/// Warns that blocks apply but are missing from the list; warns again only after a block has been listed.
 #[cfg(feature = "redis")]
 pub(crate) fn blocks_not_indexed(error: &StoreError) {
     #[cfg(feature = "tracing")]
@@ -187,7 +188,7 @@ pub(crate) fn blocks_not_indexed(error: &StoreError) {
     let _ = error;
 }
 
-/// The policies were not published. The warning is new after the next time that they are.
+/// Warns that the policies were not published; warns again only after they have been.
 pub(crate) fn policies_not_published(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -201,8 +202,8 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     let _ = error;
 }
 
-/// The store did not take a report of contributors. The next report is tried all the same; once one succeeds, the
-/// warning is new.
+/// Warns that the store did not accept a report of contributors. The next report is still tried; after a success, the
+/// next failure warns again.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -216,8 +217,8 @@ pub(crate) fn contributors_lost(error: &StoreError) {
     let _ = error;
 }
 
-/// The store did not take a report of denials. The next report is tried all the same; once one succeeds, the warning is
-/// new.
+/// Warns that the store did not accept a report of denials. The next report is still tried; after a success, the next
+/// failure warns again.
 pub(crate) fn denials_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(

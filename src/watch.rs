@@ -5,11 +5,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// How many requests are looked at. A service with a health check every five seconds has that many in half a day, so
-/// that checks before the first client do not use them up.
+/// How many requests are looked at. A service with a health check every five seconds has this number in half a day, so
+/// checks before the first client do not use the watch up.
 pub(crate) const WATCHED: u32 = 10_000;
 
-/// Notes about the first requests. Each request after them costs one load.
+/// Notes about the first requests. Each later request costs one atomic load.
 #[derive(Debug, Default)]
 pub(crate) struct Watch<T> {
     over: AtomicBool,
@@ -18,8 +18,8 @@ pub(crate) struct Watch<T> {
 }
 
 impl<T> Watch<T> {
-    /// Calls back with the notes and the number of this request, 1 to [`WATCHED`], and answers what that answers;
-    /// `None` for the requests after them.
+    /// Calls `look` with the notes and the number of this request, 1 to [`WATCHED`], and returns the result; `None` for
+    /// later requests.
     pub(crate) fn note<R>(&self, look: impl FnOnce(&mut T, u32) -> Option<R>) -> Option<R> {
         if self.over.load(Relaxed) {
             return None;
@@ -27,7 +27,7 @@ impl<T> Watch<T> {
         self.note_early(look)
     }
 
-    /// A request never waits for another one's notes: it is left out instead.
+    /// Skips this request if another one holds the notes: no request waits for a warning.
     #[cold]
     fn note_early<R>(&self, look: impl FnOnce(&mut T, u32) -> Option<R>) -> Option<R> {
         let mut notes = match self.notes.try_lock() {

@@ -190,8 +190,8 @@ fn contributed() -> [Row; 2] {
     ]
 }
 
-/// Three rules that deny, and one rule that admits clients that were denied a moment ago: each without counting denials,
-/// and with it. Of few clients, as those that are denied are.
+/// Three rules that deny, and one rule that admits clients that were denied a moment ago: each without counting
+/// denials, and with it. Of few clients, as those that are denied are.
 fn denied(clients: &[Client]) -> [Row; 4] {
     let limiter = |counts| Limiter::new(MemoryStore::new()).count_denials(counts);
     let once_denied = |counts| {

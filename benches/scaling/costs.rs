@@ -31,7 +31,8 @@ pub(crate) struct Costs {
 impl Costs {
     /// Three rules; two cores of a virtual machine, Redis 7.0.15, all on loopback.
     pub(crate) const REFERENCE: Self = Self {
-        // `cargo bench --bench script`: "3 rules"; what "3 rules, 16 a call" takes more, by 15; "a fill of 16" without "3 rules"
+        // `cargo bench --bench script`: "3 rules"; what "3 rules, 16 a call" takes more, by 15; "a fill of 16" without
+        // "3 rules"
         check: 14.65,
         further: 9.17,
         fill: 3.11,

@@ -28,7 +28,7 @@ impl Waiting {
 #[derive(Default)]
 pub(crate) struct Line {
     waiting: VecDeque<Waiting>,
-    /// Of those who wait.
+    /// The charges of all waiting operations.
     charges: usize,
     pub(crate) in_flight: usize,
 }
@@ -50,8 +50,8 @@ impl Line {
         self.waiting.push_back(waiting);
     }
 
-    /// The first who wait, as many as go in one of `most` calls, how many operations they are, and the server's work for
-    /// them. Identical checks are one. Where `most` is 0, each has a call of its own.
+    /// Takes the first waiting checks, as many as share one of `most` calls, and returns them with the number of
+    /// operations and the server's work. Identical checks are one operation. If `most` is 0, each has its own call.
     pub(crate) fn gather(
         &mut self,
         most: usize,

@@ -1,8 +1,9 @@
 //! How many decisions a second one Redis server carries, and how many of them: `cargo bench --bench scaling`.
 //!
-//! First the small end, measured and simulated: one process and one server that this starts. It fails when both are more
-//! than a quarter apart. Then what servers carry beyond this machine, simulated with the costs in `costs.rs`; the pictures
-//! `target/figures/scaling.svg` and `scaling_latency.svg`. With the argument `compare` or `simulate`, only one of both.
+//! First the small end, measured and simulated: one process and one server that this starts. It fails when both are
+//! more than a quarter apart. Then what servers carry beyond this machine, simulated with the costs in `costs.rs`; the
+//! pictures `target/figures/scaling.svg` and `scaling_latency.svg`. With the argument `compare` or `simulate`, only one
+//! of both.
 
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
@@ -21,7 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let only = |name: &str| std::env::args().any(|it| it == name);
     let is_close = only("simulate") || real::compare()?;
     if !only("compare") {
-        sweep::run()?;
+        let (carried, latencies) = sweep::run();
+        picture::draw(&carried, &latencies)?;
     }
     if is_close {
         Ok(())

@@ -7,8 +7,8 @@
 //!      denied a moment ago
 //! ```
 //!
-//! A core does one thing after the other. Not simulated: the network's width, packets that are lost, pauses of a process,
-//! what more than one core of a process would change, and the moments in which a limit is about to be reached.
+//! A core does one thing after the other. Not simulated: the network's width, packets that are lost, pauses of a
+//! process, what more than one core of a process would change, and the moments in which a limit is about to be reached.
 
 use std::collections::HashMap;
 

@@ -1,14 +1,14 @@
-//! What is carried, as pictures.
+//! Draws the simulated rates and latencies.
 
 use std::io;
 
 use crate::{
     chart::{Bar, Chart, Group},
-    sweep::Carried,
+    sweep::{Carried, Latencies},
 };
 
 /// Draws what servers carry, and the latencies before one, by the rate without and with sharing calls.
-pub(crate) fn draw(carried: &[Carried], latencies: &[(f64, [Option<f64>; 2])]) -> io::Result<()> {
+pub(crate) fn draw(carried: &[Carried], latencies: &[Latencies]) -> io::Result<()> {
     let groups = carried.iter().map(|(case, row)| Group {
         heading: case.name.into(),
         bars: row

@@ -1,8 +1,8 @@
 //! The small end for real: one process and one Redis server, which share this machine's cores with nobody if possible.
 //!
 //! Each has a core of its own. The costs are how long these work for 32 callers, where calls are shared, where they are
-//! not, and where all ask for one user. Then 64 callers ask at once, and the simulation, fed with these costs, must say how many decisions a second come
-//! of it.
+//! not, and where all ask for one user. Then 64 callers ask at once, and the simulation, fed with these costs, must say
+//! how many decisions a second come of it.
 
 #[path = "../../tests/common/redis.rs"]
 #[allow(dead_code, unreachable_pub, reason = "made for the tests")]

@@ -6,7 +6,6 @@ use std::thread;
 use crate::{
     costs::Costs,
     model::{Load, Model, Seen, Setting},
-    picture,
     traffic::{Placement, Traffic, Users},
 };
 
@@ -63,10 +62,14 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// What a case carries at each number of servers.
+/// A case, and the simulated load that it can carry at each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
-pub(crate) fn run() -> std::io::Result<()> {
+/// A rate, and the 99th percentiles at it in ms, without and with sharing calls; `None` where too much comes.
+pub(crate) type Latencies = (f64, [Option<f64>; 2]);
+
+/// Prints the rows, and returns those that are drawn.
+pub(crate) fn run() -> (Vec<Carried>, Vec<Latencies>) {
     println!("\nsimulated: one process before one server");
     print_head("processes");
     for case in CASES {
@@ -77,8 +80,7 @@ pub(crate) fn run() -> std::io::Result<()> {
     scaled("a cluster", Placement::Cluster);
     round_trips();
     one_rule();
-    let latencies = latencies();
-    picture::draw(&rendezvous, &latencies)
+    (rendezvous, latencies())
 }
 
 fn setting(case: Case, placement: Placement, processes: usize, servers: usize) -> Setting {
@@ -149,7 +151,7 @@ fn round_trips() {
 }
 
 /// The 99th percentile before one server, without and with sharing calls, in ms; none where too much comes.
-fn latencies() -> Vec<(f64, [Option<f64>; 2])> {
+fn latencies() -> Vec<Latencies> {
     println!(
         "\nsimulated: one server, {PROCESSES} processes, random users: p99 in ms, a call each and shared"
     );

@@ -21,7 +21,7 @@ use redis_server::Server;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
     block::Until,
-    store::{Check, Operation, Settlement},
+    store::{Check, Operation, Settlement, StoreExt},
     test_util::TestClock,
 };
 
@@ -33,7 +33,7 @@ const TURNS: usize = 5;
 /// Each case runs until steps come and go before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 const TURN: Duration = Duration::from_millis(500);
-/// Of two cases that are compared. Odd, too.
+/// The rounds of two cases that are compared. Odd, too.
 const SHORT_TURNS: usize = 61;
 const SHORT_TURN: Duration = Duration::from_millis(50);
 const CALLERS: u64 = 32;
@@ -211,7 +211,8 @@ fn before(name: &str, rules: &[Rule]) -> Case {
     script(name, BEFORE, vec![arg])
 }
 
-/// A check of one unit by the script as it is: version, action, count, units and blocks to read, the rules, and the version.
+/// A check of one unit by the script as it is: version, action, count, units and blocks to read, the rules, and the
+/// version.
 fn now(name: &str, rules: &[Rule]) -> Case {
     let head = [
         number(1, 1),
@@ -345,7 +346,7 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
 }
 
 impl Case {
-    /// Where everybody is to be blocked.
+    /// All identities of this case are blocked.
     async fn block_all(&self) -> Result<(), Error> {
         let Work::Checks {
             store,
@@ -538,7 +539,8 @@ fn print_cases(cases: &[Case]) {
 }
 
 /// Of cases that are chosen, each beside the first, as in
-/// `cargo bench --bench script -- "3 rules" "3 rules, enforcing blocks"`. (`-- settling` and `-- silence` are bars alone.)
+/// `cargo bench --bench script -- "3 rules" "3 rules, enforcing blocks"`. (`-- settling` and `-- silence` are bars
+/// alone.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
@@ -558,7 +560,7 @@ fn find<'cases>(cases: &'cases [Case], name: &str) -> &'cases Case {
     case.unwrap_or_else(|| panic!("no case: {name}"))
 }
 
-/// Of the thread that does commands, in all.
+/// The processor time of the thread that executes commands, in all.
 fn cpu_micros(server: &Server) -> f64 {
     let info: String = server.run("INFO cpu");
     let seconds = |name: &str| {
@@ -688,8 +690,8 @@ async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     Ok(met)
 }
 
-/// What the first check after an hour of silence costs beside others, on keys full of steps: one 59 s later, like those that
-/// filled them, and one 17 ms later, which opens a step under the first rule alone and so may cost less.
+/// What the first check after an hour of silence costs beside others, on keys full of steps: one 59 s later, like those
+/// that filled them, and one 17 ms later, which opens a step under the first rule alone and so may cost less.
 async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
     const PAUSES: [Duration; 3] = [

@@ -1,7 +1,7 @@
 //! Checks before a Redis that is far away, with the limiter's own settings: how many are decided in the timeout.
 //!
-//! Requests begin by the clock, whatever comes of those before them. A proxy on a thread of its own keeps each reply for
-//! the round trip.
+//! Requests begin by the clock, whatever comes of those before them. A proxy on a thread of its own keeps each reply
+//! for the round trip.
 
 use std::{net::SocketAddr, thread, time::Duration};
 

@@ -9,13 +9,14 @@
 //! cargo bench --bench server -- --in-flight 0,4 --connections 256 --users zipf --rounds 20
 //! ```
 //!
-//! runs the example with each of these settings in turn beside the floor, and tells what each takes of what the first of
-//! them takes. `--connections` is 64 by default, `--users` `random`. `--blocks --limit header:x-api-key=1000000/1s` tells
-//! what enforcing blocks takes in the same way, here with one rule.
+//! runs the example with each of these settings in turn beside the floor, and tells what each takes of what the first
+//! of them takes. `--connections` is 64 by default, `--users` `random`. `--blocks --limit header:x-api-key=1000000/1s`
+//! tells what enforcing blocks takes in the same way, here with one rule.
 //!
-//! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache before
-//! Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes;
-//! `cargo bench --bench server -- latency` measures how many checks are decided where Redis is far away, in twenty seconds.
+//! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache
+//! before Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes;
+//! `cargo bench --bench server -- latency` measures how many checks are decided where Redis is far away, in twenty
+//! seconds.
 
 mod attack;
 mod floor;

@@ -1,16 +1,16 @@
-//! [`ActualCost`]: what something turned out to cost, by the names of policies.
+//! [`ActualCost`]: the final cost of a request, for each policy.
 
 use std::borrow::Cow;
 
 use crate::domain::charge::Charge;
 
-/// The final cost of a request: a handler puts it into the extensions of its response, or
+/// The final cost of a request. A handler puts this into the extensions of the response, or
 /// [settles](crate::Limiter::settle) with it.
 ///
-/// A layer with several policies counts different things under them: name the policies that the cost is for, and the
-/// others keep what they were charged. A name that no policy has settles nothing. A warning says so once where a single
-/// layer is around the handler, and all its policies are known before the first request: none is chosen by a closure or
-/// a look-up.
+/// A layer with several policies counts different units under them: name the policies that the cost is for; the others
+/// keep their charge. A name that no policy has settles nothing. You get one warning about such a name if a single
+/// layer is around the handler, and if the layer knows all policies before the first request, so that no closure or
+/// look-up chooses one.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -38,13 +38,13 @@ use crate::domain::charge::Charge;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ActualCost {
-    /// Under the policies that are not named.
+    /// The cost under all policies that are not named.
     others: Option<u64>,
     named: Vec<(Cow<'static, str>, u64)>,
 }
 
 impl ActualCost {
-    /// The cost under every policy.
+    /// Sets the cost under every policy.
     #[must_use]
     pub const fn new(cost: u64) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl ActualCost {
         }
     }
 
-    /// The cost under the policy of this name; the others keep what they were charged.
+    /// Sets the cost under the policy of this name; other policies keep their charge.
     #[must_use]
     pub fn of(policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl ActualCost {
         }
     }
 
-    /// Adds the cost under another policy, or replaces it.
+    /// Adds the cost under another policy, or replaces an earlier one.
     #[must_use]
     pub fn and(mut self, policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
         let policy = policy.into();
@@ -71,13 +71,13 @@ impl ActualCost {
         self
     }
 
-    /// The names of policies that have a cost of their own.
+    /// Returns the names of the policies that have a separate cost.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(name, _)| &**name)
     }
 
-    /// The final cost of this charge: what was set for its policy, or else what was charged. For
-    /// [`Limiter::settle`](crate::Limiter::settle).
+    /// Returns the final cost of this charge: the cost set for its policy, or else the cost that was charged. Use it
+    /// with [`Limiter::settle`](crate::Limiter::settle).
     #[must_use]
     pub fn under(&self, charge: &Charge) -> u64 {
         let policy = charge.policy().name();

@@ -13,28 +13,28 @@ mod details;
 
 pub use details::{BlockDetails, BlockRequest};
 
-/// What stands for a policy's name where blocks and strikes are kept: no policy can have such a name.
+/// Reserved names, under which blocks and strikes are stored: no policy can have such a name.
 #[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
 pub(crate) const STRIKES: &str = "!strikes";
-/// The policy of identities whose blocks are looked up; nothing is ever kept under it.
+/// The name of the policy for identities whose blocks are looked up; no store keeps data under this name.
 pub(crate) const LOOK_UPS: &str = "!look-ups";
 
-/// In ms since the Unix epoch: a block that ends then is one for ever. What six bytes can hold.
+/// In ms since the Unix epoch: the end of a permanent block, and the largest number in six bytes.
 const FOR_EVER_MS: u64 = (1 << 48) - 1;
 
-/// Who made a block.
+/// The origin of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BlockedBy {
-    /// Somebody, by [`Limiter::block`](crate::Limiter::block) or the tool.
+    /// A person or a program, through [`Limiter::block`](crate::Limiter::block) or the tool.
     Operator,
     /// A policy's [`Ban`].
     Ban,
 }
 
 impl BlockedBy {
-    /// As it is stored in Redis.
+    /// Returns the byte that is stored in Redis.
     #[cfg(feature = "redis")]
     pub(crate) const fn code(self) -> u8 {
         match self {
@@ -50,7 +50,7 @@ impl BlockedBy {
             .find(|it| it.code() == code)
     }
 
-    /// In one lower-case word: `operator`, `ban`.
+    /// Returns one lower-case word: `operator`, `ban`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,21 +60,20 @@ impl BlockedBy {
     }
 }
 
-/// Until when an identity is to be blocked. A `Duration` is [`After`](Self::After), a `SystemTime` is
-/// [`At`](Self::At).
+/// The end of a block. You can pass a `Duration` for [`After`](Self::After), and a `SystemTime` for [`At`](Self::At).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Until {
-    /// From now on for so long, by the store's clock. Fractions of a millisecond are rounded up.
+    /// Block for this long from now, by the store's clock. Fractions of a millisecond are rounded up.
     After(Duration),
-    /// Until this time, rounded up to milliseconds. One that has passed blocks nobody.
+    /// Block until this time, rounded up to milliseconds. If the time has passed, the block has no effect.
     At(SystemTime),
-    /// Until it is unblocked.
+    /// Block until someone unblocks the identity.
     ForEver,
 }
 
 impl Until {
-    /// How long it is until then, by the clock of this process; `None` if it is for ever.
+    /// Returns the time until then, by the clock of this process; `None` for a permanent block.
     pub(crate) fn span(self) -> Option<Duration> {
         match self {
             Self::After(span) => Some(span),
@@ -83,7 +82,7 @@ impl Until {
         }
     }
 
-    /// The time in ms since the Unix epoch, or the span from now on in ms.
+    /// Returns the time in ms since the Unix epoch, or the time from now in ms.
     pub(crate) fn ms(self) -> UntilMs {
         match self {
             Self::After(span) => UntilMs::After(ceil_millis(span).min(FOR_EVER_MS)),
@@ -118,7 +117,7 @@ fn ceil_millis(span: Duration) -> u64 {
     millis(span).saturating_add(u64::from(!span.subsec_nanos().is_multiple_of(1_000_000)))
 }
 
-/// A block: until when, and who made it.
+/// A block: the end, and the origin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Block {
     until_ms: u64,
@@ -126,7 +125,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// For stores: a block until this time of the store, in ms since the Unix epoch; 2^48 - 1 or more is for ever.
+    /// Creates a block until `until_ms`, in ms since the Unix epoch by the store's clock; 2^48 − 1 or more is
+    /// permanent. For stores.
     #[must_use]
     pub const fn new(until_ms: u64, by: BlockedBy) -> Self {
         let until_ms = if until_ms < FOR_EVER_MS {
@@ -137,7 +137,7 @@ impl Block {
         Self { until_ms, by }
     }
 
-    /// For stores: the block that is asked for at this time of the store.
+    /// Creates the requested block at the store's time `now_ms`.
     pub(crate) fn begin(until: Until, by: BlockedBy, now_ms: u64) -> Self {
         let until_ms = match until.ms() {
             UntilMs::At(ms) => ms,
@@ -146,8 +146,8 @@ impl Block {
         Self { until_ms, by }
     }
 
-    /// When it ends, in ms since the Unix epoch by the store's clock: the first at which a check can be admitted.
-    /// `None` if it is for ever.
+    /// Returns the end of the block, in ms since the Unix epoch by the store's clock: the first time at which a check
+    /// can be admitted. `None` if the block is permanent.
     #[must_use]
     pub const fn until_ms(&self) -> Option<u64> {
         match self.until_ms {
@@ -156,24 +156,24 @@ impl Block {
         }
     }
 
-    /// When it ends, as it is stored: for ever is a time, too.
+    /// Returns the end in the stored form, in which a permanent block also has a time.
     #[cfg(feature = "redis")]
     pub(crate) const fn stored_until_ms(self) -> u64 {
         self.until_ms
     }
 
-    /// Who made it.
+    /// Returns the origin of the block.
     #[must_use]
     pub const fn by(&self) -> BlockedBy {
         self.by
     }
 
-    /// Whether it holds at this time of the store.
+    /// Returns whether the block applies at this time of the store.
     pub(crate) const fn holds(&self, now_ms: u64) -> bool {
         self.until_ms > now_ms
     }
 
-    /// The one that ends later; the first if both end at the same time.
+    /// Returns the block that ends later; `self` if both end at the same time.
     pub(crate) const fn or_later(self, other: Self) -> Self {
         if other.until_ms > self.until_ms {
             other
@@ -192,7 +192,7 @@ impl fmt::Debug for Block {
     }
 }
 
-/// An identity that is blocked, as a store lists it.
+/// An identity that is blocked, in the form that a store lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedIdentity {
     identity: Box<str>,
@@ -201,7 +201,7 @@ pub struct BlockedIdentity {
 }
 
 impl BlockedIdentity {
-    /// For stores: `identity` is the kind and the value, as they are stored.
+    /// Creates the entry; `identity` is the kind and the value in the stored form. For stores.
     #[must_use]
     pub fn new(identity: impl Into<Box<str>>, block: Block, details: BlockDetails) -> Self {
         Self {
@@ -211,28 +211,28 @@ impl BlockedIdentity {
         }
     }
 
-    /// Who is blocked: kind and value, such as `ip=203.0.113.7`; or `#` and a hash where the value is a secret, long or
-    /// strange: what it was cannot be told.
+    /// Returns the identity: the kind and the value, such as `ip=203.0.113.7`. If the value is secret, long or unusual,
+    /// it is `#` and a hash, from which you cannot find the value.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// The block.
+    /// Returns the block.
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block
     }
 
-    /// Why it was made, by whom and when.
+    /// Returns the reason, the author and the time of the block.
     #[must_use]
     pub const fn details(&self) -> &BlockDetails {
         &self.details
     }
 }
 
-/// A block that is made by itself: who is denied as often as a rule says is blocked for a time. In text:
-/// `5/10m=1h`, for five denials within ten minutes, and an hour.
+/// An automatic block: a policy that denies an identity as often as the limit of a rule blocks that identity for a
+/// time. In text: `5/10m=1h`, for five denials within ten minutes, and an hour.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ban {
     strikes: Rule,
@@ -240,8 +240,8 @@ pub struct Ban {
 }
 
 impl Ban {
-    /// Creates a ban for this time, in whole milliseconds, after as many denials as the limit of `strikes` within its
-    /// window.
+    /// Creates a ban for this time, in whole milliseconds. The ban begins after as many denials, within the window of
+    /// `strikes`, as the limit of `strikes`.
     ///
     /// # Errors
     ///
@@ -262,13 +262,13 @@ impl Ban {
         Ok(Self { strikes, time })
     }
 
-    /// How many denials in which window.
+    /// Returns the rule that counts denials: how many, and in which window.
     #[must_use]
     pub const fn strikes(&self) -> Rule {
         self.strikes
     }
 
-    /// For how long.
+    /// Returns how long the ban lasts.
     #[must_use]
     pub const fn time(&self) -> Duration {
         self.time
@@ -287,13 +287,13 @@ impl FromStr for Ban {
 }
 
 impl Ban {
-    /// From the text of a rule and of a time.
+    /// Creates a ban from the texts of a rule and of a time.
     pub(crate) fn from_parts(strikes: &str, time: &str) -> Result<Self, BanError> {
         let strikes = strikes.parse().map_err(BanError::Strikes)?;
         Self::new(strikes, parse_duration(time).ok_or(BanError::Time)?)
     }
 
-    /// The time as text: `1h`.
+    /// Returns the time as text: `1h`.
     pub(crate) fn time_text(&self) -> String {
         DurationText(self.time).to_string()
     }
@@ -311,19 +311,19 @@ impl fmt::Debug for Ban {
     }
 }
 
-/// Why a [`Ban`] could not be made.
+/// The reason why a [`Ban`] is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BanError {
-    /// It is not written as a rule, `=` and a time.
+    /// The text is not a rule, `=` and a time.
     Form,
     /// The rule that counts denials is not valid.
     Strikes(RuleError),
-    /// The rule has a limit of 0: everybody would be blocked before being denied.
+    /// The rule has a limit of 0, so every identity would be blocked before any denial.
     NoStrikes,
     /// The rule is a bucket: denials are counted in a window.
     Bucket,
-    /// The time is not one, is zero or longer than ten years, or has a fraction of a millisecond.
+    /// The time cannot be read, is zero or longer than ten years, or has a fraction of a millisecond.
     Time,
 }
 

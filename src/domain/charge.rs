@@ -1,5 +1,4 @@
-//! [`Charge`]: one policy, one key, one cost. A check is made of one or more of them, and is admitted or denied as a
-//! whole.
+//! [`Charge`]: one policy, one key, one cost. A check has one or more charges, and is admitted or denied as a whole.
 
 use std::sync::Arc;
 
@@ -29,13 +28,13 @@ impl Charge {
     /// Creates a charge of `cost` units to `key` under every rule of `policy`: a [`Policy`], or a
     /// [`PolicyHandle`](crate::policies::PolicyHandle), which is read now.
     ///
-    /// A cost of 0 looks without charging. A cost above 2^53 − 1 fits no limit and counts as 2^53.
+    /// A cost of 0 reads the usage without charging. A cost above 2^53 − 1 fits no limit and counts as 2^53.
     #[must_use]
     pub fn new(policy: &(impl CurrentPolicy + ?Sized), key: Key, cost: u64) -> Self {
         Self::of(policy.current(), key, cost, None)
     }
 
-    /// The same with a label that is bounded.
+    /// Creates a charge with a label whose length is already bounded.
     pub(crate) fn labelled(policy: &Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
         Self::of(policy.clone(), key, cost, label)
     }
@@ -49,41 +48,41 @@ impl Charge {
         }
     }
 
-    /// Names who contributes to what is charged to the key, so that it can be told [who used the limit
-    /// up](crate::contributors). It changes nothing about the decision.
+    /// Names the contributor, so that you can find out [which contributors used the limit](crate::contributors). The
+    /// decision stays the same.
     ///
-    /// Of a value longer than 48 bytes, the beginning and a hash are kept.
+    /// If a value is longer than 48 bytes, the beginning and a hash are kept.
     #[must_use]
     pub fn by(mut self, contributor: Key) -> Self {
         self.label = Some(label::bounded(contributor));
         self
     }
 
-    /// The policy whose rules apply.
+    /// Returns the policy whose rules apply.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Who is charged.
+    /// Returns the key that is charged.
     #[must_use]
     pub const fn key(&self) -> &Key {
         &self.key
     }
 
-    /// The units charged, at most 2^53.
+    /// Returns the units charged, at most 2^53.
     #[must_use]
     pub const fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Who contributes, in bounded room.
+    /// Returns the contributor, with a value of at most 48 bytes.
     #[must_use]
     pub fn contributor(&self) -> Option<&Key> {
         self.label.as_deref()
     }
 
-    /// The same with this label, if it has none.
+    /// Sets this label, if the charge has none.
     pub(crate) fn or_label(mut self, label: impl FnOnce() -> Option<Arc<Key>>) -> Self {
         self.label = self.label.or_else(label);
         self
@@ -101,7 +100,7 @@ impl Charge {
         Self::labelled(policy, self.key.clone(), self.cost, self.label.clone())
     }
 
-    /// Whether both charge the same stored count: a policy of the same name, and the same key.
+    /// Returns whether both charge the same stored count: policies of one name, and the same key.
     pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
         self.policy.name() == other.policy.name() && self.key == other.key
     }

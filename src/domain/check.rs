@@ -6,15 +6,15 @@ use smallvec::SmallVec;
 
 use crate::domain::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
 
-/// More than one request needs; the time that a check takes grows with them.
+/// More than one request needs. The limit exists because a check takes longer with each charge.
 pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
 /// Charges with the same policy and key are added up; the [label](Charge::by) of the first is kept.
 ///
-/// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
-/// the check is allowed, and all or nothing among themselves.
+/// Charges under a [shadow](Policy::shadow) are separate from those that count: the store decides them afterwards, only
+/// if the check is allowed, and all or nothing among themselves.
 ///
 /// ```
 /// use sluicegate::{Charge, Key, Policy, store::Check};
@@ -36,14 +36,14 @@ pub struct Check {
 
 #[derive(Clone, Debug, Default)]
 struct Inner {
-    /// Those that count, then those of shadows. Most checks have one: it is in one allocation with the rest.
+    /// The charges that count, then those of shadows. Most checks have one, which needs no other allocation.
     all: SmallVec<[Charge; 1]>,
     /// How many of them count.
     counting: usize,
     enforces_blocks: bool,
-    /// Identities that no charge counts for, and whose blocks deny the check all the same.
+    /// Identities that are not charged, but whose blocks deny the check.
     look_ups: Vec<Key>,
-    /// Whether a charge names who contributes.
+    /// Whether a charge names a contributor.
     has_contributors: bool,
 }
 
@@ -63,38 +63,38 @@ impl Check {
         Ok(builder.build())
     }
 
-    /// The charges that count, in order of first appearance.
+    /// Returns the charges that count, in order of first appearance.
     #[must_use]
     pub fn charges(&self) -> &[Charge] {
         &self.inner.all[..self.inner.counting]
     }
 
-    /// The charges of shadows, in order of first appearance.
+    /// Returns the charges of shadows, in order of first appearance.
     #[must_use]
     pub fn shadow_charges(&self) -> &[Charge] {
         &self.inner.all[self.inner.counting..]
     }
 
-    /// The charges that count, then those of shadows.
+    /// Returns the charges that count, then those of shadows.
     pub(crate) fn all_charges(&self) -> &[Charge] {
         &self.inner.all
     }
 
-    /// The charges of shadows as a check of their own, in which they count; `None` when there are none.
+    /// Returns a separate check in which the charges of shadows count; `None` when there are none.
     #[must_use]
     pub fn shadow_check(&self) -> Option<Self> {
         let shadows = self.shadow_charges();
         (!shadows.is_empty()).then(|| Self::counting(shadows.iter().cloned()))
     }
 
-    /// Whether a [block](crate::block) of one of its keys denies it, before anything is charged.
+    /// Returns whether a [block](crate::block) of one of the keys denies the check, before the store charges anything.
     #[must_use]
     pub fn enforces_blocks(&self) -> bool {
         self.inner.enforces_blocks
     }
 
-    /// Sets whether a [block](crate::block) of one of its keys denies it. By default only a check under a policy with a
-    /// [ban](Policy::ban) is denied so; a [`Limiter`](crate::Limiter) sets it for all of its checks.
+    /// Sets whether a [block](crate::block) of one of the keys denies the check. By default, blocks deny only a check
+    /// under a policy with a [ban](Policy::ban); a [`Limiter`](crate::Limiter) sets this for all of its checks.
     #[must_use]
     pub fn enforce_blocks(mut self, enforce: bool) -> Self {
         if self.enforces_blocks() != enforce {
@@ -103,7 +103,7 @@ impl Check {
         self
     }
 
-    /// The keys of the charges that count, each once.
+    /// Returns the keys of the charges that count, each once.
     pub fn keys(&self) -> impl Iterator<Item = &Key> + Clone {
         let charges = self.charges();
         let keys = charges.iter().map(Charge::key).enumerate();
@@ -111,18 +111,19 @@ impl Check {
             .map(|(_, key)| key)
     }
 
-    /// The identities that are only looked up for blocks.
+    /// Returns the identities that are only looked up for blocks.
     pub(crate) fn look_ups(&self) -> &[Key] {
         &self.inner.look_ups
     }
 
-    /// The identities whose blocks deny the check, each once.
+    /// Returns the identities whose blocks deny the check, each once.
     pub(crate) fn deniable_keys(&self) -> impl Iterator<Item = &Key> + Clone {
         self.keys().chain(self.look_ups())
     }
 
-    /// The check as a store decides it: identities that are only looked up are charged nothing under a policy without
-    /// rules, behind the other charges that count. `None` when there are none, and the store decides this check.
+    /// Returns the check in the form that stores decide: identities that are only looked up have a charge of 0 under a
+    /// policy without rules, after the other charges that count. `None` if there are none: the store then decides this
+    /// check.
     pub(crate) fn with_look_ups_charged(&self) -> Option<Self> {
         let look_ups = self.look_ups();
         if look_ups.is_empty() {
@@ -141,7 +142,7 @@ impl Check {
         }))
     }
 
-    /// The same policies and keys at no cost. No block denies it.
+    /// Returns a check with the same policies and keys at no cost, which no block denies.
     #[must_use]
     pub fn without_cost(&self) -> Self {
         Self::of(Inner {
@@ -150,12 +151,12 @@ impl Check {
         })
     }
 
-    /// The same keys and costs under other policies.
+    /// Returns a check with the same keys and costs under other policies.
     pub(crate) fn with_policies(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
         Self::of(self.map(|charge| charge.with_policy(&policy(charge.policy()))))
     }
 
-    /// The charges that count, without the shadows.
+    /// Returns a check with the charges that count, without the shadows.
     pub(crate) fn without_shadows(&self) -> Self {
         if self.shadow_charges().is_empty() {
             self.clone()
@@ -164,7 +165,7 @@ impl Check {
         }
     }
 
-    /// Whether both ask for the same, so that they can be decided together as a fill.
+    /// Returns whether both ask for the same decision, so that one fill can decide both.
     #[cfg(feature = "redis")]
     pub(crate) fn is_identical(&self, other: &Self) -> bool {
         let (one, other) = (&*self.inner, &*other.inner);
@@ -173,29 +174,29 @@ impl Check {
             && one.all == other.all
     }
 
-    /// Whether a stored count is changed by both.
+    /// Returns whether both checks change one of the stored counts.
     #[cfg(feature = "redis")]
     pub(crate) fn shares_counts(&self, other: &Self) -> bool {
         let mut all = self.all_charges().iter();
         all.any(|charge| other.all_charges().iter().any(|it| it.is_twin_of(charge)))
     }
 
-    /// Whether there is nothing to decide.
+    /// Returns whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
         self.inner.all.is_empty() && self.look_ups().is_empty()
     }
 
-    /// Whether a charge names who [contributes](Charge::by).
+    /// Returns whether a charge names a [contributor](Charge::by).
     pub(crate) fn has_contributors(&self) -> bool {
         self.inner.has_contributors
     }
 
-    /// The counting charges at these places, and no shadows.
+    /// Returns a check of the counting charges at these indexes, without shadows.
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         self.part(places.iter().map(|place| self.charges()[*place].clone()))
     }
 
-    /// The rules of the charges that count, each with the cost.
+    /// Returns the rules of the charges that count, each with the cost.
     pub(crate) fn rules(&self) -> impl Iterator<Item = (&Rule, u64)> {
         self.charges().iter().flat_map(|charge| {
             let rules = charge.policy().rules().iter();
@@ -203,13 +204,13 @@ impl Check {
         })
     }
 
-    /// How many rules the charges that count have together.
+    /// Returns the number of rules of all charges that count.
     pub(crate) fn rule_count(&self) -> usize {
         let charges = self.charges().iter();
         charges.map(|charge| charge.policy().rules().len()).sum()
     }
 
-    /// Some of its charges, which count, as a check that enforces blocks as it does.
+    /// Returns a check of some charges, which all count; blocks are enforced as in this check.
     fn part(&self, charges: impl Iterator<Item = Charge>) -> Self {
         Self::counting(charges).enforce_blocks(self.enforces_blocks())
     }
@@ -225,12 +226,12 @@ impl Check {
         })
     }
 
-    /// A check of one charge, which counts.
+    /// Returns a check of one charge, which counts.
     pub(crate) fn of_one(charge: Charge) -> Self {
         Self::counting([charge])
     }
 
-    /// A check without charges.
+    /// Returns a check without charges.
     pub(crate) fn nothing() -> Self {
         Self::of(Inner::default())
     }
@@ -254,22 +255,23 @@ impl Check {
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
     check: Inner,
-    /// How many charges are of shadows.
+    /// The number of charges of shadows.
     shadows: usize,
 }
 
 impl CheckBuilder {
-    /// With room for this many charges.
+    /// Creates a builder with room for this many charges.
     pub(crate) fn with_capacity(charges: usize) -> Self {
         let mut builder = Self::default();
         builder.check.all.reserve(charges);
         builder
     }
 
-    /// Fails as [`Check::new`] does.
+    /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
         let check = &mut self.check;
         check.has_contributors |= charge.label().is_some();
+        // A store counts a key under a policy once, so equal charges must be one charge.
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
                 return Err(StoreError::invalid_request(
@@ -295,7 +297,7 @@ impl CheckBuilder {
         Ok(())
     }
 
-    /// Adds an identity whose block denies the check. It is charged nothing. Fails if there are more than 64.
+    /// Adds an identity whose block denies the check, without a charge. Fails if there are more than 64.
     pub(crate) fn look_up(&mut self, key: Key) -> Result<(), StoreError> {
         let check = &mut self.check;
         check.enforces_blocks = true;
@@ -317,7 +319,7 @@ impl CheckBuilder {
 
     pub(crate) fn build(mut self) -> Check {
         let all = &self.check.all;
-        // The blocks of an identity that is charged are looked up with its charge.
+        // The store looks up the blocks of an identity that is charged together with the charge.
         let is_charged = |key: &Key| {
             let mut counting = all.iter().filter(|it| !it.policy().is_shadow());
             counting.any(|it| it.key() == key)

@@ -1,7 +1,7 @@
-//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when something is built,
-//! [`ExtractError`] when a request yields no key, [`StoreError`] when the store could not decide.
+//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when you build a rule or a policy,
+//! [`ExtractError`] when a request has no key, [`StoreError`] when the store could not decide.
 //!
-//! None of them means that a request was denied: that is a [`Decision`](crate::Decision).
+//! A denial is not an error: it is a [`Decision`](crate::Decision).
 //!
 //! ```
 //! use sluicegate::{Policy, error::PolicyError};
@@ -16,15 +16,14 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use http::HeaderValue;
-
 pub use crate::domain::{policy::PolicyError, rule::RuleError};
 use crate::{domain::Text, domain::sent_call::Blame};
 
-/// Why no key could be extracted from a request.
+/// The reason why a request has no key.
 ///
-/// The message is for the service's own logs, and must not hold what the client sent. Where the client is the cause,
-/// [`ProblemJson`](crate::middleware::ProblemJson) sends it the message, too: a name of a header, say, and no internals.
+/// The message is for your logs: do not put data from the client into it. If the client is the cause,
+/// [`ProblemJson`](crate::middleware::ProblemJson) also sends the message to the client: you may name a header, but no
+/// internals.
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, PeerIp, error::ExtractErrorKind};
@@ -39,26 +38,26 @@ use crate::{domain::Text, domain::sent_call::Blame};
 pub struct ExtractError {
     kind: ExtractErrorKind,
     message: Text,
-    /// The challenge of `Unauthenticated`, or the type that is missing for `Misconfigured`.
+    /// For `Unauthenticated` the challenge, for `Misconfigured` the name of the missing type.
     detail: Option<Text>,
-    /// The name of the header or cookie that the error is about.
+    /// The name of the header or cookie that caused the error.
     name: Option<Arc<str>>,
 }
 
-/// What kind of [`ExtractError`] it is.
+/// The kind of an [`ExtractError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExtractErrorKind {
-    /// The request does not identify its client. The client is the cause.
+    /// The request does not identify a client. The client is the cause.
     Missing,
-    /// The request does not identify its client, who has to authenticate: a 401. The client is the cause.
+    /// The request does not identify a client, and the client has to authenticate: a 401. The client is the cause.
     Unauthenticated,
-    /// The request identifies its client in a way that cannot be read. The client is the cause.
+    /// The request identifies a client in a form that cannot be read. The client is the cause.
     Malformed,
     /// The service could not identify the client, for instance because a look-up failed. The service is the cause.
     Unavailable,
-    /// The service is put together in a way in which no client can be identified: a layer or a setting is missing. A
-    /// person has to act; until then each request is answered with a 500, and a warning says once what is missing.
+    /// The service cannot identify any client, because a layer or a setting is missing. You have to act: until then
+    /// each request is answered with a 500, and one warning names the missing part.
     Misconfigured,
 }
 
@@ -72,7 +71,7 @@ impl ExtractErrorKind {
         Self::Misconfigured,
     ];
 
-    /// In one lower-case word, for labels and logs: `missing`, `unauthenticated`, `malformed`, `unavailable`,
+    /// Returns one lower-case word for labels and logs: `missing`, `unauthenticated`, `malformed`, `unavailable`,
     /// `misconfigured`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -87,8 +86,8 @@ impl ExtractErrorKind {
 }
 
 impl ExtractError {
-    /// Creates an error of this kind with a message from your configuration. For a message in the program, each kind has
-    /// a constructor that is `const`.
+    /// Creates an error of this kind with a message from your configuration. For a literal message, use the `const`
+    /// constructor of the kind.
     #[must_use]
     pub fn new(kind: ExtractErrorKind, message: impl Into<Text>) -> Self {
         Self {
@@ -108,14 +107,13 @@ impl ExtractError {
         }
     }
 
-    /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
+    /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify a client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
         Self::literal(ExtractErrorKind::Missing, message)
     }
 
-    /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
-    /// read.
+    /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): the client's identity cannot be read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
         Self::literal(ExtractErrorKind::Malformed, message)
@@ -129,10 +127,10 @@ impl ExtractError {
     }
 
     /// Creates an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated): the client has to
-    /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`; one that cannot be
-    /// the value of a header is not sent.
+    /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`. A challenge that is
+    /// not a valid header value is not sent.
     ///
-    /// [`with_challenge`](Self::with_challenge) sets one that names a realm of your configuration.
+    /// Use [`with_challenge`](Self::with_challenge) for a challenge with a realm from your configuration.
     #[must_use]
     pub const fn unauthenticated(challenge: &'static str) -> Self {
         Self {
@@ -143,59 +141,41 @@ impl ExtractError {
         }
     }
 
-    /// Makes it an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated) with this
-    /// `WWW-Authenticate`.
-    ///
-    /// ```
-    /// use http::HeaderValue;
-    /// use sluicegate::error::ExtractError;
-    ///
-    /// let realm = "staging";                                          // from the configuration
-    /// let challenge = HeaderValue::try_from(format!("Bearer realm=\"{realm}\""))?;
-    /// let error = ExtractError::missing("no token was sent").with_challenge(challenge);
-    /// assert_eq!(error.challenge(), Some("Bearer realm=\"staging\""));
-    /// # Ok::<(), http::header::InvalidHeaderValue>(())
-    /// ```
-    #[must_use]
-    #[allow(
-        clippy::needless_pass_by_value,
-        reason = "as the literal that is usual"
-    )]
-    pub fn with_challenge(self, challenge: HeaderValue) -> Self {
-        let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
+    /// The same of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated), with this challenge.
+    pub(crate) fn challenging(self, challenge: Text) -> Self {
         Self {
             kind: ExtractErrorKind::Unauthenticated,
-            detail: Some(challenge.into()),
+            detail: Some(challenge),
             ..self
         }
     }
 
-    /// Creates an error of the kind [`Misconfigured`](ExtractErrorKind::Misconfigured): `message` says what is missing,
-    /// and how to mend it.
+    /// Creates an error of the kind [`Misconfigured`](ExtractErrorKind::Misconfigured): `message` names the missing
+    /// part and the remedy.
     #[must_use]
     pub const fn misconfigured(message: &'static str) -> Self {
         Self::literal(ExtractErrorKind::Misconfigured, message)
     }
 
-    /// The same about the type of this name.
+    /// Adds the name of the missing type.
     pub(crate) fn of_type(mut self, name: &'static str) -> Self {
         self.detail = Some(name.into());
         self
     }
 
-    /// The same about the header or cookie of this name.
+    /// Adds the name of the header or cookie that caused the error.
     pub(crate) fn about(mut self, name: &Arc<str>) -> Self {
         self.name = Some(Arc::clone(name));
         self
     }
 
-    /// What kind of error it is.
+    /// Returns the kind of this error.
     #[must_use]
     pub const fn kind(&self) -> ExtractErrorKind {
         self.kind
     }
 
-    /// The `WWW-Authenticate` of the response to a client that has to authenticate.
+    /// Returns the `WWW-Authenticate` of the response, if the client has to authenticate.
     #[must_use]
     pub fn challenge(&self) -> Option<&str> {
         match self.kind {
@@ -219,18 +199,18 @@ impl fmt::Display for ExtractError {
 
 impl Error for ExtractError {}
 
-/// A name in a configuration that cannot be used, such as one that no header can have.
+/// A name that cannot be used, such as one that no header can have.
 ///
-/// What takes a name comes in two ways. `new` takes a literal, for instance [`Header::new`](crate::Header::new), and
-/// panics when the service is put together, as `HeaderName::from_static` does. A name that is read from a configuration
-/// is parsed, and answers this error.
+/// You can pass a name in two ways. `new` takes a literal, for instance [`Header::new`](crate::Header::new), and panics
+/// when the service starts, as `HeaderName::from_static` does. Parse a name from your configuration: a name that is not
+/// valid gives this error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameError {
     name: Box<str>,
     problem: &'static str,
 }
 
-/// How much of a name is shown.
+/// The most characters of a name that a message shows.
 const MAX_NAME: usize = 64;
 
 impl NameError {
@@ -252,23 +232,23 @@ impl Error for NameError {}
 
 /// The store could not decide: the request is neither allowed nor denied.
 ///
-/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon,
-/// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key,
-/// a user, an address or a password.
+/// The possible failures differ by store, so the error is opaque. [`kind`](Self::kind) is for your reaction,
+/// [`code`](Self::code) is the server's code, and `source` is the cause. None of these, nor the message, holds a key, a
+/// user, an address or a password.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: &'static str,
-    /// Apart: an answer of a store is as large as an error, and moved often.
+    /// Boxed, since a store's answer is as large as an error, and is moved often.
     details: Option<Box<Details>>,
 }
 
-/// What only some errors have.
+/// The parts that only some errors have.
 #[derive(Clone, Debug, Default)]
 struct Details {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
-    /// `None` for a call of one caller alone.
+    /// `None` for a call with a single caller.
     blame: Option<Blame>,
     unsent: bool,
 }
@@ -276,23 +256,23 @@ struct Details {
 /// The longest code of an error reply that is kept.
 const MAX_CODE: usize = 24;
 
-/// What kind of [`StoreError`] it is.
+/// The kind of a [`StoreError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer within the timeout. The call may or may not have been executed.
+    /// The store did not answer within the timeout. The call may or may not have been executed.
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not called: it has failed several times in a row. See
+    /// The store was not called, because it failed several times in a row. See
     /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
-    /// The store denies this caller access: wrong password, missing rights, wrong type of server. A person has to act.
+    /// The store denies access: wrong password, missing rights, wrong type of server. You have to act.
     AccessDenied,
     /// The reply cannot be read, or the stored value was not written by this crate.
     Protocol,
-    /// The store keeps as many keys as it may, all of them at their limits, and so cannot decide about a new one; it
-    /// decides about the others. See [`MemoryStore`](crate::MemoryStore).
+    /// The store holds as many keys as it may, all of them at their limits, so there is no room for a new key; the
+    /// others are still decided. See [`MemoryStore`](crate::MemoryStore).
     Full,
     /// The call is not valid: two policies of one name in one check, or a second settlement of one check.
     InvalidRequest,
@@ -310,7 +290,7 @@ impl StoreErrorKind {
         Self::InvalidRequest,
     ];
 
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
+    /// Returns one lower-case word for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
     /// `protocol`, `full`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -327,7 +307,7 @@ impl StoreErrorKind {
 }
 
 impl StoreError {
-    /// Creates an error of this kind; `message` is one lower-case sentence that holds no key and no secret.
+    /// Creates an error of this kind; `message` is one lower-case sentence without a key or a secret.
     #[must_use]
     pub const fn new(kind: StoreErrorKind, message: &'static str) -> Self {
         Self {
@@ -345,8 +325,8 @@ impl StoreError {
         Self::new(StoreErrorKind::InvalidRequest, message)
     }
 
-    /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it
-    /// could be anything.
+    /// Adds the code of the server's error reply. A code that is not 1 to 24 upper-case ASCII letters is left out,
+    /// since it could hold any data.
     #[must_use]
     pub fn with_code(mut self, code: &str) -> Self {
         let is_code = (1..=MAX_CODE).contains(&code.len())
@@ -355,29 +335,30 @@ impl StoreError {
         self
     }
 
-    /// Adds what caused the error, which holds no key and no secret either.
+    /// Adds the cause of the error, which must not hold a key or a secret either.
     #[must_use]
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.details.get_or_insert_default().source = Some(Arc::new(source));
         self
     }
 
-    /// Marks an error of an operation that was certainly not sent, as when a connection was refused. For stores.
+    /// Marks the error of an operation that was certainly not sent, for instance because a connection was refused. For
+    /// stores.
     #[must_use]
     pub fn unsent(mut self) -> Self {
         self.details.get_or_insert_default().unsent = true;
         self
     }
 
-    /// Whether the operation was certainly not sent, so that it cannot have been done and can be tried again: the
-    /// breaker was open, or no connection was made.
+    /// Returns whether the operation was certainly not sent, so that you can try again: the breaker was open, or there
+    /// was no connection.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         let marked = self.details.as_ref().is_some_and(|details| details.unsent);
         marked || self.kind == StoreErrorKind::CircuitOpen
     }
 
-    /// The same error, of several operations of which some may have been sent.
+    /// Turns the mark off: the error is one of several operations, and some of them may have been sent.
     #[cfg(feature = "cluster")]
     pub(crate) fn maybe_sent(mut self) -> Self {
         if let Some(details) = &mut self.details {
@@ -386,7 +367,7 @@ impl StoreError {
         self
     }
 
-    /// The same error, which is the fault of a call that others may share, or of none.
+    /// Sets the call that caused the error, which others may share; or no call.
     pub(crate) fn blaming(mut self, blame: Option<Blame>) -> Self {
         if blame.is_some() {
             self.details.get_or_insert_default().blame = blame;
@@ -394,20 +375,20 @@ impl StoreError {
         self
     }
 
-    /// Whether the breaker is to count it: [`Blame::take_report`].
+    /// Returns whether the breaker should count this error: see [`Blame::take_report`].
     pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
         let blame = self.details.as_ref().and_then(|it| it.blame.as_ref());
         blame.is_none_or(|it| it.take_report(of_no_call))
     }
 
-    /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`
-    /// when the server did not answer with an error.
+    /// Returns the code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters.
+    /// `None` when the server did not reply with an error.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.details.as_ref()?.code.as_deref()
     }
 
-    /// What kind of error it is.
+    /// Returns the kind of this error.
     #[must_use]
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind

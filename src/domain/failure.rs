@@ -1,8 +1,10 @@
-/// What to do with a request when the store cannot decide.
+//! [`FailurePolicy`]: the answer to a request that the store cannot decide.
+
+/// The answer to a request that the store cannot decide.
 ///
-/// A [limiter](crate::Limiter::on_failure) or a layer has one for all its policies, and a
-/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest
-/// applies to all: `Closed`, else `Local`, else `Open`.
+/// A [limiter](crate::Limiter::on_failure) or a layer has one for all policies, and you can set another for a
+/// [policy](crate::Policy::on_failure). If several policies are checked together, the strictest applies to all:
+/// `Closed`, else `Local`, else `Open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[cfg_attr(
@@ -10,21 +12,21 @@
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "lowercase")
 )]
-// From the least strict to the strictest: the limiter compares them by this order.
+// From the least strict to the strictest: the limiter compares them in this order.
 pub enum FailurePolicy {
-    /// Let it pass, unlimited: the service stays up when the store does not.
+    /// Let the request pass, unlimited: the service stays up when the store does not. The default.
     #[default]
     Open,
     /// Let the memory of this process decide, within this process's [share](crate::Limiter::replicas) of the limits:
     /// see [`limiter`](crate::limiter#when-the-store-cannot-decide). A new key for which that memory
     /// [has no room](crate::MemoryStore) is rejected.
     Local,
-    /// Reject it: better no answer than an unlimited one, for instance at a login.
+    /// Reject the request. Use this if an unlimited request is worse than no answer, for instance at a login.
     Closed,
 }
 
 impl FailurePolicy {
-    /// In one lower-case word: `open`, `local`, `closed`.
+    /// Returns one lower-case word: `open`, `local`, `closed`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,5 @@
-//! [`Key`]: who is limited. [Extractors](crate::extract) make keys from requests; other code makes them by hand.
+//! [`Key`]: the identity that is limited. [Extractors](crate::extract) make keys from requests; you can also make them
+//! yourself.
 
 use std::fmt;
 
@@ -6,10 +7,10 @@ use smallvec::SmallVec;
 
 use crate::domain::Text;
 
-/// Who is limited: a kind (`ip`, `user`, `api-key`) and a value.
+/// An identity to limit: a kind (`ip`, `user`, `api-key`) and a value.
 ///
-/// Two keys are equal when kind, value and secrecy are. The value may be any bytes of any length: stores keep a short
-/// token of it, and two values never share one. `Debug` shows only the kind.
+/// Two keys are equal when kind, value and secrecy are equal. The value may be any bytes of any length: stores keep a
+/// short token instead, and two values never share a token. `Debug` shows only the kind.
 ///
 /// ```
 /// use sluicegate::Key;
@@ -29,19 +30,19 @@ pub struct Key {
     form: Form,
 }
 
-/// What the value is.
+/// The form of the value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Form {
     Plain,
     Secret,
-    /// What stands for a value in the names of Redis: its hash.
+    /// A token that stands for a value in the names of Redis: a hash.
     #[cfg(feature = "redis")]
     Token,
 }
 
 impl Key {
     /// Creates a key whose value the operators of the store may see, such as an address or a user's number. The kind is
-    /// a literal, or a [`Text`] that your configuration holds.
+    /// a literal, or a [`Text`] from your configuration.
     #[must_use]
     pub fn new(kind: impl Into<Text>, value: impl AsRef<[u8]>) -> Self {
         Self {
@@ -51,7 +52,7 @@ impl Key {
         }
     }
 
-    /// Creates a key whose value is a secret, such as an API key: stores keep only a keyed hash of it.
+    /// Creates a key whose value is a secret, such as an API key: stores keep only a keyed hash.
     #[must_use]
     pub fn secret(kind: impl Into<Text>, value: impl AsRef<[u8]>) -> Self {
         Self {
@@ -60,7 +61,7 @@ impl Key {
         }
     }
 
-    /// The same identity with its value as a secret, which is another key. For values that your operators are not to see.
+    /// Makes the value a secret, which gives another key. Use this for values that your operators must not see.
     #[must_use]
     pub fn into_secret(self) -> Self {
         if self.form != Form::Plain {
@@ -72,31 +73,31 @@ impl Key {
         }
     }
 
-    /// The kind of the identity; may be logged and used in metrics.
+    /// Returns the kind of the identity; you may log it and use it in metrics.
     #[must_use]
     pub fn kind(&self) -> &str {
         self.kind.as_str()
     }
 
-    /// The kind, for another key of it.
+    /// Returns the kind, to make another key of this kind.
     pub(crate) const fn kind_text(&self) -> &Text {
         &self.kind
     }
 
-    /// The value itself, from which stores make a token. Not for metrics: anybody could make up as many as they like. If
-    /// it [is secret](Self::is_secret), not for logs either.
+    /// Returns the value. Do not use it in metrics: a client could make up any number of values. If the value [is
+    /// secret](Self::is_secret), do not log it either.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// Whether the value must be hashed before it is kept.
+    /// Returns whether stores keep only a hash of the value.
     #[must_use]
     pub const fn is_secret(&self) -> bool {
         matches!(self.form, Form::Secret)
     }
 
-    /// The key that a store in Redis lists as `<kind>=<token>`, of a value that is not known.
+    /// Creates the key that a store in Redis lists as `<kind>=<token>`, when the value is not known.
     #[cfg(feature = "redis")]
     pub(crate) fn of_token(kind: impl Into<Text>, token: &str) -> Self {
         Self {
@@ -105,7 +106,7 @@ impl Key {
         }
     }
 
-    /// Whether the value is the token itself.
+    /// Returns whether the value is already a token.
     #[cfg(feature = "redis")]
     pub(crate) const fn is_token(&self) -> bool {
         matches!(self.form, Form::Token)

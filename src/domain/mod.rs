@@ -1,5 +1,5 @@
-//! The words of the crate, as data and arithmetic: rules and policies, keys and charges, checks and decisions, blocks,
-//! and the windows in which units count. Nothing here waits, and nothing here knows a store.
+//! The terms of the crate, as data and arithmetic: rules and policies, keys and charges, checks and decisions, blocks,
+//! and the windows in which units count. This code never waits, and does not depend on a store.
 
 mod actual_cost;
 pub mod block;

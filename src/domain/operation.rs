@@ -1,16 +1,22 @@
-//! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
+//! [`Operation`] and [`Reply`]: the requests to a store, and the replies.
 
 use crate::domain::{
-    block::{Block, BlockRequest},
+    block::{Block, BlockRequest, BlockedIdentity},
     check::Check,
+    contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
+    error::StoreError,
     key::Key,
     policy::Policy,
+    published::PublishedPolicy,
     rule::Rule,
     settlement::Settlement,
 };
 
-/// One thing that a store is asked to do; one [call](crate::Store::call) can hold several.
+/// One request to a store; one [call](crate::Store::call) can hold several.
+///
+/// A store answers an operation that it does not know with [`unsupported`](Self::unsupported).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Operation {
@@ -18,58 +24,123 @@ pub enum Operation {
     Check(Check),
     /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
     Fill {
-        /// The check that each of them is.
+        /// The check.
         check: Check,
-        /// How many there are; with 0 nothing is done.
+        /// The number of identical checks; with 0 the store does nothing.
         count: u16,
     },
-    /// Give an admitted check its final cost.
+    /// Give each charge of an admitted check its final cost, in the step that it was charged to.
     Settle(Settlement),
-    /// Forget everything that was charged to a key under a policy.
+    /// Forget all charges to a key under a policy.
     Reset {
+        /// The policy, identified by its name.
+        policy: Policy,
+        /// The key.
+        key: Key,
+    },
+    /// Block an identity, unless it is blocked for longer, and keep the [details](BlockRequest::details) with the
+    /// block.
+    ///
+    /// Checks that [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`] if one of their
+    /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
+    Block {
+        /// The identity to block.
+        key: Key,
+        /// The end of the block, the author and the reason.
+        request: BlockRequest,
+    },
+    /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit
+    /// of this rule.
+    ///
+    /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
+    Ban {
+        /// The identity to block.
+        key: Key,
+        /// The rule that counts the strikes.
+        strikes: Rule,
+        /// The end of the block, and the policy that bans.
+        request: BlockRequest,
+    },
+    /// End all blocks of an identity, and forget the strikes of its [bans](crate::block#bans).
+    Unblock {
+        /// The identity to unblock.
+        key: Key,
+    },
+    /// List the identities that are blocked now, in no order. The store may have to look at all that it keeps.
+    ListBlocks {
+        /// The largest number of identities to list.
+        most: usize,
+    },
+    /// Add the units that processes have admitted, by [contributor](crate::contributors).
+    ///
+    /// For each account and sixth of a window, the store keeps only the labels with the most units. A contribution that
+    /// it cannot add is lost, and no check waits for it.
+    Contribute(Vec<Contribution>),
+    /// Read the greatest contributors to the charges of a key under a policy, in the current window.
+    Contributors {
         /// The policy; its name counts.
         policy: Policy,
         /// The key.
         key: Key,
     },
-    /// Block an identity, unless it is blocked for longer.
-    Block {
-        /// Who is blocked.
-        key: Key,
-        /// Until when, by whom and why.
-        request: BlockRequest,
-    },
-    /// Block an identity by a [ban](crate::block#bans), if its strikes still reach the limit; then they are forgotten.
-    Ban {
-        /// Who is blocked.
-        key: Key,
-        /// Counts the strikes.
-        strikes: Rule,
-        /// Until when, and by which policy.
-        request: BlockRequest,
-    },
-    /// End all blocks of an identity, and forget its strikes.
-    Unblock {
-        /// Who is no longer blocked.
-        key: Key,
-    },
+    /// Add the counts that a process has made of [denied identities](crate::denials), a report for each span of ten seconds.
+    ///
+    /// A report that the store cannot add is lost, and no check waits for it.
+    ReportDenials(Vec<DenialReport>),
+    /// List the identities that were denied within the last hour.
+    Denials,
+    /// Publish these policies beside what the processes of other services publish, for operators' tools, and keep them
+    /// for a day. Without policies it changes nothing: a limiter asks so whether the store publishes any.
+    Publish(Vec<PublishedPolicy>),
+}
+
+impl Operation {
+    /// The answer of a store that does not know this operation:
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks.
+    #[must_use]
+    pub const fn unsupported(&self) -> StoreError {
+        StoreError::invalid_request(match self {
+            Self::Block { .. }
+            | Self::Ban { .. }
+            | Self::Unblock { .. }
+            | Self::ListBlocks { .. } => "the store keeps no blocks",
+            Self::Contribute(_) | Self::Contributors { .. } => "the store keeps no contributors",
+            Self::ReportDenials(_) | Self::Denials => "the store keeps no denials",
+            Self::Publish(_) => "the store publishes no policies",
+            Self::Check(_) | Self::Fill { .. } | Self::Settle(_) | Self::Reset { .. } => {
+                "the store does not know this operation"
+            }
+        })
+    }
 }
 
 #[cfg(feature = "redis")]
 impl Operation {
+    /// Whether it is done on the keys of identities, together with others in one step.
+    pub(crate) const fn is_of_keys(&self) -> bool {
+        matches!(
+            self,
+            Self::Check(_)
+                | Self::Fill { .. }
+                | Self::Settle(_)
+                | Self::Reset { .. }
+                | Self::Block { .. }
+                | Self::Ban { .. }
+                | Self::Unblock { .. }
+        )
+    }
+
     /// The check that it decides or settles.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
             Self::Check(check) | Self::Fill { check, .. } => Some(check),
             Self::Settle(settlement) => Some(settlement.check()),
-            Self::Reset { .. } | Self::Block { .. } | Self::Ban { .. } | Self::Unblock { .. } => {
-                None
-            }
+            _ => None,
         }
     }
 }
 
-/// What a store answers to an [`Operation`].
+/// The reply of a store to an [`Operation`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reply {
@@ -77,20 +148,32 @@ pub enum Reply {
     Check(Decision),
     /// To [`Operation::Fill`]: a decision for each of its checks, the admitted ones first.
     Fill(Vec<Decision>),
-    /// To [`Operation::Settle`]: what is left after it.
+    /// To [`Operation::Settle`]: the usage after the settlement.
     Settle(Usage),
     /// To [`Operation::Reset`].
     Reset,
-    /// To [`Operation::Block`]: the block that holds now.
+    /// To [`Operation::Block`]: the block that applies now.
     Block(Block),
-    /// To [`Operation::Ban`]: the block that holds now; `None` if there are too few strikes.
+    /// To [`Operation::Ban`]: the block that applies now; `None` if there are too few strikes.
     Ban(Option<Block>),
     /// To [`Operation::Unblock`].
     Unblock,
+    /// To [`Operation::ListBlocks`].
+    ListBlocks(Vec<BlockedIdentity>),
+    /// To [`Operation::Contribute`]: what was kept of each contribution, in their order.
+    Contribute(Vec<Result<Kept, StoreError>>),
+    /// To [`Operation::Contributors`].
+    Contributors(Contributors),
+    /// To [`Operation::ReportDenials`].
+    ReportDenials,
+    /// To [`Operation::Denials`].
+    Denials(Denials),
+    /// To [`Operation::Publish`].
+    Publish,
 }
 
 impl Reply {
-    /// Of a check; of a fill, one that is refused if any is.
+    /// Returns the decision of a check; for a fill, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {
             Self::Check(decision) => Some(decision),
@@ -100,34 +183,13 @@ impl Reply {
     }
 }
 
-/// What one operation was asked for; `None` if it is the reply to another.
-#[cfg(feature = "redis")]
-impl Reply {
-    pub(crate) fn decision(self) -> Option<Decision> {
-        match self {
-            Self::Check(decision) => Some(decision),
+/// Reads what a reply of one kind holds; `None` of any other.
+macro_rules! answer_of {
+    ($kind:ident) => {
+        |reply| match reply {
+            $crate::domain::operation::Reply::$kind(answer) => Some(answer),
             _ => None,
         }
-    }
-
-    pub(crate) fn usage(self) -> Option<Usage> {
-        match self {
-            Self::Settle(usage) => Some(usage),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn block(self) -> Option<Block> {
-        match self {
-            Self::Block(block) => Some(block),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn ban(self) -> Option<Option<Block>> {
-        match self {
-            Self::Ban(block) => Some(block),
-            _ => None,
-        }
-    }
+    };
 }
+pub(crate) use answer_of;

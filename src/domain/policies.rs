@@ -20,7 +20,7 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// When two of them have the same name.
+    /// When two policies have the same name.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let mut by_name = BTreeMap::new();
         for policy in policies {
@@ -34,13 +34,13 @@ impl Policies {
         })
     }
 
-    /// The policy of this name.
+    /// Returns the policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.by_name.get(name)
     }
 
-    /// The policies, in the order of their names.
+    /// Returns the policies, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Policy> {
         self.by_name.values()
     }
@@ -52,17 +52,17 @@ impl fmt::Debug for Policies {
     }
 }
 
-/// Policies that can be replaced while the service runs, all in one step; clones are handles of the same set.
+/// Policies that you can replace while the service runs, all in one step; clones are handles of the same set.
 ///
-/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay the same: a new
-/// limit takes effect at once on what was charged before, and a rule with a new window starts at zero.
+/// The store keeps the counts of a rule as long as the rule's window, precision and kind stay the same: a new limit
+/// takes effect at once on earlier charges, and a rule with a new window starts at zero.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
 }
 
 impl ReloadablePolicies {
-    /// Creates a set that starts as `policies`.
+    /// Creates a set with these policies.
     #[must_use]
     pub fn new(policies: Policies) -> Self {
         Self {
@@ -70,22 +70,22 @@ impl ReloadablePolicies {
         }
     }
 
-    /// The current policy of this name.
+    /// Returns the current policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Policy> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.get(name).cloned()
     }
 
-    /// All current policies.
+    /// Returns all current policies.
     #[must_use]
     pub fn load(&self) -> Policies {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.clone()
     }
 
-    /// Replaces all policies. Requests that are being decided keep the ones that they have read. New names may be
-    /// added.
+    /// Replaces all policies. You may add new names. A request that has read the old policies keeps them until it is
+    /// decided.
     ///
     /// # Errors
     ///
@@ -101,11 +101,11 @@ impl ReloadablePolicies {
         Ok(())
     }
 
-    /// A handle of one policy, for a limit of a layer that follows each replacement.
+    /// Returns a handle of one policy, for a limit of a layer that follows each replacement.
     ///
     /// # Errors
     ///
-    /// When there is no policy of this name.
+    /// When the set has no policy of this name.
     pub fn policy(&self, name: &str) -> Result<PolicyHandle, PolicyError> {
         let first = self.get(name).ok_or_else(|| PolicyError::Missing {
             policy: name.chars().take(64).collect(),
@@ -117,13 +117,13 @@ impl ReloadablePolicies {
     }
 }
 
-/// One policy of [`ReloadablePolicies`], read anew at each use.
+/// A policy of [`ReloadablePolicies`], which is read again at each use.
 ///
 /// A layer reads all handles of one set at once for each request, so that a reload gives a request either the old
 /// policies or the new ones. A closure that selects a policy, or a look-up of `charge_async`, may read
-/// [`ReloadablePolicies`] by itself, at another moment. When it charges the same key under a policy of the same name as
-/// a handle, the two can differ for a request that is decided during a reload, which is then rejected with status 500.
-/// Use handles only for policies of one name.
+/// [`ReloadablePolicies`] at another moment. If such code charges the same key under a policy of the same name as a
+/// handle, the two can differ for a request that is decided during a reload, which is then rejected with status 500.
+/// Use only handles for policies of one name.
 #[derive(Clone)]
 pub struct PolicyHandle {
     first: Policy,
@@ -131,22 +131,22 @@ pub struct PolicyHandle {
 }
 
 impl PolicyHandle {
-    /// The current policy.
+    /// Returns the current policy.
     #[must_use]
     pub fn load(&self) -> Policy {
         let now = self.all.get(self.first.name());
-        // Names are never removed; if one were, its limit would still hold.
+        // Names are never removed; if one were, the limit would still apply.
         now.unwrap_or_else(|| self.first.clone())
     }
 }
 
-/// What has a policy now: a [`Policy`], or a [`PolicyHandle`].
+/// A source of a policy: a [`Policy`], or a [`PolicyHandle`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no policy",
     note = "pass a `&Policy`, `&Policy::parse(\"name\", \"10/1s\")?`, or a `&PolicyHandle`"
 )]
 pub trait CurrentPolicy {
-    /// The policy.
+    /// Returns the current policy.
     fn current(&self) -> Policy;
 }
 
@@ -170,14 +170,14 @@ impl<P: CurrentPolicy + ?Sized> CurrentPolicy for &P {
 
 /// The reloadable policies that one request has read.
 ///
-/// Each set is read once, so that a reload in between gives no two limits of a request different rules for one key.
+/// Each set is read once, so that a reload during the request cannot give two limits different rules for one key.
 #[derive(Debug, Default)]
 pub(crate) struct PoliciesRead {
     sets: Vec<(ReloadablePolicies, Policies)>,
 }
 
 impl PoliciesRead {
-    /// The policy as it was when the request first read one of its set.
+    /// Returns the policy of the set as this request first read that set.
     pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
         let current =
             |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
@@ -191,12 +191,12 @@ impl PoliciesRead {
 }
 
 impl PolicyHandle {
-    /// The name, which no reload changes.
+    /// Returns the name, which no reload changes.
     pub(crate) fn name(&self) -> &str {
         self.first.name()
     }
 
-    /// Whether a reload changes both at the same time.
+    /// Returns whether a reload changes both at the same time.
     pub(crate) fn is_of_same_set(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.all.current, &other.all.current)
     }

@@ -14,7 +14,7 @@ use crate::domain::{
     rule::{Rule, RuleError},
 };
 
-/// The cost of a check grows with the number of rules.
+/// The limit exists because a check takes longer with each rule.
 const MAX_RULES: usize = 16;
 
 /// Names become parts of Redis keys, header values and metric labels.
@@ -69,6 +69,7 @@ impl Policy {
                 name: name.chars().take(MAX_NAME).collect(),
             });
         }
+        // One too many is enough to report the error: an endless iterator must not fill the memory.
         let rules: Box<[Rule]> = rules.into_iter().take(MAX_RULES + 1).collect();
         if rules.is_empty() || rules.len() > MAX_RULES {
             return Err(PolicyError::RuleCount { policy: name });
@@ -113,27 +114,27 @@ impl Policy {
         }
     }
 
-    /// Makes this policy a shadow: it is decided, charged and reported, and never denies a request. See
+    /// Makes this policy a shadow, which is decided, charged and reported, but never denies a request. See
     /// [`limiter`](crate::limiter).
     ///
-    /// It counts under its name: the counts remain when it is no longer a shadow. Used together with the policy that
-    /// it is to replace, it needs another name.
+    /// The counts belong to the name, and stay when you remove the shadow. To use a shadow together with the policy
+    /// that you want to replace, give the shadow another name.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
     }
 
-    /// Whether this policy is a shadow, which never denies a request.
+    /// Returns whether this policy is a shadow, which never denies a request.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Sets what to do with a request under this policy when the store cannot decide. The default is the failure
-    /// policy of the limiter or the layer.
+    /// Sets the answer to a request under this policy when the store cannot decide. The default is the failure policy
+    /// of the limiter or the layer.
     ///
-    /// Of policies that are checked together, [the strictest](FailurePolicy) applies to all. A shadow never denies a
+    /// If several policies are checked together, [the strictest](FailurePolicy) applies to all. A shadow never denies a
     /// request.
     #[must_use]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
@@ -141,14 +142,14 @@ impl Policy {
         self
     }
 
-    /// What to do when the store cannot decide; `None` when that is the limiter's or the layer's setting.
+    /// Returns the failure policy; `None` if the limiter's or the layer's setting applies.
     #[must_use]
     pub const fn failure_policy(&self) -> Option<FailurePolicy> {
         self.on_failure
     }
 
-    /// Blocks identities that this policy denies too often: see [bans](crate::block#bans). By default there is no ban. A
-    /// shadow bans no identity.
+    /// Blocks identities that this policy denies too often: see [bans](crate::block#bans). By default there is no ban.
+    /// A shadow bans no identity.
     #[must_use]
     pub fn ban(self, ban: Ban) -> Self {
         Self {
@@ -161,18 +162,19 @@ impl Policy {
         }
     }
 
-    /// The ban of identities that this policy denies too often.
+    /// Returns the ban of identities that this policy denies too often.
     #[must_use]
     pub fn banned_by(&self) -> Option<Ban> {
         self.inner.ban
     }
 
-    /// Whether it blocks who is denied too often.
+    /// Returns whether the policy blocks identities that are denied too often.
     pub(crate) fn bans(&self) -> bool {
         self.inner.ban.is_some() && !self.shadow
     }
 
-    /// The policy of an identity whose blocks are looked up and that is charged nothing: it has no rules.
+    /// Returns the policy for identities that are not charged, but whose blocks are looked up. This policy has no
+    /// rules.
     pub(crate) fn of_look_ups() -> &'static Self {
         static POLICY: LazyLock<Policy> = LazyLock::new(|| Policy {
             inner: Arc::new(Inner {
@@ -186,8 +188,8 @@ impl Policy {
         &POLICY
     }
 
-    /// The policy under which the strikes of a ban are counted. As many as the limit always fit, unless there are so
-    /// many already that a ban is due.
+    /// Returns the policy that counts the strikes of a ban. The limit is doubled, so that strikes up to the ban's limit
+    /// always fit, unless a ban is already due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -200,7 +202,7 @@ impl Policy {
         }
     }
 
-    /// The same policy with each limit divided by `of`: one of `of` processes that each count alone.
+    /// Returns the policy with each limit divided by `of`, for one of `of` processes that count separately.
     pub(crate) fn share(&self, of: NonZeroU32) -> Self {
         let rules = self.rules().iter().map(|rule| rule.share(of));
         Self {
@@ -213,25 +215,25 @@ impl Policy {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The rules, in the order in which they were given.
+    /// Returns the rules, in the order in which you gave them.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.inner.rules
     }
 
-    /// Tells clones apart from other policies, as long as one of them is kept.
+    /// Identifies a policy and its clones, as long as one of them is kept.
     pub(crate) fn address(&self) -> u64 {
         let variant = self.on_failure.map_or(0, |policy| policy as u64 + 1) << 1;
         Arc::as_ptr(&self.inner).addr() as u64 ^ variant ^ u64::from(self.shadow)
     }
 
-    /// Whether both are the same policy: a pointer comparison for clones, else field by field.
+    /// Returns whether both are the same policy: a pointer comparison for clones, else field by field.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let same = Arc::ptr_eq(&self.inner, &other.inner)
             && (self.shadow, self.on_failure) == (other.shadow, other.on_failure);
@@ -246,7 +248,7 @@ fn is_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// Writes the rules, as [`Policy::parse`] reads them.
+/// Writes the rules in the form that [`Policy::parse`] reads.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, rule) in self.rules().iter().enumerate() {
@@ -272,13 +274,13 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// Why a [`Policy`], or a set of them, could not be built.
+/// The reason why a [`Policy`], or a set of policies, could not be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PolicyError {
     /// The name is empty, longer than 64 characters, or has a character other than `A-Z a-z 0-9 . _ -`.
     Name {
-        /// The name, or its beginning.
+        /// The name, cut after 64 characters.
         name: String,
     },
     /// There is no rule, or there are more than 16.
@@ -290,11 +292,11 @@ pub enum PolicyError {
     Rule {
         /// The policy's name.
         policy: String,
-        /// Which rule, and what is wrong with it.
+        /// Names the rule and the problem.
         source: RuleError,
     },
-    /// Two rules have the same window and kind, so that one of them would have no effect. Of two buckets both may be
-    /// meant: write the refill of one for another window, as `60/1m` in place of `1/1s`.
+    /// Two rules have the same window and kind, so that one of them would have no effect. If you want two buckets,
+    /// write the refill of one for another window, as `60/1m` instead of `1/1s`.
     SameWindow {
         /// The policy's name.
         policy: String,
@@ -311,16 +313,16 @@ pub enum PolicyError {
         /// The two policies.
         policies: [Policy; 2],
     },
-    /// Two limits of one layer have a policy of this name, and a reload could change one of them alone, so that they
-    /// would differ and share their counts. Take both from one
-    /// [`ReloadablePolicies`](crate::policies::ReloadablePolicies), or give them two names.
+    /// Two limits of one layer have a policy of this name, and a reload could change only one of them: they would then
+    /// differ and share their counts. Take both from one [`ReloadablePolicies`](crate::policies::ReloadablePolicies),
+    /// or use two names.
     ReloadConflict {
         /// The name of both.
         policy: String,
     },
-    /// A table of [routes](crate::middleware::Routes) has a name that is no route, or that has an entry already.
+    /// A table of [routes](crate::middleware::Routes) has a name that is not a route, or that already has an entry.
     Route(NameError),
-    /// A set has no policy of this name, though one is needed.
+    /// A set lacks a policy of this name, which is needed.
     Missing {
         /// The policy's name.
         policy: String,
@@ -329,6 +331,7 @@ pub enum PolicyError {
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Each message names the policy or the route, since a configuration can have many.
         match self {
             Self::Name { name } => {
                 write!(

@@ -1,4 +1,4 @@
-//! [`PublishedPolicy`]: what a service publishes of a policy in its store, for operators' tools.
+//! [`PublishedPolicy`]: the data that a service publishes about a policy in the store, for operators' tools.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use crate::domain::FailurePolicy;
 use crate::domain::policy::Policy;
 
-/// How many kinds of keys are published of a policy.
+/// The most kinds of keys that are published for a policy.
 const MAX_KINDS: usize = 16;
 
-/// In bytes: kinds are written in programs, and longer ones would be no names.
+/// In bytes. Kinds are written in programs: a longer text is not a name.
 const MAX_KIND: usize = 32;
 
-/// A policy as a process decides by it: its definition, and where it is used. No value of a key is part of it.
+/// A policy as used by a process: the definition, and where it is used. No values of keys are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedPolicy {
     policy: Policy,
@@ -23,8 +23,8 @@ pub struct PublishedPolicy {
 }
 
 impl PublishedPolicy {
-    /// A policy whose checks enforce blocks or not, of this version of the crate. Its failure policy is the one that
-    /// applies, if the limiter's does.
+    /// Creates the entry of a policy, for this version of the crate. Pass the policy with its effective failure policy,
+    /// including the limiter's default.
     pub(crate) fn new(policy: Policy, enforces_blocks: bool) -> Self {
         Self {
             policy,
@@ -35,44 +35,44 @@ impl PublishedPolicy {
         }
     }
 
-    /// Notes a check by it that enforces blocks.
+    /// Notes a check under this policy that enforces blocks.
     pub(crate) const fn enforce_blocks(&mut self) {
         self.enforces_blocks = true;
     }
 
-    /// Adds a kind of keys; answers whether it is new.
+    /// Adds a kind of keys; returns whether the kind is new.
     pub(crate) fn add_kind(&mut self, kind: &str) -> bool {
         let fits = self.kinds.len() < MAX_KINDS && kind.len() <= MAX_KIND;
         let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b',';
         fits && kind.bytes().all(is_plain) && self.kinds.insert(kind.into())
     }
 
-    /// The policy: its name, rules, ban and failure policy, and whether it is a shadow.
+    /// Returns the policy: the name, rules, ban and failure policy, and whether this is a shadow.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The kinds of keys that it was charged to, in the order of the alphabet; at most 16.
+    /// Returns the kinds of keys that were charged, in alphabetical order; at most 16.
     #[must_use]
     pub fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
         self.kinds.iter().map(|kind| &**kind)
     }
 
-    /// Whether its checks [enforce blocks](crate::block#blocks).
+    /// Returns whether checks under this policy [enforce blocks](crate::block#blocks).
     #[must_use]
     pub const fn enforces_blocks(&self) -> bool {
         self.enforces_blocks
     }
 
-    /// The version of this crate that has published it.
+    /// Returns the version of this crate that has published the policy.
     #[must_use]
     pub const fn version(&self) -> &str {
         &self.version
     }
 
-    /// When a process last said that it decides by it, in ms since the Unix epoch by that process's clock. Processes
-    /// say so every five minutes.
+    /// Returns when a process last reported that it uses the policy, in ms since the Unix epoch by that process's
+    /// clock. Processes report this every five minutes.
     #[must_use]
     pub const fn seen_ms(&self) -> u64 {
         self.seen_ms
@@ -81,7 +81,7 @@ impl PublishedPolicy {
 
 #[cfg(feature = "redis")]
 impl PublishedPolicy {
-    /// The parts by which two definitions of one name differ.
+    /// Returns the fields in which two definitions of one name can differ.
     pub(crate) fn definition(&self) -> String {
         let policy = &self.policy;
         let mut text = format!("rules={policy}\n");
@@ -97,7 +97,7 @@ impl PublishedPolicy {
         text
     }
 
-    /// All of it, as it is stored under its name.
+    /// Returns the whole entry in the stored form.
     pub(crate) fn text(&self, seen_ms: u64) -> String {
         let kinds: Vec<&str> = self.kinds().collect();
         let (kinds, blocks, version) = (kinds.join(","), self.enforces_blocks, self.version());
@@ -105,7 +105,7 @@ impl PublishedPolicy {
         format!("seen={seen_ms}\nversion={version}\nblocks={blocks}\nkinds={kinds}\n{definition}")
     }
 
-    /// Reads what [`text`](Self::text) wrote. Lines that it does not know are those of a later version.
+    /// Reads the output of [`text`](Self::text). Ignores unknown lines, which a later version may have written.
     pub(crate) fn parse(name: &str, text: &str) -> Option<Self> {
         let value = |wanted: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -123,6 +123,7 @@ impl PublishedPolicy {
         }
         let mut published = Self::new(policy, value("blocks") == Some("true"));
         published.version = value("version")?.chars().take(MAX_KIND).collect();
+        // A kind that is not valid is skipped: any process may write to the store.
         published.seen_ms = value("seen")?.parse().ok()?;
         for kind in value("kinds").unwrap_or_default().split(',') {
             if !kind.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
-/// The largest limit or cost: 2^53 − 1, the last whole number that a Lua number counts exactly.
+/// The largest limit or cost: 2^53 − 1. Up to this number, a Lua number is exact for whole numbers.
 pub const MAX_UNITS: u64 = (1 << 53) - 1;
 
 /// The longest window: a hundred years.
@@ -11,14 +11,14 @@ pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
 /// A sliding rule counts its window in this many steps by default.
 const DEFAULT_STEPS: u64 = 60;
 
-/// The largest refill of a bucket: 48 bits, as stores label buckets with it.
+/// The largest refill of a bucket: 48 bits, since stores label buckets with the refill.
 const MAX_REFILL: u64 = (1 << 48) - 1;
 
 /// At most `limit` units in any `window`, counted in steps of `precision`; or a [bucket](Self::bucket).
 ///
-/// A rule is plain data: [`Policy::new`] answers an error for a rule that is not valid, and so does parsing one.
-/// The text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`, is read by [`FromStr`], written by
-/// `Display`, and used by serde:
+/// A rule is plain data: a rule that is not valid is an error when you pass it to [`Policy::new`], or parse it.
+/// [`FromStr`] reads the text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`; `Display` and serde use
+/// the same form:
 ///
 /// | text | meaning |
 /// |---|---|
@@ -30,9 +30,9 @@ const MAX_REFILL: u64 = (1 << 48) - 1;
 ///
 /// Units are `ms`, `s`, `m`, `h` and `d`.
 ///
-/// **Choosing a precision.** Units are given back up to one step late, never early. A smaller step gives them back
-/// sooner and keeps more steps: a key holds up to `window / precision + 1` of them, about 8 bytes each, and never more
-/// than `limit`. [`exact`](Self::exact) suits limits up to some hundreds.
+/// **Choosing a precision.** Units are released up to one step late, never early. With a smaller step, they are
+/// released sooner, but the store keeps more steps: a key holds up to `window / precision + 1` of them, about 8 bytes
+/// each, and never more than `limit`. Use [`exact`](Self::exact) for limits up to some hundreds.
 ///
 /// [`Policy::new`]: crate::Policy::new
 ///
@@ -118,23 +118,24 @@ impl Rule {
         self.precision(Duration::from_millis(1))
     }
 
-    /// Makes the rule fixed: windows follow one another from the Unix epoch, each with its own `limit`.
+    /// Makes the rule fixed: windows follow one another from the Unix epoch, each with the full `limit`.
     ///
-    /// A fixed rule keeps a single step, and up to twice the limit may pass around the boundary of two windows.
+    /// The store keeps a single step for a fixed rule, and up to twice the limit may pass around the boundary of two
+    /// windows.
     #[must_use]
     pub const fn fixed(mut self) -> Self {
         self.kind = Kind::Fixed;
         self
     }
 
-    /// Makes the rule a bucket that holds up to `burst` units and is full at first; what was its limit comes back in
-    /// each window, continuously.
+    /// Makes the rule a bucket that holds up to `burst` units and is full at first. The former limit becomes the
+    /// refill: it is added in each window, continuously.
     ///
-    /// In any span of `t`, it admits at most `burst + refill · t / window` units: of `20+10/1s@bucket` 20 at once,
-    /// and 30 in a second. A sliding rule is stricter, see [when to use a bucket](crate::buckets).
+    /// In any span of `t`, a bucket admits at most `burst + refill · t / window` units: `20+10/1s@bucket` admits 20 at
+    /// once, and 30 in a second. A sliding rule is stricter, see [when to use a bucket](crate::buckets).
     ///
-    /// `burst` is 0 to 2^53 − 1. The refill is 1 to 2^48 − 1, and neither it nor `burst`, times the window in ms, may
-    /// be above 2^53 − 1.
+    /// `burst` is 0 to 2^53 − 1, and the refill 1 to 2^48 − 1. Each of them, times the window in ms, must be at most
+    /// 2^53 − 1.
     ///
     /// ```
     /// use sluicegate::Rule;
@@ -154,19 +155,19 @@ impl Rule {
         self
     }
 
-    /// How many units are admitted in any window; the burst of a bucket.
+    /// Returns how many units are admitted in any window; for a bucket, the burst.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The span of time that the limit is for; of a bucket, that its refill is for.
+    /// Returns the span of time that the limit is for; for a bucket, the span that the refill is for.
     #[must_use]
     pub const fn window(&self) -> Duration {
         self.window
     }
 
-    /// The length of one step: the precision of a sliding rule, the window of a fixed one, 1 ms of a bucket.
+    /// Returns the length of one step: the precision of a sliding rule, the window of a fixed rule, 1 ms for a bucket.
     #[must_use]
     pub const fn step(&self) -> Duration {
         match self.kind {
@@ -176,13 +177,13 @@ impl Rule {
         }
     }
 
-    /// Whether windows are aligned to the Unix epoch instead of sliding.
+    /// Returns whether windows are aligned to the Unix epoch instead of sliding.
     #[must_use]
     pub const fn is_fixed(&self) -> bool {
         matches!(self.kind, Kind::Fixed)
     }
 
-    /// How many units come back in each window of a bucket; `None` for other rules.
+    /// Returns how many units a bucket refills in each window; `None` for other rules.
     #[must_use]
     pub const fn refill(&self) -> Option<u64> {
         match self.kind {
@@ -191,7 +192,7 @@ impl Rule {
         }
     }
 
-    /// The end of the step that this time falls into: the first millisecond after it. For stores.
+    /// Returns the end of the step that contains this time: the first millisecond after the step. For stores.
     ///
     /// Times are in ms since the Unix epoch, by the store's clock.
     #[must_use]
@@ -200,8 +201,8 @@ impl Rule {
         at_ms - at_ms % step_ms + step_ms
     }
 
-    /// The first millisecond at which the units of a step no longer count, by the end of the step. For stores, and
-    /// not of a bucket: see [`Count`](crate::store::Count).
+    /// Returns the first millisecond at which the units of a step no longer count, from the end of the step. For
+    /// stores, and not for buckets: see [`Count`](crate::store::Count).
     #[must_use]
     pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
         if self.is_fixed() {
@@ -211,8 +212,8 @@ impl Rule {
         }
     }
 
-    /// In what time as much is admitted as the limit, over and over again: the window; of a bucket, what a full refill
-    /// takes, rounded up to ms.
+    /// Returns the time in which the rule admits as much as the limit, again and again: the window; for a bucket, the
+    /// time of a full refill, rounded up to ms.
     pub(crate) fn quota_window(&self) -> Duration {
         match self.refill() {
             Some(refill) => {
@@ -223,13 +224,13 @@ impl Rule {
         }
     }
 
-    /// The window as in the text form.
+    /// Returns the window in the text form.
     pub(crate) fn window_text(&self) -> String {
         DurationText(self.window).to_string()
     }
 
-    /// The rule with its limit, and its refill, divided by `of`, rounded down; none above 0 ever becomes 0. A refill of
-    /// fewer units than `of` comes back in so many windows instead, as far as a rule can say that.
+    /// Returns the rule with the limit and the refill divided by `of`, rounded down; no number above 0 becomes 0. A
+    /// refill of fewer units than `of` is spread over `of` windows instead, if the result is a valid rule.
     pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
         let share = |units: u64| (units / u64::from(of.get())).max(units.min(1));
         self.limit = share(self.limit);
@@ -248,7 +249,7 @@ impl Rule {
         self
     }
 
-    /// The rule with twice its limit, or as much as it may have.
+    /// Returns the rule with twice the limit, or with the largest limit that is valid.
     pub(crate) fn doubled(mut self) -> Self {
         let most = match self.kind {
             Kind::Bucket { .. } => MAX_UNITS / millis(self.window),
@@ -258,7 +259,7 @@ impl Rule {
         self
     }
 
-    /// An error for a rule that no store could count.
+    /// Returns an error if no store could count this rule.
     pub(crate) fn validate(&self) -> Result<(), RuleError> {
         self.problem().map_or(Ok(()), |problem| {
             Err(RuleError {
@@ -285,7 +286,7 @@ impl Rule {
         })
     }
 
-    /// What keeps the sums of a bucket, in units · ms, from being exact.
+    /// Returns the reason why the sums of a bucket, in units · ms, would not be exact.
     fn bucket_problem(&self, refill: u64) -> Option<&'static str> {
         let is_exact = |units: u64| {
             let product = units.checked_mul(millis(self.window));
@@ -304,7 +305,7 @@ impl Rule {
         })
     }
 
-    /// Whether both have the same window and kind: in one policy, they would have one name.
+    /// Returns whether both have the same window and kind: in one policy, they would have the same name.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
         let kind = |rule: &Self| (rule.is_fixed(), rule.refill().is_some());
         self.window == other.window && kind(self) == kind(other)
@@ -315,13 +316,13 @@ const fn default_step(window: Duration) -> Duration {
     Duration::from_millis(millis(window).div_ceil(DEFAULT_STEPS))
 }
 
-/// Whole milliseconds of a duration, at most `u64::MAX`.
+/// Returns the whole milliseconds of a duration, at most `u64::MAX`.
 pub(crate) const fn millis(duration: Duration) -> u64 {
     let ms = duration.subsec_millis() as u64;
     duration.as_secs().saturating_mul(1_000).saturating_add(ms)
 }
 
-/// Whole microseconds of a duration, at most `u64::MAX`.
+/// Returns the whole microseconds of a duration, at most `u64::MAX`.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -391,7 +392,7 @@ fn parse(text: &str) -> Option<Rule> {
     })
 }
 
-/// Reads digits only: `u64::from_str` would also take a sign.
+/// Reads digits only: `u64::from_str` would also accept a sign.
 fn parse_number(text: &str) -> Option<u64> {
     text.bytes()
         .all(|byte| byte.is_ascii_digit())
@@ -419,7 +420,7 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// Writes a duration as [`parse_duration`] reads it.
+/// Writes a duration in the form that [`parse_duration`] reads.
 pub(crate) struct DurationText(pub(crate) Duration);
 
 impl fmt::Display for DurationText {
@@ -437,7 +438,7 @@ impl fmt::Display for DurationText {
     }
 }
 
-/// Why a [`Rule`] is not valid: names the rule and what is wrong with it.
+/// The reason why a [`Rule`] is not valid: the message names the rule and the problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
     rule: String,

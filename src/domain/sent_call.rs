@@ -1,4 +1,4 @@
-//! [`SentCall`]: a call that was sent, and whether a failure of it was reported.
+//! [`SentCall`]: a call that was sent, and whether a failure of this call was reported.
 
 use std::{
     sync::{
@@ -10,21 +10,21 @@ use std::{
 
 use tokio::time::Instant;
 
-/// A call that was sent, shared by all its callers: however many see it fail, the breaker gets one report.
+/// A call that was sent, shared by all callers: if the call fails, the breaker gets one report.
 #[derive(Debug)]
 pub(crate) struct SentCall {
     at: Instant,
     is_reported: AtomicBool,
 }
 
-/// Which call an operation travels in, known once it is sent; shared between its caller and the sender.
+/// The call that carries an operation, known once that call is sent; shared between the caller and the sender.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Journey(Arc<OnceLock<Arc<SentCall>>>);
 
-/// The call that a failure is the fault of.
+/// The call that caused a failure.
 #[derive(Clone, Debug)]
 pub(crate) enum Blame {
-    /// None: the caller has waited for others.
+    /// No call: the caller waited for others.
     NoCall,
     Call(Arc<SentCall>),
 }
@@ -41,7 +41,7 @@ impl SentCall {
 
 #[cfg(feature = "redis")]
 impl Journey {
-    /// Notes that the operation travels in this call, once.
+    /// Notes the call that carries the operation. Only the first note counts.
     pub(crate) fn begin(&self, call: &Arc<SentCall>) {
         let _ = self.0.set(Arc::clone(call));
     }
@@ -52,7 +52,7 @@ impl Journey {
 }
 
 impl Journey {
-    /// The call, if it has been in flight for at least this long.
+    /// Returns the call, if it has been in flight for at least this long.
     pub(crate) fn blame(&self, in_flight: Duration) -> Blame {
         match self.0.get() {
             Some(call) if call.at.elapsed() >= in_flight => Blame::Call(Arc::clone(call)),
@@ -62,7 +62,7 @@ impl Journey {
 }
 
 impl Blame {
-    /// Whether a failure is to be reported: the first of each call, and the first that is the fault of none.
+    /// Returns whether to report a failure: only the first for each call, and the first without a call.
     pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
         let is_reported = match self {
             Self::NoCall => of_no_call,

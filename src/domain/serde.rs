@@ -1,8 +1,8 @@
 //! Rules and policies in configuration files, through serde.
 //!
-//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, strikes,
-//! ban, on_failure, shadow}`, of which all but the first two may be left out; a set is a map from name to rules, or to
-//! the same without the name.
+//! A rule is a text. The rules of a policy are one string, or a list of strings. A single policy is
+//! `{name, rules, strikes, ban, on_failure, shadow}`, and you may leave out all but the first two. A set is a map from
+//! name to rules, or to the same fields without the name.
 
 use std::{borrow::Cow, fmt};
 
@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Policy {
 
 const FIELDS: &[&str] = &["name", "rules", "strikes", "ban", "on_failure", "shadow"];
 
-/// Makes the policy while the map is read, so that an error tells where it is.
+/// Builds the policy while the map is read, so that an error has the position in the file.
 struct PolicyVisitor;
 
 impl<'de> Visitor<'de> for PolicyVisitor {
@@ -107,7 +107,7 @@ impl<'de> Deserialize<'de> for Policies {
     }
 }
 
-/// A policy alone.
+/// A single policy, with a name.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Policy", deny_unknown_fields)]
 struct Alone {
@@ -123,11 +123,11 @@ struct Alone {
     shadow: bool,
 }
 
-/// All of a policy but its name: serde's `flatten` would let unknown fields pass.
+/// The fields of a policy without the name: with serde's `flatten`, unknown fields would pass.
 #[derive(Serialize)]
 struct Fields {
     rules: Rules,
-    /// Those of a ban, and its time: both, or neither.
+    /// The strikes and the time of a ban: both, or neither.
     #[serde(skip_serializing_if = "Option::is_none")]
     strikes: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,6 +161,7 @@ impl Fields {
     }
 
     fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
+        // An error names the policy, since the position in the file may be that of a whole map.
         let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
         let wrong = |why: &dyn fmt::Display| E::custom(format_args!("policy `{name}`: {why}"));
         policy = match (self.strikes, self.ban) {
@@ -190,7 +191,7 @@ const fn is_false(it: &bool) -> bool {
     !*it
 }
 
-/// The value of one name in a set, as it is written.
+/// The value of one name in a set, in the form that is written.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Entry {
@@ -211,8 +212,8 @@ impl Entry {
     }
 }
 
-/// Reads the value of one name in a set. Not an untagged enum, whose errors do not say what is wrong; and the policy is
-/// made while its value is read, so that an error tells where that stands.
+/// Reads the value of one name in a set. An untagged enum would hide the cause of an error. The policy is built while
+/// the value is read, so that an error has the position in the file.
 #[derive(Clone, Copy)]
 struct Named<'a>(&'a str);
 
@@ -243,6 +244,7 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
+        // Not derived: a derived struct would report an error of a rule without its position.
         let (mut rules, mut strikes, mut ban) = (None, None, None);
         let (mut on_failure, mut shadow) = (None, None);
         while let Some(field) = map.next_key()? {
@@ -275,7 +277,7 @@ fn once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) -> Res
     }
 }
 
-/// Reads the rules of the policy of this name, or one text of a list of them; an error is told where its text stands.
+/// Reads the rules of this policy, or one text in a list of them, so that an error has the position of that text.
 struct RulesOf<'a> {
     policy: &'a str,
     in_list: bool,
@@ -308,7 +310,7 @@ impl<'de> Visitor<'de> for RulesOf<'_> {
     fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
         match Policy::parse(self.policy, text) {
             Err(error @ PolicyError::Rule { .. }) => Err(E::custom(error)),
-            // What concerns several rules, or the name, is found when the policy is made.
+            // Errors about several rules, or the name, appear when the policy is built.
             _ => Ok(Rules(text.to_owned())),
         }
     }
@@ -342,7 +344,7 @@ impl<'de> Deserialize<'de> for Name<'de> {
     }
 }
 
-/// The text of a policy's rules, as [`Policy::parse`] reads it.
+/// The text of a policy's rules, in the form that [`Policy::parse`] reads.
 #[derive(Serialize)]
 struct Rules(String);
 

@@ -12,21 +12,21 @@ pub struct Settlement {
 }
 
 impl Settlement {
-    /// Creates the settlement of the check that `usage` came from: `cost` is called with each of its charges, and
-    /// answers what it finally costs. A cost above 2^53 − 1 counts as 2^53 − 1.
+    /// Creates the settlement of the check that `usage` came from. `cost` is called with each charge, and returns the
+    /// final cost of that charge. A cost above 2^53 − 1 counts as 2^53 − 1.
     ///
-    /// Charges of one policy and key were added up, and are one charge here.
+    /// Charges with the same policy and key were added up, and are one charge here.
     ///
     /// # Errors
     ///
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled:
-    /// a second settlement would count its difference twice.
+    /// a second settlement would count the difference twice.
     pub fn new(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Result<Self, StoreError> {
         let charges = usage.check().charges().iter();
         Self::of(usage, charges.map(cost).collect())
     }
 
-    /// `None` when no charge has another cost than it had, or when the check cannot be settled.
+    /// Returns `None` when no cost differs from the cost charged, or when the check cannot be settled.
     pub(crate) fn of_change(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Option<Self> {
         let charges = usage.check().charges();
         let costs: Box<[u64]> = charges.iter().map(cost).collect();
@@ -52,24 +52,24 @@ impl Settlement {
         })
     }
 
-    /// Lets the check be settled again: this settlement was not sent.
+    /// Allows another settlement of the check, since this one was not sent.
     pub(crate) fn give_up(&self) {
         self.usage.return_settlement();
     }
 
-    /// What was charged, and into which steps.
+    /// Returns the usage of the check: the charges, and the steps that were charged.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
     }
 
-    /// The check that is settled; its shadows are settled separately, by their own usage.
+    /// Returns the check; its shadows are settled separately, with their own usage.
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()
     }
 
-    /// The settlement of the charges at these places.
+    /// Returns the settlement of the charges at these indexes.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Settlement {
         }
     }
 
-    /// The final cost of each charge.
+    /// Returns the final cost of each charge.
     #[must_use]
     pub const fn costs(&self) -> &[u64] {
         &self.costs

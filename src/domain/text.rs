@@ -1,4 +1,4 @@
-//! [`Text`]: a short text that is fixed in the program, or comes from its configuration.
+//! [`Text`]: a short text from the program or from its configuration.
 
 use std::{
     fmt,
@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-/// A short text, such as the kind of a [`Key`](crate::Key): a literal of the program, or one that its configuration
-/// holds and that all clones share.
+/// A short text, such as the kind of a [`Key`](crate::Key): a literal, or a text from a configuration that all clones
+/// share.
 ///
-/// You seldom name it: what takes an `impl Into<Text>` takes a `&'static str`, a `String` or an `Arc<str>`. A clone
-/// never allocates, nor does a `Text` of a literal or of an `Arc`; where a text from the configuration is needed for each
-/// request, keep a `Text` or an `Arc<str>` and clone that.
+/// You seldom name this type: functions that take an `impl Into<Text>` take a `&'static str`, a `String` or an
+/// `Arc<str>`. A clone never allocates, nor does a `Text` from a literal or from an `Arc`. If you need a text from your
+/// configuration for each request, keep a `Text` or an `Arc<str>` and clone that.
 ///
 /// ```
 /// use sluicegate::{Key, Text};
@@ -33,7 +33,7 @@ impl Text {
         Self(Source::Literal(text))
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.0 {
@@ -61,7 +61,7 @@ impl From<Arc<str>> for Text {
     }
 }
 
-/// Two texts are equal wherever they come from.
+/// Compares the characters: a literal and a shared text can be equal.
 impl PartialEq for Text {
     fn eq(&self, other: &Self) -> bool {
         self.as_str() == other.as_str()

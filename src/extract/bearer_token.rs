@@ -1,21 +1,23 @@
+//! [`BearerToken`]: keys from the bearer token of a request.
+
 use http::{header::AUTHORIZATION, request::Parts};
 
 use super::{KeyExtractor, Keys};
 use crate::domain::{error::ExtractError, key::Key};
 
-/// The bearer token of a request (RFC 6750), as in `Authorization: Bearer mF_9.B5f-4.1JqM`: a secret, of which stores
-/// keep only a hash.
+/// The bearer token of a request (RFC 6750), as in `Authorization: Bearer mF_9.B5f-4.1JqM`: a secret, so stores keep
+/// only a hash.
 ///
-/// One token is one key, however a client writes the header: the name of the scheme is case-insensitive, and any white
-/// space may be around the token. A [`Header`](super::Header) with the name `authorization` would give `Bearer abc`,
-/// `bearer abc` and `Bearer  abc` a quota each.
+/// Each token has one key, however a client writes the header: the name of the scheme is case-insensitive, and white
+/// space around the token is ignored. A [`Header`](super::Header) with the name `authorization` would give
+/// `Bearer abc`, `bearer abc` and `Bearer  abc` a quota each.
 ///
 /// - No header, another scheme, or nothing after the scheme: the key is missing.
 /// - Two headers, or characters that no token has: malformed.
 ///
 /// **The token is not verified**, as with `Header`: a client that makes up a new token for each request is never
-/// limited, unless an outer layer rejects unknown ones. If the token names a user, limit by the user, with an
-/// [`Extension`](super::Extension): a user can have many tokens.
+/// limited, unless an outer layer rejects unknown ones. A user can have many tokens: if your tokens name a user, limit
+/// by the user, with an [`Extension`](super::Extension).
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, extract::{BearerToken, Keys}};
@@ -46,7 +48,7 @@ const UNREADABLE: ExtractError = ExtractError::malformed("the bearer token canno
 const TWICE: ExtractError = ExtractError::malformed("the header `authorization` was sent twice");
 
 impl BearerToken {
-    /// The key of the requests with this token: to reset, peek or block it from code.
+    /// Returns the key of requests with this token. You use it to reset, peek or block from code.
     #[must_use]
     #[allow(clippy::unused_self, reason = "as of every extractor that has a key")]
     pub fn key(&self, token: impl AsRef<[u8]>) -> Key {
@@ -69,7 +71,8 @@ impl KeyExtractor for BearerToken {
     }
 }
 
-/// The text after the scheme; `None` for another scheme. A tab separates, too, as for most services.
+/// Returns the text after the scheme; `None` for another scheme. A tab separates the two as well, since most services
+/// accept one.
 fn credentials(value: &[u8]) -> Option<&[u8]> {
     let end = value.iter().position(u8::is_ascii_whitespace);
     let (scheme, token) = value.split_at(end.unwrap_or(value.len()));
@@ -77,7 +80,7 @@ fn credentials(value: &[u8]) -> Option<&[u8]> {
     is_bearer.then(|| token.trim_ascii_start())
 }
 
-/// The `b64token` of RFC 6750, 2.1.
+/// Accepts the `b64token` of RFC 6750, 2.1.
 fn is_token(token: &[u8]) -> bool {
     let padding = token.iter().rev().take_while(|byte| **byte == b'=').count();
     let body = &token[..token.len() - padding];

@@ -1,27 +1,29 @@
+//! [`IntoCharges`]: the charges that an asynchronous look-up returns.
+
 use std::pin::Pin;
 
 use crate::domain::{charge::Charge, error::ExtractError};
 
-/// The future of a look-up of charges.
+/// The future that a look-up of charges returns.
 pub(crate) type ChargesFuture =
     Pin<Box<dyn Future<Output = Result<Vec<Charge>, ExtractError>> + Send>>;
 
-/// What the look-up of [`charge_async`](crate::RateLimitLayer::charge_async) may answer: a [`Charge`], an `Option`, a
-/// `Vec`, or a `Result` of one of them.
+/// The return types of a look-up for [`charge_async`](crate::RateLimitLayer::charge_async): a [`Charge`], an `Option`,
+/// a `Vec`, or a `Result` of one of them.
 ///
-/// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected; an empty `Vec` means
-/// that this limit does not apply.
+/// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected. Return an empty `Vec`
+/// if this limit does not apply.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of a look-up of charges",
     note = "answer a `Charge`, an `Option<Charge>`, a `Vec<Charge>`, or a `Result` of one, whose error is an \
             `ExtractError`"
 )]
 pub trait IntoCharges {
-    /// Converts the answer.
+    /// Converts the returned value.
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`.
+    /// When the value is an error, or `None`.
     fn into_charges(self) -> Result<Vec<Charge>, ExtractError>;
 }
 

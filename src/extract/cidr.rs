@@ -1,14 +1,16 @@
+//! [`Cidr`]: a network of IP addresses, and the parser for text from a configuration.
+
 use std::{error::Error, fmt, net::IpAddr, str::FromStr};
 
 use ipnet::{IpNet, Ipv4Net};
 
 use super::ip::{canonical, translated};
 
-/// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as one address, which is a network of its own.
+/// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as a single address.
 ///
-/// An IPv4 address that is mapped into IPv6 is that IPv4 address, here and in [`contains`](Self::contains):
-/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address. One that is translated into
-/// IPv6 (`64:ff9b::/96`) is that IPv4 address, too, unless it is private or otherwise special: RFC 6052 forbids to
+/// An IPv4 address that is mapped into IPv6 counts as that IPv4 address, here and in [`contains`](Self::contains):
+/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address. An address that is translated
+/// into IPv6 (`64:ff9b::/96`) also counts as IPv4, unless it is private or otherwise special: RFC 6052 forbids to
 /// translate those, and `64:ff9b::10.0.0.1` is not in `10.0.0.0/8`.
 ///
 /// ```
@@ -27,7 +29,7 @@ use super::ip::{canonical, translated};
 pub struct Cidr(IpNet);
 
 impl Cidr {
-    /// Whether the network contains this address.
+    /// Returns whether the network contains this address.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.contains_canonical(canonical(ip))
@@ -58,17 +60,18 @@ impl FromStr for Cidr {
     }
 }
 
-/// Not `ipnet`'s parser: it reads `010.0.0.0` as `10.0.0.0`, which other programs take for `8.0.0.0`.
+/// Not `ipnet`'s parser, which reads `010.0.0.0` as `10.0.0.0`; other programs read `8.0.0.0`.
 fn read(text: &str) -> Option<IpNet> {
     let Some((ip, prefix)) = text.split_once('/') else {
         return text.parse().ok().map(|ip: IpAddr| ip.into());
     };
-    let digits = (1..=3).contains(&prefix.len()) && prefix.bytes().all(|it| it.is_ascii_digit());
+    let digits =
+        (1..=3).contains(&prefix.len()) && prefix.bytes().all(|byte| byte.is_ascii_digit());
     let network = IpNet::new(ip.parse().ok()?, prefix.parse().ok()?).ok()?;
     digits.then_some(network)
 }
 
-/// The IPv4 network of a mapped one, whose prefix has at least the 96 bits that map it.
+/// Returns the IPv4 network of a mapped one, which has a prefix of at least 96 bits.
 fn unmapped(network: IpNet) -> Option<IpNet> {
     let IpNet::V6(network) = network else {
         return None;
@@ -78,14 +81,14 @@ fn unmapped(network: IpNet) -> Option<IpNet> {
     Ipv4Net::new(first, prefix).ok().map(IpNet::V4)
 }
 
-/// Writes the network, as `FromStr` reads it.
+/// Writes the network in the form that `FromStr` reads.
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-/// Why a text is no [`Cidr`].
+/// The reason why a text cannot be read as a [`Cidr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CidrError {
     text: String,

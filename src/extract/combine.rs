@@ -1,3 +1,5 @@
+//! Extractors made of other extractors: `or`, `and`, `only_when`, and the answers to a missing key.
+
 use std::fmt;
 
 use http::request::Parts;
@@ -8,7 +10,7 @@ use crate::domain::{
     key::Key,
 };
 
-/// An extractor with other keys for requests that do not identify their client.
+/// An extractor with a different answer for requests that do not identify a client.
 ///
 /// Made by [`KeyExtractor::or_skip`], [`KeyExtractor::or_shared`] and [`KeyExtractor::or_unauthorized`].
 #[derive(Clone, Debug)]
@@ -32,7 +34,7 @@ impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
     }
 }
 
-/// The first of two extractors that finds a key. Made by [`KeyExtractor::or`].
+/// Uses the second extractor when the first one finds no client. Made by [`KeyExtractor::or`].
 #[derive(Clone, Debug)]
 pub struct Or<A, B> {
     first: A,
@@ -54,9 +56,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     }
 }
 
-/// Two extractors whose keys are combined into one. Made by [`KeyExtractor::and`].
+/// Combines the keys of two extractors into one. Made by [`KeyExtractor::and`].
 ///
-/// The kind of the key is `both`. When the extractors answer several keys, each of the first is combined with each of
+/// The kind of the key is `both`. When the extractors return several keys, each of the first is combined with each of
 /// the second.
 #[derive(Clone, Debug)]
 pub struct And<A, B> {
@@ -69,7 +71,8 @@ impl<A, B> And<A, B> {
         Self { first, second }
     }
 
-    /// The key of the requests in which the two extractors find these keys: to reset, peek or block it from code.
+    /// Returns the key of requests in which the two extractors find these keys. You use it to reset, peek or block from
+    /// code.
     ///
     /// ```
     /// use sluicegate::{Header, KeyExtractor, PeerIp, extract::Keys};
@@ -118,7 +121,7 @@ fn both(first: &Key, second: &Key) -> Key {
     }
 }
 
-/// An extractor for some requests only. Made by [`KeyExtractor::only_when`].
+/// Limits some requests only. Made by [`KeyExtractor::only_when`].
 #[derive(Clone)]
 pub struct OnlyWhen<E, F> {
     extractor: E,

@@ -1,3 +1,5 @@
+//! [`Cookie`]: keys from the value of a cookie, such as a session.
+
 use std::{str::FromStr, sync::Arc};
 
 use http::{HeaderName, header::COOKIE, request::Parts};
@@ -8,15 +10,14 @@ use crate::domain::{
     key::Key,
 };
 
-/// The value of a cookie, for instance a session: a secret, of which stores keep only a hash.
+/// The value of a cookie, for instance a session: a secret, so stores keep only a hash.
 ///
-/// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, unless
-/// [another choice](Self::repeated) is made, since the service may use either value. It may be in any of several
-/// `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around the value is ignored; nothing else is
-/// decoded.
+/// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, since the service may use
+/// either value, unless you [choose otherwise](Self::repeated). The cookie may be in any of several `Cookie` lines, as
+/// HTTP/2 clients send them. One pair of quotes around the value is ignored; nothing else is decoded.
 ///
 /// **The value is not verified**, as with [`Header`](super::Header). A service that decodes values may accept several
-/// texts for one session; each of them is a key of its own here.
+/// texts for one session; here, each of them has a separate key.
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, extract::Cookie};
@@ -35,7 +36,7 @@ pub struct Cookie {
     repeated: RepeatedCookie,
 }
 
-/// What a [`Cookie`] makes of a request that has several cookies of its name.
+/// How a [`Cookie`] treats a request that has several cookies of this name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RepeatedCookie {
@@ -44,15 +45,15 @@ pub enum RepeatedCookie {
     Malformed,
     /// [Missing](crate::error::ExtractErrorKind::Missing), so that `or_skip`, `or_shared` or `or` decides.
     Missing,
-    /// The first one counts: right where the service uses that one.
+    /// Use the first one: correct if your service uses the first.
     First,
-    /// The last one counts: right where the service uses that one, as the `CookieJar` of axum-extra does.
+    /// Use the last one: correct if your service uses the last, as the `CookieJar` of axum-extra does.
     Last,
 }
 
 impl Cookie {
-    /// Creates an extractor of this cookie; its name is case-sensitive. A name from your configuration is parsed:
-    /// `name.parse::<Cookie>()?`.
+    /// Creates an extractor of this cookie; the name is case-sensitive. To use a name from your configuration, parse
+    /// it: `name.parse::<Cookie>()?`.
     ///
     /// # Panics
     ///
@@ -66,11 +67,11 @@ impl Cookie {
         }
     }
 
-    /// Sets what to make of a request that has several cookies of this name.
+    /// Sets how to treat a request that has several cookies of this name.
     ///
-    /// By default it is rejected, since a client could otherwise count as one session and be served as another. But
-    /// **another site on a subdomain of yours can set a cookie for the whole domain**, and its user is then rejected
-    /// until that cookie is gone. If you do not control all subdomains, limit such requests by address:
+    /// By default the request is rejected, since a client could otherwise count as one session and be served as
+    /// another. But **another site on a subdomain of yours can set a cookie for the whole domain**, and the user is
+    /// then rejected until that cookie is gone. If you do not control all subdomains, limit such requests by address:
     ///
     /// ```
     /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Cookie, Keys, RepeatedCookie}};
@@ -83,14 +84,14 @@ impl Cookie {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Or give the cookie a name that begins with `__Host-`: browsers let no other host set such a one.
+    /// Or give the cookie a name that begins with `__Host-`: browsers let no other host set a cookie with such a name.
     #[must_use]
     pub const fn repeated(mut self, repeated: RepeatedCookie) -> Self {
         self.repeated = repeated;
         self
     }
 
-    /// The key of the requests whose cookie has this value: to reset, peek or block it from code.
+    /// Returns the key of requests whose cookie has this value. You use it to reset, peek or block from code.
     ///
     /// ```
     /// # use sluicegate::{KeyExtractor, extract::{Cookie, Keys}};
@@ -104,7 +105,7 @@ impl Cookie {
         named("cookie", &self.name, unquoted(value.as_ref().trim_ascii()))
     }
 
-    /// The value, if the pair is this cookie.
+    /// Returns the value, if the pair is this cookie.
     fn value<'a>(&self, pair: &'a [u8]) -> Option<&'a [u8]> {
         let equals = pair.iter().position(|byte| *byte == b'=')?;
         let (name, value) = (pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii());
@@ -119,7 +120,7 @@ fn unquoted(value: &[u8]) -> &[u8] {
     }
 }
 
-/// From a name in your configuration.
+/// Parses a name from your configuration.
 impl FromStr for Cookie {
     type Err = NameError;
 
@@ -154,7 +155,7 @@ impl KeyExtractor for Cookie {
         if value.is_empty() {
             return Err(ABSENT.about(&self.name));
         }
-        // Without quotes already, of which the value may have had two pairs.
+        // Not `key`, which would remove a second pair of quotes.
         Ok(named("cookie", &self.name, value).into())
     }
 }

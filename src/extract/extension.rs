@@ -1,3 +1,5 @@
+//! [`Extension`]: keys from an identity in the request's extensions.
+
 use std::{any::type_name, fmt};
 
 use http::request::Parts;
@@ -9,13 +11,13 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 
 /// An identity that an outer layer, such as authentication, has inserted into the request's extensions.
 ///
-/// The layer that inserts it must be outside this one and insert something into **each** request: a `T`, or an
+/// Put the layer that inserts the identity outside this one, and insert something into **each** request: a `T`, or an
 /// `Option<T>` that is `None` when no user has signed in. [Here](crate::middleware#authentication-in-axum) are both
-/// layers in axum. What a request without a user gets is your choice:
+/// layers in axum. You choose the answer to a request without a user:
 ///
 /// | in the extensions | the key |
 /// |---|---|
-/// | a `T`, or `Some` of one | what the closure makes of it |
+/// | a `T`, or `Some` of one | the key that the closure returns |
 /// | `None::<T>` | [missing](crate::error::ExtractErrorKind::Missing): a 400, or see [`or_skip`](KeyExtractor::or_skip), [`or_unauthorized`](KeyExtractor::or_unauthorized), [`or`](KeyExtractor::or) |
 /// | neither | [misconfigured](crate::error::ExtractErrorKind::Misconfigured): a 500, and a warning that names `T`; nothing above changes that |
 ///
@@ -36,15 +38,16 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Where authentication inserts nothing for those who have not signed in, and cannot be changed, use a closure
-/// instead: `|head: &Parts| head.extensions.get::<User>().map(…)`. Then nothing tells them from a layer in the wrong
-/// place.
+/// If your authentication inserts nothing for requests without a user, and you cannot change that, use a closure
+/// instead: `|head: &Parts| head.extensions.get::<User>().map(…)`. You then get no error if the layers are in the wrong
+/// order.
 pub struct Extension<T> {
     read: Box<Read<T>>,
 }
 
 impl<T: Clone + Send + Sync + 'static> Extension<T> {
-    /// Creates an extractor that makes keys from a `T`. `read` may answer what any extractor's closure may answer.
+    /// Creates an extractor that makes keys from a `T`. `read` returns one of the types that an extractor's closure can
+    /// return.
     #[must_use]
     pub fn new<R: IntoKeys>(read: impl Fn(&T) -> R + Send + Sync + 'static) -> Self {
         Self {

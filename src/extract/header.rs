@@ -1,3 +1,5 @@
+//! [`Header`]: keys from the value of a header, such as an API key.
+
 use std::{str::FromStr, sync::Arc};
 
 use http::{HeaderName, request::Parts};
@@ -11,18 +13,18 @@ use crate::domain::{
 /// A name and a value that together are at most this long are joined without an allocation.
 const SHORT: usize = 192;
 
-/// The value of a header, for instance an API key: a secret, of which stores keep only a hash.
+/// The value of a header, for instance an API key: a secret, so stores keep only a hash.
 ///
 /// A header that is absent or empty is missing. A header that is sent twice is malformed, since the service may use
 /// either value. White space around the value is ignored. The name is part of the key: two headers with the same value
 /// are two keys.
 ///
 /// **The value is not verified.** Unless an outer layer rejects unknown values, a client that makes up a new value for
-/// each request is never limited: use it together with [`PeerIp`](struct@super::PeerIp), or limit by an
+/// each request is never limited: use this together with [`PeerIp`](struct@super::PeerIp), or limit by an
 /// [`Extension`](super::Extension) that authentication has inserted.
 ///
-/// For bearer tokens, take [`BearerToken`](super::BearerToken): the whole value of `authorization` can be written in
-/// many ways for one credential, and each way would have a quota of its own.
+/// For bearer tokens, use [`BearerToken`](super::BearerToken): a client can write the value of `authorization` in many
+/// ways for one credential, and with `Header` each way would have a separate quota.
 ///
 /// ```
 /// use sluicegate::{Header, KeyExtractor, extract::Keys};
@@ -36,13 +38,13 @@ const SHORT: usize = 192;
 #[derive(Clone, Debug)]
 pub struct Header {
     name: HeaderName,
-    /// For errors.
+    /// The name for errors.
     shown: Arc<str>,
 }
 
 impl Header {
-    /// Creates an extractor of this header; its name is case-insensitive. A name from your configuration is parsed:
-    /// `name.parse::<Header>()?`.
+    /// Creates an extractor of this header; the name is case-insensitive. To use a name from your configuration, parse
+    /// it: `name.parse::<Header>()?`.
     ///
     /// # Panics
     ///
@@ -56,7 +58,7 @@ impl Header {
         }
     }
 
-    /// The key of the requests whose header has this value: to reset, peek or block it from code.
+    /// Returns the key of requests whose header has this value. You use it to reset, peek or block from code.
     ///
     /// ```
     /// use sluicegate::{Charge, Header, Limiter, MemoryStore, Policy};
@@ -78,7 +80,7 @@ impl Header {
     }
 }
 
-/// From a name in your configuration.
+/// Parses a name from your configuration.
 ///
 /// ```
 /// use sluicegate::Header;
@@ -126,7 +128,7 @@ const ABSENT: ExtractError =
 const TWICE: ExtractError =
     ExtractError::malformed("the header that identifies the client was sent twice");
 
-/// A secret key of a name and a value. A colon ends the name, which cannot contain one.
+/// Makes a secret key from a name and a value. A colon ends the name, since no name contains one.
 pub(super) fn named(kind: &'static str, name: &str, value: &[u8]) -> Key {
     let name = name.as_bytes();
     let len = name.len() + 1 + value.len();

@@ -1,3 +1,5 @@
+//! [`Host`]: keys from the host that a request is for.
+
 use std::{borrow::Cow, net::Ipv6Addr};
 
 use http::{header::HOST, request::Parts};
@@ -7,20 +9,20 @@ use crate::domain::{error::ExtractError, key::Key};
 
 /// The host that a request is for, such as the domain of a tenant, in HTTP/1.1 and HTTP/2.
 ///
-/// It is the authority of the request's URI, as HTTP/2 clients send it in `:authority` and as HTTP/1.1 clients send it
-/// to proxies; or else the value of the header `Host`, as HTTP/1.1 clients send it otherwise. A closure that reads
-/// `head.uri.host()` alone finds none over HTTP/1.1.
+/// The host is the authority of the request's URI, which HTTP/2 clients send as `:authority` and HTTP/1.1 clients send
+/// to proxies. If the URI has none, it is the value of the header `Host`. A closure that reads only `head.uri.host()`
+/// finds no host over HTTP/1.1.
 ///
-/// One host is one key: in lower case, without a port and without the dot that may end it; an IPv6 address in brackets
-/// and in its shortest form.
+/// Each host has one key: in lower case, without a port and without a trailing dot; an IPv6 address in brackets and in
+/// the shortest form.
 ///
 /// - Neither an authority nor a header, or an empty one: the key is missing.
-/// - Two headers, an authority and a header that name different hosts, a name with other characters than a URI allows,
-///   or with a user: malformed, since the service may use either host, or none.
+/// - Two headers, an authority and a header that name different hosts, or a name with a user or with characters that a
+///   URI does not allow: malformed, since the service may use either host, or none.
 ///
-/// **The client chooses it.** Unless a proxy or an outer layer rejects unknown hosts, a client that makes up a new host
-/// for each request is never limited. `X-Forwarded-Host` is not read: behind a proxy that replaces `Host`, let the
-/// proxy pass it on.
+/// **The client chooses the host.** Unless a proxy or an outer layer rejects unknown hosts, a client that makes up a
+/// new host for each request is never limited. `X-Forwarded-Host` is not read: if your proxy replaces `Host`, configure
+/// it to pass the original on.
 ///
 /// ```
 /// use sluicegate::{Key, KeyExtractor, extract::{Host, Keys}};
@@ -42,8 +44,8 @@ const UNREADABLE: ExtractError = ExtractError::malformed("the host of the reques
 const TWICE: ExtractError = ExtractError::malformed("the request names two hosts");
 
 impl Host {
-    /// The key of the requests for this host, with or without a port: to reset, peek or block it from code. A text that
-    /// is no host is taken as it is, and is the key of no request.
+    /// Returns the key of requests for this host, with or without a port. You use it to reset, peek or block from code.
+    /// A text that is not a host is used unchanged; no request has that key.
     ///
     /// ```
     /// # use sluicegate::{Key, extract::Host};
@@ -56,7 +58,7 @@ impl Host {
         Key::new("host", canonical.as_bytes())
     }
 
-    /// The host itself, as it is in the key.
+    /// Returns the host as text, in the form that the key has.
     ///
     /// # Errors
     ///
@@ -68,7 +70,7 @@ impl Host {
             return Err(TWICE);
         }
         let read = |authority| canonical(authority).ok_or(UNREADABLE);
-        match (head.uri.authority(), header.filter(|it| !it.is_empty())) {
+        match (head.uri.authority(), header.filter(|name| !name.is_empty())) {
             (None, None) => Err(ABSENT),
             (None, Some(header)) => read(header),
             (Some(authority), None) => read(authority.as_str()),
@@ -87,7 +89,7 @@ impl KeyExtractor for Host {
     }
 }
 
-/// The one form of a host, without its port; `None` when it is none.
+/// Returns the one form of a host, without a port; `None` if the text is not a host.
 fn canonical(authority: &str) -> Option<Cow<'_, str>> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (ip, port) = rest.split_once(']')?;
@@ -106,13 +108,14 @@ fn canonical(authority: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Borrowed(name))
 }
 
-/// Nothing, or a colon and digits, of which there may be none (RFC 3986, 3.2.3).
+/// Accepts no text, or a colon followed by any number of digits, even none (RFC 3986, 3.2.3).
 fn is_port(text: &str) -> bool {
     let digits = text.strip_prefix(':').unwrap_or(text);
-    (text.is_empty() || digits.len() < text.len()) && digits.bytes().all(|it| it.is_ascii_digit())
+    (text.is_empty() || digits.len() < text.len())
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The characters of a name in a URI (RFC 3986, 3.2.2).
+/// Accepts the characters of a name in a URI (RFC 3986, 3.2.2).
 fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte)
 }

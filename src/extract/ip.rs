@@ -12,17 +12,18 @@ use crate::domain::{error::ExtractError, key::Key};
 /// Room for the longest network: `ffff:…:ffff/128`.
 const MAX_TEXT: usize = 39 + 4;
 
-/// How many leading bits of an IPv6 address identify a client: the smallest network that a household is given.
+/// How many leading bits of an IPv6 address identify a client: the smallest network that a provider assigns to a
+/// household.
 pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Whether a request has a header that most proxies add.
+/// Returns whether a request has a header that most proxies add.
 pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED)
 }
 
-/// A shorter prefix would make one identity of a provider and all its customers.
+/// Refuses a shorter prefix, under which a provider and all of its customers would share one key.
 pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
     assert!(
         32 <= bits && bits <= 128,
@@ -31,7 +32,7 @@ pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
     bits
 }
 
-/// The address at the other end of the connection, in its canonical form.
+/// Returns the address at the other end of the connection, in canonical form.
 pub(super) fn peer(extensions: &Extensions) -> Result<IpAddr, ExtractError> {
     let peer = match socket(extensions) {
         Some(peer) => peer,
@@ -62,8 +63,8 @@ const UNSPECIFIED: ExtractError = ExtractError::misconfigured(
 const DISCONNECTED: ExtractError =
     ExtractError::malformed("the connection was closed before its peer was known");
 
-/// A plain address comes first: whatever inserts one, such as an acceptor of the PROXY protocol, knows better than
-/// axum, which has the address of the load balancer.
+/// A plain address comes first: an acceptor of the PROXY protocol inserts one, while axum sees the load balancer's
+/// address.
 #[cfg(feature = "axum")]
 fn socket(extensions: &Extensions) -> Option<SocketAddr> {
     use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
@@ -79,7 +80,7 @@ fn socket(extensions: &Extensions) -> Option<SocketAddr> {
     extensions.get().copied()
 }
 
-/// With TLS, tonic inserts it beside its `TlsConnectInfo`.
+/// With TLS, tonic inserts this type beside `TlsConnectInfo`.
 #[cfg(feature = "tonic")]
 fn tonic(extensions: &Extensions) -> Result<SocketAddr, ExtractError> {
     let info = extensions.get::<tonic::transport::server::TcpConnectInfo>();
@@ -91,10 +92,11 @@ const fn tonic(_: &Extensions) -> Result<SocketAddr, ExtractError> {
     Err(NO_PEER)
 }
 
-/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
+/// Returns the canonical form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into
+/// IPv6 becomes IPv4.
 ///
-/// All translated addresses are in one `/64` and would otherwise share one key. But those of special networks must not
-/// be translated (RFC 6052, 3.1): `64:ff9b::127.0.0.1` is not this machine, and not within `127.0.0.0/8`.
+/// All translated addresses are in one `/64` and would otherwise share one key. But special networks must not be
+/// translated (RFC 6052, 3.1): `64:ff9b::127.0.0.1` is not this machine, and not within `127.0.0.0/8`.
 pub(super) fn canonical(ip: IpAddr) -> IpAddr {
     match translated(ip) {
         Some(v4) if !is_special(v4) => IpAddr::V4(v4),
@@ -103,7 +105,7 @@ pub(super) fn canonical(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The IPv4 address that is translated into this one, with the prefix of RFC 6052.
+/// Returns the IPv4 address that this one is a translation of, with the prefix of RFC 6052.
 pub(super) fn translated(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(v6) = ip else {
         return None;
@@ -113,7 +115,7 @@ pub(super) fn translated(ip: IpAddr) -> Option<Ipv4Addr> {
     is_translated.then_some(Ipv4Addr::new(a, b, c, d))
 }
 
-/// Whether the address is in a network that RFC 1918, RFC 5735 (section 3) or RFC 6598 sets apart.
+/// Returns whether the address is in a network that RFC 1918, RFC 5735 (section 3) or RFC 6598 reserves.
 const fn is_special(ip: Ipv4Addr) -> bool {
     matches!(
         ip.octets(),
@@ -130,7 +132,7 @@ const fn is_special(ip: Ipv4Addr) -> bool {
     )
 }
 
-/// The key in a form that operators can read.
+/// Returns the key in a form that operators can read.
 pub(super) fn key(ip: IpAddr, ipv6_prefix: u8) -> Key {
     let mut text = [0; MAX_TEXT];
     let len = match ip {
@@ -146,8 +148,8 @@ pub(super) fn key(ip: IpAddr, ipv6_prefix: u8) -> Key {
     Key::new("ip", &text[..len])
 }
 
-/// As `Display`, which takes longer than the rest of the extraction together; without branches that depend on the
-/// address, and that a processor guesses wrong for each client.
+/// Writes the address by hand: `Display` takes longer than the rest of the extraction. The loop has no branches that
+/// depend on the address, since the processor would mispredict them for each client.
 fn write_v4(text: &mut [u8; MAX_TEXT], ip: Ipv4Addr) -> usize {
     let mut len = 0;
     for octet in ip.octets() {
@@ -161,7 +163,7 @@ fn write_v4(text: &mut [u8; MAX_TEXT], ip: Ipv4Addr) -> usize {
     len - 1
 }
 
-/// Each IPv4 address owns a whole /48 of 6to4 (`2002::/16`).
+/// Each IPv4 address owns a whole /48 of 6to4 (`2002::/16`), so a longer prefix would give one client many keys.
 fn prefix_of(ip: Ipv6Addr, prefix: u8) -> u8 {
     match ip.segments()[0] {
         0x2002 => prefix.min(48),

@@ -1,14 +1,16 @@
+//! [`Keys`]: the keys that one request is charged to.
+
 use crate::domain::{check::MAX_CHARGES, error::ExtractError, key::Key};
 
 /// The keys of one request: none (this limit does not apply), one, or several.
 ///
-/// One key needs no allocation for the list. A key that is listed twice is charged twice. More than 64 keys are an
-/// error when the request is checked; at most 65 are kept.
+/// A single key needs no list on the heap. A key that you list twice is charged twice. If there are more than 64 keys,
+/// the check fails; only the first 65 are kept.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     first: Option<Key>,
     others: Vec<Key>,
-    /// Whether they are of the address at the other end of the connection.
+    /// Whether the keys are those of the address at the other end of the connection.
     of_peer: bool,
 }
 
@@ -23,7 +25,8 @@ impl Keys {
         }
     }
 
-    /// Marks keys of the address at the other end of the connection: behind a proxy, all clients share it.
+    /// Marks keys made from the address at the other end of the connection: behind a proxy, all clients share that
+    /// address.
     pub(crate) fn of_peer(mut self, of_peer: bool) -> Self {
         self.of_peer = of_peer;
         self
@@ -33,13 +36,13 @@ impl Keys {
         self.of_peer
     }
 
-    /// Whether there is no key.
+    /// Returns whether the list is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// The keys, in the order in which they are charged.
+    /// Returns the keys in the order in which they are charged.
     pub fn iter(&self) -> impl Iterator<Item = &Key> {
         self.first.iter().chain(&self.others)
     }
@@ -57,7 +60,7 @@ impl From<Key> for Keys {
 
 impl FromIterator<Key> for Keys {
     fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
-        // One too many is kept, so that it is an error and not silently dropped.
+        // Keep one key too many, so that the check fails instead of silently ignoring the rest.
         let mut keys = keys.into_iter().take(MAX_CHARGES + 1);
         Self {
             first: keys.next(),
@@ -67,7 +70,7 @@ impl FromIterator<Key> for Keys {
     }
 }
 
-/// By the keys alone, wherever they are from.
+/// Compares the keys alone; `of_peer` does not count.
 impl PartialEq for Keys {
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
@@ -85,17 +88,17 @@ impl IntoIterator for Keys {
     }
 }
 
-/// What a closure may answer instead of a `Result<Keys, ExtractError>`.
+/// The return types that closures can have instead of a `Result<Keys, ExtractError>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of an extractor",
     note = "answer a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`"
 )]
 pub trait IntoKeys {
-    /// Converts the answer.
+    /// Converts the returned value.
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
+    /// When the value is an error, or `None`, which becomes [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_keys(self) -> Result<Keys, ExtractError>;
 }
 

@@ -1,3 +1,5 @@
+//! [`AsyncKeyExtractor`]: keys from a look-up that has to be awaited.
+
 use std::pin::Pin;
 
 use http::request::Parts;
@@ -5,17 +7,18 @@ use http::request::Parts;
 use super::{IntoKeys, Keys};
 use crate::domain::error::ExtractError;
 
-/// The future of an [`AsyncKeyExtractor`]'s answer.
+/// The future that an [`AsyncKeyExtractor`] returns.
 pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;
 
-/// Looks up the keys of a request, where its head alone is not enough to know them.
+/// Looks up the keys of a request when the head alone does not hold them.
 ///
-/// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
-/// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
+/// Closures `Fn(&Parts) -> F` are such extractors if the output of the future is a type that a
+/// [`KeyExtractor`](super::KeyExtractor) closure can return. The future must own the data that it uses: copy what you
+/// need from the head.
 ///
-/// Look-ups of one request run at the same time, after all extractors that answer at once, and under
-/// [one timeout](crate::RateLimitLayer::look_up_timeout): a limit whose look-up takes longer follows the failure
-/// policy. The store then has its own time. A look-up that has failed answers [`ExtractError::unavailable`].
+/// The look-ups of one request run at the same time, after all extractors that need no future, and share [one
+/// timeout](crate::RateLimitLayer::look_up_timeout): if a look-up takes longer, the failure policy applies to that
+/// limit. The store's timeout starts afterwards. If your look-up fails, return [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;

@@ -7,6 +7,7 @@ use http::{HeaderValue, request::Parts};
 use crate::domain::{error::ExtractError, key::Key};
 
 mod bearer_token;
+mod challenge;
 mod charges;
 mod cidr;
 mod combine;
@@ -38,10 +39,10 @@ pub use keys::Keys;
 pub use keys_future::{AsyncKeyExtractor, KeysFuture};
 pub use peer_ip::PeerIp;
 
-/// Reads the head of a request and answers the keys that it is charged to.
+/// Reads the head of a request and returns the keys to charge.
 ///
-/// Closures `Fn(&Parts) -> R` are extractors, where `R` is a [`Key`], an `Option<Key>`, [`Keys`], or a `Result` of a
-/// key or keys; so is a [`Key`], which all requests share. It runs for every request: it must not block.
+/// Closures `Fn(&Parts) -> R` are extractors if `R` is a [`Key`], an `Option<Key>`, [`Keys`], or a `Result` of a key or
+/// keys; so is a [`Key`], which all requests share. An extractor runs for every request, so do not block in one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
     note = "by a header: `Header::new(\"x-api-key\")`; by the client's address: `PeerIp` or `ForwardedIp`",
@@ -51,15 +52,15 @@ pub use peer_ip::PeerIp;
     note = "a look-up that has to be awaited goes to `limit_async`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// Answers the keys of a request; each is charged.
+    /// Returns the keys of a request; each is charged.
     ///
     /// # Errors
     ///
-    /// When the request does not identify its client, does so in a way that cannot be read, or when the service cannot
-    /// find out now.
+    /// When the request does not identify a client, when the identity cannot be read, or when the service cannot look
+    /// the identity up now.
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError>;
 
-    /// Skips this limit for requests that do not identify their client
+    /// Skips this limit for requests that do not identify a client
     /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     fn or_skip(self) -> OnMissing<Self>
     where
@@ -68,7 +69,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, Ok(Keys::skip()))
     }
 
-    /// Charges all requests that do not identify their client ([`Missing`](crate::error::ExtractErrorKind::Missing)) to
+    /// Charges all requests that do not identify a client ([`Missing`](crate::error::ExtractErrorKind::Missing)) to
     /// `key`: they share one limit.
     fn or_shared(self, key: Key) -> OnMissing<Self>
     where
@@ -77,8 +78,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, Ok(key.into()))
     }
 
-    /// Answers requests that do not identify their client ([`Missing`](crate::error::ExtractErrorKind::Missing)) with a
-    /// 401, instead of a 400, and with `challenge` as its `WWW-Authenticate`, for instance `Bearer`.
+    /// Answers requests that do not identify a client ([`Missing`](crate::error::ExtractErrorKind::Missing)) with a 401
+    /// instead of a 400. The response has `challenge`, for instance `Bearer`, as `WWW-Authenticate`.
     ///
     /// ```
     /// use http::HeaderValue;
@@ -100,11 +101,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, Err(missing.with_challenge(challenge)))
     }
 
-    /// Takes the keys of `other` for requests in which this extractor finds no client
+    /// Uses the keys of `other` for requests in which this extractor finds no client
     /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     ///
-    /// A client chooses which of the two counts by leaving the first one out. A value that a client can make up, such
-    /// as an unverified [`Header`], must not come before one that it cannot choose.
+    /// A client chooses between the two by leaving the first one out. So do not put a value that clients can make up,
+    /// such as an unverified [`Header`], before one that they cannot choose.
     ///
     /// ```
     /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Extension, Keys}};
@@ -129,10 +130,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Or::new(self, other)
     }
 
-    /// Combines this key and that of `other` into one: a user *at* an address, a user *of* a tenant.
+    /// Combines this key and the key of `other` into one: a user *at* an address, a user *of* a tenant.
     ///
-    /// Two requests share the key only if both parts are equal. It is secret if one of the parts is. When either
-    /// extractor skips or fails, so does the pair. To limit by each of two keys on its own, give the layer two limits
+    /// Two requests share the key only if both parts are equal. The key is secret if one of the parts is. When either
+    /// extractor skips or fails, so does the pair. To limit by each of two keys separately, give the layer two limits
     /// instead.
     ///
     /// ```
@@ -157,7 +158,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And::new(self, other)
     }
 
-    /// Applies this limit only to requests for which `condition` is true; the others skip it.
+    /// Applies this limit only to requests for which `condition` returns true; all others skip the limit.
     ///
     /// ```
     /// use http::{Method, request::Parts};
@@ -177,9 +178,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// The closure itself: it says to the compiler that the argument is the head of a request, so that you need not.
+/// Returns the closure unchanged. You use this so that the compiler knows the argument's type, `&Parts`, and you need
+/// not write it.
 ///
-/// For closures that extract keys, and for those that choose a policy:
+/// For closures that extract keys, and for closures that choose a policy:
 ///
 /// ```
 /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, extract::from_fn};
@@ -199,7 +201,7 @@ where
     closure
 }
 
-/// All requests are charged to this key.
+/// Charges all requests to this key.
 impl KeyExtractor for Key {
     fn extract(&self, _head: &Parts) -> Result<Keys, ExtractError> {
         Ok(self.clone().into())

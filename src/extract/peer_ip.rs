@@ -1,3 +1,5 @@
+//! [`PeerIp`](struct@PeerIp): keys from the address at the other end of the connection.
+
 use std::net::IpAddr;
 
 use http::request::Parts;
@@ -10,7 +12,7 @@ use crate::domain::{error::ExtractError, key::Key};
 
 /// The IP address at the other end of the connection, which a client cannot choose at will.
 ///
-/// It is read from the request's extensions, where the server puts it when it accepts a connection:
+/// The server puts the address into the request's extensions when it accepts a connection:
 ///
 /// | server | what it needs |
 /// |---|---|
@@ -18,20 +20,20 @@ use crate::domain::{error::ExtractError, key::Key};
 /// | axum, in a test without a server | the feature `axum`, and a layer `MockConnectInfo(SocketAddr)` around the router |
 /// | tonic, with its TLS or without | the feature `tonic`, and a TCP listener |
 /// | another, or tonic over streams of your own | a plain [`SocketAddr`](std::net::SocketAddr) in the extensions of each request |
-/// | any, behind the PROXY protocol | the same, inserted by what reads the protocol |
+/// | any, behind the PROXY protocol | the same, inserted by the code that reads the protocol |
 ///
 /// A plain `SocketAddr` comes before `ConnectInfo`, which has the load balancer's address behind the PROXY protocol.
 ///
-/// With none of them, or with an unspecified address, the service is
-/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured): each request is answered with a 500, and a warning
-/// says once what to do.
+/// If a request has none of them, or an unspecified address, the service is
+/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured): each request is answered with a 500, and one warning
+/// says what to do.
 ///
-/// An IPv4 address that is mapped into IPv6 is that IPv4 address. IPv6 counts by network, `/64` by default: one
+/// An IPv4 address that is mapped into IPv6 counts as that IPv4 address. IPv6 counts by network, `/64` by default: one
 /// household or machine has at least that many addresses, and could use a new one for each request.
 ///
-/// **Behind a proxy** this is the proxy's address, and all clients share one limit: there, use
-/// [`ForwardedIp`](super::ForwardedIp). A warning says so once if nine tenths of a hundred requests in a row, among the
-/// first 10 000 of a layer, have been forwarded.
+/// **Behind a proxy** this is the proxy's address, and all clients share one limit: use
+/// [`ForwardedIp`](super::ForwardedIp) there. You get one warning if nine tenths of a hundred requests in a row, among
+/// the first 10 000 of a layer, have been forwarded.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -49,7 +51,7 @@ pub struct PeerIp {
     ipv6_prefix: u8,
 }
 
-/// The extractor [`PeerIp`](struct@PeerIp) as it is by default: IPv6 counts by `/64`.
+/// The extractor [`PeerIp`](struct@PeerIp) with its default: IPv6 counts by `/64`.
 #[allow(
     non_upper_case_globals,
     reason = "so that `PeerIp` alone is a value of its type, as of a unit struct"
@@ -65,15 +67,15 @@ impl PeerIp {
     ///
     /// When `bits` is below 32 or above 128.
     ///
-    /// Several prefixes can be limited together, each with a policy of its own. With 128, most clients can choose
-    /// among 2^64 addresses.
+    /// You can use several prefixes together, each with a different policy. With 128, most clients can choose among
+    /// 2^64 addresses.
     #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
     }
 
-    /// The key of the requests that come from this address: to reset, peek or block it from code.
+    /// Returns the key of requests from this address. You use it to reset, peek or block from code.
     ///
     /// ```
     /// # use sluicegate::{Key, PeerIp};
@@ -85,8 +87,8 @@ impl PeerIp {
         ip::key(ip::canonical(address), self.ipv6_prefix)
     }
 
-    /// The peer's address itself; an IPv4 address that is mapped into IPv6 is returned as IPv4. It is personal data: do
-    /// not keep it in logs.
+    /// Returns the peer's address; an IPv4 address that is mapped into IPv6 is returned as IPv4. An address is personal
+    /// data: do not keep it in logs.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Strikes are counted, and bans made, by one task of the limiter, apart from the requests.
+//! Counts strikes and makes bans, in one task per limiter, off the request path.
 //!
 //! ```text
 //! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: ban
@@ -30,17 +30,17 @@ use crate::{
     observe::BanEvent,
 };
 
-/// How many identities can wait: one that is attacked by many more has to count what it can.
+/// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
 const MAX_WAITING: usize = 1_024;
 
-/// How many identities are counted at a time.
+/// How many identities are counted at the same time.
 const MAX_TOGETHER: usize = 32;
 
-/// The strikes that wait to be counted. At most one task works on them.
+/// Strikes that wait to be counted. At most one task works on them.
 #[derive(Debug, Default)]
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
-    /// Told when the task ends.
+    /// Notified when the task ends.
     ended: Notify,
 }
 
@@ -54,14 +54,14 @@ struct Waiting {
 #[derive(Debug)]
 struct Strikes {
     ban: Ban,
-    /// The one that denied first, and its rule.
+    /// The policy that denied first, and the rule that the denial exceeded.
     policy: Policy,
     rule: Rule,
     count: u64,
     denied_at_ms: u64,
 }
 
-/// One denial of one identity, and the rule of the policy that has denied.
+/// One denial of one identity, and the exceeded rule of the policy that denied.
 #[derive(Clone, Copy)]
 struct Strike<'a> {
     charge: &'a Charge,
@@ -94,7 +94,7 @@ impl Limiter {
 
     #[cold]
     fn start_counting(&self) {
-        // Outside of a runtime nothing can be counted apart from the request.
+        // Without a runtime there is no task to count in, and a request must not wait for a store call.
         match Handle::try_current() {
             Ok(runtime) => {
                 let task = Counting {
@@ -118,7 +118,7 @@ impl StrikeQueue {
         self.lock().by_identity.remove(key);
     }
 
-    /// Answers whether a task has to be started.
+    /// Returns whether to start a task.
     fn add(&self, denial: &Denial) -> bool {
         let struck = struck(denial);
         if struck.is_empty() {
@@ -131,7 +131,7 @@ impl StrikeQueue {
         !mem::replace(&mut waiting.has_task, true)
     }
 
-    /// What waits. The task ends when nothing does.
+    /// Takes all waiting strikes; with none left, marks the task as ended.
     fn take(&self) -> Option<HashMap<Key, Vec<Strikes>>> {
         let mut waiting = self.lock();
         if waiting.by_identity.is_empty() {
@@ -143,15 +143,17 @@ impl StrikeQueue {
         Some(mem::take(&mut waiting.by_identity))
     }
 
-    /// Forgets what waits, where there is no task any more.
+    /// Drops the waiting strikes when no task is left to count them.
     fn end(&self) {
         *self.lock() = Waiting::default();
         self.ended.notify_waiters();
     }
 }
 
-/// Whom a denial strikes, and under which ban. It is one strike, however many policies deny: where their strikes count
-/// together, it is one under the ban that comes first.
+/// The identities that a denial strikes, and the ban of each strike.
+///
+/// A denial is one strike, however many policies deny: bans that count in the same window share one strike, under the
+/// ban that sorts first.
 fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
@@ -168,6 +170,7 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
         let is_known = struck.iter().any(|known| {
             known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
         });
+        // Bans over the same key and window share one counter in the store, so count the denial only once.
         if !is_known {
             struck.push(strike);
         }
@@ -175,7 +178,7 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     struck
 }
 
-/// Of the bans of one window, that of the fewest strikes comes first, and of these the longest.
+/// Sorts the bans of one window: fewest strikes first, then longest ban.
 fn order(ban: &Ban) -> (u64, Reverse<Duration>) {
     (ban.strikes().limit(), Reverse(ban.time()))
 }
@@ -203,7 +206,7 @@ impl Waiting {
     }
 }
 
-/// The task. When it is ended from outside, the next strike starts another.
+/// The counting task. If the runtime aborts the task, the next strike starts another.
 struct Counting {
     limiter: Limiter,
     is_done: bool,
@@ -233,12 +236,12 @@ impl Counting {
     }
 }
 
-/// Counts strikes of an identity, and bans it if it has too many. What the store cannot do is not tried again: the
-/// next denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
+/// Counts the strikes of an identity, and bans the identity if there are too many. A failed call is not retried: the
+/// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
 async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
-    // Where they count together, the ban that comes first sees those of all.
+    // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
     strikes.sort_by_key(|it| Reverse(order(&it.ban)));
     let checks = strikes.iter().map(|it| it.check(&key));
     let now = Instant::now();
@@ -254,7 +257,7 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     if banned.is_empty() {
         return;
     }
-    // The longest first: it forgets the strikes, so that the others are not made.
+    // Longest ban first: making a ban deletes the strikes, so the store makes none of the shorter ones.
     banned.sort_by_key(|(it, _)| Reverse(it.until()));
     let bans = banned.iter().map(|(it, _)| Operation::Ban {
         key: key.clone(),
@@ -274,7 +277,7 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     }
 }
 
-/// Without the breaker: strikes come from denials, and so from a store that answers.
+/// Skips the breaker: strikes follow from denials, so the store has just answered.
 async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
     let limiter = &limiter.inner;
     let replies = within(limiter.timeout, limiter.store.call(operations)).await;
@@ -283,7 +286,7 @@ async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply
 }
 
 impl Strikes {
-    /// Charges them. More than the limit are worth no more.
+    /// The charge of these strikes, capped at the limit: more would change nothing.
     fn check(&self, key: &Key) -> Operation {
         let strikes = self.ban.strikes();
         let count = self.count.min(strikes.limit());
@@ -291,7 +294,8 @@ impl Strikes {
         Operation::Check(Check::of_one(charge))
     }
 
-    /// They are charged with twice the limit.
+    /// Whether the limit is reached. The policy of strikes holds twice the limit, so that reaching the limit still
+    /// fits.
     fn reach_limit(&self, charged: &Decision) -> bool {
         let limit = self.ban.strikes().limit();
         match charged {
@@ -301,7 +305,7 @@ impl Strikes {
         }
     }
 
-    /// How much of the ban is left at this time of the store.
+    /// The rest of the ban at this store time.
     fn left(&self, now_ms: u64) -> Duration {
         let gone_ms = now_ms.saturating_sub(self.denied_at_ms);
         let gone = Duration::from_millis(gone_ms);

@@ -8,8 +8,8 @@
 //!             a probe is answered
 //! ```
 //!
-//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and
-//! the timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
+//! The breaker is part of the limiter and no wrapper around a store: most failures of a hanging store are timeouts, and
+//! the limiter owns the timeout. A store only sees dropped futures, which also come from clients that disconnect.
 
 use std::{
     mem,
@@ -35,38 +35,39 @@ use crate::{
     warning,
 };
 
-/// More than one slow answer or lost connection, and so few that an outage is noticed soon.
+/// More than one slow answer or lost connection, but few enough to notice an outage soon.
 const FAILURES: u32 = 5;
 
-/// Allows one call of the store, and tells in which state the breaker was when it gave it.
+/// Permits one store call, and records the state of the breaker at that moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permit {
     switches: u32,
-    /// For a call that has to be waited for: how often answers were noted when it began.
+    /// The count of answers when the wait began, for a call that has to wait.
     answers: Option<u32>,
 }
 
-/// The observer of a switch: `None` if the clone of the limiter that opened it has none.
+/// The observer to notify of a switch; `None` if the clone that opened the breaker has none.
 type Told = Option<Arc<dyn Observer>>;
 
-/// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.
+/// Shared by all clones of a limiter. While closed and without failures, a call costs two loads and no write.
 pub(crate) struct Breaker {
     born: Instant,
-    /// From one probe to the next, on average; zero for a breaker that never opens.
+    /// Average time between probes; zero for a breaker that never opens.
     interval: Duration,
-    /// How often it has switched: it is open when that is odd.
+    /// How often the breaker has switched: an odd number means open.
     switches: AtomicU32,
-    /// In a row, while it is closed.
+    /// Failures in a row while closed.
     failures: AtomicU32,
-    /// Whether one of them was of callers who waited in vain to be sent. All of these count as one: the store is
-    /// silent, but which of the calls before them it owes is counted with those.
+    /// Whether a failure of callers that timed out before being sent is among them. All such callers count as one
+    /// failure: the calls that the store owes an answer are counted separately.
     waited: AtomicBool,
-    /// How often a call was answered that had begun after the last that is counted here: once in a round trip.
+    /// How many answers were counted, at most one in a round trip: only a call that began after the last counted answer
+    /// adds one.
     answers: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
-    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
-    /// count.
+    /// The observer that saw the breaker open. The same observer sees the breaker close, whichever clone closes it,
+    /// since observers may keep count.
     told: Mutex<Told>,
 }
 
@@ -84,14 +85,14 @@ impl Breaker {
         }
     }
 
-    /// From one probe to the next, on average; zero if it never opens.
+    /// Average time between probes; zero if the breaker never opens.
     pub(crate) const fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Permits a call of the store; while the breaker is open, one each interval.
+    /// Permits a store call; while the breaker is open, one each interval.
     ///
-    /// A probe need not be answered, since its client may go away. The next one is sent when it is due.
+    /// A probe may never be answered, since its client may disconnect. The next probe goes out when due.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let switches = self.switches.load(Acquire);
         (!is_open(switches) || self.takes_probe()).then_some(Permit {
@@ -100,7 +101,7 @@ impl Breaker {
         })
     }
 
-    /// The permit of a call that is waited for from now on.
+    /// The permit of a call that starts to wait now.
     pub(crate) fn begin_wait(&self, permit: Permit) -> Permit {
         Permit {
             answers: Some(self.answers.load(Relaxed)),
@@ -108,7 +109,7 @@ impl Breaker {
         }
     }
 
-    /// Notes how the call of a limiter with this observer has ended, and tells of a switch.
+    /// Notes how a call has ended, and notifies the observer of a switch.
     pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
         match error.filter(|it| is_failure(it.kind())) {
             None => self.answered(permit),
@@ -117,15 +118,15 @@ impl Breaker {
         }
     }
 
-    /// Whether the store has answered others while a caller waited for it in vain: then it is this process that is
-    /// late, or the caller's turn has not come.
+    /// Whether the store has answered other calls while this one timed out: then this process is late, or the call was
+    /// still queued.
     fn is_alive(&self, permit: Permit, error: &StoreError) -> bool {
         let answers = self.answers.load(Relaxed);
         error.kind() == StoreErrorKind::Timeout && permit.answers.is_some_and(|it| it != answers)
     }
 
     fn answered(&self, Permit { switches, answers }: Permit) {
-        // Written once for all that wait at the same time, and not by every answer.
+        // Written once by all calls that wait at the same time, not by every answer.
         if answers == Some(self.answers.load(Relaxed)) {
             self.answers.fetch_add(1, Relaxed);
         }
@@ -149,7 +150,7 @@ impl Breaker {
 
     #[cold]
     fn failed(&self, Permit { switches, .. }: Permit, error: &StoreError, observer: &Told) {
-        // A call from before a switch says nothing about what is now.
+        // A call from before the last switch says nothing about the present.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return;
         }
@@ -166,12 +167,12 @@ impl Breaker {
         }
     }
 
-    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another
-    /// caller has switched.
+    /// Switches, and stores the observer of the next switch. Returns the observer of this one, or `None` if another
+    /// caller has switched first.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.forget_failures();
-        // Locked first: who closes it must find what the one who opened it has stored.
+        // Lock first: the caller that closes the breaker must find the observer that the opening caller stored.
         let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
         switched.ok().map(|_| mem::replace(&mut *last, told))
@@ -183,14 +184,14 @@ impl Breaker {
         if self.now() < due {
             return false;
         }
-        // Of those who come at the same time, one.
+        // Only one of the concurrent callers gets the probe.
         self.probe_at
             .compare_exchange(due, self.next_probe(), Relaxed, Relaxed)
             .is_ok()
     }
 
-    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither
-    /// probe it together nor come back to it together.
+    /// A random time between half and one and a half intervals from now, so that replicas which lost the store together
+    /// do not probe together.
     fn next_probe(&self) -> u64 {
         let wait = self.interval / 2 + jitter::up_to(self.interval);
         self.now().saturating_add(micros(wait))
@@ -205,7 +206,8 @@ const fn is_open(switches: u32) -> bool {
     switches % 2 == 1
 }
 
-/// Whether an error means that the store has failed: not where it has answered that it can do nothing with a request.
+/// Whether an error means that the store has failed. A store that answers with an error about the request itself has
+/// not failed.
 const fn is_failure(kind: StoreErrorKind) -> bool {
     use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
     matches!(kind, Timeout | Unavailable | AccessDenied)

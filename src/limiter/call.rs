@@ -1,4 +1,4 @@
-//! One call of the store, through the breaker, under the timeout, and within the observer's scope.
+//! Makes one store call, through the breaker, under the timeout, and within the observer's scope.
 
 use std::{
     pin::Pin,
@@ -24,21 +24,21 @@ use crate::{
 };
 
 pin_project! {
-    /// One call of the store that has to be waited for.
+    /// A store call that has to wait.
     struct Call<T> {
         limiter: Limiter,
-        // `None` when the breaker is not asked.
+        // `None` for calls that skip the breaker.
         permit: Option<Permit>,
         answer: StoreFuture<T>,
         #[pin]
         timeout: LazySleep,
         scope: Option<Box<dyn PollScope>>,
-        // `None` without an observer: then nobody asks for the time.
+        // `None` without an observer, to save reading the clock.
         start: Option<Instant>,
     }
 }
 
-/// What came of a call, and how long it took; `None` without an observer.
+/// The result of a call, and its timing; `None` without an observer.
 pub(super) struct Answer<T> {
     pub(super) result: Result<T, StoreError>,
     pub(super) timing: Option<Timing>,
@@ -99,7 +99,7 @@ impl Limiter {
         self.inner.observer.as_ref().map(|_| Instant::now())
     }
 
-    /// Tells the breaker of an answer, and how long it took.
+    /// Reports the result to the breaker, and returns the timing.
     fn note<T: StoreAnswer>(
         &self,
         result: &Result<T, StoreError>,
@@ -115,9 +115,9 @@ impl Limiter {
     }
 }
 
-/// What a store answers.
+/// The result types of store calls.
 pub(super) trait StoreAnswer: Send + 'static {
-    /// Whether it was given without calling the store, and says nothing about whether that answers.
+    /// Whether the answer came without calling the store, and so says nothing about the store's health.
     fn spares_call(&self) -> bool {
         false
     }
@@ -141,6 +141,7 @@ impl<T: StoreAnswer> Future for Call<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let mut this = self.project();
         let answer = this.answer;
+        // A process too busy to notice its timer may have missed an answer as well: then blame no call.
         let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
@@ -159,7 +160,7 @@ impl<T: StoreAnswer> Future for Call<T> {
     }
 }
 
-/// Runs `run` within the scope; after it, if the scope has not run it.
+/// Runs `run` within the scope, or after the scope if an observer's scope forgets to run it.
 fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) -> T {
     let Some(scope) = scope else {
         return run();

@@ -1,4 +1,4 @@
-//! The one path of every decision, and [`Resolution`], what comes out of it.
+//! The one path of every decision, and [`Resolution`], the result.
 
 use super::{Limiter, call::Answer, known_blocks::KnownBefore};
 use crate::{
@@ -8,10 +8,10 @@ use crate::{
     store::eventual::Eventual,
 };
 
-/// What becomes of a check.
+/// The result of a check.
 #[derive(Debug)]
 pub(crate) enum Resolution {
-    /// The store has decided, or the memory of this process in its place.
+    /// Decided by the store, or by the memory of this process in its place.
     Decided(Decision),
     /// The store could not decide, and the failure policy lets the request pass.
     Open(StoreError),
@@ -20,7 +20,7 @@ pub(crate) enum Resolution {
 }
 
 impl Resolution {
-    /// The decision; an error where the failure policy is for the caller to follow.
+    /// The decision; or the error, if the caller has to follow the failure policy.
     pub(super) fn into_result(self) -> Result<Decision, StoreError> {
         match self {
             Self::Decided(decision) => Ok(decision),
@@ -38,7 +38,7 @@ impl Limiter {
         self.decide_as(CallKind::Check, check)
     }
 
-    /// Decides a check by the store, or by the failure policy. Begun at once, also where it has to be waited for.
+    /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
     pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> Eventual<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
@@ -47,6 +47,7 @@ impl Limiter {
             return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }));
         }
         let known = self.inner.known_blocks.before_call();
+        // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
         let mut call = self.call(|| CallInfo::new(kind, &check), begin);
@@ -57,7 +58,7 @@ impl Limiter {
         Eventual::pending(async move { limiter.resolve_call(kind, &check, call.await, known) })
     }
 
-    /// As [`resolve`](Self::resolve); remembers the blocks in the store's answer.
+    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.
     fn resolve_call(
         &self,
         kind: CallKind,
@@ -74,7 +75,7 @@ impl Limiter {
         self.resolve(kind, check, answer)
     }
 
-    /// What becomes of a check by what the call for it has come to.
+    /// Turns the answer of a call into a resolution.
     fn resolve(&self, kind: CallKind, check: &Check, answer: Answer<Decision>) -> Resolution {
         let Answer { result, timing } = answer;
         let resolution = match result {

@@ -1,4 +1,4 @@
-//! What a limiter does when the store cannot decide: it follows the failure policy.
+//! Follows the failure policy when the store cannot decide.
 
 use std::num::NonZeroU32;
 
@@ -17,9 +17,9 @@ use crate::{
 
 /// A memory store that checks each policy with a share of its limits, `1/replicas`.
 ///
-/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the
-/// limit, or one unit each where the limit is smaller than their number. Answers are known at once, and name the
-/// policies with the limits that were applied; a settlement of such an answer is one of the store within.
+/// The share is rounded down, but a limit above 0 never becomes 0: all processes together admit no more than the limit,
+/// or one unit each if the limit is smaller than the number of processes. Answers are ready at once, and name the
+/// policies with the limits that applied; you settle such an answer in the inner store.
 #[derive(Clone, Debug)]
 pub(super) struct ScaledStore {
     pub(super) store: MemoryStore,
@@ -37,7 +37,7 @@ impl ScaledStore {
 }
 
 impl Limiter {
-    /// What the failure policy makes of a check that the store could not decide.
+    /// Applies the failure policy to a check that the store could not decide.
     #[cold]
     pub(super) fn fall_back(
         &self,
@@ -56,7 +56,7 @@ impl Limiter {
     }
 
     fn by_failure_policy(&self, check: &Check, error: StoreError) -> Resolution {
-        // A mistake of the caller is no failure of the store.
+        // An invalid request is the caller's mistake, not a failure of the store.
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
         }
@@ -70,7 +70,7 @@ impl Limiter {
                 }
                 _ => Resolution::Closed(error),
             },
-            // Shadows deny nobody, whatever fails.
+            // Shadows never deny, whatever fails.
             _ if check.charges().is_empty() && check.look_ups().is_empty() => {
                 Decision::new(check, true, 0, &[])
                     .map_or(Resolution::Open(error), Resolution::Decided)
@@ -80,7 +80,7 @@ impl Limiter {
         }
     }
 
-    /// The strictest of the policies that count, or of the shadows where nothing else is checked.
+    /// The strictest failure policy of the charges that count; of the shadows if nothing else is checked.
     fn failure_policy_for(&self, check: &Check) -> FailurePolicy {
         let charges = match check.charges() {
             [] if check.look_ups().is_empty() => check.shadow_charges(),
@@ -89,20 +89,20 @@ impl Limiter {
         let policies = charges
             .iter()
             .map(|it| self.failure_policy_of(Some(it.policy())));
-        // The strictest is declared last.
+        // The enum declares the strictest last.
         let strictest = policies.max_by_key(|it| *it as u8);
         strictest.unwrap_or(self.inner.failure_policy)
     }
 
-    /// The failure policy of one policy, or of one that is not known.
+    /// The failure policy of one policy, or the default if the policy is unknown or has none.
     pub(crate) fn failure_policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
         let own = policy.and_then(Policy::failure_policy);
         own.unwrap_or(self.inner.failure_policy)
     }
 }
 
-/// Whether a cost is above this process's share of a limit, but not above the limit. The store will admit it when it is
-/// back, and a denial that says *never* would outlast the outage.
+/// Whether a cost exceeds this process's share of a limit, but not the limit. The store will admit the cost once back,
+/// and a denial that says *never* would outlast the outage.
 fn is_above_share(decision: &Decision, check: &Check) -> bool {
     let Decision::Denied(denial) = decision else {
         return false;

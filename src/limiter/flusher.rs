@@ -1,4 +1,4 @@
-//! [`Flusher`]: reports to the store once a second, by a task that runs while there is something to report.
+//! [`Flusher`]: reports to the store once a second, in a task that runs while there are counts to report.
 
 use std::{
     sync::{
@@ -18,10 +18,10 @@ use crate::domain::error::{StoreError, StoreErrorKind};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long one call may take; later, its report is lost. As long as a flush may be late.
+/// How long one call may take, before its report counts as lost: one interval.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After so many flushes without anything to report, the task ends.
+/// The task ends after this many flushes without a report.
 pub(super) const IDLE: u64 = 10;
 
 /// Counts something, and reports it to the store.
@@ -31,25 +31,25 @@ pub(super) trait Counter: Send + Sync + 'static {
     /// Reports the counts to the store.
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
-    /// Whether the task may end, as nothing was counted for a while.
+    /// Whether the task may end, because nothing was counted for a while.
     fn is_idle(&self) -> bool;
 
     /// Whether there is something to report.
     fn has_news(&self) -> bool;
 }
 
-/// The task that flushes, and what it has met.
+/// The state of the flushing task.
 #[derive(Default)]
 pub(super) struct Flusher {
     running: Arc<AtomicBool>,
-    /// Where the task was spawned, for the last report when the limiter is dropped.
+    /// The runtime of the task, for the last report when the limiter is dropped.
     runtime: Mutex<Option<Handle>>,
-    /// One flush at a time: the store's answer is about its newest report.
+    /// Held during a flush. Flushes must not overlap: the store's answer is about the newest report.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) has_failed: AtomicBool,
 }
 
-/// Notes that the task has ended, however it did: it may be aborted with its runtime.
+/// Marks the task as ended when dropped, also when the runtime aborts the task.
 struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
@@ -59,9 +59,9 @@ impl Drop for Running {
 }
 
 impl Flusher {
-    /// Spawns the task, unless it runs, after something was counted. Outside of a runtime there is none.
+    /// Spawns the task after a count, if none runs. Without a runtime, nothing is reported.
     pub(super) fn ensure_running<C: Counter>(&self, counter: &Arc<C>) {
-        // Pairs with that of a task that ends: this thread sees that it has ended, or the task sees the counts.
+        // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
         fence(SeqCst);
         if !self.running.load(Relaxed) {
             self.spawn(counter);
@@ -83,7 +83,7 @@ impl Flusher {
         runtime.spawn(run(Arc::downgrade(counter), running));
     }
 
-    /// Whether the error of a flush calls for a warning: an outage has warnings of its own, and others get one until a
+    /// Whether to warn about the error of a flush. An outage has its own warnings; other errors warn once, until a
     /// flush succeeds.
     pub(super) fn is_news(&self, error: &StoreError) -> bool {
         let is_outage = matches!(
@@ -93,7 +93,7 @@ impl Flusher {
         !is_outage && !self.has_failed.swap(true, Relaxed)
     }
 
-    /// Reports the rest, in the background and if there is a runtime.
+    /// Reports the rest in the background, if a runtime is known.
     pub(super) fn flush_last<C: Counter>(&self, counter: &Arc<C>) {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(runtime) = runtime.take() else {
@@ -104,7 +104,7 @@ impl Flusher {
     }
 }
 
-/// Flushes once a second until the limiter is dropped, or nothing happens any more.
+/// Flushes once a second until the limiter is dropped or idle.
 async fn run<C: Counter>(counter: Weak<C>, running: Running) {
     loop {
         sleep(INTERVAL).await;
@@ -116,7 +116,7 @@ async fn run<C: Counter>(counter: Weak<C>, running: Running) {
             continue;
         }
         drop(running);
-        // A thread that counted just before has seen a running task.
+        // A thread that counted just before may still have seen a running task, and so started none.
         fence(SeqCst);
         if counter.has_news() {
             counter.flusher().ensure_running(&counter);

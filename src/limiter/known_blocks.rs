@@ -1,6 +1,7 @@
-//! [`KnownBlocks`]: the blocks that this process has made or seen. They hold here while the store cannot decide.
+//! [`KnownBlocks`]: blocks that this process has made or seen. They apply here while the store cannot decide.
 //!
-//! The store stays the one source: its answers add blocks and remove them, and while it answers, nothing here denies.
+//! The store stays the only source: its answers add and remove blocks, and while the store answers, nothing here
+//! denies.
 
 use std::{
     collections::HashMap,
@@ -25,19 +26,19 @@ use crate::domain::{
     rule::millis,
 };
 
-/// More are blocked only in an attack, and then most of them by bans, which leave first. About 700 kB.
+/// More are blocked only under attack, and then mostly by bans, which leave first. About 700 kB.
 const MAX_KNOWN: usize = 10_000;
 
-/// How many leave together, so that a flood of bans does not sort all of them each time.
+/// How many leave together, so that a flood of bans does not sort the whole map each time.
 const LEAVE_TOGETHER: usize = MAX_KNOWN / 4;
 
 #[derive(Debug, Default)]
 pub(super) struct KnownBlocks {
-    /// How many blocks were ever noted, or ended here. Written under the lock.
+    /// How many blocks were ever noted or ended here. Written under the lock.
     noted: AtomicU64,
-    /// How many had been noted when one was ended here, which counts as one.
+    /// The value of `noted` after a block was last ended here.
     ended: AtomicU64,
-    /// By a hash of the identity that clients cannot compute: keys may be long.
+    /// Keyed by a hash that clients cannot predict, since keys may be long.
     by_identity: RwLock<HashMap<u64, KnownBlock>>,
     hasher: RandomState,
 }
@@ -45,27 +46,28 @@ pub(super) struct KnownBlocks {
 #[derive(Clone, Copy, Debug)]
 struct KnownBlock {
     block: Block,
-    /// By the clock of this process; `None` if it is for ever.
+    /// By the clock of this process; `None` for a permanent block.
     ends: Option<Instant>,
-    /// How many blocks had been noted with it.
+    /// The value of `noted` after this block.
     number: u64,
 }
 
-/// The blocks that were known when a call of the store began: only those can its answer revoke.
+/// The number of blocks known when a store call began: its answer can revoke only those.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownBefore(u64);
 
 impl KnownBlocks {
-    /// To be read before the store is called.
+    /// Read this before calling the store.
     pub(super) fn before_call(&self) -> KnownBefore {
         KnownBefore(self.noted.load(Acquire))
     }
 
-    /// Learns from what the store has answered.
+    /// Learns from the store's answer.
     pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
         let usage = decision.usage();
         if let Decision::Blocked(blocked) = decision {
-            // A block that was ended here may have been seen before that. If it holds, the next answer says so.
+            // The store may have seen the block before this process ended the block. If still there, the next answer
+            // says so.
             if before.0 < self.ended.load(Acquire) {
                 return;
             }
@@ -83,7 +85,7 @@ impl KnownBlocks {
         }
     }
 
-    /// Notes a block that lasts for this time from `now` on; for ever if there is none.
+    /// Notes a block that lasts for `lasts` from `now` on; permanent if `None`.
     pub(super) fn note(&self, key: &Key, block: Block, lasts: Option<Duration>, now: Instant) {
         let ends = lasts.and_then(|it| now.checked_add(it));
         if ends.is_some_and(|it| it <= now) {
@@ -104,7 +106,8 @@ impl KnownBlocks {
         self.noted.store(number, Release);
     }
 
-    /// Notes the block that holds after one was asked for, for `asked` from `now` on. If it is known, its end is, too.
+    /// Notes the block that the store returned for a request of `asked` from `now` on. A block already known keeps its
+    /// end.
     pub(super) fn note_made(&self, key: &Key, block: Block, asked: Option<Duration>, now: Instant) {
         let identity = self.hasher.hash_one(key);
         let known = self.read(|it| it.get(&identity).copied());
@@ -122,7 +125,7 @@ impl KnownBlocks {
         self.noted.store(number, Release);
     }
 
-    /// The block of the check's identities that ends last.
+    /// Finds the block of the check's identities that ends last.
     pub(super) fn find(&self, check: &Check) -> Option<Blocked> {
         if !check.enforces_blocks() || self.before_call().0 == 0 {
             return None;
@@ -138,7 +141,7 @@ impl KnownBlocks {
         known.map(|(key, known)| Blocked::new(key.clone(), known.block, known.store_now_ms(now)))
     }
 
-    /// Forgets what the store no longer keeps, by its answer to a check that it did not block.
+    /// Forgets blocks that the store no longer has, after an answer that did not block the check.
     fn revoke(&self, check: &Check, before: KnownBefore) {
         let is_revoked = |known: &KnownBlock| known.number <= before.0;
         let identities = check.deniable_keys().map(|key| self.hasher.hash_one(key));
@@ -172,7 +175,7 @@ impl KnownBlocks {
     }
 }
 
-/// Bans leave before operators' blocks, and those that end first before the others.
+/// Drops bans before operators' blocks, and those that end first before the others.
 fn make_room(by_identity: &mut HashMap<u64, KnownBlock>, now: Instant) {
     by_identity.retain(|_, known| known.holds(now));
     if by_identity.len() <= MAX_KNOWN - LEAVE_TOGETHER {
@@ -194,7 +197,7 @@ impl KnownBlock {
         (is_operators, self.ends.is_none(), self.ends, self.number)
     }
 
-    /// The store's time, as far as this process knows it.
+    /// The store's time, as far as this process can compute.
     fn store_now_ms(&self, now: Instant) -> u64 {
         match (self.block.until_ms(), self.ends) {
             (Some(until_ms), Some(ends)) => until_ms.saturating_sub(millis(ends - now)),

@@ -18,7 +18,12 @@ mod settle;
 mod timeout;
 mod wait_queue;
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -33,9 +38,10 @@ use crate::{
         error::StoreError,
         key::Key,
         policy::Policy,
+        rule::millis,
     },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
-    store::{MemoryStore, Store, StoreFuture},
+    store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
 };
 use breaker::Breaker;
 use call::{Answer, StoreAnswer};
@@ -46,20 +52,20 @@ pub(crate) use wait_queue::WhereOpen;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
+/// A year: longer than any real wait, and far below the limit of `Instant`.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
-/// As many as wait for a minute under a thousand in a minute.
+/// As many as wait for a minute under a limit of 1,000 a minute.
 const DEFAULT_MAX_QUEUE: usize = 1_024;
 
-/// Short enough for a store that is back to be used again within half a second.
+/// Short enough to use a recovered store again within half a second.
 pub(crate) const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
-/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout;
-/// outside of one its futures panic. A `MemoryStore` answers at once and needs none, but to wait in
-/// [`acquire`](Limiter::acquire), to count contributors, and to count the strikes of a [ban](Policy::ban).
+/// Use the limiter inside a tokio runtime with timers enabled if the store has to wait for a server, as Redis does:
+/// elsewhere the futures panic when they start the timeout. A `MemoryStore` answers at once, and needs a runtime only
+/// to wait in [`acquire`](Limiter::acquire), to count contributors, and to count the strikes of a [ban](Policy::ban).
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
@@ -72,7 +78,7 @@ struct Inner {
     local: ScaledStore,
     timeout: Duration,
     failure_policy: FailurePolicy,
-    /// Whether a check passes that nothing can decide, also where the failure policy is closed: for shadow layers.
+    /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
     passes_undecided: bool,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
@@ -90,13 +96,15 @@ struct Inner {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
-        let interval = if store.single_failure_domain() {
-            DEFAULT_INTERVAL
-        } else {
-            Duration::ZERO
-        };
-        store.set_timeout(DEFAULT_TIMEOUT);
         let store: Arc<dyn Store> = Arc::new(store);
+        // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
+        let fails_apart = properties(&*store).any(|it| it.fails_apart);
+        let interval = if fails_apart {
+            Duration::ZERO
+        } else {
+            DEFAULT_INTERVAL
+        };
+        note_timeout(&*store, DEFAULT_TIMEOUT);
         let inner = Inner {
             contributors: Arc::new(contributors::Tracker::new(store.clone())),
             denials: Some(Arc::new(denials::Tracker::new(store.clone()))),
@@ -128,11 +136,10 @@ impl Limiter {
         self
     }
 
-    /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
+    /// Sets how long one store call may take, including the time to connect or reconnect.
     ///
     /// The default is 100 ms, and the most a year. A call that is cut off ends in
-    /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done. The store is
-    /// [told](Store::set_timeout) of it.
+    /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done.
     ///
     /// # Panics
     ///
@@ -145,22 +152,22 @@ impl Limiter {
             "a timeout of zero leaves no time to decide"
         );
         let timeout = timeout.min(FOR_EVER);
-        self.inner.store.set_timeout(timeout);
+        note_timeout(&*self.inner.store, timeout);
         self.change(|inner| inner.timeout = timeout)
     }
 
-    /// Sets what to do when the store [cannot decide](self#when-the-store-cannot-decide), for policies that do not say
-    /// it themselves. The default is [`FailurePolicy::Open`].
+    /// Sets the failure policy for policies without their own: what to do when the store [cannot
+    /// decide](self#when-the-store-cannot-decide). The default is [`FailurePolicy::Open`].
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         self.change(|inner| inner.failure_policy = policy)
     }
 
-    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits a
-    /// share of `1/replicas`, rounded down, but never to 0 where the limit is not.
+    /// Sets how many processes share the limits. When this one decides [locally](FailurePolicy::Local), you get a share
+    /// of `1/replicas` of each limit, rounded down, but at least 1 unless the limit is 0.
     ///
-    /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take
-    /// the usual one.
+    /// The default is 1: every process then admits the whole limit. The number is not discovered; if yours varies, use
+    /// the typical one.
     ///
     /// # Panics
     ///
@@ -174,79 +181,79 @@ impl Limiter {
         self.change(|inner| inner.local.replicas = replicas)
     }
 
-    /// Sets where [local](FailurePolicy::Local) decisions are counted. The default is a store of its own for 100 000
-    /// keys; clones of a limiter share it.
+    /// Sets the store that counts [local](FailurePolicy::Local) decisions. The default is a store for 100 000 keys.
+    /// Clones of a limiter share the store.
     #[must_use]
     pub fn local_store(self, store: MemoryStore) -> Self {
         self.change(|inner| inner.local.store = store)
     }
 
-    /// Sets how often a store that has failed five times in a row is called, to see whether it is back: once in each
-    /// such interval, made up to half shorter or longer at random. The default is 250 ms.
+    /// Sets how often a store that has failed five times in a row is probed: one call per interval, with each interval
+    /// made up to half shorter or longer at random. The default is 250 ms.
     ///
-    /// With a longer one, fewer requests wait for a timeout, and it takes longer until the store decides again. Zero
-    /// switches the [breaker](self#when-the-store-cannot-decide) off.
+    /// If you use a longer interval, fewer requests wait for a timeout, and the store takes longer to come back into
+    /// use. Zero switches the [breaker](self#when-the-store-cannot-decide) off.
     #[must_use]
     pub fn probe_interval(self, interval: Duration) -> Self {
         self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
     }
 
     /// Sets how many callers of [`acquire`](Self::acquire), or requests under a layer's
-    /// [`max_wait`](crate::RateLimitLayer::max_wait), wait at the same time under the same policies and keys. The default
-    /// is 1 024, and the least is 1.
+    /// [`max_wait`](crate::RateLimitLayer::max_wait), can wait at the same time under the same policies and keys. The
+    /// default is 1 024, and the minimum 1.
     ///
-    /// One more is denied at once, with the time after which those that wait have been served.
+    /// One more is denied at once; its denial names the time after which the waiting callers have been served.
     #[must_use]
     pub fn max_queue(self, callers: usize) -> Self {
         self.change(|inner| inner.max_queue = callers)
     }
 
-    /// Sets whether [`acquire`](Self::acquire), and a layer's [`max_wait`](crate::RateLimitLayer::max_wait), wait for
-    /// the end of a [block](crate::block) that ends in time. The default is `false`: a blocked identity is answered
-    /// [`Decision::Blocked`] at once.
+    /// Sets whether [`acquire`](Self::acquire), and a layer's [`max_wait`](crate::RateLimitLayer::max_wait), wait for a
+    /// temporary [block](crate::block) to end. The default is `false`: a blocked identity gets [`Decision::Blocked`] at
+    /// once.
     ///
-    /// With `true`, you can stay within another service's limits as that service states them: block its account for
-    /// the time that its `Retry-After` names.
+    /// With `true`, you can follow another service's `Retry-After`: block your account there for the time that the
+    /// header names.
     #[must_use]
     pub fn wait_for_blocks(self, wait: bool) -> Self {
         self.change(|inner| inner.waits_for_blocks = wait)
     }
 
-    /// Sets whether a [block](crate::block#blocks) of an identity denies it. The default is `true`.
+    /// Sets whether a [block](crate::block#blocks) of an identity denies its requests. The default is `true`.
     ///
-    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, those of all their
-    /// identities, and [`block`](Self::block) is an error. In Redis, that spares a `GET` for each identity of a check,
-    /// and no round trip. A store that keeps no blocks decides by its limits either way.
+    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, for all their identities,
+    /// and [`block`](Self::block) returns an error. You save Redis one `GET` for each identity of a check, but no round
+    /// trip. A store without blocks decides by its limits either way.
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change(|inner| inner.enforces_blocks = enforce)
     }
 
-    /// Sets who is told of each decision and each failure. The default is nobody; a pair is told one after the other.
+    /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change(|inner| inner.observer = Some(Arc::new(observer)))
     }
 
-    /// The limiter of a shadow layer, which rejects nothing that could not be decided.
+    /// The limiter of a shadow layer, which passes every undecided request.
     pub(crate) fn pass_undecided(self) -> Self {
         self.change(|inner| inner.passes_undecided = true)
     }
 
-    /// What to do when the store cannot decide, under policies that do not say it themselves.
+    /// The failure policy for policies without their own.
     #[must_use]
     pub fn failure_policy(&self) -> FailurePolicy {
         self.inner.failure_policy
     }
 
-    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never
-    /// deny.
+    /// Decides these charges together, and charges them if all fit. [Shadows](self#trying-a-policy-out) among them
+    /// never deny.
     ///
     /// # Errors
     ///
-    /// When the store could not decide within the timeout, and the failure policy is not
-    /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). It is for the caller to
-    /// follow the policy then, or to use [`try_acquire`](Self::try_acquire).
+    /// When the store could not decide within the timeout, unless the failure policy is
+    /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). You then have to apply
+    /// the policy, or use [`try_acquire`](Self::try_acquire).
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -257,11 +264,11 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Decides these charges together and charges them if all fit; follows the failure policy if the store cannot
+    /// Decides these charges together, and charges them if all fit; follows the failure policy if the store cannot
     /// decide.
     ///
-    /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not
-    /// admitted, whatever the failure policy.
+    /// Returns whether you may go on. An [invalid](crate::error::StoreErrorKind::InvalidRequest) check is not admitted,
+    /// whatever the failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         let Ok(check) = Check::new(charges) else {
             return false;
@@ -276,19 +283,19 @@ impl Limiter {
         }
     }
 
-    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as
-    /// `max_wait`.
+    /// Waits until these charges are admitted, for about `max_wait` at most. Use this to stay within another service's
+    /// limits.
     ///
-    /// [`Decision::Denied`] when it would take longer than `max_wait`, or for ever: at once, when that is known at
-    /// once, and with nothing charged. A [blocked](crate::block) identity does not wait, unless you
-    /// [ask for it](Self::wait_for_blocks): [`Decision::Blocked`] at once. Callers queue, at most
-    /// [so many](Self::max_queue): see [waiting](self#waiting).
+    /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
+    /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
+    /// you [wait for blocks](Self::wait_for_blocks). Callers queue, up to [`max_queue`](Self::max_queue): see
+    /// [waiting](self#waiting).
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check): the timeout is that of each call of the store, not of the waiting. Where the store
-    /// cannot be reached or does not answer, this goes on asking until `max_wait` is over, and only then answers the
-    /// last error; under [`Local`](FailurePolicy::Local), the memory of this process decides at once.
+    /// Like [`check`](Self::check); the timeout limits each store call, not the wait. While the store cannot be reached
+    /// or does not answer, the limiter keeps asking until `max_wait` is over, and then returns the last error. Under
+    /// [`Local`](FailurePolicy::Local), the memory of this process decides at once.
     pub async fn acquire(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -301,17 +308,17 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// When a store that has failed may be back, at the earliest.
+    /// The earliest time until a failed store may be back.
     pub(crate) fn retry_interval(&self) -> Duration {
         self.inner.breaker.interval()
     }
 
-    /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter. What is
-    /// left under shadows is in [`Usage::shadow`].
+    /// Returns the usage under these policies and keys without charging; the costs of the charges are ignored. You find
+    /// the usage of shadows in [`Usage::shadow`].
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout, and the failure policy is not
+    /// When the store could not answer within the timeout, unless the failure policy is
     /// [`Local`](FailurePolicy::Local).
     pub async fn peek(
         &self,
@@ -322,7 +329,7 @@ impl Limiter {
         Ok(resolution.into_result()?.usage().clone())
     }
 
-    /// Forgets everything that was charged to `key` under `policy`.
+    /// Deletes everything charged to `key` under `policy`.
     ///
     /// # Errors
     ///
@@ -330,23 +337,23 @@ impl Limiter {
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
         let info = CallInfo::of(CallKind::Reset, &charges);
-        // Done at once; what it forgets may be little or nothing.
+        // The memory store answers at once, and its result does not matter.
         drop(self.inner.local.store.reset(policy, key));
         let result = self.ask(info, |store| store.reset(policy, key)).await;
-        // Also where it has failed: it may have been done.
+        // Wake even after an error: the store may have reset the key.
         self.inner.queues.wake(policy, key);
         result
     }
 
-    /// Blocks an identity until a time, unless it is blocked for longer; returns the block that holds now. See
-    /// [blocks](crate::block#blocks). A [`BlockRequest`] in the place of the time says why.
+    /// Blocks an identity until a time, unless already blocked for longer; returns the block that now holds. See
+    /// [blocks](crate::block#blocks). Pass a [`BlockRequest`] instead of a time to give a reason.
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout: then the block may have been made, and this process does not
-    /// [remember](crate::block#when-the-store-cannot-decide) it until it sees it, so block again.
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no blocks, or when this
-    /// limiter does not [enforce](Self::enforce_blocks) them.
+    /// When the store could not answer within the timeout. The block may have been made all the same, but this process
+    /// does not [remember](crate::block#when-the-store-cannot-decide) the block until a check meets it, so block again.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no blocks, or this limiter
+    /// does not [enforce](Self::enforce_blocks) them.
     pub async fn block(
         &self,
         key: &Key,
@@ -357,7 +364,7 @@ impl Limiter {
         }
         let request = block.into();
         let until = request.until();
-        // Before the call: a block that is remembered must not outlast the store's.
+        // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
         let block = self.ask(info, |store| store.block(key, request));
@@ -368,35 +375,35 @@ impl Limiter {
         Ok(block)
     }
 
-    /// Ends all blocks of an identity, bans among them, and forgets its strikes.
+    /// Ends all blocks of an identity, bans among them, and deletes its strikes.
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout, or keeps no blocks. The block may hold on in the store; this
-    /// process forgets it all the same.
+    /// When the store could not answer within the timeout, or keeps no blocks. The block may then still hold in the
+    /// store, but this process forgets the block in any case.
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
         self.inner.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
         let result = self.ask(info, |store| store.unblock(key)).await;
-        // Also where it has failed: it may have been done.
+        // Forget even after an error: the store may have unblocked the identity.
         self.inner.known_blocks.forget(key);
         self.inner.queues.wake_all(key);
         result
     }
 
-    /// Lists who is blocked: at most so many, in no order.
+    /// Lists blocked identities, at most `most`, in no order.
     ///
-    /// Redis has to look at all keys of the server for it, in small steps with pauses between them: this takes about
-    /// two seconds for a million keys, and the limiter's timeout does not apply. For operators, not for requests.
+    /// For operators, not for requests: Redis scans all keys of the server, in small steps with pauses, which takes
+    /// about two seconds for a million keys. The limiter's timeout does not apply.
     ///
     /// # Errors
     ///
-    /// When the store does not answer, keeps no blocks, or keeps one that cannot be read.
+    /// When the store does not answer, keeps no blocks, or holds one that cannot be read.
     pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
         self.inner.store.blocks(most).await
     }
 
-    /// Calls the store for something that no request waits for, and tells the observer how it has ended.
+    /// Makes a store call that no request waits for, and reports the end to the observer.
     async fn ask<T: StoreAnswer>(
         &self,
         info: CallInfo<'_>,
@@ -408,6 +415,13 @@ impl Limiter {
             Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
         }
         result
+    }
+}
+
+/// Leaves the timeout where the store, or one within it, wants to know it.
+fn note_timeout(store: &dyn Store, timeout: Duration) {
+    for timeout_ms in properties(store).filter_map(|it| it.timeout_ms) {
+        timeout_ms.store(millis(timeout), Relaxed);
     }
 }
 
@@ -425,7 +439,7 @@ impl fmt::Debug for Limiter {
     }
 }
 
-/// What [`RateLimitLayer::new`](crate::RateLimitLayer::new) takes: a store, or a [`Limiter`].
+/// The argument of [`RateLimitLayer::new`](crate::RateLimitLayer::new): a store, or a [`Limiter`].
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is neither a store nor a `Limiter`",

@@ -4,7 +4,7 @@
 //!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
 //!                  │ no
 //!                  ▼
-//!               policies ──▶ task: Store::publish, after some seconds, and again every five minutes
+//!               policies ──▶ task: Operation::Publish, after some seconds, and again every five minutes
 //! ```
 
 use std::{
@@ -32,6 +32,7 @@ use crate::{
         charge::Charge,
         check::Check,
         error::{StoreError, StoreErrorKind},
+        operation::Operation,
         policy::Policy,
         published::PublishedPolicy,
     },
@@ -43,41 +44,47 @@ use crate::{
 /// How many policies a process publishes.
 const MAX_POLICIES: usize = 256;
 
-/// From a new policy to its publication: others are likely to follow.
+/// From a new policy to its publication. The delay collects others that follow.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// From one publication to the next; much less than the store keeps them.
+/// From one publication to the next; much shorter than the store's retention.
 const REFRESH: Duration = Duration::from_secs(300);
 
-/// From a publication that failed to the next, doubled each time up to `REFRESH`.
+/// From a failed publication to the next, doubled each time up to `REFRESH`.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// How long one publication may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A power of two.
+/// The number of marks: a power of two.
 const SEEN: usize = 256;
 
-/// Each policy, and whether it was used since it was last published: a policy that a reload has replaced is not
-/// published again.
+/// Each policy, with a flag for use since the last publication: a policy that a reload has replaced is not published
+/// again.
 type Known = HashMap<Policy, (PublishedPolicy, bool)>;
 
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
     store: Arc<dyn Store>,
-    /// Marks of policies and kinds that are known, each at a place by its value or at the next one.
+    /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
     seen: [AtomicU64; SEEN],
     known: Mutex<Known>,
     running: Arc<AtomicBool>,
-    /// Wakes the task: there is something new, or the limiter is gone.
+    /// Wakes the task for a new policy, or after the limiter is dropped.
     changed: Arc<Notify>,
     has_failed: AtomicBool,
+    /// The store has answered that it publishes nothing.
+    is_off: AtomicBool,
 }
 
 impl Publisher {
-    /// `None` over a store that publishes nothing.
+    /// Returns `None` over a store that publishes nothing.
     pub(super) fn new(store: &Arc<dyn Store>) -> Option<Arc<Self>> {
-        store.publish(&[])?;
+        if let Some(Err(error)) = store.execute(Operation::Publish(Vec::new())).known()
+            && error.kind() == StoreErrorKind::InvalidRequest
+        {
+            return None;
+        }
         Some(Arc::new(Self {
             store: Arc::clone(store),
             seen: [const { AtomicU64::new(0) }; SEEN],
@@ -85,19 +92,21 @@ impl Publisher {
             running: Arc::default(),
             changed: Arc::default(),
             has_failed: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
         }))
     }
 
-    /// Notes the policies of a check that was decided: by one load for each charge, if it was noted before and its mark
-    /// stands at its own place.
+    /// Notes the policies of a decided check. A known charge costs one load, if its mark is at the first place.
     pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
-        // A look is no use: the example of a probe at the start of a service has a failure policy of its own.
+        // Skip peeks: the readiness probe that the docs show uses its own failure policy.
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.cost() > 0) {
             let mark = mark(charge);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
-                self.add(charge, mark, check.enforces_blocks(), on_failure);
+                // No check looks up the blocks of a shadow's keys.
+                let enforces_blocks = check.enforces_blocks() && !charge.policy().is_shadow();
+                self.add(charge, mark, enforces_blocks, on_failure);
             }
         }
     }
@@ -116,7 +125,7 @@ impl Publisher {
         on_failure: FailurePolicy,
     ) {
         let policy = charge.policy();
-        // Requests do not wait for each other: the next one tries again.
+        // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
             return;
         };
@@ -125,7 +134,7 @@ impl Publisher {
             return;
         }
         let entry = known.entry(policy.clone());
-        // Only of the policy that is kept: the address of another may be used again.
+        // Mark only the policy that the map keeps alive: the address of any other may be reused.
         let is_kept = match &entry {
             std::collections::hash_map::Entry::Occupied(it) => {
                 it.key().address() == policy.address()
@@ -164,7 +173,7 @@ impl Publisher {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Outside of a runtime nothing is published.
+    /// Without a runtime, nothing is published.
     fn ensure_running(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -177,15 +186,22 @@ impl Publisher {
     }
 
     async fn publish(&self) -> Result<(), StoreError> {
+        if self.is_off.load(Relaxed) {
+            return Ok(());
+        }
         let policies = self.used();
         if policies.is_empty() {
             return Ok(());
         }
-        let Some(answer) = self.store.publish(&policies) else {
-            return Ok(());
-        };
+        let answer = self.store.execute(Operation::Publish(policies));
         let result = timeout(TIMEOUT, answer).await;
-        let result = result.unwrap_or(Err(TOO_LATE));
+        let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
+        if let Err(error) = &result
+            && error.kind() == StoreErrorKind::InvalidRequest
+        {
+            self.is_off.store(true, Relaxed);
+            return Ok(());
+        }
         if result.is_ok() {
             self.forget_uses();
         }
@@ -204,7 +220,7 @@ impl Publisher {
         used.map(|(policy, _)| policy.clone()).collect()
     }
 
-    /// The next request under each policy notes it again.
+    /// Makes the next request under each policy note the policy again.
     fn forget_uses(&self) {
         let mut known = self.lock();
         known.values_mut().for_each(|(_, is_used)| *is_used = false);
@@ -218,7 +234,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Notes that the task has ended, however it did: it may be aborted with its runtime.
+/// Marks the task as ended when dropped, also when the runtime aborts the task.
 struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
@@ -251,13 +267,13 @@ async fn run(publisher: Weak<Publisher>, changed: Arc<Notify>, _running: Running
     }
 }
 
-/// Waits without keeping the publisher.
+/// Waits without keeping the publisher alive.
 async fn sleep_without(publisher: Arc<Publisher>, pause: Duration) {
     drop(publisher);
     sleep(pause).await;
 }
 
-/// Of a policy and a kind of keys; never 0.
+/// Identifies a policy and a kind of keys; never 0.
 fn mark(charge: &Charge) -> u64 {
     let kind = charge.key().kind();
     let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
@@ -265,12 +281,13 @@ fn mark(charge: &Charge) -> u64 {
 }
 
 impl Limiter {
-    /// Sets whether the policies are published in the store, for operators' tools. The default is `true`.
+    /// Sets whether to publish the policies in the store, for operators' tools. The default is `true`.
     ///
-    /// A task publishes each policy some seconds after its first use, and again every five minutes while it is
-    /// used; the store keeps them for a day. Published are its name, rules, ban and failure policy, whether it is a shadow and enforces
-    /// blocks, and the kinds of keys that it was charged to, but no value of a key; of at most 256 policies. Requests
-    /// do not wait for it, and what fails gives one warning. A memory store publishes nothing.
+    /// A task publishes each policy some seconds after its first use, and again every five minutes while you use the
+    /// policy; the store keeps them for a day. Published are the name, rules, ban and failure policy, whether the
+    /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
+    /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
+    /// store publishes nothing.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
         self.change(|inner| {
@@ -281,7 +298,7 @@ impl Limiter {
         })
     }
 
-    /// Publishes now what is known of policies.
+    /// Publishes the known policies now.
     ///
     /// # Errors
     ///

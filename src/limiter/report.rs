@@ -1,4 +1,4 @@
-//! What the observer is told.
+//! Reports decisions, failures and other events to the observer.
 
 use super::Limiter;
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Limiter {
-    /// Tells of a decision, and of what the shadows of its check decided; of a peek and of a blocked check, that it was
-    /// answered.
+    /// Reports the decision of a check, and that of its shadows. Peeks and checks that were blocked or had no charges
+    /// are reported as completed.
     pub(super) fn report_decision(
         &self,
         kind: CallKind,
@@ -35,6 +35,7 @@ impl Limiter {
         if let Decision::Blocked(blocked) = decision {
             let (policy, source) = (None, blocked.block().by().into());
             observer.on_blocked(&BlockEvent { policy, source });
+            // The local memory and the deny cache answer without a call to the store.
             let usage = decision.usage();
             let without_call = usage.is_repeated() || usage.is_local();
             return self.report_completion(call, without_call, Some(timing));
@@ -60,7 +61,7 @@ impl Limiter {
         }
     }
 
-    /// Tells that a call which decides nothing was answered.
+    /// Reports the answer of a call that decides nothing.
     pub(super) fn report_completion(
         &self,
         call: CallInfo<'_>,
@@ -93,7 +94,7 @@ impl Limiter {
         }
     }
 
-    /// Tells of a limit that found no key.
+    /// Reports a limit that found no key.
     pub(crate) fn report_missing_key(
         &self,
         policy: Option<&Policy>,
@@ -116,14 +117,14 @@ impl Limiter {
         self.inner.observer.is_some()
     }
 
-    /// Tells of a policy that a layer limits by.
+    /// Reports a policy that a layer uses.
     pub(crate) fn report_policy(&self, policy: &Policy) {
         if let Some(observer) = &self.inner.observer {
             observer.on_policy(policy);
         }
     }
 
-    /// Tells of a request on a deny list.
+    /// Reports a request on a deny list.
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
             let source = BlockSource::List;
@@ -131,13 +132,13 @@ impl Limiter {
         }
     }
 
-    /// Tells of a check that could not be built.
+    /// Reports a check that could not be built.
     pub(crate) fn report_invalid(&self, policy: Option<&Policy>, shadow: bool, error: &StoreError) {
         let call = CallInfo::never_sent(policy, shadow);
         self.report_error(call, error, RequestOutcome::of(shadow), Some(Timing::now()));
     }
 
-    /// The observer, and what was measured for it.
+    /// The observer and the timing, if there is an observer.
     fn observed(&self, timing: Option<Timing>) -> Option<(&dyn Observer, Timing)> {
         self.inner.observer.as_deref().zip(timing)
     }

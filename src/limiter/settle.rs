@@ -1,4 +1,4 @@
-//! Settling: the final costs of what was admitted.
+//! Settling: sets the final costs of an admitted check.
 
 use super::{Limiter, call::Answer};
 use crate::{
@@ -9,28 +9,27 @@ use crate::{
         settlement::Settlement,
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::Store,
-    store::eventual::Eventual,
+    store::{Store, StoreExt, eventual::Eventual},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
 
 impl Limiter {
-    /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
+    /// Sets the final cost of each charge of an admitted check: the actual cost of the work, or 0 to refund the charge.
     ///
-    /// `cost` is called with each charge, those of [shadows](Usage::shadow) among them, and answers its final cost:
-    /// [`Charge::cost`] to leave it as it is. An [`ActualCost`] does that by the names of policies:
-    /// `|charge| cost.under(charge)`. Charges of one policy and key were added up by the check, and are one here.
+    /// The limiter calls `cost` with each charge, including those of [shadows](Usage::shadow), and you return the final
+    /// cost: [`Charge::cost`] for no change. With an [`ActualCost`], use policy names: `|charge| cost.under(charge)`.
+    /// The check has added up charges of one policy and key, so you see them as one.
     ///
-    /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
-    /// never below zero. A check that is not settled keeps its cost.
+    /// The difference is added to or taken from the step that was charged, if that step still counts: even above the
+    /// limit, never below zero. A check that you do not settle keeps its cost.
     ///
     /// # Errors
     ///
     /// When the store could not answer within the timeout. If the error [is unsent](StoreError::is_unsent), as when the
     /// breaker is open, you can settle the check again; otherwise the settlement may have been done, and cannot be
-    /// tried again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has
-    /// been settled. An error about shadows alone is none where other charges are settled: the observer is notified.
+    /// retried. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is
+    /// already settled. When other charges are settled, an error about shadows alone goes only to the observer.
     ///
     /// [`ActualCost`]: crate::limiter::ActualCost
     pub async fn settle(
@@ -52,7 +51,7 @@ impl Limiter {
         self.settle_parts(usage, parts).await
     }
 
-    /// The settlements that a changed cost needs: of the charges that count, and of the shadows, each once.
+    /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
     pub(crate) fn changed_parts(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Vec<Settlement> {
         let both = [Some(usage), admitted_shadow(usage)];
         let parts = both.into_iter().flatten();
@@ -61,7 +60,7 @@ impl Limiter {
             .collect()
     }
 
-    /// Settles these parts of one check at the same time; the usage afterwards, that of the shadows with it.
+    /// Settles these parts of one check at the same time; returns the usage afterwards, with that of the shadows.
     pub(crate) async fn settle_parts(
         &self,
         usage: &Usage,
@@ -82,7 +81,7 @@ impl Limiter {
         })
     }
 
-    /// All of it was decided in one place, and is settled there. Answers one by one.
+    /// Settles all parts in the one place that decided them, and returns their results one by one.
     async fn settle_all(&self, parts: Vec<Settlement>) -> Settled {
         let Some(first) = parts.first() else {
             return Vec::new();
@@ -104,7 +103,7 @@ impl Limiter {
                     self.report_error(call, error, RequestOutcome::Failed, timing);
                 }
             }
-            // Also where it has failed: it may have been done.
+            // Wake even after an error: the store may have settled the check.
             self.inner.queues.wake_settled(settlement);
         }
         results
@@ -147,8 +146,8 @@ fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, St
     usage.map(|it| if local { it.local() } else { it })
 }
 
-/// An error where neither was done, which is how the breaker sees one failure. Of two, the one that may have been sent:
-/// what may have been done is not tried again.
+/// Returns an error if neither part was settled, so that the breaker counts one failure. If only one was possibly sent,
+/// its error wins: a settlement that may have been done must not be retried.
 fn one_failure(both: Result<Settled, StoreError>) -> Result<Settled, StoreError> {
     let both = both?;
     match &both[..] {

@@ -1,4 +1,4 @@
-//! The timeout around all that is waited for at once.
+//! The timeout of store calls.
 
 use std::{
     future::poll_fn,
@@ -13,19 +13,19 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How often a timer that has run out lets the tasks go first that are ready: the connection's, a shared call's, and
-/// the caller's that it answers.
+/// How often an expired timer lets ready tasks run first: those of the connection, of a shared call, and of the caller
+/// that gets the answer.
 const LAST_LOOKS: u8 = 3;
 
-/// How late any timer may be noticed: the runtime counts whole milliseconds, and so does the system.
+/// How late any timer may be noticed: the runtime and the system both count whole milliseconds.
 const COARSENESS: Duration = Duration::from_millis(2);
 
 pin_project! {
-    /// A timer that starts when it is first polled.
+    /// A timer that starts when first polled.
     ///
-    /// It is made then, and not before: what is known at once costs none, and needs no runtime. When it has run out,
-    /// the runtime first looks at its sockets: a busy process must not take an answer that has come for one that is
-    /// late.
+    /// Nothing is created before that, so an answer that is ready at once needs neither a timer nor a runtime. When the
+    /// timer expires, the runtime polls its sockets before the timeout counts: a busy process must not treat an answer
+    /// that has arrived as late.
     pub(crate) struct LazySleep {
         duration: Duration,
         last_looks: u8,
@@ -43,7 +43,7 @@ impl LazySleep {
         }
     }
 
-    /// Whether this process has noticed it so late that it was too busy to notice an answer either.
+    /// Whether this process noticed the expiry so late that an answer may have gone unnoticed as well.
     pub(crate) fn is_noticed_late(&self) -> bool {
         let late = COARSENESS.max(self.duration / 4);
         let sleep = self.sleep.as_ref();
@@ -59,14 +59,15 @@ impl Future for LazySleep {
         if this.sleep.is_none() {
             this.sleep.set(Some(sleep(*this.duration)));
         }
-        // A future that is always busy uses up the task's budget for tokio's resources, the timer among them.
+        // Unconstrained: a future that is always busy exhausts the task's budget for tokio's resources, which include
+        // the timer.
         let has_run_out = this
             .sleep
             .as_pin_mut()
             .is_none_or(|sleep| pin!(unconstrained(sleep)).poll(cx).is_ready());
         if has_run_out && *this.last_looks > 0 {
             *this.last_looks -= 1;
-            // Wakes this task when the others had their turn.
+            // Wakes this task after the other tasks have run.
             return pin!(yield_now()).poll(cx);
         }
         if has_run_out {
@@ -77,7 +78,7 @@ impl Future for LazySleep {
     }
 }
 
-/// What the work gives, or nothing if it takes longer. A result that is ready at once needs no timer.
+/// The output of `work`, or `None` after `duration`. A result that is ready at once needs no timer.
 pub(super) async fn within<W: Future>(duration: Duration, work: W) -> Option<W::Output> {
     let (mut work, mut end) = (pin!(work), pin!(LazySleep::new(duration)));
     poll_fn(|cx| match work.as_mut().poll(cx) {

@@ -3,15 +3,14 @@
 //! ```text
 //! join ──▶ turn ──▶ ask the store ──▶ admitted, or denied for longer than the caller waits
 //!                    ▲         │ denied, or undecided
-//!                    └─ sleep ◀┘ until there should be room, at most RECHECK, or until something was given back
+//!                    └─ sleep ◀┘ until the store should have room, at most RECHECK, or until units are given back
 //! ```
 //!
-//! Only callers that have a [turn](turns) ask the store. A caller that leaves passes its turn on, and with it the
-//! store's last denial. A caller that cannot be admitted in time, behind those that wait [ahead of it](forecast), is
-//! denied at once.
+//! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's last
+//! denial. A caller that cannot be admitted in time, behind those [ahead](forecast), is denied at once.
 //!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
-//! old. Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.
+//! old. Both use the same counts and compete like two processes; the store's limit holds for all of them.
 
 mod forecast;
 mod turns;
@@ -50,23 +49,23 @@ use crate::{
     observe::{CallKind, Timing},
 };
 
-/// The least that is slept where the store says that there is room now, and denies again: else the caller would spin.
+/// The shortest sleep. A store that denies and yet promises room now would otherwise make the caller spin.
 const MIN_SLEEP: Duration = Duration::from_millis(1);
 
-/// The head of a queue asks at least this often, since it does not hear what other processes give back.
+/// The head of a queue asks at least this often, since other processes give back units without notice.
 const RECHECK: Duration = Duration::from_secs(2);
 
 /// How a caller behaves while the store cannot decide and the failure policy would let it pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhereOpen {
-    /// It passes at once: an outage must not make each request slower by the longest wait.
+    /// Passes at once: an outage must not slow down each request by `max_wait`.
     Pass,
-    /// It asks until its time is over, since the failure policy is for it to follow.
+    /// Keeps asking until the deadline, since the caller has to apply the failure policy.
     AskAgain,
 }
 
-/// The queues in which somebody waits, each under every key that it charges; one that charges a key twice stands there
-/// twice.
+/// The queues with waiting callers, each listed under every key that it charges; a queue that charges one key twice is
+/// listed twice.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueues {
     by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
@@ -74,30 +73,30 @@ pub(super) struct WaitQueues {
 
 #[derive(Debug)]
 struct WaitQueue {
-    /// Of the first caller; the others have the same policies and keys in the same order.
+    /// The check of the first caller; the others have the same policies and keys in the same order.
     check: Check,
     /// Written under the lock of all queues.
     tickets: AtomicUsize,
     turns: Turns,
     line: Mutex<Line>,
-    /// How often something was given back. Written under the lock of the line.
+    /// How often units were given back. Written under the lock of the line.
     given_back: AtomicUsize,
-    /// Notified when something was given back.
+    /// Notified when units are given back.
     room: Notify,
-    /// Notified when the store has denied a caller: others may come too late now.
+    /// Notified when the store denies a caller: the denial may show that others come too late.
     denied: Notify,
 }
 
 /// For each charge.
 type Units = SmallVec<[u128; 1]>;
 
-/// The callers that wait, and what the store said last to one of them.
+/// The waiting callers, and the store's last denial to one of them.
 #[derive(Debug, Default)]
 struct Line {
     last_denial: Option<LastDenial>,
     /// In order of arrival.
     places: VecDeque<Place>,
-    /// The units of all that are not too late.
+    /// The units of all callers that can be admitted in time.
     waiting: Units,
     arrivals: u64,
 }
@@ -108,11 +107,11 @@ struct Place {
     number: u64,
     check: Check,
     deadline: Instant,
-    /// When it is admitted at the earliest, if that is too late: those behind do not wait for it.
+    /// The earliest admission, if after the deadline: later callers then do not count this one.
     too_late: Option<Instant>,
 }
 
-/// The store's denial of a caller with a turn, when it came, and until when it holds.
+/// The store's denial of a caller with a turn, the time of the denial, and how long the denial holds.
 #[derive(Clone, Debug)]
 struct LastDenial {
     check: Check,
@@ -129,19 +128,19 @@ struct Ticket<'a> {
     number: u64,
 }
 
-/// How the wait for a turn has ended.
+/// The result of waiting for a turn.
 enum Wait<'a> {
     Turn(Turn<'a>),
-    /// It would come too late: the caller is admitted at this time at the earliest.
+    /// The turn would come too late: the earliest admission is at this time.
     TooLate(LastDenial, Instant),
-    /// The caller waits no longer, and nothing is known that denies it.
+    /// The caller's time is up, and no known denial applies.
     TimedOut,
 }
 
 impl Limiter {
-    /// Waits until the check is admitted; answers with a denial that lasts longer than `max_wait`.
+    /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
     ///
-    /// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been
+    /// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
     /// charged.
     pub(crate) async fn wait(
         &self,
@@ -149,7 +148,7 @@ impl Limiter {
         max_wait: Duration,
         where_open: WhereOpen,
     ) -> Resolution {
-        // Shadows deny nothing that could be waited for.
+        // Shadows never deny, so a check of shadows alone has nothing to wait for.
         if check.charges().is_empty() || fits_never(check) {
             return self.decide(check.clone()).await;
         }
@@ -170,17 +169,17 @@ impl Limiter {
         }
     }
 
-    /// Answers a caller for which there is no place in the queue.
+    /// Answers a caller that found the queue full.
     async fn deny_behind(&self, queue: &WaitQueue, check: &Check) -> Resolution {
         let forecast = queue.line().forecast_behind(check);
         match forecast {
             Some((last, earliest)) => last.resolve(self, check, earliest),
-            // Nothing denies it yet.
+            // No denial holds yet.
             None => self.decide(check.clone()).await,
         }
     }
 
-    /// Asks the store until it admits the caller, which has a turn, or until that will be too late.
+    /// Asks the store until the caller, which has a turn, is admitted or comes too late.
     async fn ask_until(
         &self,
         ticket: &Ticket<'_>,
@@ -189,7 +188,7 @@ impl Limiter {
         where_open: WhereOpen,
     ) -> Resolution {
         let (queue, check) = (&*ticket.queue, &ticket.check);
-        // Listens from before each question on: what is given back before the answer is here is heard, too.
+        // Listen before each question, so as not to miss units given back before the answer arrives.
         let mut room = queue.room.notified();
         let mut known = queue.denial(check);
         loop {
@@ -231,6 +230,8 @@ impl Limiter {
                 denial.retry_after()?;
                 queue.turns.set_number(1);
                 let last = queue.remember(check, denial, given_back);
+                // Units given back during the call make this denial out of date: ask again even if it ends after the
+                // deadline.
                 let in_time = last.until <= deadline || queue.was_given_since(given_back);
                 in_time.then(|| last.wake_at())
             }
@@ -247,7 +248,7 @@ impl Limiter {
         }
     }
 
-    /// The time until a block ends, if callers wait for it.
+    /// The rest of a block, if callers wait for blocks.
     fn waits_for(&self, blocked: &Blocked) -> Option<Duration> {
         let rest = blocked
             .retry_after()
@@ -255,13 +256,13 @@ impl Limiter {
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
     }
 
-    /// How late a caller with a turn may be with its question or its waking before its runtime counts as parked.
+    /// How late a caller with a turn may ask or wake before its runtime counts as parked.
     fn turn_patience(&self) -> Duration {
         self.inner.timeout.saturating_mul(2).min(FOR_EVER)
     }
 
-    /// From half to one and a half of the breaker's interval, at random: callers of several processes do not come back
-    /// to a store together.
+    /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do
+    /// not return to a store together.
     fn retry_pause(&self) -> Duration {
         let interval = match self.retry_interval() {
             Duration::ZERO => DEFAULT_INTERVAL,
@@ -277,7 +278,7 @@ const fn is_passing(error: &StoreError) -> bool {
     matches!(error.kind(), Timeout | Unavailable | CircuitOpen)
 }
 
-/// How many callers may ask at the same time after this answer: as many as the store has room for.
+/// How many callers may ask at the same time after this answer: as many as the rest would admit.
 fn turns_after(resolution: &Resolution) -> u64 {
     let Resolution::Decided(Decision::Allowed(usage)) = resolution else {
         return 1;
@@ -287,13 +288,13 @@ fn turns_after(resolution: &Resolution) -> u64 {
     fitting.min().unwrap_or(1)
 }
 
-/// Whether there will never be room.
+/// Whether the check is larger than a limit, and so never fits.
 fn fits_never(check: &Check) -> bool {
     check.rules().any(|(rule, cost)| cost > rule.limit())
 }
 
 impl WaitQueues {
-    /// The last place in the queue of the check; the queue, if it has no place left.
+    /// Takes the last place in the queue of the check; returns the queue if it is full.
     fn join(
         &self,
         check: &Check,
@@ -311,7 +312,7 @@ impl WaitQueues {
             }
             queue
         });
-        // The first caller waits for no other.
+        // The first caller waits for no other, so admit one even if `max_queue` is 0.
         if queue.tickets.load(Relaxed) >= max_queue.max(1) {
             return Err(queue);
         }
@@ -325,7 +326,7 @@ impl WaitQueues {
         })
     }
 
-    /// Lets callers ask again that wait for a key which something was given back to, under a policy of this name.
+    /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
     pub(super) fn wake(&self, policy: &Policy, key: &Key) {
         self.wake_queues(key, |queue| {
             let mut charges = queue.check.charges().iter();
@@ -333,7 +334,7 @@ impl WaitQueues {
         });
     }
 
-    /// Lets callers ask again that wait for a key, under whatever policy.
+    /// Wakes the callers that wait for a key, under any policy.
     pub(super) fn wake_all(&self, key: &Key) {
         self.wake_queues(key, |_| true);
     }
@@ -350,7 +351,7 @@ impl WaitQueues {
         }
     }
 
-    /// The same for all that a settlement gives back.
+    /// Wakes the callers that wait for any charge that the settlement reduces.
     pub(super) fn wake_settled(&self, settlement: &Settlement) {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
@@ -362,7 +363,7 @@ impl WaitQueues {
 }
 
 impl Ticket<'_> {
-    /// Waits for a turn, at most until the deadline, and only as long as the caller may still be admitted by then.
+    /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
     async fn take_turn(&self, deadline: Instant, patience: Duration) -> Wait<'_> {
         let queue = &*self.queue;
         let mut turn = pin!(queue.turns.take(patience));
@@ -426,7 +427,7 @@ impl WaitQueue {
         parts(&self.check).eq(parts(check))
     }
 
-    /// The last denial, if it holds for this check, too.
+    /// The last denial, if still valid and also true of this check.
     fn denial(&self, check: &Check) -> Option<LastDenial> {
         let line = self.line();
         let last = line.last_denial.as_ref()?;
@@ -438,7 +439,7 @@ impl WaitQueue {
         self.given_back.load(Relaxed) != given_back
     }
 
-    /// A denial says nothing to others if something was given back while it was on its way.
+    /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
     fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
         let wait = denial.retry_after().unwrap_or_default();
         let at = Instant::now();
@@ -463,7 +464,7 @@ impl WaitQueue {
 }
 
 impl Line {
-    /// Takes the last place, and answers its number.
+    /// Takes the last place, and returns its number.
     fn join(&mut self, check: &Check, deadline: Instant) -> u64 {
         let forecast = self.forecast_behind(check);
         let too_late = forecast.map(|(_, earliest)| earliest);
@@ -488,7 +489,7 @@ impl Line {
         }
     }
 
-    /// Notes a denial, and finds the callers that come too late by it. Whether it says anything new.
+    /// Notes a denial, and finds the callers that come too late because of it. Returns whether the denial is news.
     fn learn(&mut self, last: &LastDenial) -> bool {
         let known = self.last_denial.replace(last.clone());
         if known.is_some_and(|known| known.says_the_same_as(last)) {
@@ -512,7 +513,7 @@ impl Line {
         Some((self.last_denial.clone()?, earliest))
     }
 
-    /// When a caller is admitted behind all that wait, at the earliest; `None` while no denial holds.
+    /// The earliest admission of a caller behind all that wait; `None` while no denial holds.
     fn forecast_behind(&self, check: &Check) -> Option<(LastDenial, Instant)> {
         let last = self.last_denial.as_ref()?;
         let holds = last.until > Instant::now();
@@ -521,7 +522,7 @@ impl Line {
 }
 
 impl Place {
-    /// Adds the units of its charges, unless it is too late.
+    /// Adds the units of this place, unless too late.
     fn add_to(&self, waiting: &mut Units) {
         waiting.resize(self.check.charges().len(), 0);
         self.change(waiting, |units, cost| units + cost);
@@ -546,7 +547,7 @@ fn parts(check: &Check) -> impl Iterator<Item = (&Policy, &Key)> {
 }
 
 impl LastDenial {
-    /// The denial of a check that is admitted at `earliest`, as the queue knows it.
+    /// The denial of a check that the queue expects to be admitted at `earliest`.
     fn resolve(&self, limiter: &Limiter, check: &Check, earliest: Instant) -> Resolution {
         let denied = Decision::Denied(self.denial.clone());
         let about_it = match self.compares(check, |last, asked| last == asked) {
@@ -559,7 +560,7 @@ impl LastDenial {
         Resolution::Decided(decision)
     }
 
-    /// When a check is admitted behind callers with these units, at the earliest.
+    /// The earliest admission of a check behind callers with these units.
     fn earliest(&self, check: &Check, ahead: &Units) -> Instant {
         let charges = check.charges().iter().enumerate();
         let units = charges.map(|(index, charge)| {
@@ -574,7 +575,7 @@ impl LastDenial {
         self.at + after.min(FOR_EVER)
     }
 
-    /// Whether the other was for the same costs, and ends in the same millisecond or so.
+    /// Whether the other denial was for the same costs, and ends at about the same millisecond.
     fn says_the_same_as(&self, other: &Self) -> bool {
         let apart = self.until.max(other.until) - self.until.min(other.until);
         apart <= MIN_SLEEP && self.compares(&other.check, |one, another| one == another)
@@ -585,7 +586,7 @@ impl LastDenial {
         self.until.min(self.at + RECHECK)
     }
 
-    /// Whether the store denies this check, too.
+    /// Whether the store denies this check as well: one that costs at least as much.
     fn holds_for(&self, check: &Check) -> bool {
         self.compares(check, |last, asked| last <= asked)
     }

@@ -1,3 +1,5 @@
+//! The response future: decides, calls the inner service, and settles the charge.
+
 use std::{
     fmt, mem,
     ops::ControlFlow::{Break, Continue},
@@ -54,7 +56,7 @@ pin_project! {
     }
 }
 
-/// A request that waits for its decision, with the service that was ready for it.
+/// A request that waits for its decision, with the service that was polled ready for that request.
 struct Undecided<S, B> {
     step: Step,
     service: S,
@@ -67,8 +69,8 @@ where
     S: Service<Request<B>, Response = Response<T>> + Clone,
     R: MakeRejection<T>,
 {
-    /// Passes a request on, or rejects it, if the decision is known at once. `service` is ready, and its clone stays where
-    /// it has to go with the request.
+    /// Passes a request on or rejects it if the decision is ready at once. Otherwise the ready `service` moves into the
+    /// future with the request, and its clone stays behind.
     pub(super) fn new(shared: &Arc<Shared<R>>, service: &mut S, request: Request<B>) -> Self {
         let (head, body) = request.into_parts();
         let state = match Step::begin(&shared.plan, &head) {
@@ -95,7 +97,7 @@ where
     }
 }
 
-/// The clone may not be ready: it stays, and the one that is goes. See
+/// Takes the service that was polled ready, and leaves a clone, which may not be ready. See
 /// <https://docs.rs/tower-service/0.3/tower_service/trait.Service.html#be-careful-when-cloning-inner-services>
 fn take_ready<S: Clone>(service: &mut S) -> S {
     let clone = service.clone();
@@ -103,7 +105,7 @@ fn take_ready<S: Clone>(service: &mut S) -> S {
 }
 
 impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
-    /// The caller has gone, or has got the response.
+    /// Called when the caller is gone, or has the response.
     fn abandon(self: Pin<&mut Self>) {
         let this = self.project();
         match this.state.project() {
@@ -165,7 +167,7 @@ where
                     if let Ok(response) = &mut response {
                         shared.see_cost(response, admitted.as_ref());
                     }
-                    // Still in the state: if the user's closure panics, there will be no response.
+                    // `admitted` is still in the state, so that a panic in your closure counts as no response.
                     let settling = match (&mut response, admitted.as_ref()) {
                         (Ok(response), Some(admitted)) => shared.settle(response, admitted),
                         _ => None,
@@ -211,7 +213,7 @@ where
     }
 }
 
-/// Inlined, since heads are large to move.
+/// Inlined, because heads are large to move.
 #[inline(always)]
 fn serve<S: Service<Request<B>>, B, R>(
     shared: &Shared<R>,
@@ -234,7 +236,7 @@ fn serve<S: Service<Request<B>>, B, R>(
     }
 }
 
-/// A call that has not returned its future yet: if it panics, there will be no response.
+/// A call that has not returned its future yet. If the call panics, dropping this counts as no response.
 struct Calling<'a, R> {
     shared: &'a Shared<R>,
     admitted: Option<Decisions>,

@@ -1,3 +1,5 @@
+//! [`RateLimitLayer`]: the settings of the middleware.
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::{request::Parts, response};
@@ -17,17 +19,17 @@ use crate::{
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
 ///
-/// In axum, add it *after* the routes: `Router::layer` covers those that the router has by then, and no others.
+/// In axum, add the layer *after* the routes: `Router::layer` covers only the routes added before.
 ///
-/// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
+/// See the [module docs](super) for an example. `R` makes the responses to rejected requests.
 pub struct RateLimitLayer<R = ProblemJson> {
     pub(super) shared: Arc<Shared<R>>,
 }
 
 impl RateLimitLayer {
-    /// Creates a layer over a store, or over a [`Limiter`], whose timeout and failure policy it takes.
+    /// Creates a layer over a store, or over a [`Limiter`] with its timeout and failure policy.
     ///
-    /// It limits nothing until [`limit`](Self::limit) is called.
+    /// The layer limits nothing until you call [`limit`](Self::limit).
     #[must_use]
     pub fn new(limiter: impl IntoLimiter) -> Self {
         let shared = Shared::new(limiter.into_limiter(), ProblemJson::default());
@@ -38,25 +40,25 @@ impl RateLimitLayer {
 }
 
 impl<R> RateLimitLayer<R> {
-    /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
+    /// Adds a limit: charges the keys that `extractor` finds under `policy`.
     ///
-    /// A [`PolicySelector`] is a [`Policy`](crate::Policy), or says which policy it is for each request. A closure as
-    /// either of them needs the type of its argument, `|head: &http::request::Parts| …`, or
+    /// Pass a [`Policy`](crate::Policy), or a [`PolicySelector`] that chooses one for each request. If you use a
+    /// closure for either argument, write the type of its argument, `|head: &http::request::Parts| …`, or use
     /// [`from_fn`](crate::extract::from_fn).
     ///
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
-    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts; or
-    /// when a name in a table of [`Routes`](super::Routes) is no route. For policies and routes that are not known before
-    /// the service runs, use [`try_limit`](Self::try_limit).
+    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies), since both would share
+    /// counts; or when a table of [`Routes`](super::Routes) has a name that is not a route. If you know policies and
+    /// routes only at run time, use [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
     pub fn limit(self, policy: impl IntoPolicySelector, extractor: impl KeyExtractor) -> Self {
         valid(self.try_limit(policy, extractor))
     }
 
-    /// As [`limit`](Self::limit), for policies and routes from a configuration file.
+    /// Like [`limit`](Self::limit), for policies and routes from a configuration file.
     ///
     /// ```
     /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, error::PolicyError};
@@ -70,7 +72,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Conflict`], [`PolicyError::ReloadConflict`] or [`PolicyError::Route`], where `limit` panics.
+    /// [`PolicyError::Conflict`], [`PolicyError::ReloadConflict`] or [`PolicyError::Route`], in the cases in which
+    /// `limit` panics.
     pub fn try_limit(
         self,
         policy: impl IntoPolicySelector,
@@ -84,11 +87,11 @@ impl<R> RateLimitLayer<R> {
         }))
     }
 
-    /// Adds a limit whose keys have to be looked up: see [`AsyncKeyExtractor`].
+    /// Adds a limit whose keys come from an asynchronous look-up: see [`AsyncKeyExtractor`].
     ///
     /// # Panics
     ///
-    /// As [`limit`](Self::limit).
+    /// Like [`limit`](Self::limit).
     #[must_use]
     #[track_caller]
     pub fn limit_async(
@@ -99,11 +102,11 @@ impl<R> RateLimitLayer<R> {
         valid(self.try_limit_async(policy, extractor))
     }
 
-    /// As [`limit_async`](Self::limit_async), for policies from a configuration file.
+    /// Like [`limit_async`](Self::limit_async), for policies from a configuration file.
     ///
     /// # Errors
     ///
-    /// As [`try_limit`](Self::try_limit).
+    /// Like [`try_limit`](Self::try_limit).
     pub fn try_limit_async(
         self,
         policy: impl IntoPolicySelector,
@@ -117,13 +120,13 @@ impl<R> RateLimitLayer<R> {
         }))
     }
 
-    /// Names the contributors to the limit that was added last, so that [`Limiter::contributors`] can list those that
-    /// used it up: see [`contributors`](crate::contributors).
+    /// Labels the charges of the limit added last, so that [`Limiter::contributors`] can list the clients that used up
+    /// that limit: see [`contributors`](crate::contributors).
     ///
-    /// The label is the first key that `extractor` finds; a request without one is counted without a label. It changes
-    /// no decision, and no response shows it. A [`Header`](crate::Header) or a cookie is [secret](Key::secret) and is
-    /// listed as a hash: where operators may read the value, take a closure. A charge that
-    /// [`charge_async`](Self::charge_async) has looked up keeps the contributor that [`Charge::by`] names.
+    /// The label is the first key that `extractor` finds; a request without one is counted without a label. Labels
+    /// change no decision, and appear in no response. [`Header`](crate::Header) and `Cookie` labels are
+    /// [secret](Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
+    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::by`].
     ///
     /// ```
     /// use http::{Request, Response, request::Parts};
@@ -156,7 +159,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When no limit was added before.
+    /// When the layer has no limit yet.
     #[must_use]
     #[track_caller]
     pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
@@ -171,11 +174,11 @@ impl<R> RateLimitLayer<R> {
         layer
     }
 
-    /// Adds a limit whose policy, key and cost have to be looked up, such as the tier of a user that is in a database.
+    /// Adds a limit whose policy, key and cost come from a look-up, for instance of a user's tier in a database.
     ///
-    /// The look-up answers a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. Its cost is what is
-    /// charged: [`cost`](Self::cost) does not apply. `None` rejects the request, as a missing key does; an empty `Vec`
-    /// means that this limit does not apply. The future owns what it needs: copy it from the head.
+    /// The look-up returns a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. The limiter charges the
+    /// cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key does; with
+    /// an empty `Vec`, this limit does not apply. The future must own its data: copy from the head.
     ///
     /// ```
     /// use std::collections::HashMap;
@@ -217,20 +220,19 @@ impl<R> RateLimitLayer<R> {
     /// # });
     /// ```
     ///
-    /// All look-ups of one request run at the same time, those of [`limit_async`](Self::limit_async) too, under one
-    /// [timeout](Self::look_up_timeout). One that takes longer, or answers
-    /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the failure policy of the layer,
-    /// since the policy is not known. By default that is [`Open`](FailurePolicy::Open): **the request passes without
-    /// this limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure) it is answered with a 503.
+    /// All look-ups of one request, including those of [`limit_async`](Self::limit_async), run at the same time under
+    /// one [timeout](Self::look_up_timeout). A look-up that takes longer, or returns
+    /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the layer's failure policy,
+    /// since the policy is unknown. The default is [`Open`](FailurePolicy::Open): **the request passes without this
+    /// limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure), the response is a 503.
     ///
-    /// Look-ups come first: the request of a client that one of the layer's other limits denies is looked up all the
-    /// same. To spare the database those, put the other limits into a
-    /// [layer around this one](super#two-layers-one-store).
+    /// Look-ups run before the decision, even for a request that another limit of the layer denies. To spare the
+    /// database those look-ups, put the other limits into a [layer around this one](super#two-layers-one-store).
     ///
-    /// Nothing is remembered from one request to the next: where a look-up is slow, keep what it has found in a cache.
+    /// The layer caches no look-ups: if yours are slow, add a cache.
     ///
-    /// Policies of one name share their counts; two of one name that differ (rules, ban, failure policy or shadow) must
-    /// not be charged to one key by one request, which is answered with a 500.
+    /// Policies of one name share their counts. A request must not charge one key under two policies of one name that
+    /// differ (rules, ban, failure policy or shadow): the response is a 500.
     #[must_use]
     pub fn charge_async<F, C>(self, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
     where
@@ -247,7 +249,7 @@ impl<R> RateLimitLayer<R> {
         })
     }
 
-    /// The selector, unless it has a mistake, or one of its policies has the name of another one and differs.
+    /// Checks the selector: its own errors, and policies that differ from another one of the same name.
     fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
         selector.check()?;
         let mut others = self.shared.plan.selectors();
@@ -255,51 +257,50 @@ impl<R> RateLimitLayer<R> {
         Ok(selector)
     }
 
-    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added
-    /// to the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
+    /// Skips requests that this layer should ignore, such as health checks: no look-up, no charge, no header. A request
+    /// is skipped when one of your closures returns `true`, unless a [deny list](Self::block) matches.
     ///
-    /// A list of networks is a closure too: one that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
+    /// For a list of networks, use a closure that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.skipped.push(Arc::new(skips)))
     }
 
-    /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
+    /// Skips keys, such as those on an allow list: no policy of this layer charges them.
     ///
-    /// Compare whole keys with what the extractor answers, or the kind and the value of keys that you make yourself.
+    /// Compare whole keys with those of the extractor, or the kind and value of keys that you create yourself.
     ///
-    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a
-    /// user from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
+    /// Other keys of the same request are still charged: a partner's skipped address does not free its user from the
+    /// limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     #[must_use]
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
-    /// Rejects requests with a 403, before any key is extracted or anything is charged.
+    /// Rejects requests with a 403, before any key is extracted or charged.
     ///
-    /// It goes before [`skip`](Self::skip). The response is made from
+    /// This takes precedence over [`skip`](Self::skip). The response is made from
     /// [`Rejection::OnDenyList`](super::Rejection::OnDenyList).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
-    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is
-    /// charged to any of the request's keys.
+    /// Rejects requests with a 403 when an extractor returns a matching key, for instance one on a deny list. None of
+    /// the request's keys is charged.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): the keys of a request that
-    /// is skipped are not known.
+    /// This takes precedence over [`skip_keys`](Self::skip_keys), but not over [`skip`](Self::skip): a skipped request
+    /// has no extracted keys.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
-    /// Denies identities that are [blocked](crate::block#blocks), without limiting them: the keys that `extractor`
-    /// finds join the layer's one check, and are looked up for blocks. They are charged nothing, and no header shows
-    /// them.
+    /// Denies [blocked](crate::block#blocks) identities without limiting them: the keys that `extractor` finds join the
+    /// layer's check to be looked up as blocks, but are not charged and appear in no header.
     ///
-    /// Around a whole router, this is one line that denies blocked addresses everywhere:
+    /// You can deny blocked addresses everywhere with one line around a whole router:
     ///
     /// ```
     /// # #[cfg(feature = "axum")] {
@@ -324,15 +325,15 @@ impl<R> RateLimitLayer<R> {
     /// # }
     /// ```
     ///
-    /// A layer that has limits, too, makes one check for both. A layer of its own around other layers makes a check of
-    /// its own: see [where blocks hold](crate::block#where-blocks-hold).
+    /// A layer that also has limits makes one check for both. A separate layer around other layers makes a separate
+    /// check: see [where blocks hold](crate::block#where-blocks-hold).
     ///
-    /// A request without a key is rejected, as under a [`limit`](Self::limit), unless the extractor has
-    /// [`or_skip`](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply. It denies in a
-    /// [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
-    /// Where the store cannot decide, the layer's [failure policy](Self::on_failure) applies to a request that no limit
-    /// applies to; a shadow layer lets it pass, unless this process [knows](crate::block#when-the-store-cannot-decide)
-    /// the block.
+    /// A request without a key is rejected, as under a [`limit`](Self::limit), unless you add
+    /// [`or_skip`](KeyExtractor::or_skip) to the extractor. [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys)
+    /// apply. Blocked identities are denied also in a [shadow layer](Self::shadow), and whatever the value of
+    /// [`enforce_blocks`](Self::enforce_blocks). When the store cannot decide and no limit applies to a request, the
+    /// layer's [failure policy](Self::on_failure) does; a shadow layer lets the request pass, unless this process
+    /// [knows](crate::block#when-the-store-cannot-decide) the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|shared| shared.plan.deny_blocked.push(Arc::new(extractor)))
@@ -341,16 +342,16 @@ impl<R> RateLimitLayer<R> {
     /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
     /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
     ///
-    /// One check enforces the blocks of all its identities or of none. With `false`, they still deny a request for
-    /// which the layer [looks up](Self::deny_blocked) an identity, or which it charges under a policy with a
+    /// One check enforces the blocks of all its identities or of none. With `false`, they are therefore still enforced
+    /// if the layer [looks up](Self::deny_blocked) an identity of the request, or charges one under a policy with a
     /// [ban](crate::Policy::ban).
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change_limiter(|limiter| limiter.enforce_blocks(enforce))
     }
 
-    /// Sets whether the policies are published in the store, for operators' tools. The default is the limiter's,
-    /// `true`. See [`Limiter::publish_policies`].
+    /// Sets whether to publish the policies in the store, for operators' tools. The default is the limiter's, `true`.
+    /// See [`Limiter::publish_policies`].
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
         self.change_limiter(|limiter| limiter.publish_policies(publish))
@@ -360,8 +361,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| add(&mut shared.plan.access_lists))
     }
 
-    /// Sets what a request costs, by its head and by the policy of a limit: called once for each limit that applies to
-    /// the request. The default is 1; 0 looks without charging.
+    /// Sets the cost of a request, from its head and the policy of a limit. The layer calls this once for each limit
+    /// that applies to the request. The default is 1; 0 checks without charging.
     ///
     /// ```
     /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer};
@@ -387,23 +388,23 @@ impl<R> RateLimitLayer<R> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
-    /// One closure serves all limits, so that the cost of a request and of each of its limits is written in one place,
-    /// as its final cost is in [`settle`](Self::settle). Where limits choose among several policies, it sees the one
-    /// that was chosen. A [route's weight](super::Route::weight) multiplies its answer. The body is not known yet: for
-    /// a cost that depends on it, check in the handler, and answer with [`Rejection::response`].
+    /// You write one closure for all limits, like the final cost in [`settle`](Self::settle), so that all costs are in
+    /// one place. If a limit chooses among policies, the closure gets the chosen one. A [route's
+    /// weight](super::Route::weight) multiplies the result. The body is not read yet: if your cost depends on the body,
+    /// check in the handler, and respond with [`Rejection::response`].
     ///
     /// [`Rejection::response`]: super::Rejection::response
     ///
-    /// A cost above a limit can never fit: the request is answered with a 413 and without a `Retry-After`. A limit of 0
-    /// denies every cost above 0, with a 429 and without a `Retry-After`. [`ProblemJson::status_if_never`] sets another
-    /// status for both.
+    /// A cost above a limit can never fit: the response is a 413 without a `Retry-After`. A limit of 0 denies every
+    /// cost above 0, with a 429 and without a `Retry-After`. Use [`ProblemJson::status_if_never`] to set another status
+    /// for both.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
-    /// Sets what an admitted request finally costs, by the head of its response: called once for each of its charges.
-    /// The default is what was charged.
+    /// Sets the final cost of an admitted request, from the head of its response. The layer calls this once for each
+    /// charge. The default is the cost charged before.
     ///
     /// ```
     /// # use http::StatusCode;
@@ -420,17 +421,17 @@ impl<R> RateLimitLayer<R> {
     /// # let _ = layer;
     /// ```
     ///
-    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a
-    /// hundred guesses at the same time, no more than the limit are served. A caller with that many good requests under
-    /// way may be denied.
+    /// The request is charged on arrival and settled after the response, so requests in progress count: out of a
+    /// hundred simultaneous password guesses, no more than the limit are served. A caller with as many good requests in
+    /// progress may be denied.
     ///
-    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
-    /// nothing differs, the store is not called. What [shadows](crate::Policy::shadow) charged is settled at the same
-    /// time. If the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If
-    /// the client goes away meanwhile, the settlement is carried on in the background.
+    /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
+    /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
+    /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
+    /// disconnects, the settlement continues in the background.
     ///
-    /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
-    /// [`Decisions`](super::Decisions) in the request's extensions; a check is settled only once.
+    /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
+    /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
     #[must_use]
     pub fn settle(
         self,
@@ -439,21 +440,21 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
-    /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
-    /// inner service failed with an error or panicked. By default they keep their charge.
+    /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
+    /// panicked. By default such requests keep their charge.
     ///
-    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge
-    /// stays. It also stays when the client has gone before the store decided, since it may not have been charged.
+    /// Refunds run in the background, at most 1024 at a time and each within the timeout; if one fails, the charge
+    /// stays. The charge also stays if the client disconnects before the store has decided.
     ///
-    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where
-    /// the inner service stops working, too, when its caller has gone.
+    /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
+    /// the inner service stops working when its caller is gone.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
         self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups, which come before it, have
-    /// [a timeout of their own](Self::look_up_timeout). See [`Limiter::timeout`].
+    /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups happen before, and have [their
+    /// own timeout](Self::look_up_timeout). See [`Limiter::timeout`].
     ///
     /// # Panics
     ///
@@ -465,10 +466,11 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
-    /// [`charge_async`](Self::charge_async). The default is 1 s, and the most a year.
+    /// [`charge_async`](Self::charge_async). The default is 1 s, and the maximum a year.
     ///
-    /// It is longer than the [timeout](Self::timeout) of a decision, since a database is slower than the store: a
-    /// look-up that takes 150 ms must not mean no limit. A limit whose look-up takes longer follows the failure policy.
+    /// The default is longer than the [timeout](Self::timeout) of a decision because a database is slower than the
+    /// store: a look-up of 150 ms must not switch the limit off. If a look-up takes longer, its limit follows the
+    /// failure policy.
     ///
     /// # Panics
     ///
@@ -484,17 +486,17 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.look_up_timeout = timeout)
     }
 
-    /// Sets what to do with a request that could not be decided, for policies that do not
-    /// [say it themselves](crate::Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
+    /// Sets how to treat a request that could not be decided, for policies without [a failure
+    /// policy](crate::Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
     ///
-    /// For [`Local`](FailurePolicy::Local), say [how many replicas](Self::replicas) there are.
+    /// If you use [`Local`](FailurePolicy::Local), also set the [number of replicas](Self::replicas).
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         self.change_limiter(|limiter| limiter.on_failure(policy))
     }
 
-    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits
-    /// `1/replicas` of each. The default is the limiter's, 1. See [`Limiter::replicas`].
+    /// Sets how many processes share the limits. When this one decides [locally](FailurePolicy::Local), you get
+    /// `1/replicas` of each limit. The default is the limiter's, 1. See [`Limiter::replicas`].
     ///
     /// # Panics
     ///
@@ -505,8 +507,7 @@ impl<R> RateLimitLayer<R> {
         self.change_limiter(|limiter| limiter.replicas(replicas))
     }
 
-    /// Sets the observer that is notified of each decision and each failure, in place of the limiter's. By default the
-    /// limiter has none.
+    /// Sets the observer of decisions and failures, replacing the limiter's. By default there is none.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change_limiter(|limiter| limiter.observer(observer))
@@ -517,8 +518,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): it decides, charges and reports, and rejects
-    /// no request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
+    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
+    /// never reject a request. The [deny lists](Self::block) still reject, since they are not policies.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change_limiter(Limiter::pass_undecided)
@@ -526,58 +527,58 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
-    /// default none waits.
+    /// default, requests do not wait.
     ///
-    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
-    /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
+    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and [around a
+    /// client](super#around-a-client). The timeout then limits each store call.
     ///
-    /// Where the store cannot be reached or does not answer, a request under [`Closed`](FailurePolicy::Closed) asks
-    /// again until this time is over. Under [`Open`](FailurePolicy::Open) it passes at once: an outage does not make
-    /// each request slower by the longest wait.
+    /// If the store cannot be reached or does not answer, a request under [`Closed`](FailurePolicy::Closed) keeps
+    /// asking until its time is over. Under [`Open`](FailurePolicy::Open) the request passes at once: an outage must
+    /// not slow down each request by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
-    /// Sets how many requests wait at the same time under the same policies and keys. The default is the limiter's, 1
-    /// 024. See [`Limiter::max_queue`].
+    /// Sets how many requests can wait at the same time under the same policies and keys. The default is the limiter's,
+    /// 1 024. See [`Limiter::max_queue`].
     #[must_use]
     pub fn max_queue(self, requests: usize) -> Self {
         self.change_limiter(|limiter| limiter.max_queue(requests))
     }
 
-    /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
+    /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
         self.change(|shared| shared.headers.style = style)
     }
 
-    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, too: for an access log, or
-    /// whatever else is further out. It takes as long as the headers. By default they are in the extensions of the
-    /// request, and of rejections.
+    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, for instance for an access log.
+    /// This takes as long as writing the headers. By default you find them in the extensions of requests and
+    /// rejections.
     ///
-    /// Among layers around each other, it is enough that one does so that decides about the request. A layer that only
-    /// [looks up](Self::deny_blocked) blocks decides about none that passes.
+    /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
+    /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
     #[must_use]
     pub fn decisions_in_response(self) -> Self {
         self.change(|shared| shared.decisions_in_response = true)
     }
 
-    /// Adds a random time, up to this one, to the wait that each client is sent, so that those that were denied
-    /// together do not come back together. The default is none.
+    /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
+    /// together. The default is none.
     ///
-    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never
-    /// taken away. The [`Decisions`](super::Decisions) in the extensions are as the store made them.
+    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](super::Rejection), never
+    /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
     #[must_use]
     pub fn jitter(self, most: Duration) -> Self {
         self.change(|shared| shared.jitter = most)
     }
 
-    /// Sets what makes the responses to requests that are not passed on. The default is [`ProblemJson`].
+    /// Sets the responses to rejected requests. The default is [`ProblemJson`].
     ///
-    /// A [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| -> Response<B>`, or
-    /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also gets gRPC calls,
-    /// unless it is within [`Grpc::or`](super::Grpc::or).
+    /// Pass a [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
+    /// Response<B>`, or [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also
+    /// gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
     ///
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
     /// [`reject_with`](Self::reject_with), whose closure needs none.
@@ -589,12 +590,12 @@ impl<R> RateLimitLayer<R> {
         }
     }
 
-    /// Sets what makes the responses to requests that are not passed on, as an axum handler: a closure that answers
-    /// anything that is [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
+    /// Sets the responses to rejected requests with an axum handler: a closure that returns any
+    /// [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
     ///
-    /// The status is the closure's, but for a 200, as of a `Json` alone: that becomes
-    /// [`Rejection::status`](super::Rejection::status). `Retry-After` and the quota headers are added to whatever is
-    /// answered.
+    /// The closure sets the status. A 200, as from a plain `Json`, becomes
+    /// [`Rejection::status`](super::Rejection::status). The layer adds `Retry-After` and the quota headers to the
+    /// response.
     ///
     /// ```
     /// use axum::Json;
@@ -627,7 +628,7 @@ impl<R> RateLimitLayer<R> {
 
 #[track_caller]
 fn valid<T>(layer: Result<T, PolicyError>) -> T {
-    // In a closure, the panic would not tell the caller's place.
+    // Not in a closure, because a panic there would not show the caller's location.
     match layer {
         Ok(layer) => layer,
         Err(error) => panic!("{error}"),

@@ -6,7 +6,7 @@ mod admit;
 mod future;
 mod layer;
 pub mod migration {
-    //! Migrating from the crate `tower_governor`: its settings, and what they are here.
+    //! Migrating from the crate `tower_governor`: its settings and their counterparts here.
     //!
     #![doc = include_str!("../../docs/guide/migration.md")]
 }
@@ -15,7 +15,7 @@ mod service;
 mod settle;
 mod shared;
 pub mod testing {
-    //! How to test a service that is limited.
+    //! How to test a rate-limited service.
     //!
     #![doc = include_str!("../../docs/guide/testing.md")]
 }

@@ -1,3 +1,5 @@
+//! [`RateLimit`]: the middleware around a service.
+
 use std::{
     fmt,
     sync::Arc,
@@ -28,17 +30,17 @@ impl<S, R> RateLimit<S, R> {
         }
     }
 
-    /// The service that is limited.
+    /// Returns the inner service.
     pub const fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service that is limited. What you call here is not.
+    /// Returns the inner service. The limits do not apply to your calls.
     pub const fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service without its limits.
+    /// Unwraps the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }

@@ -1,3 +1,5 @@
+//! Settles admitted requests at the cost of their responses, and refunds those without a response.
+
 use std::{mem, pin::Pin, sync::Arc};
 
 use http::{Response, response::Parts};
@@ -12,11 +14,12 @@ use crate::{
     limiter::{ActualCost, Limiter},
 };
 
-/// More only when thousands of clients leave within one timeout, while the store is slow: then charges stay.
+/// Reached only if thousands of clients disconnect within one timeout while the store is slow; further charges then
+/// stay.
 const MAX_IN_BACKGROUND: usize = 1_024;
 
 impl ActualCost {
-    /// What the handler has said for the charge's policy, or what was charged if it has said nothing. For
+    /// Returns the cost that the handler has set for the charge's policy, or the charged cost by default. Use this with
     /// [`RateLimitLayer::settle`](super::RateLimitLayer::settle).
     #[must_use]
     pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
@@ -27,15 +30,15 @@ impl ActualCost {
 
 type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
 
-/// The future of a settlement, under the limiter's timeout: what is left after it, `None` where it has failed.
+/// A settlement under the limiter's timeout; resolves to the usage afterwards, or `None` after a failure.
 pub(super) type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 
-/// What requests that were admitted finally cost.
+/// How admitted requests are settled.
 #[derive(Clone)]
 pub(super) struct Settle {
     pub(super) cost_of: Option<Arc<CostOf>>,
     pub(super) refunds_unanswered: bool,
-    /// The places for settlements in the background.
+    /// Permits for settlements in the background.
     in_background: Arc<Semaphore>,
 }
 
@@ -57,7 +60,7 @@ pub(super) struct Unsettled<T> {
 }
 
 impl Settle {
-    /// The settlement that a response requires; `None` when it costs what was charged.
+    /// The settlement that a response requires; `None` if the cost is unchanged.
     pub(super) fn of_response<B>(
         cost_of: &CostOf,
         limiter: &Limiter,
@@ -72,7 +75,7 @@ impl Settle {
         })
     }
 
-    /// Gives back what was charged for a request that has got no response, if that is wanted.
+    /// Refunds a request without a response, if the layer refunds such requests.
     pub(super) fn unanswered(&self, limiter: &Limiter, decision: &Decision) {
         if self.refunds_unanswered
             && let Decision::Allowed(usage) = decision
@@ -82,7 +85,7 @@ impl Settle {
         }
     }
 
-    /// Carries on with a settlement whose caller has gone; without a runtime, the charge stays.
+    /// Continues a settlement whose caller is gone. Without a runtime, the charge stays.
     pub(super) fn in_background(&self, settling: Settling) {
         let place = Arc::clone(&self.in_background).try_acquire_owned();
         let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) else {
@@ -95,9 +98,9 @@ impl Settle {
     }
 }
 
-/// The settlement of what counts and of what shadows charged; `None` when nothing differs.
+/// The settlement of counting charges and of shadows; `None` if the cost is unchanged.
 ///
-/// What a handler has settled by itself is left as it is.
+/// Checks that a handler has settled are left alone.
 fn settling(
     limiter: &Limiter,
     usage: &Usage,
@@ -113,7 +116,7 @@ fn settling(
     }))
 }
 
-/// Calls back with the head alone: the body's type has no value that could replace it meanwhile.
+/// Lends the head to a closure. A response cannot be split, since its body type has no placeholder value.
 fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
     let mut head = Response::new(()).into_parts().0;
     head.status = response.status();

@@ -1,3 +1,5 @@
+//! The state that all services of a layer share, and the path of a request through this state.
+
 use std::{
     sync::{
         Arc,
@@ -19,27 +21,27 @@ use crate::{
     limiter::Limiter,
 };
 
-/// What all services of a layer share.
+/// Shared by all services of a layer.
 pub(super) struct Shared<R> {
     pub(super) plan: Plan,
     pub(super) settle: Settle,
     pub(super) headers: Headers,
     pub(super) jitter: Duration,
-    /// Whether all responses get the decisions, and not only rejections.
+    /// Whether all responses carry the decisions, not only rejections.
     pub(super) decisions_in_response: bool,
     pub(super) rejection: Arc<R>,
-    /// Whether the observer knows the policies.
+    /// Whether the policies were reported to the observer.
     introduced: AtomicBool,
 }
 
-/// In the extensions of a response for the next layer further out: what its headers say, and by which decisions.
+/// In the extensions of a response, for the next outer layer: the values in the headers, and their decisions.
 type SentBy = (Sent, Decisions);
 
-/// In the extensions of a request for the layers further in: a layer that settles has let it pass without a decision.
+/// In the extensions of a request, for inner layers: an outer layer that settles has passed the request undecided.
 #[derive(Clone)]
 struct PassedUndecided;
 
-/// In the extensions of a response for the layers further out: a layer has passed on its `ActualCost`.
+/// In the extensions of a response, for outer layers: an inner layer has seen the `ActualCost`.
 #[derive(Clone)]
 struct CostIsSeen;
 
@@ -57,7 +59,7 @@ impl<R> Shared<R> {
         }
     }
 
-    /// The same with other rejections.
+    /// The same settings with other rejections.
     pub(super) fn with_rejection<M>(self, rejection: M) -> Shared<M> {
         Shared {
             plan: self.plan,
@@ -70,17 +72,17 @@ impl<R> Shared<R> {
         }
     }
 
-    /// Prepares all that can be known before the first request: axum makes new services for each connection.
+    /// Prepares the headers once per layer: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
         self.headers = self.headers.style.prepare(&self.plan);
         *self.introduced.get_mut() = false;
     }
 
-    /// Reports the policies to the observer, once, however often a service is made.
+    /// Reports the policies to the observer, once for all services of the layer.
     pub(super) fn introduce_policies(&self) {
         if self.plan.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
             let policies = self.plan.known_policies();
-            policies.for_each(|it| self.plan.limiter.report_policy(&it));
+            policies.for_each(|policy| self.plan.limiter.report_policy(&policy));
         }
     }
 
@@ -103,7 +105,7 @@ impl<R> Shared<R> {
         }
     }
 
-    /// The settlement that a response requires; `None` when it costs what was charged.
+    /// The settlement that a response requires; `None` if the cost is unchanged.
     pub(super) fn settle<B>(
         &self,
         response: &mut Response<B>,
@@ -118,14 +120,14 @@ impl<R> Shared<R> {
         )
     }
 
-    /// Warns of a cost under a policy that does not exist. Of several layers none can know: another one may have the
-    /// policy, and no limit of it applied to this request.
+    /// Warns of a cost under an unknown policy. With several layers none can know: another layer may have the policy,
+    /// but no limit of it may have applied to this request.
     pub(super) fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
         let extensions = response.extensions_mut();
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;
         };
-        if let Some(admitted) = admitted.filter(|it| it.are_of_outermost())
+        if let Some(admitted) = admitted.filter(|own| own.are_of_outermost())
             && extensions.get::<CostIsSeen>().is_none()
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
@@ -134,12 +136,12 @@ impl<R> Shared<R> {
         extensions.insert(CostIsSeen);
     }
 
-    /// There will be no response to a request that was admitted.
+    /// Handles an admitted request that gets no response.
     pub(super) fn unanswered(&self, decision: &Decision) {
         self.settle.unanswered(&self.plan.limiter, decision);
     }
 
-    /// Adds to the inner service's response what the decision was, and the one after its settlement.
+    /// Adds the decision to the inner service's response, as of its settlement.
     pub(super) fn complete<B>(
         &self,
         response: &mut Response<B>,
@@ -147,8 +149,7 @@ impl<R> Shared<R> {
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();
-        // The service may have passed on the response of a client that is limited, too: its headers say nothing
-        // about this request.
+        // A service may forward the response of a rate-limited client: those headers do not describe this request.
         let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
@@ -159,7 +160,7 @@ impl<R> Shared<R> {
             Some(inner) => !inner.innermost().is_allowed(),
             None => !is_foreign && respond::is_denial(response),
         };
-        // The headers of a denial must not be mixed with what is left here.
+        // Headers of a denial must not be mixed with the quota of this layer.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
             let sent = self.headers.add(response, &shown(now, self.jitter), sent);
@@ -178,7 +179,7 @@ impl<R> Shared<R> {
         response.extensions_mut().insert(decisions);
     }
 
-    /// The response to a request that is not passed on.
+    /// The response to a rejected request.
     pub(super) fn reject<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
     where
         R: MakeRejection<B>,

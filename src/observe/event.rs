@@ -1,4 +1,4 @@
-//! What an observer is notified of: views without a key.
+//! The events that an observer is notified of: views that give no access to a key.
 
 use std::{fmt, time::Duration};
 
@@ -13,30 +13,30 @@ use crate::domain::{
     policy::Policy,
 };
 
-/// What a store is called for.
+/// The purpose of a call of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallKind {
-    /// To decide and charge.
+    /// Decide and charge.
     Check,
-    /// To tell what is left.
+    /// Return the remaining quota.
     Peek,
-    /// To give an admitted check its final cost.
+    /// Set the final cost of an admitted check.
     Settle,
-    /// To reset a key.
+    /// Reset a key.
     Reset,
-    /// To block an identity.
+    /// Block an identity.
     Block,
-    /// To end its blocks.
+    /// End the blocks of an identity.
     Unblock,
 }
 
 impl CallKind {
-    /// How many there are.
+    /// The number of kinds.
     #[cfg(feature = "metrics")]
     pub(crate) const COUNT: usize = Self::Unblock as usize + 1;
 
-    /// In one lower-case word: `check`, `peek`, `settle`, `reset`, `block`, `unblock`.
+    /// Returns one lower-case word: `check`, `peek`, `settle`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -50,22 +50,22 @@ impl CallKind {
     }
 }
 
-/// What happened to a request that the store did not decide.
+/// The outcome of a request that the store did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestOutcome {
-    /// It went on, unlimited: the failure policy is open, or only shadows apply.
+    /// The request passed, unlimited: the failure policy is open, or only shadows apply.
     Passed,
-    /// The memory of this process has decided: the failure policy is local.
+    /// The memory of this process decided: the failure policy is local.
     Local,
-    /// It was rejected.
+    /// The request was rejected.
     Rejected,
-    /// No request waited for the answer: the caller of whatever is no check got the error.
+    /// No request was waiting: the call was not a check, and the caller got the error.
     Failed,
 }
 
 impl RequestOutcome {
-    /// In one lower-case word: `passed`, `local`, `rejected`, `failed`.
+    /// Returns one lower-case word: `passed`, `local`, `rejected`, `failed`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl RequestOutcome {
     }
 }
 
-/// How long a call took, and when it ended: known already, so that an observer need not read the clock again.
+/// How long a call took, and when it ended, so that an observer need not read the clock again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) latency: Duration,
@@ -101,7 +101,7 @@ impl Timing {
         }
     }
 
-    /// Of what took no time.
+    /// Returns a timing of zero that ends now, for an answer without a call.
     pub(crate) fn now() -> Self {
         Self {
             latency: Duration::ZERO,
@@ -115,14 +115,14 @@ impl Timing {
 pub struct CallInfo<'a> {
     kind: CallKind,
     charges: &'a [Charge],
-    /// The policy of a check that could not be built, if it is known.
+    /// The policy of a check that could not be built, if the policy is known.
     unbuilt: Option<&'a Policy>,
     shadow: bool,
     shares_call: bool,
 }
 
 impl<'a> CallInfo<'a> {
-    /// The call for a check, without the shadows beside policies that count.
+    /// Describes the call for a check, without the shadows beside policies that count.
     pub(crate) fn new(kind: CallKind, check: &'a Check) -> Self {
         match check.charges() {
             [] => Self::of(kind, check.shadow_charges()),
@@ -130,24 +130,26 @@ impl<'a> CallInfo<'a> {
         }
     }
 
-    /// The call for charges of one kind: all of them shadows, or none.
+    /// Describes the call for charges of one kind: either all are shadows, or none.
     pub(crate) fn of(kind: CallKind, charges: &'a [Charge]) -> Self {
         Self {
             kind,
             charges,
             unbuilt: None,
-            shadow: charges.first().is_some_and(|it| it.policy().is_shadow()),
+            shadow: charges
+                .first()
+                .is_some_and(|first| first.policy().is_shadow()),
             shares_call: false,
         }
     }
 
-    /// The same, where there was an event for the call already.
+    /// Sets whether an earlier event already stands for this call.
     pub(crate) const fn shared(mut self, shares_call: bool) -> Self {
         self.shares_call = shares_call;
         self
     }
 
-    /// A check that was never sent, since it could not be built.
+    /// Describes a check that could not be built and was never sent.
     pub(crate) const fn never_sent(policy: Option<&'a Policy>, shadow: bool) -> Self {
         Self {
             kind: CallKind::Check,
@@ -158,44 +160,48 @@ impl<'a> CallInfo<'a> {
         }
     }
 
-    /// What the store is called for.
+    /// Returns the purpose of the call.
     #[must_use]
     pub const fn kind(&self) -> CallKind {
         self.kind
     }
 
-    /// The policies that are checked, each once.
+    /// Returns the policies that are checked, each once.
     pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
         let policies = self.charges.iter().map(Charge::policy);
         distinct(policies).chain(self.unbuilt)
     }
 
-    /// The names of the policies, separated by commas.
+    /// Returns the names of the policies, separated by commas.
     #[must_use]
     pub fn names(&self) -> impl fmt::Display + use<'a> {
         Names(*self)
     }
 
-    /// Whether the policies are [shadows](Policy::shadow): they have an event of their own.
+    /// Returns whether the policies are [shadows](Policy::shadow), which have separate events.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Whether these are shadows beside policies that count, which had their event before: it was one call for all.
+    /// Returns whether these are shadows beside policies that count: both had one call, and the others' event came
+    /// first.
     #[must_use]
     pub const fn shares_call(&self) -> bool {
         self.shares_call
     }
 }
 
-/// The policies, each once. There are few.
+/// Returns the policies, each once. Compares each with all before it: there are few.
 pub(super) fn distinct<'a>(
     policies: impl Iterator<Item = &'a Policy> + Clone,
 ) -> impl Iterator<Item = &'a Policy> + Clone {
     let all = policies.clone();
     policies.enumerate().filter_map(move |(index, policy)| {
-        let is_first = all.clone().take(index).all(|it| !it.is_same(policy));
+        let is_first = all
+            .clone()
+            .take(index)
+            .all(|earlier| !earlier.is_same(policy));
         is_first.then_some(policy)
     })
 }
@@ -212,7 +218,7 @@ impl fmt::Display for Names<'_> {
     }
 }
 
-/// Charges hold keys, and are therefore not shown.
+/// Leaves out the charges, since they hold keys.
 impl fmt::Debug for CallInfo<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallInfo")
@@ -228,47 +234,47 @@ impl fmt::Debug for CallInfo<'_> {
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
     pub(crate) timing: Timing,
-    /// Gives access to the keys: no method returns it.
+    /// Private: the decision gives access to the keys.
     pub(crate) decision: &'a Decision,
 }
 
 impl<'a> DecisionEvent<'a> {
-    /// The call.
+    /// Returns the call.
     #[must_use]
     pub const fn call(&self) -> &CallInfo<'a> {
         &self.call
     }
 
-    /// How long the answer took.
+    /// Returns how long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.timing.latency
     }
 
-    /// Whether the memory of this process has decided, since the store could not: an [`ErrorEvent`] came before.
+    /// Returns whether the memory of this process decided, since the store could not: an [`ErrorEvent`] came before.
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.decision.usage().is_local()
     }
 
-    /// Whether a [`DenyCache`](crate::store::DenyCache) has repeated a denial: the store was not called.
+    /// Returns whether a [`DenyCache`](crate::store::DenyCache) repeated a denial without a call of the store.
     #[must_use]
     pub fn is_repeated(&self) -> bool {
         self.decision.usage().is_repeated()
     }
 
-    /// Whether every charge fitted. A shadow that denies lets the request pass all the same.
+    /// Returns whether every charge fitted. A shadow that denies still lets the request pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         self.decision.is_allowed()
     }
 
-    /// What is left under each policy; a policy is listed once for each key that it was checked with.
+    /// Returns the usage under each policy; a policy is listed once for each key that was checked.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + Clone + use<'a> {
         self.decision.usage().policies()
     }
 
-    /// Every rule that denies, with its policy; each as often as there are keys that it denies.
+    /// Returns every rule that denies, with its policy; each rule once for every key that it denies.
     pub fn denials(&self) -> impl Iterator<Item = (&'a Policy, &'a RuleUsage)> + use<'a> {
         self.policies().flat_map(|usage| {
             let denying = usage.rules().iter().filter(|rule| rule.is_exceeded());
@@ -276,7 +282,7 @@ impl<'a> DecisionEvent<'a> {
         })
     }
 
-    /// The rule that denies for longest, with its policy.
+    /// Returns the rule that denies for the longest time, with its policy.
     #[must_use]
     pub fn denied_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
         match self.decision {
@@ -286,7 +292,7 @@ impl<'a> DecisionEvent<'a> {
     }
 }
 
-/// A call that decides nothing was answered.
+/// The store answered a call that is not a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
@@ -295,19 +301,19 @@ pub struct CompletionEvent<'a> {
 }
 
 impl<'a> CompletionEvent<'a> {
-    /// The call.
+    /// Returns the call.
     #[must_use]
     pub const fn call(&self) -> &CallInfo<'a> {
         &self.call
     }
 
-    /// How long the answer took.
+    /// Returns how long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.timing.latency
     }
 
-    /// Whether the memory of this process has answered, and not the store: since that could not, or as a
+    /// Returns whether the memory of this process answered instead of the store: the store could not, or a
     /// [`DenyCache`](crate::store::DenyCache) knew of a block.
     #[must_use]
     pub const fn is_local(&self) -> bool {
@@ -325,25 +331,26 @@ pub struct ErrorEvent<'a> {
 }
 
 impl<'a> ErrorEvent<'a> {
-    /// The call.
+    /// Returns the call.
     #[must_use]
     pub const fn call(&self) -> &CallInfo<'a> {
         &self.call
     }
 
-    /// How long the limiter waited.
+    /// Returns how long the limiter waited.
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.timing.latency
     }
 
-    /// Why there is no answer.
+    /// Returns the reason why there is no answer.
     #[must_use]
     pub const fn error(&self) -> &'a StoreError {
         self.error
     }
 
-    /// What happened to the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
+    /// Returns the request's outcome under the failure policy; if you call a [`Limiter`](crate::Limiter), you may do
+    /// otherwise.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
@@ -353,18 +360,18 @@ impl<'a> ErrorEvent<'a> {
 /// The breaker in front of the store has opened or closed.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerEvent<'a> {
-    /// What opened it; `None` when it has closed.
+    /// The failure that opened the breaker; `None` when the breaker has closed.
     pub(crate) error: Option<&'a StoreError>,
 }
 
 impl<'a> BreakerEvent<'a> {
-    /// Whether it is open now: the store is not called any more, except for probes.
+    /// Returns whether the breaker is open now: the store is not called any more, except for probes.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         self.error.is_some()
     }
 
-    /// The last of the failures that opened it.
+    /// Returns the last of the failures that opened the breaker.
     #[must_use]
     pub const fn error(&self) -> Option<&'a StoreError> {
         self.error
@@ -382,32 +389,32 @@ pub struct MissingKey<'a> {
 }
 
 impl<'a> MissingKey<'a> {
-    /// The policy that lacks a key; `None` when the policy is not known either.
+    /// Returns the policy that lacks a key; `None` when the policy is also unknown.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
     }
 
-    /// Whether that policy, or the whole layer, is a [shadow](Policy::shadow).
+    /// Returns whether that policy, or the whole layer, is a [shadow](Policy::shadow).
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Why it lacks one.
+    /// Returns the reason why there is no key.
     #[must_use]
     pub const fn error(&self) -> &'a ExtractError {
         self.error
     }
 
-    /// What happened to the request.
+    /// Returns the outcome of the request.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
     }
 }
 
-/// What a request was blocked by.
+/// The kind of block that a request was rejected by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BlockSource {
@@ -420,7 +427,7 @@ pub enum BlockSource {
 }
 
 impl BlockSource {
-    /// In one lower-case word: `list`, `operator`, `ban`.
+    /// Returns one lower-case word: `list`, `operator`, `ban`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -440,7 +447,7 @@ impl From<BlockedBy> for BlockSource {
     }
 }
 
-/// A request, or one of its keys, was on a deny list or is blocked in the store, and the request was rejected.
+/// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockEvent<'a> {
     pub(crate) policy: Option<&'a Policy>,
@@ -448,14 +455,14 @@ pub struct BlockEvent<'a> {
 }
 
 impl<'a> BlockEvent<'a> {
-    /// What it was blocked by.
+    /// Returns the kind of block.
     #[must_use]
     pub const fn source(&self) -> BlockSource {
         self.source
     }
 
-    /// The policy whose key is on a list; `None` when that is unknown, when the request is on a list as a whole, or
-    /// when an identity is blocked.
+    /// Returns the policy whose key is on a list; `None` if that is unknown, if the request as a whole is on a list, or
+    /// if an identity is blocked.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
@@ -470,13 +477,13 @@ pub struct BanEvent<'a> {
 }
 
 impl<'a> BanEvent<'a> {
-    /// The policy that denied it too often.
+    /// Returns the policy that denied the identity too often.
     #[must_use]
     pub const fn policy(&self) -> &'a Policy {
         self.policy
     }
 
-    /// The block that holds now: the ban, or one that ends later.
+    /// Returns the block that applies now: the ban, or one that ends later.
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block

@@ -1,3 +1,5 @@
+//! [`MetricsObserver`]: counters and histograms of decisions and calls.
+
 use std::{
     collections::HashMap,
     fmt,
@@ -37,24 +39,24 @@ const LATENCY: &str = "sluicegate_store_seconds";
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, but for blocked ones; a denied one counts only under the policies that deny |
-/// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
-/// | `sluicegate_repeated_denials_total` | counter | `policy` | those of them that a [`DenyCache`](crate::store::DenyCache) has repeated: the store was not called |
+/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, except blocked ones; a denied one counts only under the policies that deny |
+/// | `sluicegate_local_decisions_total` | counter | the same | those decided by the memory of this process |
+/// | `sluicegate_repeated_denials_total` | counter | `policy` | denials that a [`DenyCache`](crate::store::DenyCache) has repeated without a call of the store |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `full`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `full`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and the outcome of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty but for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
-/// Counters are there, at 0, before they count: where a recorder is installed before the observer is made, those for
-/// failed checks, blocks and the breaker; and those of a policy once a layer that limits by it is put around a service.
-/// So the first jump shows in a rate.
+/// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before
+/// you create the observer, this holds for failed checks, blocks and the breaker; for the counters of a policy, from
+/// the time when you put a layer that limits by that policy around a service.
 ///
-/// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
-/// A service that makes up policies for each of its callers should give them few names.
+/// The labels are bounded by the policies and rules of your service: no data from clients becomes a label. If you
+/// create policies for each caller, use few names.
 ///
 /// ```
 /// use metrics_util::debugging::{DebugValue, DebuggingRecorder};
@@ -77,25 +79,25 @@ pub struct MetricsObserver {
     handles: Arc<RwLock<Handles>>,
 }
 
-/// Handles of the recorder for what is counted for each request.
+/// Handles of the recorder for the metrics that each request updates.
 ///
-/// They are dropped after a while: a recorder may be installed later, and may forget a counter that was idle.
+/// They are dropped after a while: you may install a recorder later, and a recorder may forget a counter that was idle.
 struct Handles {
     since: Instant,
-    /// By [`CallKind`].
+    /// Indexed by [`CallKind`].
     latency: [OnceLock<Histogram>; CallKind::COUNT],
     by_policy: HashMap<Box<str>, PolicyHandles>,
 }
 
-/// Handles for the policies of one name.
+/// Handles for all policies of one name.
 #[derive(Default)]
 struct PolicyHandles {
-    /// By the index in [`OUTCOMES`].
+    /// Indexed as [`OUTCOMES`].
     decisions: [OnceLock<Counter>; 3],
-    /// The same.
+    /// Indexed as [`OUTCOMES`].
     local: [OnceLock<Counter>; 3],
     repeated: OnceLock<Counter>,
-    /// By rule, and whether the policy is a shadow.
+    /// For each rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
 }
 
@@ -105,9 +107,10 @@ const KEPT_FOR: Duration = Duration::from_secs(1);
 const OUTCOMES: [&str; 3] = ["allowed", "denied", "shadow_denied"];
 
 impl MetricsObserver {
-    /// Creates the observer and describes its metrics to the recorder, if that is installed already.
+    /// Creates the observer and describes the metrics to the recorder, if you have installed one already.
     #[must_use]
     pub fn new() -> Self {
+        // The recorder shows these texts to operators, as the help of each metric.
         describe_counter!(DECISIONS, "Checks, by policy and outcome");
         describe_counter!(LOCAL, "Checks that the memory of this process has decided");
         describe_counter!(REPEATED, "Denials that were repeated without the store");
@@ -139,13 +142,15 @@ impl Default for MetricsObserver {
 }
 
 impl MetricsObserver {
-    /// Runs `count` with handles that are newer than [`KEPT_FOR`] before `now`, and with those of these policies.
+    /// Runs `count` with handles that were made less than [`KEPT_FOR`] before `now`, including the handles of these
+    /// policies.
     fn with_handles<'a>(
         &self,
         now: Instant,
         policies: impl Iterator<Item = &'a Policy> + Clone,
         count: impl FnOnce(&Handles, &[&PolicyHandles]),
     ) {
+        // The usual case needs no write lock, so requests do not wait for each other.
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
         if handles.are_new(now)
             && let Some(of_policies) = handles.of(policies.clone())
@@ -185,15 +190,17 @@ impl Handles {
         now.saturating_duration_since(self.since) < KEPT_FOR
     }
 
-    /// In the order of the policies; `None` if those of one are missing.
+    /// Returns the handles in the order of the policies; `None` if one has none.
     fn of<'a>(
         &self,
         policies: impl Iterator<Item = &'a Policy>,
     ) -> Option<SmallVec<[&PolicyHandles; 4]>> {
-        policies.map(|it| self.by_policy.get(it.name())).collect()
+        policies
+            .map(|policy| self.by_policy.get(policy.name()))
+            .collect()
     }
 
-    /// Once for each call, also where it was for several checks.
+    /// Records the latency once for each call, even if the call had several checks.
     fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
         if call.shares_call() {
             return;
@@ -205,7 +212,7 @@ impl Handles {
     }
 }
 
-/// Counts a decision, with the handles of [`applied`] policies in their order.
+/// Counts a decision, with the handles of the [`applied`] policies in the same order.
 fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
     let shadow = event.call().is_shadow();
     let outcome = match (event.is_allowed(), shadow) {
@@ -218,6 +225,7 @@ fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
             handles.count(policy, outcome, event.is_local());
             continue;
         }
+        // A denied check counts only under the policies that deny.
         let mut denying = denying(event, policy).peekable();
         if denying.peek().is_some() {
             handles.count(policy, outcome, event.is_local());
@@ -258,7 +266,7 @@ impl PolicyHandles {
     }
 }
 
-/// Makes the counters whose labels no policy is needed for: a rate misses the first jump of one that was absent.
+/// Creates the counters that need no policy as a label, since a rate misses the first jump of an absent counter.
 fn start_at_zero() {
     gauge!(OPEN).increment(0.0);
     for state in ["open", "closed"] {
@@ -381,21 +389,24 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// The policies, each once, as they were applied: those of a local decision have smaller limits than those of the
-/// call.
+/// Returns the policies that were applied, each once. In a local decision, their limits are smaller than in the call.
 fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + Clone + use<'a> {
-    distinct(event.policies().map(|it| it.policy()))
+    distinct(event.policies().map(|usage| usage.policy()))
 }
 
-/// The rules of a policy that deny, each once, however many keys it denies.
+/// Returns the rules of a policy that deny, each once, even if a rule denies several keys.
 fn denying<'a>(
     event: &DecisionEvent<'a>,
     policy: &'a Policy,
 ) -> impl Iterator<Item = Rule> + use<'a> {
-    let usages = event.policies().filter(|it| it.policy().is_same(policy));
+    let usages = event
+        .policies()
+        .filter(|usage| usage.policy().is_same(policy));
     let rules = policy.rules().iter().enumerate();
     rules.filter_map(move |(index, rule)| {
-        let denies = usages.clone().any(|it| it.rules()[index].is_exceeded());
+        let denies = usages
+            .clone()
+            .any(|usage| usage.rules()[index].is_exceeded());
         denies.then_some(*rule)
     })
 }

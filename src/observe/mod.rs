@@ -20,20 +20,20 @@ pub use self::metrics::MetricsObserver;
 pub use self::tracing::TracingObserver;
 use crate::domain::policy::Policy;
 
-/// Is notified of each decision and each failure.
+/// Receives an event for each decision and each failure.
 ///
-/// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
-/// what takes long or may block to another task. No argument gives access to a key.
+/// By default a method does nothing, and later versions may add methods. The limiter calls them in the path of
+/// requests: if your code takes long or may block, move the work to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
     /// A [`RateLimitLayer`](crate::RateLimitLayer) that limits by this policy was put around a service.
     ///
-    /// It is called before the first request, and once for each policy that the layer knows by then: not for those that
-    /// only a closure or a look-up knows, nor again after a reload.
+    /// You get one call for each policy that the layer knows before the first request: not for policies from a closure
+    /// or a look-up, and not again after a reload.
     fn on_policy(&self, policy: &Policy) {
         let _ = policy;
     }
 
-    /// The store is about to be called. Every poll of its answer runs within the returned scope.
+    /// The store is about to be called. Every poll of the call runs within the scope that you return.
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let _ = call;
         None
@@ -56,8 +56,8 @@ pub trait Observer: Send + Sync + 'static {
 
     /// The breaker in front of the store has opened or closed.
     ///
-    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is notified,
-    /// also when another clone closes it again.
+    /// Clones of a limiter share one breaker. If they have different observers, the observer of the clone that opens
+    /// the breaker is notified, even when another clone closes the breaker.
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
         let _ = event;
     }
@@ -67,24 +67,24 @@ pub trait Observer: Send + Sync + 'static {
         let _ = missing;
     }
 
-    /// A request was rejected, since it, or one of its keys, was on a deny list or is blocked in the store.
+    /// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
     fn on_blocked(&self, event: &BlockEvent<'_>) {
         let _ = event;
     }
 
-    /// An identity was banned, since it was denied too often.
+    /// An identity was banned because the limiter denied it too often.
     fn on_ban(&self, event: &BanEvent<'_>) {
         let _ = event;
     }
 }
 
-/// Every poll of the answer to one call runs within it: for instance, a span is entered before and left after.
+/// A scope that every poll of one call runs in. You can enter a span before the poll and leave that span afterwards.
 pub trait PollScope: Send {
     /// Runs `poll`, once.
     fn enter(&mut self, poll: &mut dyn FnMut());
 }
 
-/// The methods that notify, each of which notifies all of these observers, one after the other.
+/// Implements the methods that notify: each notifies all of these observers, in this order.
 macro_rules! notify {
     ($self:ident => $($observer:expr),+) => {
         fn on_policy(&$self, policy: &Policy) {
@@ -130,7 +130,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     notify!(self => (**self));
 }
 
-/// Both observers are notified, one after the other.
+/// Notifies both observers, the first one first.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         match (self.0.on_call(call), self.1.on_call(call)) {

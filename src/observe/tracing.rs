@@ -1,3 +1,5 @@
+//! [`TracingObserver`]: spans and events for logs.
+
 use std::{
     error::Error,
     sync::{
@@ -19,29 +21,29 @@ use crate::domain::{
     rule::{micros, millis},
 };
 
-/// One kind of failure is written at most this often, even if answers come in between.
+/// The shortest time between two warnings of one kind, even if the store answers in between.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes spans and events of the crate `tracing` (feature `tracing`), all with the target `sluicegate`.
 ///
-/// | what | level | fields |
+/// | record | level | fields |
 /// |---|---|---|
 /// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
-/// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `repeated` (by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
+/// | event `denied`, for the rule that denies for the longest time | debug | `policy`, `rule`, `shadow`, `local`, `repeated` (by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
-/// | event `blocked` | debug | `policy` (none but for keys on a list), `by`: `list`, `operator`, `ban` |
+/// | event `blocked` | debug | `policy` (only for keys on a list), `by`: `list`, `operator`, `ban` |
 /// | event `banned` | debug | `policy`, `until_ms` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
-/// That the breaker [has opened or closed](crate::limiter#when-the-store-cannot-decide) is written without an
-/// observer, too.
+/// You need no observer for the warnings that the breaker [has opened or
+/// closed](crate::limiter#when-the-store-cannot-decide).
 ///
-/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that
-/// they cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered
-/// something, and then at most once a second: a server that is down, or rejects the password, fills no log.
-/// `suppressed` is the number of failures of the kind since the last one that was written. Calls that were not made,
-/// since the breaker is open, are not written. For numbers, use `MetricsObserver`.
+/// `policies` are names, separated by commas. Events that clients can cause at will have the level debug or trace, so
+/// that clients cannot fill a log. Failures are warnings, but each kind is written **once** until the store has
+/// answered a call, and then at most once a second: a server that is down, or rejects the password, fills no log.
+/// `suppressed` is the number of failures of this kind since the last warning. Calls that the open breaker prevented
+/// are not written. For numbers, use `MetricsObserver`.
 ///
 /// ```
 /// use sluicegate::{Limiter, MemoryStore, observe::TracingObserver};
@@ -61,7 +63,7 @@ pub struct TracingObserver {
 struct Warned {
     kind: StoreErrorKind,
     at: Instant,
-    /// Whether the store has answered since.
+    /// Whether the store has answered since then.
     over: bool,
     suppressed: u64,
 }
@@ -79,14 +81,18 @@ impl TracingObserver {
         }
     }
 
-    /// Whether to write of a failure now, and then how many were suppressed before it.
+    /// Returns how many failures were suppressed, if this one is to be written now.
     fn suppressed(&self, kind: StoreErrorKind) -> Option<u64> {
         let now = Instant::now();
-        let mut warned = self.warned.lock().unwrap_or_else(|it| it.into_inner());
+        let mut warned = self
+            .warned
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         if self.answered.swap(false, Relaxed) {
-            warned.iter_mut().for_each(|it| it.over = true);
+            warned.iter_mut().for_each(|last| last.over = true);
         }
-        let Some(last) = warned.iter_mut().find(|it| it.kind == kind) else {
+        // The first failure of a kind is always written.
+        let Some(last) = warned.iter_mut().find(|last| last.kind == kind) else {
             warned.push(Warned {
                 kind,
                 at: now,
@@ -95,6 +101,7 @@ impl TracingObserver {
             });
             return Some(0);
         };
+        // Be silent until the store has answered and a second has passed: a flapping store must not fill the log.
         if !last.over || now.saturating_duration_since(last.at) < PAUSE {
             last.suppressed += 1;
             return None;
@@ -120,6 +127,7 @@ impl Observer for TracingObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let (call, local) = (event.call(), event.is_local());
         let repeated = event.is_repeated();
+        // An answer without a call says nothing about the store.
         self.answered(local || event.decision.usage().spares_call());
         let shadow = call.is_shadow();
         let latency_us = micros(event.latency());
@@ -152,6 +160,7 @@ impl Observer for TracingObserver {
         {
             return;
         }
+        // One warning stands for many failures: a failing store fails every request.
         let Some(suppressed) = self.suppressed(error.kind()) else {
             return;
         };
@@ -202,7 +211,7 @@ impl Observer for TracingObserver {
     }
 }
 
-/// Entered for each poll and left after it, since other tasks run in between.
+/// Enters the span for each poll and leaves it afterwards, since other tasks run in between.
 struct SpanScope(tracing::Span);
 
 impl PollScope for SpanScope {

@@ -1,17 +1,18 @@
 #![doc = include_str!("../../docs/guide/stores.md")]
 //!
 //! ```
-#![doc = include_str!("../../examples/own_store.rs")]
+#![doc = include_str!("../../examples/custom_store.rs")]
 //! ```
 
 use std::{
     fmt,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     task::{Context, Poll},
     time::Duration,
 };
 
+pub use self::ext::StoreExt;
 pub use crate::domain::{
     check::Check,
     decision::Count,
@@ -20,21 +21,16 @@ pub use crate::domain::{
 };
 use crate::{
     domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
-        contributors::{Contribution, Contributors, Kept},
-        decision::{Decision, Usage},
-        denials::{DenialReport, Denials},
+        decision::Decision,
         error::StoreError,
-        key::Key,
-        policies::PublishedPolicy,
-        policy::Policy,
-        rule::Rule,
         sent_call::{Blame, Journey},
     },
     store::eventual::{Eventual, join_all},
 };
 
+mod entry;
 pub(crate) mod eventual;
+pub(crate) mod ext;
 mod layers;
 mod memory;
 #[cfg(feature = "redis")]
@@ -58,155 +54,79 @@ pub use memory::MemoryStore;
 /// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) has a timeout.
 ///
 /// Futures own what they need, so that a caller can keep them without keeping the store.
+///
+/// [`StoreExt`] has a method for each operation that you may want to call yourself.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store",
     note = "a store has to be connected: `RedisStore::connect(url).await?`; for counts in memory, `MemoryStore::new()`"
 )]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides a check and charges it if it is allowed.
+    /// Decides a check and charges it if it is allowed: [`Operation::Check`], by the shortest way.
     fn check(&self, check: &Check) -> StoreFuture<Decision>;
 
-    /// Gives each charge of an admitted check its final cost, in the step that it was charged to, and answers what is
-    /// left.
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage>;
-
-    /// Forgets everything that was charged to this key under this policy.
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
-
-    /// Blocks an identity, unless it is blocked for longer, and answers the block that holds; its
-    /// [details](BlockRequest::details) are kept with it for [`blocks`](Self::blocks). Checks that
-    /// [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`], if one of their
-    /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
-    ///
-    /// The default is an error: the store keeps no blocks.
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let _ = (key, request);
-        StoreFuture::ready(Err(NO_BLOCKS))
-    }
-
-    /// Blocks an identity by a [ban](crate::block#bans), unless it is blocked for longer, and forgets its strikes; but
-    /// only if they still reach the limit of this rule. Answers the block that holds, or `None` if they do not.
-    ///
-    /// [Unblocking](Store::unblock) comes wholly before it, and then there are no strikes, or wholly after it. The
-    /// default is an error: the store keeps no blocks.
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let _ = (key, strikes, request);
-        StoreFuture::ready(Err(NO_BLOCKS))
-    }
-
-    /// Ends all blocks of an identity, and forgets the strikes of its [bans](crate::block#bans).
-    ///
-    /// The default is an error: the store keeps no blocks.
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let _ = key;
-        StoreFuture::ready(Err(NO_BLOCKS))
-    }
-
-    /// Lists who is blocked now: at most so many, in no order. It may have to look at all that the store keeps.
-    ///
-    /// The default is an error: the store keeps no blocks.
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let _ = most;
-        StoreFuture::ready(Err(NO_BLOCKS))
-    }
+    /// Does one operation, of any kind. One that the store does not know is answered
+    /// [`unsupported`](Operation::unsupported).
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply>;
 
     /// Does several operations, in this order, each all or nothing on its own and answered on its own.
     ///
     /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
-    /// The default makes the futures of all, of a fill one for each of its checks, and then awaits one after the other.
+    /// The default [executes](Self::execute) one after the other: it makes the futures of all, and then awaits them in
+    /// this order.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let replies: Vec<_> = operations.iter().map(|it| call_one(self, it)).collect();
-        StoreFuture::pending(async move {
-            let mut results = Vec::with_capacity(replies.len());
+        one_by_one(self, operations)
+    }
+
+    /// The store within, of a layer around a store. The default is `None`.
+    ///
+    /// A [`Limiter`](crate::Limiter) looks through it for what it has to know about the stores of this crate.
+    fn inner(&self) -> Option<&dyn Store> {
+        None
+    }
+
+    /// For the stores of this crate: what a limiter has to know about this one, apart from those within.
+    #[doc(hidden)]
+    fn properties(&self) -> Properties<'_> {
+        Properties::default()
+    }
+}
+
+/// What a [`Limiter`](crate::Limiter) has to know about a store. It asks each layer itself, so that none has to forward
+/// it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Properties<'a> {
+    /// Whether the store has several parts that fail apart, so that a failure of one says nothing about the others.
+    pub(crate) fails_apart: bool,
+    /// Where the store wants to know how long a limiter waits for one call, in ms.
+    pub(crate) timeout_ms: Option<&'a AtomicU64>,
+}
+
+/// The properties of a store and of all stores within it, the outermost first.
+pub(crate) fn properties(store: &dyn Store) -> impl Iterator<Item = Properties<'_>> {
+    let layers = std::iter::successors(Some(store), |layer| layer.inner());
+    layers.map(Store::properties)
+}
+
+/// Executes operations one after the other; answers at once if all answers are known.
+fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> CallFuture {
+    let mut results = Vec::with_capacity(operations.len());
+    let replies = operations.into_iter().map(|it| store.execute(it));
+    let mut replies = replies.collect::<Vec<_>>().into_iter();
+    while let Some(mut reply) = replies.next() {
+        if let Some(result) = reply.known() {
+            results.push(result);
+            continue;
+        }
+        return StoreFuture::pending(async move {
+            results.push(reply.await);
             for reply in replies {
                 results.push(reply.await);
             }
             Ok(results)
-        })
+        });
     }
-
-    /// Whether a store that fails one check would fail the others too. The default is yes.
-    ///
-    /// A store of several parts that fail apart, such as a cluster, says no: then the limiter's
-    /// [breaker](crate::limiter#when-the-store-cannot-decide) does not open, unless the limiter is given an interval
-    /// for it.
-    fn single_failure_domain(&self) -> bool {
-        true
-    }
-
-    /// Adds what processes have admitted, by [those who contributed](crate::contributors). Answers one by one, in their
-    /// order.
-    ///
-    /// Of the labels of one account in one sixth of a window, those are kept that have most. What cannot be added is
-    /// lost, and no check waits for it. The default is an error: the store keeps no contributors.
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        let _ = contributions;
-        StoreFuture::ready(Err(NO_CONTRIBUTORS))
-    }
-
-    /// Tells who has contributed most to what was charged to this key under this policy, in the current window. The
-    /// default is an error: the store keeps no contributors.
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        let _ = (policy, key);
-        StoreFuture::ready(Err(NO_CONTRIBUTORS))
-    }
-
-    /// Adds what a process has counted of [denied identities](crate::denials), a report for each span of ten seconds.
-    ///
-    /// What cannot be added is lost, and no check waits for it. The default is an error: the store keeps no denials.
-    /// Then the limiter counts none.
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        let _ = reports;
-        StoreFuture::ready(Err(NO_DENIALS))
-    }
-
-    /// Lists the identities that were denied within the last hour. The default is an error: the store keeps no denials.
-    fn denials(&self) -> StoreFuture<Denials> {
-        StoreFuture::ready(Err(NO_DENIALS))
-    }
-
-    /// Publishes these policies beside what the processes of other services publish, for operators' tools, and keeps
-    /// them for a day. `None` where the store publishes nothing, which is the default.
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        let _ = policies;
-        None
-    }
-
-    /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
-    /// own are no shorter. The default does nothing.
-    fn set_timeout(&self, timeout: Duration) {
-        let _ = timeout;
-    }
-}
-
-const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
-const NO_CONTRIBUTORS: StoreError = StoreError::invalid_request("this store keeps no contributors");
-const NO_DENIALS: StoreError = StoreError::invalid_request("this store keeps no denials");
-
-/// One operation by the method for it.
-fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
-    match operation {
-        Operation::Check(check) => store.check(check).map(Reply::Check),
-        Operation::Fill { check, count } => {
-            let decisions: Vec<_> = (0..*count).map(|_| store.check(check)).collect();
-            StoreFuture::pending(async move {
-                let mut fill = Vec::with_capacity(decisions.len());
-                for decision in decisions {
-                    fill.push(decision.await?);
-                }
-                Ok(Reply::Fill(fill))
-            })
-        }
-        Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
-        Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
-        Operation::Block { key, request } => store.block(key, request.clone()).map(Reply::Block),
-        Operation::Ban {
-            key,
-            strikes,
-            request,
-        } => store.ban(key, *strikes, request.clone()).map(Reply::Ban),
-        Operation::Unblock { key } => store.unblock(key).map(|()| Reply::Unblock),
-    }
+    StoreFuture::ready(Ok(results))
 }
 
 /// A shared store is a store.
@@ -215,68 +135,25 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        (**self).settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        (**self).reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        (**self).block(key, request)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        (**self).ban(key, strikes, request)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        (**self).unblock(key)
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        (**self).blocks(most)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        (**self).execute(operation)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         (**self).call(operations)
     }
 
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        (**self).contribute(contributions)
+    fn inner(&self) -> Option<&dyn Store> {
+        (**self).inner()
     }
 
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        (**self).contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        (**self).report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        (**self).denials()
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        (**self).publish(policies)
-    }
-
-    fn single_failure_domain(&self) -> bool {
-        (**self).single_failure_domain()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        (**self).set_timeout(timeout);
+    fn properties(&self) -> Properties<'_> {
+        (**self).properties()
     }
 }
 
 /// The future of a call: a result for each of its operations, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
-
-/// The future of [`Store::contribute`]: what was kept of each contribution, in their order.
-pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 
 /// The future of a store's answer: known at once, or to be waited for.
 ///
@@ -313,8 +190,8 @@ impl<T> StoreFuture<T> {
         self
     }
 
-    /// The call that a caller may blame after it has waited this long in vain: none that was in flight for less than half
-    /// of it.
+    /// The call that a caller may blame after it has waited this long in vain: none that was in flight for less than
+    /// half of it.
     /// `None` if the call is the caller's alone.
     pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
         self.journey.as_ref().map(|it| it.blame(waited / 2))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluicegate::{
     Charge, Decision, Key, Policy, Store, StoreError,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 

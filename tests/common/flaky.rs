@@ -6,9 +6,8 @@ use std::{
 };
 
 use sluicegate::{
-    Decision, Key, MemoryStore, Policy, Rule, Store, Usage,
-    block::{Block, BlockRequest},
-    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    Decision, MemoryStore, Store,
+    store::{CallFuture, Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 
@@ -70,24 +69,8 @@ impl Store for Flaky {
         self.answer(|store| store.check(check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.answer(|store| store.settle(settlement))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.answer(|store| store.reset(policy, key))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.answer(|store| store.block(key, request))
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        self.answer(|store| store.ban(key, strikes, request))
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.answer(|store| store.unblock(key))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.answer(|store| store.execute(operation))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

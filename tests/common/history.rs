@@ -11,7 +11,7 @@ use sluicegate::{
     Charge, Decision, Key, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 

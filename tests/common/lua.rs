@@ -241,7 +241,8 @@ impl LuaServer {
         function
     }
 
-    /// The time is the last argument, if the version at the beginning of the first says so: six bytes, the lowest first.
+    /// The time is the last argument, if the version at the beginning of the first says so: six bytes, the lowest
+    /// first.
     fn set_clock(&self, args: &[&[u8]]) {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match args {

@@ -27,6 +27,7 @@ pub(crate) mod model;
 pub(crate) mod nginx;
 #[cfg(feature = "test-util")]
 pub(crate) mod outcome;
+pub(crate) mod plain;
 #[cfg(feature = "test-util")]
 pub(crate) mod promise;
 #[cfg(feature = "redis")]
@@ -40,7 +41,7 @@ pub(crate) mod sentinel;
 pub(crate) mod served;
 pub(crate) mod sharing;
 pub(crate) mod site;
-#[cfg(all(feature = "cli", feature = "test-util"))]
+#[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod stored;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;

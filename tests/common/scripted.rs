@@ -7,10 +7,10 @@ use std::{
 };
 
 use sluicegate::{
-    Decision, Key, MemoryStore, Policy, Store, StoreError, Usage,
+    Decision, MemoryStore, Store, StoreError,
     decision::Count,
     error::StoreErrorKind,
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 
 type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;
@@ -110,12 +110,14 @@ impl Store for Scripted {
         (self.script)(check)
     }
 
-    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
-        StoreFuture::ready(Err(unavailable()))
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
-        StoreFuture::ready(Err(unavailable()))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Check(check) => self.check(&check).map(Reply::Check),
+            Operation::Settle(_) | Operation::Reset { .. } => {
+                StoreFuture::ready(Err(unavailable()))
+            }
+            other => StoreFuture::ready(Err(other.unsupported())),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sentences about stores: each is a test of every store.
 //!
-//! They are boxed, and are about any store: a program of tests then has each of them once, not once for each store. It is
-//! compiled in half the time.
+//! They are boxed, and are about any store: a program of tests then has each of them once, not once for each store. It
+//! is compiled in half the time.
 
 use std::{pin::Pin, sync::Arc};
 

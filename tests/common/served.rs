@@ -9,11 +9,8 @@ use std::{
 };
 
 use sluicegate::{
-    Decision, Key, Policy, RedisStore, Rule, Store, Usage,
-    block::{Block, BlockRequest, BlockedIdentity},
-    contributors::{Contribution, Contributors},
-    denials::{DenialReport, Denials},
-    store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
+    Decision, RedisStore, Store,
+    store::{CallFuture, Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 
@@ -142,47 +139,15 @@ impl<T: fmt::Debug + Send + Sync + 'static, S: Store> Store for Served<T, S> {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.store.execute(operation)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.store.block(key, request)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        self.store.ban(key, strikes, request)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.store.unblock(key)
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        self.store.blocks(most)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         self.store.call(operations)
-    }
-
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.store.contribute(contributions)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.store.contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.store.report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.store.denials()
     }
 }

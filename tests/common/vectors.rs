@@ -11,7 +11,7 @@ use serde::Deserialize;
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 

@@ -6,13 +6,8 @@ use std::sync::{
 };
 
 use sluicegate::{
-    Decision, Key, Policy, Rule, Store, StoreError, Usage,
-    block::{Block, BlockRequest, BlockedIdentity},
-    contributors::{Contribution, Contributors},
-    denials::{DenialReport, Denials},
-    store::{
-        CallFuture, Check, ContributeFuture, DenyCache, Operation, Reply, Settlement, StoreFuture,
-    },
+    Decision, Store, StoreError,
+    store::{CallFuture, Check, DenyCache, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 
@@ -118,28 +113,15 @@ impl<S: Store> Store for Verified<S> {
         StoreFuture::pending(async move { this.verify(&check, answer.await?).await })
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.cache.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Check(check) => self.check(&check).map(Reply::Check),
+            other => self.cache.execute(other),
+        }
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.cache.reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.cache.block(key, request)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        self.cache.ban(key, strikes, request)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.cache.unblock(key)
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        self.cache.blocks(most)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.cache)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
@@ -151,21 +133,5 @@ impl<S: Store> Store for Verified<S> {
             }
             Ok(results)
         })
-    }
-
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.cache.contribute(contributions)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.cache.contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.cache.report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.cache.denials()
     }
 }

@@ -17,11 +17,11 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
     StoreError, Usage,
-    block::{Block, BlockRequest, Until},
+    block::Until,
     error::StoreErrorKind,
     extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 use tokio::{
@@ -83,20 +83,12 @@ impl Store for Timed {
         })
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.store.execute(operation)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.store.block(key, request)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.store.unblock(key)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 }
 

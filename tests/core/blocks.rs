@@ -11,10 +11,10 @@ use crate::common::{
     scripted::{Scripted, denied, unavailable},
 };
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
-    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    store::{CallFuture, Check, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 
@@ -367,12 +367,8 @@ impl Store for Recording {
         self.scripted.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.scripted.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.scripted.reset(policy, key)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.scripted.execute(operation)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

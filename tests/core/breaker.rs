@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -13,10 +13,9 @@ use crate::common::scripted::{Scripted, allowed, unavailable};
 use futures::future::join_all;
 use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
-    StoreError, Usage,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, Store, StoreError,
     error::StoreErrorKind,
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 use tokio::time::{Instant, advance, sleep};
 use tower::{Layer, ServiceExt};
@@ -68,12 +67,11 @@ impl Store for ResetsAlone {
         StoreFuture::pending(std::future::pending())
     }
 
-    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
-        StoreFuture::pending(std::future::pending())
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
-        StoreFuture::ready(Ok(()))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Reset { .. } => StoreFuture::ready(Ok(Reply::Reset)),
+            _ => StoreFuture::pending(std::future::pending()),
+        }
     }
 }
 
@@ -390,29 +388,6 @@ async fn several_settlements_in_one_call_fail_once() {
     let fifth = limiter.reset(&both[0], &Key::new("user", "alice")).await;
     assert_eq!(fifth.unwrap_err().kind(), StoreErrorKind::Unavailable);
     assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
-}
-
-#[test]
-fn a_store_is_told_how_long_its_limiter_waits() {
-    #[derive(Debug, Default)]
-    struct Told(MemoryStore, Mutex<Vec<Duration>>);
-    impl Store for Told {
-        fn check(&self, check: &Check) -> StoreFuture<Decision> {
-            self.0.check(check)
-        }
-        fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-            self.0.settle(settlement)
-        }
-        fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-            self.0.reset(policy, key)
-        }
-        fn set_timeout(&self, timeout: Duration) {
-            self.1.lock().unwrap().push(timeout);
-        }
-    }
-    let store = Arc::new(Told::default());
-    let _ = Limiter::new(store.clone()).timeout(SHORTEST);
-    assert_eq!(*store.1.lock().unwrap(), [TIMEOUT, SHORTEST]);
 }
 
 #[tokio::test(start_paused = true)]

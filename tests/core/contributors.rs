@@ -13,10 +13,9 @@ use crate::common::trace::traced;
 use allocation_counter::measure;
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    contributors::{Contribution, Contributors},
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
-    store::{Check, ContributeFuture, Count, Settlement, StoreFuture},
+    store::{Check, Count, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 use tokio::{
@@ -38,24 +37,14 @@ impl Store for Probe {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.told.fetch_add(1, SeqCst);
-        if self.is_deaf.load(SeqCst) {
-            return StoreFuture::pending(pending());
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if let Operation::Contribute(_) = operation {
+            self.told.fetch_add(1, SeqCst);
+            if self.is_deaf.load(SeqCst) {
+                return StoreFuture::pending(pending());
+            }
         }
-        self.store.contribute(contributions)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.store.contributors(policy, key)
+        self.store.execute(operation)
     }
 }
 
@@ -286,12 +275,8 @@ impl Store for Admitting {
         StoreFuture::ready(decision)
     }
 
-    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
-        unreachable!()
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
-        StoreFuture::ready(Ok(()))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        StoreFuture::ready(Err(operation.unsupported()))
     }
 }
 
@@ -301,7 +286,7 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
     check(&limiter, "alice").await;
     let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
-    assert_eq!(error.to_string(), "this store keeps no contributors");
+    assert_eq!(error.to_string(), "the store keeps no contributors");
 }
 
 #[cfg(feature = "tracing")]
@@ -315,7 +300,7 @@ fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
         }
     });
     let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
-                   kind=\"invalid_request\" error=this store keeps no contributors";
+                   kind=\"invalid_request\" error=the store keeps no contributors";
     assert_eq!(lines, [warning]);
 }
 

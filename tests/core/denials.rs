@@ -12,10 +12,10 @@ use std::{
 use crate::common::trace::traced;
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    denials::{DenialReport, Denials},
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
+    denials::Denials,
     error::StoreErrorKind,
-    store::{Check, DenyCache, Settlement, StoreFuture},
+    store::{Check, DenyCache, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 use tokio::{
@@ -44,27 +44,17 @@ impl Store for Probe {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.told.fetch_add(1, SeqCst);
-        if let Some(kind) = self.refuses {
-            return StoreFuture::ready(Err(StoreError::new(kind, "refused")));
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if let Operation::ReportDenials(_) = operation {
+            self.told.fetch_add(1, SeqCst);
+            if let Some(kind) = self.refuses {
+                return StoreFuture::ready(Err(StoreError::new(kind, "refused")));
+            }
+            if self.is_deaf.load(SeqCst) {
+                return StoreFuture::pending(pending());
+            }
         }
-        if self.is_deaf.load(SeqCst) {
-            return StoreFuture::pending(pending());
-        }
-        self.store.report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.store.denials()
+        self.store.execute(operation)
     }
 }
 

@@ -64,7 +64,6 @@ fn every_answer_of_a_server_is_a_sound_decision_or_an_error() {
     holds("script_reply", entries::script_reply);
 }
 
-#[cfg(feature = "cli")]
 #[test]
 fn every_stored_value_is_read_as_steps_that_add_up_or_is_an_error() {
     holds("stored_value", entries::stored_value);

@@ -16,7 +16,7 @@ use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
     error::{ExtractError, StoreErrorKind},
     middleware::{Decisions, HeaderStyle},
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -67,12 +67,8 @@ impl Store for Shared {
         self.or_fail(|store| store.check(check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.or_fail(|store| store.settle(settlement))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.or_fail(|store| store.reset(policy, key))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.or_fail(|store| store.execute(operation))
     }
 }
 

@@ -9,10 +9,10 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
     policies::PublishedPolicy,
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 use tokio::{
     task::yield_now,
@@ -33,30 +33,31 @@ impl Store for Publishing {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Publish(policies) => StoreFuture::ready(self.publish(&policies)),
+            other => self.store.execute(other),
+        }
     }
+}
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+impl Publishing {
+    fn publish(&self, policies: &[PublishedPolicy]) -> Result<Reply, StoreError> {
         // A limiter asks once whether there is anything to publish to.
         if policies.is_empty() {
-            return Some(StoreFuture::ready(Ok(())));
+            return Ok(Reply::Publish);
         }
         let mut publications = self.publications.lock().unwrap();
         publications.push((Instant::now(), policies.len()));
         let refused = self
             .refuses
             .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
-        let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-        Some(StoreFuture::ready(refused.map_or(Ok(()), |_| Err(error))))
+        match refused {
+            Ok(_) => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
+            Err(_) => Ok(Reply::Publish),
+        }
     }
-}
 
-impl Publishing {
     /// The seconds from a time to each publication.
     fn seconds_after(&self, start: Instant) -> Vec<f64> {
         let publications = self.publications.lock().unwrap();

@@ -6,7 +6,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
     error::StoreErrorKind,
     limiter::ActualCost,
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 
 /// A memory store that fails these settlements first: `true` stands for one that was not sent.
@@ -30,17 +30,17 @@ impl Store for Failing {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let failure = match operation {
+            Operation::Settle(_) => self.failures.lock().unwrap().pop_front(),
+            _ => None,
+        };
         let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-        match self.failures.lock().unwrap().pop_front() {
-            None => self.store.settle(settlement),
+        match failure {
+            None => self.store.execute(operation),
             Some(true) => StoreFuture::ready(Err(error.unsent())),
             Some(false) => StoreFuture::ready(Err(error)),
         }
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
     }
 }
 

@@ -32,7 +32,7 @@ guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
 }
 
 guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
-    background_job custom_extractor outbound own_store
+    background_job custom_extractor outbound custom_store
 }
 
 /// Those with a test of their own.

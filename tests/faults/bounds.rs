@@ -116,9 +116,9 @@ impl<'a> Bounds<'a> {
             .map(|it| it + 1)
     }
 
-    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check that is under way
-    /// when the bucket is full, as it is after a jump of the clock. A check goes on without a caller that leaves, which
-    /// asks again meanwhile.
+    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check that is under
+    /// way when the bucket is full, as it is after a jump of the clock. A check goes on without a caller that leaves,
+    /// which asks again meanwhile.
     pub(crate) fn refunded_twice(&self, rule: &Rule) -> u64 {
         let under_way = BUCKET_TASKS * if self.setup.with_leavers { 2 } else { 1 };
         let is_refunded = rule.refill().is_some() && self.setup.with_leases_and_cache;

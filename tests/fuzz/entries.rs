@@ -10,7 +10,7 @@ use sluicegate::{
     block::{BlockRequest, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, Operation, Settlement},
+    store::{Check, Operation, Settlement, StoreExt},
 };
 
 /// A rule or policy that can be read is written in a form that means the same.
@@ -134,7 +134,6 @@ pub(crate) fn script_reply(data: &[u8]) {
 }
 
 /// Whatever is stored, it is read as steps that add up, or is an error. The first six bytes are the time in seconds.
-#[cfg(feature = "cli")]
 pub(crate) fn stored_value(data: &[u8]) {
     use sluicegate::{
         rule::MAX_UNITS,

@@ -24,8 +24,8 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, denied again, blocked, banned and without a key, and a store that fails until the breaker
-/// opens.
+/// Requests that are allowed, denied, denied again, blocked, banned and without a key, and a store that fails until the
+/// breaker opens.
 async fn traffic() {
     let store = DenyCache::new(MemoryStore::new());
     let limiter = Limiter::new(store).observer(MetricsObserver::new());

@@ -22,11 +22,11 @@ use futures::FutureExt;
 use http::{Request, Response};
 use sluicegate::{
     Charge, Decision, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    Store, StoreError, Usage,
+    Store, StoreError,
     error::{ExtractError, StoreErrorKind},
     middleware::{ActualCost, Decisions, HeaderStyle},
     observe::{CallInfo, CallKind, CompletionEvent, ErrorEvent, Observer},
-    store::{Check, Settlement, StoreFuture},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -52,12 +52,12 @@ fn everybody() -> Key {
 struct Watched {
     store: MemoryStore,
     begun: AtomicUsize,
-    settle: Box<dyn Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync>,
+    settle: Box<dyn Fn(StoreFuture<Reply>) -> StoreFuture<Reply> + Send + Sync>,
 }
 
 impl Watched {
     fn new(
-        settle: impl Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync + 'static,
+        settle: impl Fn(StoreFuture<Reply>) -> StoreFuture<Reply> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: MemoryStore::new(),
@@ -83,17 +83,16 @@ impl Store for Watched {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if !matches!(operation, Operation::Settle(_)) {
+            return self.store.execute(operation);
+        }
         self.begun.fetch_add(1, Ordering::SeqCst);
-        let (store, settlement) = (self.store.clone(), settlement.clone());
+        let store = self.store.clone();
         // A settlement that is not waited for is not done.
         (self.settle)(StoreFuture::pending(async move {
-            store.settle(&settlement).await
+            store.execute(operation).await
         }))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
     }
 }
 
@@ -310,17 +309,16 @@ impl Store for Far {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if !matches!(operation, Operation::Settle(_)) {
+            return self.store.execute(operation);
+        }
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let settled = self.store.settle(settlement);
+        let settled = self.store.execute(operation);
         StoreFuture::pending(async {
             tokio::time::sleep(Duration::from_millis(60)).await;
             settled.await
         })
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
     }
 }
 

@@ -12,7 +12,7 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
-    store::{Check, Operation, Reply},
+    store::{Check, Operation, Reply, StoreExt},
     test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};

@@ -15,7 +15,7 @@ use crate::common::{
     example::Example,
     history::{START_MS, agree, steady},
     redis::Server,
-    served::{LEAST_RIGHTS, limited},
+    served::{LEAST_RIGHTS, Served, limited},
     sharing::{self, wait},
 };
 use proptest::{
@@ -25,7 +25,7 @@ use proptest::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
     error::StoreErrorKind,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 use tokio::task::JoinHandle;
@@ -89,27 +89,22 @@ fn shared() -> Arc<Cluster> {
     sharing::shared(&RUNNING, || Cluster::start(NEVER))
 }
 
+/// A store that has counted nothing yet, and its clock.
+pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
+    let cluster = shared();
+    let clock = TestClock::new(0);
+    let store = store(&cluster).await.clock(clock.clone());
+    (Served::by(cluster, store), clock)
+}
+
 mod contract {
-    use std::sync::Arc;
-
-    use sluicegate::test_util::TestClock;
-
-    use super::shared;
-    use crate::common::{cluster::Cluster, served::Served};
+    use super::fresh;
 
     crate::contract!(apart fresh);
     crate::calls!(fresh);
     crate::contributors!(fresh);
     crate::denials!(fresh);
     crate::blocks!(fresh);
-
-    /// A store that has counted nothing yet, and its clock.
-    async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
-        let cluster = shared();
-        let clock = TestClock::new(0);
-        let store = super::store(&cluster).await.clock(clock.clone());
-        (Served::by(cluster, store), clock)
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -1113,6 +1108,26 @@ async fn two_example_servers_share_their_limits_through_a_cluster() {
         admitted += usize::from(response.status() == 200);
     }
     assert_eq!(admitted, 4);
+}
+
+#[tokio::test]
+async fn a_block_is_listed_though_the_node_of_the_index_answers_late() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await.prefix("late");
+    let home = cluster.home("late:!blocks");
+    let name = users_at(&cluster, (home + 1) % 3, 1).remove(0);
+    cluster.nodes[home].run::<()>("CLIENT PAUSE 300");
+    let hour = Duration::from_secs(3_600);
+    store.block(&user(&name), hour.into()).await.unwrap();
+    // Each listing waits for the node; its answer may come before the identity is added.
+    for _ in 0..200 {
+        let listed = store.blocks(10).await.unwrap_or_default();
+        if let [only] = &listed[..] {
+            assert_eq!(only.identity(), format!("user={name}"));
+            return;
+        }
+    }
+    panic!("the block is not listed");
 }
 
 #[tokio::test]

@@ -77,7 +77,6 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
     });
 }
 
-#[cfg(feature = "cli")]
 #[test]
 fn what_is_read_foretells_what_the_server_decides() {
     use crate::common::stored::{foretells_the_script, has_the_steps_of_the_model};

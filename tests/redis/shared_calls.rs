@@ -18,7 +18,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     observe::{BreakerEvent, Observer},
-    store::{Check, DenyCache, Leases, Settlement},
+    store::{Check, DenyCache, Leases, Settlement, StoreExt},
     test_util::TestClock,
 };
 use tokio::task::yield_now;

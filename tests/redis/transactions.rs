@@ -18,7 +18,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
     block::Until,
     error::StoreErrorKind,
-    store::{Check, DenyCache, Leases, Operation, redis::transactions::TransactionStore},
+    store::{Check, DenyCache, Leases, Operation, StoreExt, redis::transactions::TransactionStore},
     test_util::TestClock,
 };
 use tokio::{

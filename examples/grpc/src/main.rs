@@ -1,8 +1,8 @@
-//! A tonic server whose calls are limited by address, and a client that is told when to call again.
+//! A tonic server whose calls are limited by address, and a client that learns when to call again.
 //!
 //!     cargo run -p example-grpc
 //!
-//! The health service stands for yours. A denied call is `RESOURCE_EXHAUSTED`, with the time to wait in its details:
+//! The health service stands for yours. A denied call gets `RESOURCE_EXHAUSTED`, with the time to wait in its details:
 //!
 //!     cargo run -p example-grpc -- call http://127.0.0.1:3000
 //!     # Serving
@@ -40,7 +40,7 @@ async fn call(url: String) -> Result<(), Box<dyn Error>> {
             Ok(answer) => println!("{:?}", answer.get_ref().status()),
             Err(status) => {
                 let details = status.get_error_details();
-                // Without one, the call would never pass.
+                // If there is no retry info, the call would never pass.
                 let wait = details.retry_info().and_then(|it| it.retry_delay);
                 let seconds = wait.map_or(f64::INFINITY, |it| it.as_secs_f64().ceil());
                 let (code, message) = (status.code(), status.message());

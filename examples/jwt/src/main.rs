@@ -1,8 +1,8 @@
-//! Limits by the user that a JSON Web Token names, and by address for everybody.
+//! Limits every request by address, and by the user that its JSON Web Token names.
 //!
 //!     JWT_SECRET=sesame cargo run -p example-jwt
 //!
-//! Alice has a limit of her own; who has no token is limited by address alone, and so is who tries wrong ones:
+//! Each user has a limit. Without a token, or with a wrong one, only the limit by address applies:
 //!
 //!     curl -i localhost:3000                                                                  # 200, hello, nobody
 //!     curl -i localhost:3000 -H "authorization: Bearer $(curl -s localhost:3000/token/alice)" # 200, "user";r=1
@@ -39,7 +39,7 @@ struct Claims {
     exp: u64,
 }
 
-/// Every request gets an `Option<Claims>`: `None` has no token. Wrong tokens go no further.
+/// Inserts an `Option<Claims>` into each request: `None` without a token. Requests with a wrong token go no further.
 async fn authenticate(
     State(key): State<DecodingKey>,
     mut request: Request,
@@ -62,7 +62,7 @@ fn claims(header: &HeaderValue, key: &DecodingKey) -> Option<Claims> {
     Some(token.ok()?.claims)
 }
 
-/// Stands for whoever signs your tokens, after asking for a password.
+/// Stands for the service that signs your tokens, after asking for a password.
 async fn token(
     State(key): State<EncodingKey>,
     Path(user): Path<String>,
@@ -91,7 +91,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let by_user = RateLimitLayer::new(limiter.clone()).limit(Policy::parse("user", "2/1m")?, user);
     let by_address = RateLimitLayer::new(limiter).limit(Policy::parse("ip", "60/1m")?, PeerIp);
 
-    // The layer that is added last is the first that a request comes to.
+    // The layer that you add last is the first that a request comes to.
     let app = Router::new()
         .route("/", get(hello))
         .layer(by_user)

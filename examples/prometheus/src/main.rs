@@ -1,4 +1,4 @@
-//! What an axum service limits, served to Prometheus, and one policy that is only tried out.
+//! An axum service whose decisions are served to Prometheus, and one policy that is only tried out.
 //!
 //!     cargo run -p example-prometheus
 //!
@@ -10,7 +10,7 @@
 //!     curl -i localhost:3000            # 429
 //!     curl -s localhost:3000/metrics    # sluicegate_decisions_total{policy="ip",outcome="denied"} 1
 //!
-//! `examples/grafana` has a dashboard of what is counted, and alert rules.
+//! Use the dashboard and the alert rules in `examples/grafana`.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -29,7 +29,7 @@ const BUCKETS: [f64; 8] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.0
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Before the observer, which describes its metrics to the recorder.
+    // The recorder comes before the observer, which describes its metrics to it.
     let latency = Matcher::Full("sluicegate_store_seconds".to_owned());
     let prometheus = PrometheusBuilder::new()
         .set_buckets_for_metric(latency, &BUCKETS)?
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .limit(Policy::parse("ip", "3/1m")?, PeerIp)
         .limit(Policy::parse("stricter", "1/1m")?.shadow(), PeerIp);
 
-    // Without a listener of its own, the exporter leaves it to us to tidy up its histograms.
+    // An exporter without a listener leaves the upkeep of its histograms to us.
     let upkeep = prometheus.clone();
     tokio::spawn(async move {
         let mut every = time::interval(Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! The server, but for its limits.
+//! The server without its limits.
 
 use std::{convert::Infallible, future::ready, io, net::SocketAddr};
 
@@ -21,7 +21,7 @@ const PAGE: &str = include_str!("page.html");
 /// Caches keep the kinds of answers apart.
 pub(crate) const VARY: [(HeaderName, &str); 1] = [(header::VARY, "accept")];
 
-/// All routes; `limited` puts the limits around those that have some.
+/// All routes; `limited` adds limits to some of them.
 pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
     let routes = Router::new()
         .route("/", get(root))
@@ -41,14 +41,14 @@ pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
 
 async fn status(Path(code): Path<u16>) -> StatusCode {
     let status = StatusCode::from_u16(code).ok();
-    // A response of the 1xx kind is not the last one, and there would be no other.
+    // A 1xx response is not final, and no other would follow.
     status
         .filter(|status| !status.is_informational())
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// What a path says that its request costs, if that can be read. The limits and the handler both read it here,
-/// undecoded: they must not differ.
+/// The cost that a path names for its request, if it can be read. The limits and the handler both use this function, on
+/// the undecoded path, because they must agree.
 pub(crate) fn cost(uri: &Uri) -> Option<u64> {
     match uri.path().strip_prefix("/cost/") {
         Some(n) => n.parse().ok(),
@@ -65,7 +65,7 @@ async fn root(request: Request) -> Response {
 
 fn answer(request: &Request, text: String) -> Response {
     let decisions = request.extensions().get::<Decisions>();
-    // There is one layer.
+    // The server has one layer, so there is one decision.
     let decision = decisions.and_then(|it| it.iter().next());
     let answer = if wants_json(request.headers()) {
         report::decision(decision).into_response()
@@ -75,17 +75,17 @@ fn answer(request: &Request, text: String) -> Response {
     (VARY, answer).into_response()
 }
 
-/// What a browser gets, also when its request is denied: the page shows why.
+/// Sends the page to a browser, also when its request is denied, because the page shows why.
 pub(crate) fn page() -> Response {
     (VARY, Html(PAGE)).into_response()
 }
 
-/// Whether a browser sent the request, and not the page's own script.
+/// Whether a browser sent the request, rather than the page's script.
 pub(crate) fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
     uri.path() == "/" && accepts(headers, "text/html")
 }
 
-/// Whether the decision itself is asked for.
+/// Whether the client asks for the decision as JSON.
 pub(crate) fn wants_json(headers: &HeaderMap) -> bool {
     accepts(headers, "application/json")
 }
@@ -99,11 +99,11 @@ pub(crate) async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let listener = listener.tap_io(|stream| {
-        // A connection that cannot have it works all the same.
+        // A connection without `TCP_NODELAY` still works.
         let _ = stream.set_nodelay(true);
     });
-    // `ForwardedIp` finds the address in the extensions. With the feature `axum`, the router's own
-    // `into_make_service_with_connect_info::<SocketAddr>()` serves as well.
+    // `ForwardedIp` finds the address in the extensions. With the feature `axum`, you can use the router's own
+    // `into_make_service_with_connect_info::<SocketAddr>()` instead.
     let make = service_fn(move |stream: IncomingStream<'_, _>| {
         let peer: SocketAddr = *stream.remote_addr();
         ready(Ok::<_, Infallible>(Extension(peer).layer(app.clone())))

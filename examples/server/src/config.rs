@@ -1,4 +1,4 @@
-//! Limits from a file, which is read again when the process is told to (SIGHUP).
+//! Limits from a file, which the server reads again at each SIGHUP.
 //!
 //! ```toml
 //! [limits]
@@ -46,7 +46,7 @@ struct Policy {
 }
 
 impl Policy {
-    /// Of `strikes` and `ban`: both, or neither.
+    /// `strikes` and `ban` must be given both, or neither.
     fn ban(&self) -> Result<Option<Ban>, String> {
         match (&self.strikes, &self.ban) {
             (None, None) => Ok(None),
@@ -66,7 +66,7 @@ enum Rules {
     List(Vec<String>),
 }
 
-/// The limits that the file holds: at least one. An error names the file, and what is wrong with it.
+/// Reads the limits of the file: at least one. An error names the file and the mistake in it.
 pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     let of_file = |why: String| format!("{}: {}", file.display(), why.trim());
     let text = fs::read_to_string(file).map_err(|error| of_file(error.to_string()))?;
@@ -102,7 +102,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     Ok(limits)
 }
 
-/// The limits' policies, each under a name of its own.
+/// The policies of the limits. Fails if two have the same name.
 pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
     if limits.is_empty() {
         return Err("there are no limits".into());
@@ -111,7 +111,7 @@ pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
     Policies::new(policies).map_err(|error| error.to_string())
 }
 
-/// Reads the file again at each SIGHUP; where it is wrong, the limits stay as they are.
+/// Reads the file again at each SIGHUP. If the file is wrong, the limits stay as they are.
 pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     let mut hangups = signal(SignalKind::hangup())?;
     let file = file.to_owned();
@@ -126,7 +126,7 @@ pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     Ok(())
 }
 
-/// Rules may change. Another kind of key would need another extractor, which the running layer does not have.
+/// Only rules may change. Another kind of key would need another extractor, which the running layer does not have.
 fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
     if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {

@@ -1,7 +1,7 @@
-//! What limits the caller and what is left, for the page: `GET /limits`; and `DELETE /limits`, to start anew.
+//! Shows the page the limits of a caller and the units left: `GET /limits`; and resets them: `DELETE /limits`.
 //!
-//! Neither is limited, so that the page can show the limits when they deny everything else. A service that is open to
-//! the world would limit them, too, and would let nobody but its operators reset anything.
+//! Neither is limited, so that the page can show the limits when they deny everything else. In a service that is open
+//! to the world, limit them as well, and let only your operators reset anything.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) struct Limits {
 
 struct Limit {
     policy: String,
-    /// As after `--limit`: `ip`, `header:x-api-key`.
+    /// Written as in `--limit`: `ip`, `header:x-api-key`.
     key: String,
     extractor: Arc<dyn KeyExtractor>,
 }
@@ -51,7 +51,7 @@ struct Report {
     on_failure: &'static str,
     may_reset: bool,
     limits: Vec<LimitReport>,
-    /// Those that are missing are not known: the store does not answer, or the limit does not apply.
+    /// A missing rule is unknown: the store does not answer, or the limit does not apply.
     rules: Vec<RuleReport>,
 }
 
@@ -60,10 +60,10 @@ struct LimitReport {
     policy: String,
     key: String,
     shadow: bool,
-    /// Whether this request is limited by it.
+    /// Whether the limit applies to this request.
     applies: bool,
     rules: Vec<RuleText>,
-    /// The five who have used most of it, where that is counted and the caller may know.
+    /// The five contributors with the most units, if they are counted and the caller may know.
     contributors: Vec<ContributorText>,
 }
 
@@ -78,7 +78,7 @@ struct RuleText {
     id: String,
     limit: u64,
     window_ms: u64,
-    /// Of a bucket.
+    /// Set for buckets only.
     refill: Option<u64>,
 }
 
@@ -101,7 +101,8 @@ impl Limits {
             limiter,
             live,
             limits: limits.collect(),
-            // Charged by nobody; a shadow could be left out of a check that the store does not answer.
+            // No request is charged to this policy. A shadow would not do: a check can be answered without its shadows
+            // while the store is silent.
             probe: Policy::parse("server-probe", "1/1s")?,
             shadow: options.shadow,
             redis: !options.redis.is_empty(),
@@ -118,7 +119,7 @@ impl Limits {
             .with_state(Arc::new(self))
     }
 
-    /// What a request with this head is charged to, at no cost.
+    /// The charges that a request with this head would cause, with a cost of 0.
     fn charges(&self, head: &Parts) -> Result<Vec<Charge>, ExtractError> {
         let mut charges = Vec::new();
         for limit in &self.limits {
@@ -131,7 +132,7 @@ impl Limits {
         Ok(charges)
     }
 
-    /// As it is now: its file may have been read again.
+    /// The current policy: its file may have been read again.
     fn policy(&self, limit: &Limit) -> Option<Policy> {
         let policy = self.live.get(&limit.policy)?;
         Some(if self.shadow { policy.shadow() } else { policy })
@@ -178,7 +179,7 @@ impl Limits {
         }
     }
 
-    /// Whether the store itself answers, and not the memory of this process in its place.
+    /// Whether the store itself answers, rather than the memory of this process in its place.
     async fn answers(&self) -> bool {
         let strict = self.limiter.clone().on_failure(FailurePolicy::Closed);
         let nobody = Key::new("server", "probe");

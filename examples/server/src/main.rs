@@ -1,4 +1,4 @@
-//! An axum server whose requests are limited by several rules at once; `--help` tells the options.
+//! An axum server whose requests are limited by several rules at once; `--help` lists the options.
 //!
 //! ```text
 //! cargo run --release -p example-server
@@ -6,13 +6,13 @@
 //! cargo run --release -p example-server -- --redis redis://127.0.0.1/ --on-failure local --replicas 2
 //! ```
 //!
-//! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
-//! requests are served, and two denied.
+//! Open the address that it prints in a browser, or use `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`:
+//! ten requests are served, and two denied.
 //!
-//! The page sends requests, as many as you tell it to, and shows what each rule has left for you and whether the store
-//! answers. It learns that from `GET /limits`, which is not limited, and from the JSON that its requests accept, so it
-//! works with every style of the quota headers. The page itself is limited as any request is: a browser whose request is
-//! denied gets a 429 whose body is the page.
+//! The page sends as many requests as you ask for, and shows your remaining units under each rule and whether the store
+//! answers. The page uses `GET /limits`, which is not limited, and the JSON that its requests accept, so it works with
+//! every style of the quota headers. The page itself is limited as any request is: a browser whose request is denied
+//! gets a 429 whose body is the page.
 
 mod app;
 mod config;
@@ -93,6 +93,7 @@ fn layer(
         layer = layer.shadow();
     }
     for limit in &options.limits {
+        // A policy of the file is looked up at each request, because the file may be read again.
         let policy = match &options.config {
             Some(_) => PolicySelector::from(live.policy(limit.policy.name())?),
             None => limit.policy.clone().into(),
@@ -123,8 +124,8 @@ fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
 
 type Reject = fn(&Rejection, &Parts) -> Response;
 
-/// A browser gets the page, which shows what denies; the page's script gets the decision, and all others get the
-/// crate's own answer.
+/// A browser gets the page, which shows the rule that denies. The page's script gets the decision, and all other
+/// clients get the crate's own answer.
 fn reject(rejection: &Rejection, head: &Parts) -> Response {
     let mut response = match rejection {
         Rejection::Denied(_) | Rejection::Blocked(_) | Rejection::Undecided(_)
@@ -148,13 +149,13 @@ fn report(decision: &Decision) -> Response {
     (app::VARY, report::decision(Some(decision))).into_response()
 }
 
-/// A request that succeeded costs nothing in the end.
+/// A request that succeeds costs nothing in the end.
 fn failures(response: &Head, charge: &Charge) -> u64 {
     let failed = response.status.is_client_error() || response.status.is_server_error();
     if failed { charge.cost() } else { 0 }
 }
 
-/// A cost that cannot be read costs nothing: the handler rejects it.
+/// An unreadable cost counts as 0, because the handler rejects the request.
 fn cost(head: &Parts, _: &Policy) -> u64 {
     app::cost(&head.uri).unwrap_or(0)
 }
@@ -171,7 +172,7 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     Ok(limiter)
 }
 
-/// Refusals are repeated before leases are looked for.
+/// The deny cache is the outer layer, so that a cached denial is repeated before any lease is used.
 fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
     let mut store = innermost(options)?;
     if options.leases {
@@ -200,7 +201,7 @@ fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
     }))
 }
 
-/// The store, which connects at the first check.
+/// Returns a store that connects at the first check.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
     match pool {
         Some(size) => Ok(self::pool(server, size)?.into()),
@@ -208,7 +209,7 @@ fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, 
     }
 }
 
-/// Its connections are made as they are needed.
+/// Returns a pool that connects on demand.
 fn pool(
     server: ConnectionInfo,
     size: u32,
@@ -232,7 +233,7 @@ fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String
         .map_err(|error| format!("--sentinel: {error}"))
 }
 
-/// Connects, or says that no server answers; until one does, the failure policy applies.
+/// Connects, or prints that no server answers. Until one does, the failure policy applies.
 async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
     let nobody = Charge::new(&options.limits[0].policy, Key::new("server", "start"), 0);
     // The server itself must answer here, not the memory of this process.

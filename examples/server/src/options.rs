@@ -93,7 +93,7 @@ pub(crate) struct Options {
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
-    /// The header whose value names who contributes.
+    /// The header whose value names the contributor.
     pub(crate) contributors: Option<HeaderName>,
     pub(crate) no_blocks: bool,
     pub(crate) ban: Option<Ban>,
@@ -101,7 +101,7 @@ pub(crate) struct Options {
     pub(crate) help: bool,
 }
 
-/// Whose requests are counted, and how many may come.
+/// One limit: whose requests it counts, and the rules for them.
 pub(crate) struct Limit {
     pub(crate) who: Who,
     pub(crate) policy: Policy,
@@ -111,11 +111,11 @@ pub(crate) struct Limit {
 pub(crate) enum Who {
     Ip,
     Header(HeaderName),
-    /// Everybody together.
+    /// All requests together.
     All,
 }
 
-/// Which requests are counted in the end.
+/// Whether all requests are charged in the end, or only failures.
 #[derive(PartialEq)]
 pub(crate) enum Counted {
     All,
@@ -123,7 +123,7 @@ pub(crate) enum Counted {
 }
 
 impl Options {
-    /// Reads the arguments. An error names the option that is wrong.
+    /// Reads the arguments. An error names the wrong option.
     pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let mut options = Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
@@ -180,7 +180,7 @@ impl Options {
             "config" => self.config = Some(value.into()),
             "count" => self.count = counted(value)?,
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
-            // What is wrong is not repeated: there may be a password in it.
+            // The error does not repeat the value, which may contain a password.
             "redis" => self.redis.push(server(value)?),
             "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value, "connection")?),
@@ -196,7 +196,7 @@ impl Options {
         Ok(())
     }
 
-    /// One policy for each key: two of one name would share their counts.
+    /// Adds a limit. Each key has one policy, because two with the same name would share their counts.
     fn add_limit(&mut self, text: &str) -> Result<(), String> {
         let limit: Limit = text.parse()?;
         if self.limits.iter().any(|other| other.who == limit.who) {
@@ -246,6 +246,7 @@ impl Options {
         if self.limits.is_empty() {
             self.add_limit(DEFAULT_LIMIT)?;
         }
+        // Last, so that the default limit has the ban as well.
         if let Some(ban) = self.ban {
             for limit in &mut self.limits {
                 limit.policy = limit.policy.clone().ban(ban);

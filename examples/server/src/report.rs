@@ -21,15 +21,15 @@ struct DecisionReport {
 struct BlockReport {
     /// `operator` or `ban`.
     by: &'static str,
-    /// How long a ban lasts; nobody is told so of an operator's block.
+    /// How long a ban lasts. `None` for an operator's block, whose end is not shown to the caller.
     retry_after_ms: Option<u64>,
 }
 
-/// What is left under one rule.
+/// The state of one rule.
 #[derive(Serialize)]
 pub(crate) struct RuleReport {
     id: String,
-    /// The limit that was applied: of a local decision, the share of this process.
+    /// The limit that was applied. In a local decision, this is the share of one process.
     limit: u64,
     remaining: u64,
     reset_after_ms: u64,
@@ -39,7 +39,7 @@ pub(crate) struct RuleReport {
     retry_after_ms: Option<u64>,
 }
 
-/// Identifies a rule by its place in its policy. A reload can change all else about it.
+/// Identifies a rule by its place in its policy. A reload can change everything else about the rule.
 pub(crate) fn rule_id(policy: &str, index: usize) -> String {
     format!("{policy}.{index}")
 }
@@ -66,7 +66,7 @@ fn blocked(decision: &Decision) -> Option<BlockReport> {
     })
 }
 
-/// What is left under each rule, those of shadows included.
+/// The state of each rule, including those of shadows.
 pub(crate) fn rules(usage: &Usage) -> Vec<RuleReport> {
     let shadow = usage.shadow().map(Decision::usage);
     let policies = [Some(usage), shadow].into_iter().flatten();

@@ -1,15 +1,15 @@
-//! Tiers that are in a database, here SQLite, with a cache in front of it.
+//! Tiers in a database, here SQLite, with a cache in front.
 //!
 //!     cargo run -p example-tiers-database
 //!
-//! Who has which plan is looked up by the API key, and remembered for a minute:
+//! The service looks up the user's plan by the API key, and remembers it for a minute:
 //!
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=1
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-bob'      # 200, "pro";r=599
 //!     curl -i localhost:3000 -H 'x-api-key: made-up'         # 401, www-authenticate: ApiKey
 //!     curl -i localhost:3000                                 # 401, www-authenticate: ApiKey
 //!
-//! What one user sends counts as one, whichever of the user's keys it comes with:
+//! All requests of one user count together, whichever of the user's keys they use:
 //!
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=0
 //!     curl -i localhost:3000 -H 'x-api-key: 2nd-of-alice'    # 429, "violated-policies":["free"]
@@ -59,12 +59,12 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// What this request costs, and whom. It has a second; then, or when the database fails, the failure policy applies.
-    /// A plan that is not among the policies is a 500, and a warning in the log.
+    /// Returns the charge for a request. The layer waits for it for a second; then, or if the database fails, the
+    /// failure policy applies. A plan without a policy is a 500, and a warning in the log.
     async fn charge(self, api_key: Option<String>) -> Result<Charge, ExtractError> {
         let unauthenticated = ExtractError::unauthenticated("ApiKey");
         let api_key = api_key.ok_or(unauthenticated.clone())?;
-        // Requests that come at the same time wait for one look-up. Made-up keys are remembered, too.
+        // Requests that come at the same time wait for one look-up. Made-up keys are remembered as well.
         let user = self
             .cache
             .try_get_with(api_key.clone(), self.clone().look_up(api_key))
@@ -106,7 +106,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let accounts = Accounts {
         database: Arc::new(Mutex::new(database)),
         plans: Policies::new([
-            // These do not need the database: where the store is down, this process counts by itself.
+            // These do not need the database: while the store is down, each process counts alone.
             Policy::parse("free", "2/1m")?.on_failure(FailurePolicy::Local),
             Policy::parse("pro", "600/1m")?.on_failure(FailurePolicy::Local),
         ])?,
@@ -117,8 +117,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
         .charge_async(move |head| accounts.clone().charge(api_key(head)))
-        // For what has no policy: while the database is down, nobody knows who may come in, and an open failure policy
-        // would let in everybody.
+        // The failure policy of charges without a policy: while the database is down, the plan of a caller is unknown,
+        // and an open failure policy would let everyone in.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/", get(async || "hello\n"))

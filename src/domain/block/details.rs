@@ -1,4 +1,4 @@
-//! [`BlockRequest`] and [`BlockDetails`]: why an identity is blocked, and by whom.
+//! [`BlockRequest`] and [`BlockDetails`]: the reason, the author and the origin of a block.
 
 use std::{
     fmt,
@@ -8,11 +8,11 @@ use std::{
 use super::{BlockedBy, Until};
 use crate::domain::{policy::Policy, rule::Rule};
 
-/// In bytes. What is longer is cut.
+/// The longest reason and the longest other text, in bytes; longer ones are cut.
 const MAX_REASON: usize = 200;
 const MAX_OTHER: usize = 100;
 
-/// A block that is asked for: until when, and why. A time alone is one without a reason.
+/// A request for a block: the end, and the reason. You can pass a time alone if there is no reason.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// An operator's block until then, without a reason.
+    /// Requests an operator's block until then, without a reason.
     #[must_use]
     pub fn new(until: impl Into<Until>) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl BlockRequest {
         }
     }
 
-    /// A ban until then by this policy, whose `rule` has denied.
+    /// Requests a ban until then by this policy, whose `rule` has denied the identity.
     #[must_use]
     pub fn ban(until: impl Into<Until>, policy: &Policy, rule: &Rule) -> Self {
         let mut request = Self::new(until);
@@ -49,34 +49,35 @@ impl BlockRequest {
         request
     }
 
-    /// Says why, for all who may list blocks: cut after 200 bytes, and each control character becomes a blank.
+    /// Sets the reason. Everyone with access to the list of blocks can read it. The text is cut after 200 bytes, and
+    /// each control character becomes a blank.
     #[must_use]
     pub fn reason(mut self, reason: &str) -> Self {
         self.details.reason = clean(reason, MAX_REASON);
         self
     }
 
-    /// Says who asks for it, for all who may list blocks: cut after 100 bytes, and each control character becomes a
-    /// blank.
+    /// Sets the author. Everyone with access to the list of blocks can read it. The text is cut after 100 bytes, and
+    /// each control character becomes a blank.
     #[must_use]
     pub fn author(mut self, author: &str) -> Self {
         self.details.author = clean(author, MAX_OTHER);
         self
     }
 
-    /// Until when.
+    /// Returns the end of the block.
     #[must_use]
     pub const fn until(&self) -> Until {
         self.until
     }
 
-    /// Who makes it.
+    /// Returns the origin of the block.
     #[must_use]
     pub const fn by(&self) -> BlockedBy {
         self.by
     }
 
-    /// Why. A store adds [when](BlockDetails::created_at) it is made.
+    /// Returns the details. A store adds the [time](BlockDetails::created_at) of the block.
     #[must_use]
     pub const fn details(&self) -> &BlockDetails {
         &self.details
@@ -112,38 +113,38 @@ pub struct BlockDetails {
 }
 
 impl BlockDetails {
-    /// For stores: the same details of a block that is made at this time of the store, in ms since the Unix epoch.
+    /// Sets when the block was made, in ms since the Unix epoch by the store's clock. For stores.
     #[must_use]
     pub fn created_at(mut self, now_ms: u64) -> Self {
         self.created_ms = Some(now_ms);
         self
     }
 
-    /// When the block was made, in ms since the Unix epoch by the store's clock.
+    /// Returns when the block was made, in ms since the Unix epoch by the store's clock.
     #[must_use]
     pub const fn created_ms(&self) -> Option<u64> {
         self.created_ms
     }
 
-    /// Why, in the words of its author.
+    /// Returns the reason, in the words of the author.
     #[must_use]
     pub const fn reason(&self) -> Option<&str> {
         known(&self.reason)
     }
 
-    /// Who asked for it.
+    /// Returns the author.
     #[must_use]
     pub const fn author(&self) -> Option<&str> {
         known(&self.author)
     }
 
-    /// The name of the policy that has banned.
+    /// Returns the name of the policy that banned the identity.
     #[must_use]
     pub const fn policy(&self) -> Option<&str> {
         known(&self.policy)
     }
 
-    /// The rule of that policy that has denied: `10/1m`.
+    /// Returns the rule of that policy that denied the identity: `10/1m`.
     #[must_use]
     pub const fn rule(&self) -> Option<&str> {
         known(&self.rule)
@@ -152,7 +153,7 @@ impl BlockDetails {
 
 #[cfg(feature = "redis")]
 impl BlockDetails {
-    /// As they are stored, without the time: of each text its length in one byte, and its bytes.
+    /// Writes the stored form, without the time: for each text the length in one byte, and the bytes.
     pub(crate) fn write_texts(&self, bytes: &mut Vec<u8>) {
         for text in [&self.reason, &self.author, &self.policy, &self.rule] {
             let length = u8::try_from(text.len()).unwrap_or(0);
@@ -161,7 +162,7 @@ impl BlockDetails {
         }
     }
 
-    /// Reads what [`write_texts`](Self::write_texts) wrote, behind the time; any other bytes are `None`.
+    /// Reads the output of [`write_texts`](Self::write_texts); `None` for any other bytes.
     pub(crate) fn read_texts(created_ms: u64, mut bytes: &[u8]) -> Option<Self> {
         let mut next = |most| {
             let (length, rest) = bytes.split_first()?;
@@ -196,7 +197,7 @@ const fn known(text: &str) -> Option<&str> {
     if text.is_empty() { None } else { Some(text) }
 }
 
-/// Fit to be stored and shown.
+/// Makes a text safe to store and to show.
 fn clean(text: &str, most: usize) -> Box<str> {
     let end = (0..=most.min(text.len())).rev();
     let end = end.into_iter().find(|end| text.is_char_boundary(*end));

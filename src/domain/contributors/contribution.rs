@@ -1,4 +1,4 @@
-//! [`Contribution`], which the limiter reports to a store, and the store's answer.
+//! [`Contribution`], which the limiter reports to a store, and [`Kept`], the store's reply.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -6,13 +6,13 @@ use super::Span;
 use crate::domain::{key::Key, policy::Policy};
 
 /// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
-/// stores; see [`Store::contribute`](crate::Store::contribute).
+/// stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
 #[derive(Clone)]
 pub struct Contribution {
     pub(crate) policy: Policy,
     pub(crate) key: Key,
     pub(crate) span: Span,
-    /// The time of the newest decision that is in it, by the store's clock.
+    /// The store's time of the newest decision in this report.
     pub(crate) latest_ms: u64,
     pub(crate) units: Vec<(Arc<Key>, i64)>,
     pub(crate) total: i64,
@@ -20,45 +20,45 @@ pub struct Contribution {
 }
 
 impl Contribution {
-    /// The policy of the account.
+    /// Returns the policy of the account.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The key of the account.
+    /// Returns the key of the account.
     #[must_use]
     pub const fn key(&self) -> &Key {
         &self.key
     }
 
-    /// When the sixth of the window begins, in ms since the Unix epoch, by the store's clock.
+    /// Returns when the sixth of the window begins, in ms since the Unix epoch, by the store's clock.
     #[must_use]
     pub const fn start_ms(&self) -> u64 {
         self.span.start_ms
     }
 
-    /// For how long it is still needed.
+    /// Returns how long a store still needs the contribution.
     #[must_use]
     pub const fn expires_in(&self) -> Duration {
         let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
-        // A report within the second counts as one at its end.
+        // A report is sent within a second, so count that second.
         Duration::from_millis(left_ms.saturating_add(1_000))
     }
 
-    /// The contributors, and the units to add to each; below 0 where some were given back.
+    /// Returns the contributors, and the units to add to each; negative if more were refunded than charged.
     #[must_use]
     pub fn units(&self) -> impl ExactSizeIterator<Item = (&Key, i64)> {
         self.units.iter().map(|(label, units)| (&**label, *units))
     }
 
-    /// What to add to the sum of all contributors, those that are not named among them.
+    /// Returns the amount to add to the sum of all contributors, including those without a name here.
     #[must_use]
     pub const fn total(&self) -> i64 {
         self.total
     }
 
-    /// What to add to how much a contributor's units may be too low.
+    /// Returns the amount to add to the error: how much too low the units of a contributor may be.
     #[must_use]
     pub const fn error(&self) -> i64 {
         self.error
@@ -69,7 +69,7 @@ impl Contribution {
     }
 }
 
-/// Without the keys of clients.
+/// Leaves out the keys: they are data of clients.
 impl fmt::Debug for Contribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Contribution")
@@ -81,7 +81,7 @@ impl fmt::Debug for Contribution {
     }
 }
 
-/// What a store has kept of a [`Contribution`].
+/// The part of a [`Contribution`] that a store has kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub(crate) units: Vec<u64>,
@@ -89,9 +89,9 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Creates the answer: the units of each label of the contribution after it was added, in their order, with those
-    /// of other processes; 0 for a label that was dropped. `floor` is the least that a label must have to be kept, and
-    /// 0 while there is room.
+    /// Creates the reply. `units` has the units of each label of the contribution after the addition, in the same
+    /// order, including those of other processes; 0 for a label that was dropped. `floor` is the number of units below
+    /// which a label is not kept, and 0 while there is room.
     #[must_use]
     pub const fn new(units: Vec<u64>, floor: u64) -> Self {
         Self { units, floor }

@@ -1,19 +1,20 @@
-//! What stands for a contributor: short, and nothing that a client could choose to grow or to merge.
+//! Labels of contributors: short, so that a client cannot make them grow, and hashed so that two clients cannot share
+//! one.
 
 use std::{borrow::Cow, sync::Arc};
 
 use crate::domain::key::Key;
 
-/// The longest label. Sixteen of them are below the 1 KB that a sorted set may take.
+/// The longest label. Sixteen of them need less than the 1 KB that a sorted set may have.
 pub(crate) const MAX_LABEL: usize = 44;
 
-/// The longest value that a process keeps as it is. Whatever is longer is hashed by the store.
+/// The longest value that a process keeps in full; the store hashes a value that does not fit into a label.
 const MAX_VALUE: usize = 48;
 
-/// How much of the kind stands beside a hash.
+/// How many characters of the kind remain beside a hash.
 const MAX_HASHED_KIND: usize = 10;
 
-/// A key that takes a bounded room: of a long value the beginning, and a hash of the whole.
+/// Shortens a key: a long value becomes its beginning and a hash of the whole.
 pub(crate) fn bounded(label: Key) -> Arc<Key> {
     let value = label.value();
     if value.len() <= MAX_VALUE {
@@ -28,7 +29,7 @@ pub(crate) fn bounded(label: Key) -> Arc<Key> {
     })
 }
 
-/// How long the hash of a long value is, in hexadecimal digits: another value with the same one cannot be found.
+/// The length of the hash of a long value, in hexadecimal digits: another value with this hash cannot be found.
 const HASH: usize = 32;
 
 #[cfg(feature = "redis")]
@@ -36,7 +37,7 @@ fn hash(value: &[u8]) -> String {
     blake3::hash(value).to_hex()[..HASH].to_owned()
 }
 
-/// Within one process.
+/// The hash is valid within one process only: the keys are random.
 #[cfg(not(feature = "redis"))]
 fn hash(value: &[u8]) -> String {
     use std::{
@@ -49,8 +50,9 @@ fn hash(value: &[u8]) -> String {
         .collect()
 }
 
-/// `kind=value`, or `kind=#hash` where the value is long, unusual or secret; `hash` makes 32 characters.
+/// Returns `kind=value`, or `kind=#hash` if the value is long, unusual or secret; `hash` returns 32 characters.
 pub(crate) fn text(label: &Key, hash: impl FnOnce(&Key) -> String) -> String {
+    // Operators read labels in a terminal and type them into commands, so unusual characters are hashed.
     let kind = if is_plain(label.kind().as_bytes(), b"-_.") {
         label.kind()
     } else {

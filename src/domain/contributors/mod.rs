@@ -3,10 +3,7 @@
 use std::fmt;
 
 #[cfg(doc)]
-use crate::{
-    domain::{charge::Charge, key::Key},
-    limiter::Limiter,
-};
+use crate::domain::{charge::Charge, key::Key};
 
 mod contribution;
 pub(crate) mod label;
@@ -18,7 +15,8 @@ pub(crate) use span::Span;
 /// How many labels a store keeps for a sixth of a window.
 pub(crate) const KEPT_LABELS: usize = 16;
 
-/// Who has contributed to an account in the current window, the greatest first: what [`Limiter::contributors`] answers.
+/// The result of [`Limiter::contributors`](crate::Limiter::contributors): the contributors to an account in the
+/// current window, the largest first.
 #[derive(Clone, Debug, Default)]
 pub struct Contributors {
     list: Vec<Contributor>,
@@ -34,9 +32,10 @@ pub struct Contributor {
 }
 
 impl Contributors {
-    /// Creates the answer from the units of each label, of which several with one label are added up. For stores.
+    /// Creates the result from the units of each label; units with the same label are added up. For stores.
     ///
-    /// `total` is what all have contributed, and `error` how much of it may be anybody's at most.
+    /// `total` is the sum of all contributors, and `error` the largest part of that sum that may belong to one
+    /// contributor although it is not in `units`.
     #[must_use]
     pub fn new(units: impl IntoIterator<Item = (String, u64)>, total: u64, error: u64) -> Self {
         let mut by_label = std::collections::HashMap::<String, u64>::new();
@@ -55,25 +54,25 @@ impl Contributors {
         Self {
             list,
             total: total.max(known),
-            // The known units of one contributor are those of no other.
+            // The known units of one contributor cannot be those of another.
             error: error.min(total.saturating_sub(known)),
         }
     }
 
-    /// The contributors that are known, the greatest first.
+    /// Returns the known contributors, the largest first.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Contributor> {
         self.list.iter()
     }
 
-    /// What all contributors together have been charged, those that are not listed among them.
+    /// Returns the units charged to all contributors together, including those that are not listed.
     #[must_use]
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// How much higher the units of a contributor may be than they are listed, at most; a contributor that is not listed has no
-    /// more than this. 0 when the units are exact.
+    /// Returns how much too low the listed units of a contributor can be; a contributor that is not listed has at most
+    /// this number of units. 0 when the units are exact.
     #[must_use]
     pub const fn error(&self) -> u64 {
         self.error
@@ -81,15 +80,16 @@ impl Contributors {
 }
 
 impl Contributor {
-    /// Its name: the kind and the value of the [key](Charge::by), or a hash of the value; at most 44 bytes.
+    /// Returns the label: the kind and the value of the [key](Charge::by), or a hash of the value; at most 44 bytes.
     ///
-    /// Data of a client: do not log it, or use it in metrics, where that is not allowed.
+    /// This is data of a client: do not log it or use it in metrics unless you are allowed to.
     #[must_use]
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// What it was charged in the window, at least; at most [`Contributors::error`] more.
+    /// Returns the units that were charged in the window: at least this number, and at most [`Contributors::error`]
+    /// more.
     #[must_use]
     pub const fn units(&self) -> u64 {
         self.units

@@ -1,4 +1,4 @@
-//! [`Span`]: the sixth of a window that contributions are added up in.
+//! [`Span`]: the sixth of a window in which contributions are added up.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use crate::domain::{
     rule::{MAX_WINDOW, Rule, millis},
 };
 
-/// So many make up a window.
+/// This many spans make up a window.
 const SPANS: u64 = 6;
 
-/// Shorter ones would be over before their contributions are reported, once a second.
+/// A shorter span would end before its contributions are reported, once a second.
 const MIN_SPAN_MS: u64 = 2_000;
 
-/// The sixth of a window that a time falls into.
+/// The sixth of a window that contains a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) start_ms: u64,
-    /// The first millisecond after it.
+    /// The first millisecond after the span.
     end_ms: u64,
     pub(crate) length_ms: u64,
 }
 
 impl Span {
-    /// Of the longest window of a policy.
+    /// Returns the span of the policy's longest window.
     pub(crate) fn at(policy: &Policy, at_ms: u64) -> Self {
         let rule = longest(policy);
         let (length_ms, begin_ms) = (length_ms(rule), begin_ms(rule, at_ms));
@@ -33,7 +33,7 @@ impl Span {
     fn new(rule: &Rule, start_ms: u64, length_ms: u64) -> Self {
         let mut end_ms = start_ms.saturating_add(length_ms);
         if is_aligned(rule) {
-            // The last one of a window that six does not divide is shorter.
+            // If six does not divide the window, the last span is shorter.
             end_ms = end_ms.min(begin_ms(rule, start_ms) + millis(rule.window()));
         }
         Self {
@@ -43,7 +43,7 @@ impl Span {
         }
     }
 
-    /// Those that make up the window that this time is in.
+    /// Returns the spans of the window that contains this time.
     pub(crate) fn window(policy: &Policy, now_ms: u64) -> impl Iterator<Item = Self> {
         let rule = longest(policy);
         let newest = Self::at(policy, now_ms);
@@ -58,20 +58,20 @@ impl Span {
         self.start_ms <= at_ms && at_ms < self.end_ms
     }
 
-    /// When it is no longer part of a window.
+    /// Returns when the span is no longer part of a window.
     pub(crate) const fn release_ms(&self) -> u64 {
         self.start_ms.saturating_add((SPANS + 1) * self.length_ms)
     }
 }
 
-/// The first of them, if several are equal.
+/// Returns the first of the longest rules.
 fn longest(policy: &Policy) -> &Rule {
     let rules = policy.rules();
     let longest = rules.iter().rev().max_by_key(|rule| window(rule));
     longest.unwrap_or(&rules[0])
 }
 
-/// For how long what was charged counts: of a bucket, as long as a full refill takes.
+/// Returns how long charges count: for a bucket, as long as a full refill takes.
 fn window(rule: &Rule) -> Duration {
     rule.quota_window().min(MAX_WINDOW)
 }
@@ -80,7 +80,7 @@ fn length_ms(rule: &Rule) -> u64 {
     millis(window(rule)).div_ceil(SPANS).max(MIN_SPAN_MS)
 }
 
-/// From when on spans are counted: the begin of a fixed window, the epoch for any other.
+/// Returns the start of the first span: of a fixed window the start, else the epoch.
 fn begin_ms(rule: &Rule, at_ms: u64) -> u64 {
     if is_aligned(rule) {
         at_ms - at_ms % millis(rule.window())
@@ -89,7 +89,7 @@ fn begin_ms(rule: &Rule, at_ms: u64) -> u64 {
     }
 }
 
-/// Whether the window begins at times of its own, and is long enough for that to show in reports.
+/// Returns whether windows start at fixed times, and are long enough for reports to show that.
 fn is_aligned(rule: &Rule) -> bool {
     rule.is_fixed() && millis(rule.window()) >= SPANS * MIN_SPAN_MS
 }

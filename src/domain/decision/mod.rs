@@ -1,4 +1,4 @@
-//! [`Decision`]: what a store answers, and what is left under each rule.
+//! [`Decision`]: the answer of a store, and the usage under each rule.
 //!
 //! ```
 //! use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
@@ -52,18 +52,18 @@ mod usage;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Decision {
-    /// Every charge fits every rule of its policy, and all have been charged.
+    /// Every charge fits every rule of the policy, and all have been charged.
     Allowed(Usage),
     /// At least one charge does not fit, and none has been charged.
     Denied(Denial),
-    /// An identity is [blocked](crate::block), and nothing has been charged. Only checks that
-    /// [enforce blocks](Check::enforces_blocks) are answered so.
+    /// An identity is [blocked](crate::block), and nothing has been charged. You get this answer only for checks that
+    /// [enforce blocks](Check::enforces_blocks).
     Blocked(Blocked),
 }
 
 impl Decision {
-    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it
-    /// stays as it is. For stores.
+    /// Adds the decision about the [shadows](Check::shadow_check) of the check. A denial stays unchanged, since no
+    /// shadow is decided for a denial. For stores.
     #[must_use]
     pub fn with_shadow(self, shadow: Self) -> Self {
         match self {
@@ -79,25 +79,25 @@ impl Decision {
         }
     }
 
-    /// Whether the check was allowed.
+    /// Returns whether the check was allowed.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         matches!(self, Self::Allowed(_))
     }
 
-    /// The same decision, with every time to wait longer by this much.
+    /// Returns the decision with all times longer by this much.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
     }
 
-    /// The same decision, as it is when read this much later.
+    /// Returns the decision with all times shorter by this much, because it is read later.
     pub(crate) fn aged(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
     }
 
-    /// The same refusal, `age_ms` after the store has answered it, as the answer to `check`.
+    /// Returns this denial, `age_ms` after the store's answer, as the answer to `check`.
     pub(crate) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         match self {
             Self::Allowed(_) => self.clone(),
@@ -112,7 +112,7 @@ impl Decision {
         }
     }
 
-    /// The same decision as one about `check`, whose charges with rules are those that were decided.
+    /// Returns the decision as one about `check`, which has the same charges with rules.
     pub(crate) fn about(self, check: &Check) -> Self {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.about(check)),
@@ -135,7 +135,7 @@ impl Decision {
         }
     }
 
-    /// The same decision, as one that the memory of this process has made.
+    /// Marks the decision as one of this process's memory.
     pub(crate) fn local(self) -> Self {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.local()),
@@ -150,7 +150,7 @@ impl Decision {
         }
     }
 
-    /// What is left, allowed or not. Of a blocked check, no policy is looked at.
+    /// Returns the usage, also for a denial. If the check is blocked, the usage is empty.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         match self {
@@ -162,12 +162,13 @@ impl Decision {
 }
 
 impl Decision {
-    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges
-    /// were added. For stores; `now_ms` is the store's clock at the check.
+    /// Computes the decision from the counts, one for each rule of each charge: for an admission, the counts *after*
+    /// the charge. `now_ms` is the store's clock at the check. For stores.
     ///
     /// # Errors
     ///
-    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match this check, or when the check
+    /// was denied although all rules have room.
     /// nothing though it was denied.
     pub fn new(
         check: &Check,
@@ -178,7 +179,7 @@ impl Decision {
         Self::of(Usage::new(check, admitted, now_ms, counts)?, admitted)
     }
 
-    /// The decision of a check whose parts were decided apart.
+    /// Joins the decision of a check whose parts were decided separately.
     pub(crate) fn joined(
         check: &Check,
         admitted: bool,
@@ -188,7 +189,7 @@ impl Decision {
         Self::of(Usage::of(check, decided_at_ms, rules, admitted), admitted)
     }
 
-    /// The admission of a check for which nothing but leased units was spent.
+    /// Creates the admission of a check that was paid with leased units alone.
     pub(crate) fn leased(
         check: &Check,
         decided_at_ms: u64,
@@ -199,10 +200,11 @@ impl Decision {
         Ok(decision)
     }
 
-    /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
+    /// Computes the decisions of a fill, in which the first `admitted` of `count` identical checks were admitted. For
+    /// stores.
     ///
-    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are
-    /// denied, each count tells when the cost of one more check fits.
+    /// `counts` has one count for each rule of each charge, after all charges; if some checks are denied, each count
+    /// says when the cost of one more check fits.
     ///
     /// # Errors
     ///
@@ -214,7 +216,7 @@ impl Decision {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Vec<Self>, StoreError> {
-        // Each of those that came before the last had left as many costs uncharged as came after it.
+        // At the time of an earlier check, the costs of the later ones were not charged yet.
         let counts_then = |later: u16| -> Vec<Count> {
             let counts = counts.iter().zip(check.rules());
             let counts = counts
@@ -233,7 +235,7 @@ impl Decision {
             return Ok(Self::Allowed(usage));
         }
         let waits = usage.rules().map(RuleUsage::denied_ms);
-        // The first, if several are equal.
+        // Choose the first rule if several have the longest wait.
         let longest = waits
             .enumerate()
             .max_by_key(|(rule, wait)| (*wait, Reverse(*rule)));
@@ -246,7 +248,7 @@ impl Decision {
     }
 }
 
-/// How many of some identical checks were admitted, and the count under each rule after that.
+/// How many of several identical checks were admitted, and the count under each rule afterwards.
 pub(crate) struct Filled<'a> {
     pub(crate) check: &'a Check,
     pub(crate) count: u16,
@@ -257,7 +259,7 @@ pub(crate) struct Filled<'a> {
 }
 
 impl<'a> Filled<'a> {
-    /// Of checks that no block denies.
+    /// Creates the result of checks that no block denies.
     pub(crate) const fn new(
         check: &'a Check,
         count: u16,
@@ -275,7 +277,7 @@ impl<'a> Filled<'a> {
         }
     }
 
-    /// The decision of a single check, and of its shadows. What went wrong with these is dropped.
+    /// Returns the decision of a single check, and of the shadows. Errors of shadows are ignored.
     pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
         if let Some(blocked) = self.blocked {
             return Ok(Decision::Blocked(blocked));
@@ -286,7 +288,7 @@ impl<'a> Filled<'a> {
         Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
     }
 
-    /// The decisions of all, and of the shadows of those that were admitted. What went wrong with shadows is dropped.
+    /// Returns all decisions, with the shadows of those that were admitted. Errors of shadows are ignored.
     pub(crate) fn decisions(
         self,
         shadows: Option<Filled<'_>>,
@@ -305,29 +307,29 @@ impl<'a> Filled<'a> {
     }
 }
 
-/// Why a check was denied, and when the same check would pass; cheap to clone.
+/// The reason why a check was denied, and when the same check would pass; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Denial {
     usage: Usage,
-    /// The place among all rules of the one that denies for longest.
+    /// The index, among all rules, of the rule with the longest wait.
     rule: usize,
 }
 
 impl Denial {
-    /// The time until the same check would be admitted if no other check came first, in whole milliseconds; `None` for
-    /// never, when a cost is above a limit.
+    /// Returns the time until the same check would be admitted if no other check came first, in whole milliseconds;
+    /// `None` if a cost is above a limit, so that the check can never pass.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.rule().retry_after()
     }
 
-    /// The policy that denies for longest.
+    /// Returns the policy with the longest wait.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         self.charge().policy()
     }
 
-    /// The charge that is denied for longest: the policy, the key and who [contributes](crate::contributors).
+    /// Returns the charge with the longest wait: the policy, the key and the [contributor](crate::contributors).
     #[must_use]
     pub fn charge(&self) -> &Charge {
         let charges = self.usage.check().charges();
@@ -338,28 +340,28 @@ impl Denial {
         &charges[ends.take_while(|end| *end <= self.rule).count()]
     }
 
-    /// The rule that denies for longest: the first of them if several are equal.
+    /// Returns the rule with the longest wait: the first if several are equal.
     #[must_use]
     pub fn rule(&self) -> &RuleUsage {
         self.usage.rule(self.rule)
     }
 
-    /// What is left under every rule; nothing was charged.
+    /// Returns the usage under every rule; nothing was charged.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
     }
 }
 
-/// A check that was denied since an identity is blocked; nothing was charged.
+/// A check that was denied because an identity is blocked; nothing was charged.
 #[derive(Clone, Debug)]
 pub struct Blocked {
-    /// Apart: every decision is as large as this one, and most are no blocks.
+    /// Behind a pointer: every decision is as large as this type, and few are blocks.
     identity: Arc<Identity>,
     usage: Usage,
 }
 
-/// Who is blocked, and for how long from the decision on.
+/// The identity that is blocked, and for how long after the decision.
 #[derive(Debug)]
 struct Identity {
     key: Key,
@@ -368,7 +370,7 @@ struct Identity {
 }
 
 impl Blocked {
-    /// For stores: `key` is blocked, at this time of the store in ms since the Unix epoch.
+    /// Creates the answer: `key` is blocked at this time, in ms since the Unix epoch by the store's clock. For stores.
     #[must_use]
     pub fn new(key: Key, block: Block, decided_at_ms: u64) -> Self {
         let until = block.until_ms();
@@ -382,24 +384,24 @@ impl Blocked {
         }
     }
 
-    /// Who is blocked. Of several, the one whose block ends last.
+    /// Returns the identity that is blocked; if there are several, the one whose block ends last.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.identity.key
     }
 
-    /// The block.
+    /// Returns the block.
     #[must_use]
     pub fn block(&self) -> Block {
         self.identity.block
     }
 
-    /// What clients are told: how long a ban lasts, and nothing of an operator's block.
+    /// Returns the time that clients may see: the rest of a ban, but not of an operator's block.
     pub(crate) fn told_retry_after(&self) -> Option<Duration> {
         self.retry_after().filter(|_| self.is_ban())
     }
 
-    /// The store's clock at the decision, in ms since the Unix epoch.
+    /// Returns the store's clock at the decision, in ms since the Unix epoch.
     pub(crate) fn decided_at_ms(&self) -> u64 {
         self.usage.decided_at_ms()
     }
@@ -408,7 +410,7 @@ impl Blocked {
         self.block().by() == BlockedBy::Ban
     }
 
-    /// Of two answers to one check, the one whose block ends later.
+    /// Chooses between two answers to one check: the block that ends later wins.
     pub(crate) fn or_later(self, other: Self) -> Self {
         if self.block().or_later(other.block()) == self.block() {
             self
@@ -417,7 +419,7 @@ impl Blocked {
         }
     }
 
-    /// How long the block lasts from the decision on; `None` if it is for ever.
+    /// Returns how long the block lasts after the decision; `None` if it is permanent.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.identity.retry_after_ms.map(Duration::from_millis)

@@ -1,11 +1,11 @@
-//! [`RuleUsage`]: what is left under one rule.
+//! [`RuleUsage`]: the usage under one rule.
 
 use std::time::Duration;
 
 use super::Count;
 use crate::domain::rule::Rule;
 
-/// What is left under one rule.
+/// The usage under one rule: the remaining units, and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleUsage {
     rule: Rule,
@@ -17,7 +17,7 @@ pub struct RuleUsage {
 
 impl RuleUsage {
     pub(super) fn new(rule: Rule, now_ms: u64, count: Count, denied_ms: Option<u64>) -> Self {
-        // Spared a division, if a step is open.
+        // An open step is the answer, which saves a division.
         let step_end_ms = if count.newest_end_ms > now_ms {
             count.newest_end_ms
         } else {
@@ -32,7 +32,7 @@ impl RuleUsage {
         }
     }
 
-    /// With times moved; `None` (never) and zero stay as they are.
+    /// Returns the usage with changed times; `None` (never) and zero stay unchanged.
     pub(super) fn moved(mut self, moved: impl Fn(u64) -> u64) -> Self {
         if self.reset_after_ms > 0 {
             self.reset_after_ms = moved(self.reset_after_ms);
@@ -43,7 +43,7 @@ impl RuleUsage {
         self
     }
 
-    /// As it is so much later, if nothing else was charged.
+    /// Returns the usage this much later, if no other check came in between.
     pub(super) fn repeated(mut self, age_ms: u64) -> Self {
         if self.reset_after_ms <= age_ms {
             self.remaining = self.rule.limit();
@@ -51,7 +51,7 @@ impl RuleUsage {
         self.reset_after_ms = self.reset_after_ms.saturating_sub(age_ms);
         self.denied_ms = match self.denied_ms {
             Some(NEVER_MS) => Some(NEVER_MS),
-            // One that others deny for longer than may admit by now.
+            // If another rule denies for longer, this one may have room by now.
             ms => ms
                 .and_then(|ms| ms.checked_sub(age_ms))
                 .filter(|ms| *ms > 0),
@@ -59,37 +59,37 @@ impl RuleUsage {
         self
     }
 
-    /// The same, so much later and with units that were charged and not used.
+    /// Returns the usage this much later, with the units that were charged but not used.
     pub(crate) fn later_with_unspent(mut self, age_ms: u64, unspent: u64) -> Self {
         self.remaining = self.remaining.saturating_add(unspent);
         self.moved(|ms| ms.saturating_sub(age_ms).max(1))
     }
 
-    /// The rule.
+    /// Returns the rule.
     #[must_use]
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
-    /// The units that still fit.
+    /// Returns the units that still fit.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// The time until nothing counts any more, whole milliseconds; zero when nothing does.
+    /// Returns the time until nothing counts any more, in whole milliseconds; zero when nothing counts now.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// Whether this rule denied the check.
+    /// Returns whether this rule denied the check.
     #[must_use]
     pub const fn is_exceeded(&self) -> bool {
         self.denied_ms.is_some()
     }
 
-    /// The time until this rule would admit the same check; `None` when it never would, or does not deny it.
+    /// Returns the time until this rule would admit the same check; `None` if the rule never would, or does not deny.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self.denied_ms {
@@ -98,19 +98,20 @@ impl RuleUsage {
         }
     }
 
-    /// How long it denies the check; `None` if it does not, [`NEVER_MS`] if it always will.
+    /// Returns how long the rule denies the check, in ms; `None` if it does not, [`NEVER_MS`] if it always will.
     pub(super) const fn denied_ms(&self) -> Option<u64> {
         self.denied_ms
     }
 
-    /// The end of the step that the check was charged to, in ms of the store's clock. For stores, to settle it there.
+    /// Returns the end of the step that the check was charged to, in ms of the store's clock. Stores need this to
+    /// settle.
     #[must_use]
     pub const fn step_end_ms(&self) -> u64 {
         self.step_end_ms
     }
 }
 
-/// How long a rule denies a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
+/// Returns how long a rule denies a cost, in ms: `None` when the cost fits, [`NEVER_MS`] when it can never fit.
 pub(super) fn denial_ms(rule: &Rule, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
     match rule.limit().checked_sub(cost) {
         None => Some(NEVER_MS),

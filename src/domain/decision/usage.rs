@@ -1,4 +1,4 @@
-//! [`Usage`]: what is left under each rule of each charge.
+//! [`Usage`]: the usage under each rule of each charge.
 
 use std::sync::{
     Arc,
@@ -13,9 +13,9 @@ use super::{
 };
 use crate::domain::{check::Check, error::StoreError, policy::Policy};
 
-/// What is left under each rule of each charge, right after the decision; cheap to clone.
+/// The usage under each rule of each charge, right after the decision; cheap to clone.
 ///
-/// The usage of an admitted check is also what it is settled with: see [`Limiter::settle`](crate::Limiter::settle).
+/// You also need the usage of an admitted check to settle the check: see [`Limiter::settle`](crate::Limiter::settle).
 #[derive(Clone, Debug)]
 pub struct Usage {
     inner: Arc<Inner>,
@@ -32,11 +32,11 @@ struct Inner {
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
     has_unseen_blocks: AtomicBool,
-    /// Whether it is a refusal that was repeated.
+    /// Whether this is a repeated denial.
     is_repeated: bool,
 }
 
-/// What is left under each rule. A single one is in one allocation with the rest; more would be long to move.
+/// The usage under each rule. A single rule is stored inline, without another allocation; more would be slow to move.
 type RuleUsages = SmallVec<[RuleUsage; 1]>;
 
 impl Clone for Inner {
@@ -56,11 +56,11 @@ impl Clone for Inner {
 }
 
 impl Usage {
-    /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
+    /// Computes the usage from the counts, one for each rule of each charge. For stores that answer a settlement.
     ///
     /// # Errors
     ///
-    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();
@@ -88,6 +88,7 @@ impl Usage {
                 usages.push(RuleUsage::new(*rule, now_ms, count, denied_ms));
             }
         }
+        // Too many counts: they would be read under the wrong rules.
         if counts.next().is_some() {
             return Err(other_rules());
         }
@@ -116,13 +117,13 @@ impl Usage {
         }
     }
 
-    /// The usage of a check whose parts were decided separately; not to be settled.
+    /// Creates the usage of a check whose parts were decided separately; it cannot be settled.
     #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self::of(check, decided_at_ms, rules, false)
     }
 
-    /// The usage of a check as if nothing had ever been charged.
+    /// Creates the usage of a check as if nothing had been charged.
     #[cfg(feature = "cluster")]
     pub(crate) fn unused(check: &Check) -> Self {
         let rules = check.rules();
@@ -130,7 +131,7 @@ impl Usage {
         Self::joined(check, 0, usages.collect())
     }
 
-    /// The usage of the charges at these places; not to be settled by itself.
+    /// Returns the usage of the charges at these indexes; it cannot be settled separately.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
@@ -142,9 +143,9 @@ impl Usage {
         )
     }
 
-    /// What is left under each policy that was checked, in the order of the charges.
+    /// Returns the usage under each policy, in the order of the charges.
     ///
-    /// A policy is listed once for each key that it was checked with.
+    /// A policy is listed once for each key that was checked.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
         let mut rest = &self.inner.rules[..];
         self.inner.check.charges().iter().map(move |charge| {
@@ -157,54 +158,55 @@ impl Usage {
         })
     }
 
-    /// What is left under each rule, in the order of [`policies`](Self::policies).
+    /// Returns the usage under each rule, in the order of [`policies`](Self::policies).
     pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
         self.inner.rules.iter()
     }
 
-    /// What the [shadows](Policy::shadow) among the policies decided, which are not among [`policies`](Self::policies).
+    /// Returns the decision about the [shadows](Policy::shadow), which are not among [`policies`](Self::policies).
     ///
-    /// `None` when there are none, when they could not decide, and in a denial, for which no shadow is decided.
+    /// `None` when there are no shadows, when they could not be decided, and in a denial, which decides no shadow.
     #[must_use]
     pub fn shadow(&self) -> Option<&Decision> {
         self.shadow.as_deref()
     }
 
-    /// The store's clock at the decision, in ms since the Unix epoch.
+    /// Returns the store's clock at the decision, in ms since the Unix epoch.
     ///
-    /// A decision about keys that are on several nodes of a cluster has the time of the node that was called first.
+    /// If the keys are on several nodes of a cluster, this is the time of the node that was called first.
     #[must_use]
     pub fn decided_at_ms(&self) -> u64 {
         self.inner.decided_at_ms
     }
 
-    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's
-    /// share of the rules that were checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// Returns whether the memory of this process decided, since the store could not. The rules are then this process's
+    /// share of the rules that you checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.inner.local.load(Ordering::Relaxed)
     }
 
-    /// Whether a [`DenyCache`](crate::store::DenyCache) has repeated a refusal, without another call of the store.
+    /// Returns whether a [`DenyCache`](crate::store::DenyCache) repeated a denial, without another call of the store.
     ///
-    /// Times have aged since the store's answer, and what is [left](RuleUsage::remaining) is as it was then.
+    /// Times are shorter by the age of the store's answer; the [remaining](RuleUsage::remaining) units are those of
+    /// that answer, or the limit if all units have been released since.
     #[must_use]
     pub fn is_repeated(&self) -> bool {
         self.inner.is_repeated
     }
 
-    /// Whether the store was not called, so that the answer says nothing about whether it works: a refusal was
-    /// repeated, or what was leased was spent.
+    /// Returns whether the store was not called, so that the answer says nothing about the store's health: a denial was
+    /// repeated, or leased units were spent.
     pub(crate) fn spares_call(&self) -> bool {
         self.is_repeated() || self.inner.leased.load(Ordering::Relaxed)
     }
 
-    /// Notes that nothing but leased units was spent.
+    /// Notes that only leased units were spent.
     pub(super) fn mark_leased(&self) {
         self.inner.leased.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the store did not look up the blocks of all identities: it decided a part of the check.
+    /// Notes that the store did not look up all blocks, because it decided only a part of the check.
     pub(crate) fn note_unseen_blocks(&self) {
         self.inner.has_unseen_blocks.store(true, Ordering::Relaxed);
     }
@@ -213,12 +215,12 @@ impl Usage {
         self.inner.has_unseen_blocks.load(Ordering::Relaxed)
     }
 
-    /// What is left under the rule at this place.
+    /// Returns the usage under the rule at this index.
     pub(super) fn rule(&self, place: usize) -> &RuleUsage {
         &self.inner.rules[place]
     }
 
-    /// Forbids to repeat the denial: units that were charged lie in this process, and the check may fit in them.
+    /// Forbids to repeat the denial: this process holds charged units, and the check may fit into them.
     pub(crate) fn forbid_repeats(&self) {
         self.inner.may_be_repeated.store(false, Ordering::Relaxed);
     }
@@ -227,7 +229,7 @@ impl Usage {
         self.inner.may_be_repeated.load(Ordering::Relaxed)
     }
 
-    /// The same usage, and that of the shadows, as one that the memory of this process has made.
+    /// Marks this usage, and that of the shadows, as decided by this process's memory.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
         if let Some(shadow) = self.shadow() {
@@ -241,13 +243,13 @@ impl Usage {
         self
     }
 
-    /// The check that this is the usage of. For stores.
+    /// Returns the check. For stores.
     #[must_use]
     pub fn check(&self) -> &Check {
         &self.inner.check
     }
 
-    /// Whether both came from the same decision, and not from one like it.
+    /// Returns whether both came from the same decision, and are not just equal.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -261,20 +263,20 @@ impl Usage {
         }
     }
 
-    /// The same usage as that of `check`, whose charges have the same rules.
+    /// Returns this usage for `check`, whose charges have the same rules.
     pub(super) fn about(mut self, check: &Check) -> Self {
         Arc::make_mut(&mut self.inner).check = check.clone();
         self
     }
 
-    /// To be shown, not to be settled.
+    /// Returns a copy to be shown; it cannot be settled.
     pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
         let is_repeated = self.inner.is_repeated;
         self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
     }
 
-    /// The same with other figures, not to be settled.
+    /// Returns a copy with other figures; it cannot be settled.
     fn copy(
         &self,
         check: &Check,
@@ -287,6 +289,7 @@ impl Usage {
                 check: check.clone(),
                 decided_at_ms,
                 rules,
+                // Only the original may be settled, and only once.
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
@@ -298,18 +301,18 @@ impl Usage {
         }
     }
 
-    /// Answers `true` once for an admission, and then always `false`, also to its clones.
+    /// Returns `true` once for an admission, and `false` afterwards, also for clones.
     pub(crate) fn take_settlement(&self) -> bool {
         self.inner.may_settle.swap(false, Ordering::Relaxed)
     }
 
-    /// Gives back the right to settle to the one who took it: nothing was sent.
+    /// Allows a settlement again: the one that took the right was not sent.
     pub(crate) fn return_settlement(&self) {
         self.inner.may_settle.store(true, Ordering::Relaxed);
     }
 }
 
-/// What is left under one policy for one key.
+/// The usage under one policy for one key.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyUsage<'a> {
     policy: &'a Policy,
@@ -317,13 +320,13 @@ pub struct PolicyUsage<'a> {
 }
 
 impl<'a> PolicyUsage<'a> {
-    /// The policy.
+    /// Returns the policy.
     #[must_use]
     pub const fn policy(&self) -> &'a Policy {
         self.policy
     }
 
-    /// What is left under each of its rules, in the policy's order.
+    /// Returns the usage under each rule, in the policy's order.
     #[must_use]
     pub const fn rules(&self) -> &'a [RuleUsage] {
         self.rules

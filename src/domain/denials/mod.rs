@@ -1,8 +1,9 @@
 //! [`Denials`]: how often identities were denied within the last minute and hour.
 //!
-//! Metrics count the denials of a policy, and name no identities. So each process counts the denials of each identity
-//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] adds up the reports of all
-//! processes, and so do the [operators' tool](crate::operating)'s `top --denied`, `explain` and `inspect`:
+//! Metrics count the denials of a policy, but name no identities. So each process counts the denials of each identity
+//! under each policy, and reports them to the store about once a second. [`Limiter::denials`](crate::Limiter::denials)
+//! adds up the reports of
+//! all processes, as do `top --denied`, `explain` and `inspect` of the [operators' tool](crate::operating):
 //!
 //! ```
 //! use sluicegate::{Key, Charge, Limiter, MemoryStore, Policy};
@@ -24,41 +25,43 @@
 //!
 //! # What is counted
 //!
-//! - A request that a policy denies, for each policy and identity that it exceeds; whether the store has decided it, a
-//!   [`DenyCache`](crate::store::DenyCache) has repeated it, or this process has decided it
-//!   [locally](crate::Usage::is_local).
-//! - A request that a [block](crate::block) or a ban denies, for the identity and under no policy. Not those that a
-//!   layer's own deny list denies.
-//! - A request that is admitted, under a policy that has denied the identity within the hour before, in the same
-//!   process: so that there is a share.
-//! - Not the requests that a [shadow](Policy::shadow) would have denied: observers count those. Not looks, and so no
-//!   charge of a cost of 0. Of a caller that waits only how its wait ends, not each try.
+//! - A request that a policy denies, for each policy and identity that the request exceeds. It does not matter whether
+//!   the store, a [`DenyCache`](crate::store::DenyCache) or this process ([locally](crate::Usage::is_local)) has
+//!   decided.
+//! - A request that a [block](crate::block) or a ban denies, for the identity and under no policy. Requests that a
+//!   layer's own deny list denies are not counted.
+//! - A request that is admitted under a policy, if that policy has denied the identity within the hour before, in the
+//!   same process: so you can see which share is denied.
+//! - Requests that a [shadow](Policy::shadow) would have denied are not counted: use an observer. Charges of a cost of
+//!   0 are not counted. If a caller waits, only the end of the wait is counted, not each attempt.
 //!
 //! The last minute is that minute and up to 10 s before it, and the last hour that hour and up to 10 minutes before it.
 //! The newest second of *other* processes is missing.
 //!
-//! # How exact it is, and what it costs
+//! # Accuracy and cost
 //!
-//! A process counts 4 096 identities and is exact for about a thousand; of more, it forgets those that were denied
-//! least. A store keeps the 512 that were denied most in each sixth of a minute and of an hour: in Redis in at most 14
-//! sorted sets that expire by themselves, together below 2 MB, however many processes and policies there are. Each
-//! report competes with these sums: under a flood of more than 512 identities, one that is new is listed with its last
-//! minute alone until it is denied more often in one second than the least of the 512 in the ten minutes, or until the
-//! next ten minutes begin. A report that the store does not answer is lost. A key of more than 2 KB is not counted.
+//! A process counts 4 096 identities. The counts are exact for about a thousand; with more, the process forgets the
+//! identities with the fewest denials. For each sixth of a minute and of an hour, a store keeps the 512 identities with
+//! the most denials: in Redis in at most 14 sorted sets that expire, together below 2 MB, however many processes and
+//! policies you have. Each report competes with these sums. So in a flood of more than 512 identities, a new identity
+//! is listed only with the last minute, until it has more denials in one second than the lowest of the 512 has in ten
+//! minutes, or until the next ten minutes begin. A report that the store does not answer is lost. A key of more than 2
+//! KB is not counted.
 //!
 //! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
-//! load from memory; afterwards a look into a table, and a denial some tens of nanoseconds. Threads wait for each other,
-//! for as short a time, only where a denial enters an identity or begins its next ten seconds. A task of tokio's reports,
-//! and ends when there has been nothing to report for ten seconds; outside of a runtime there is none.
-//! [`Limiter::count_denials`] switches all of it off. Stores that keep no denials, such as
-//! [transactions](crate::store::redis::transactions), switch it off by themselves.
+//! load from memory; afterwards an admission costs a look into a table, and a denial some tens of nanoseconds. Threads
+//! wait for each other, for as short a time, only if a denial adds an identity or begins the next ten seconds. A tokio
+//! task sends the reports, and ends after ten seconds without any; outside of a runtime there is no task. Use
+//! [`Limiter::count_denials`](crate::Limiter::count_denials) to switch all of this off. For stores that keep no
+//! denials, such as
+//! [transactions](crate::store::redis::transactions), the counting is off.
 //!
-//! In Redis it needs [rights](crate::store::redis::deployment#the-least-rights) of its own.
+//! In Redis, your user needs [separate rights](crate::store::redis::deployment#the-least-rights) for this.
 
 use std::{cmp::Reverse, collections::HashMap, fmt};
 
 #[cfg(doc)]
-use crate::{domain::policy::Policy, limiter::Limiter};
+use crate::domain::policy::Policy;
 
 mod report;
 
@@ -68,14 +71,15 @@ pub(crate) use report::{DenialCount, Span};
 /// How many identities a store keeps for each [`Span`].
 pub(crate) const KEPT_IDENTITIES: usize = 512;
 
-/// The identities that were denied within the last hour, those first that were denied most in the last minute: the
-/// answer of [`Limiter::denials`].
+/// The result of [`Limiter::denials`](crate::Limiter::denials): the identities that were denied within the last hour,
+/// sorted by their denials in
+/// the last minute, most first.
 #[derive(Clone, Debug, Default)]
 pub struct Denials {
     list: Vec<DeniedIdentity>,
 }
 
-/// An identity that was denied, under one policy or by a block. `Debug` does not show who it is.
+/// An identity that was denied, under one policy or by a block. `Debug` does not show the value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DeniedIdentity {
     policy: Option<String>,
@@ -92,12 +96,12 @@ pub struct RequestCounts {
 }
 
 impl Denials {
-    /// Creates the answer from what was counted in the last minute and in the last hour, for each policy and identity;
-    /// of several with the same, the counts are added up. For stores.
+    /// Creates the result from the counts of the last minute and of the last hour, for each policy and identity; equal
+    /// entries are added up. For stores.
     ///
-    /// The hour contains the minute: where you pass less for the hour, as a set had no room for more, the minute's
-    /// counts stand for both. A policy of `None` stands for blocks. Identities read as [`DeniedIdentity::identity`] has
-    /// them.
+    /// The hour contains the minute: if you pass less for the hour, because a set had no room for more, the minute's
+    /// counts are used for both. A policy of `None` stands for blocks. Pass identities in the form of
+    /// [`DeniedIdentity::identity`].
     #[must_use]
     pub fn new(
         last_minute: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
@@ -118,7 +122,7 @@ impl Denials {
                 policy,
                 identity,
                 last_minute,
-                // The sets of the hour may have had no room for what those of the minute still keep.
+                // The hour's sets may have had no room for an identity that the minute's sets still keep.
                 last_hour: last_hour.max(last_minute),
             },
         );
@@ -127,7 +131,7 @@ impl Denials {
         Self { list }
     }
 
-    /// The identities, those first that were denied most in the last minute, and then in the last hour.
+    /// Returns the identities, sorted by their denials in the last minute, then in the last hour, most first.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &DeniedIdentity> {
         self.list.iter()
@@ -135,28 +139,28 @@ impl Denials {
 }
 
 impl DeniedIdentity {
-    /// The name of the policy that denied it; `None` where a [block](crate::block) or a ban did.
+    /// Returns the name of the policy that denied the identity; `None` for a [block](crate::block) or a ban.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
         self.policy.as_deref()
     }
 
-    /// Its kind and value: `user=alice`, or `api-key=#` and a hash where the value is long, unusual or secret. Over
-    /// Redis, the store's keys and the operators' tool name the identity by it.
+    /// Returns the kind and value: `user=alice`, or `api-key=#` and a hash if the value is long, unusual or secret.
+    /// Over Redis, the store's keys and the operators' tool use this name.
     ///
-    /// Data of a client: do not log it, or use it in metrics, where that is not allowed.
+    /// This is data of a client: do not log it or use it in metrics unless you are allowed to.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// The requests of the last 60 to 70 s.
+    /// Returns the requests of the last 60 to 70 s.
     #[must_use]
     pub const fn last_minute(&self) -> RequestCounts {
         self.last_minute
     }
 
-    /// The requests of the last 60 to 70 minutes: at least those of the last minute.
+    /// Returns the requests of the last 60 to 70 minutes: at least those of the last minute.
     #[must_use]
     pub const fn last_hour(&self) -> RequestCounts {
         self.last_hour
@@ -172,31 +176,32 @@ impl DeniedIdentity {
 }
 
 impl RequestCounts {
-    /// So many were denied, and so many admitted. For stores.
+    /// Creates the counts from the numbers of denied and admitted requests. For stores.
     #[must_use]
     pub const fn new(denied: u64, admitted: u64) -> Self {
         Self { denied, admitted }
     }
 
-    /// How many were denied.
+    /// Returns how many requests were denied.
     #[must_use]
     pub const fn denied(&self) -> u64 {
         self.denied
     }
 
-    /// How many were admitted. Of requests before the first denial none is known, and under a block none is counted.
+    /// Returns how many requests were admitted. Requests before the first denial are unknown, and requests under a
+    /// block are not counted.
     #[must_use]
     pub const fn admitted(&self) -> u64 {
         self.admitted
     }
 
-    /// How many were denied or admitted.
+    /// Returns how many requests were denied or admitted.
     #[must_use]
     pub const fn total(&self) -> u64 {
         self.denied.saturating_add(self.admitted)
     }
 
-    /// The larger of both numbers each.
+    /// Returns the larger number of both, for each field.
     const fn max(self, other: Self) -> Self {
         const fn larger(a: u64, b: u64) -> u64 {
             if a > b { a } else { b }
@@ -215,7 +220,7 @@ impl RequestCounts {
     }
 }
 
-/// Without the keys of clients.
+/// Shows the kind alone: the value is data of a client.
 impl fmt::Debug for DeniedIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.identity.split('=').next().unwrap_or_default();

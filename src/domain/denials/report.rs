@@ -1,22 +1,22 @@
-//! What the limiter reports to a store, and the spans that stores add it up in.
+//! [`DenialReport`]: the counts that the limiter reports to a store, and the spans that stores add them up in.
 
 use std::fmt;
 
 use super::RequestCounts;
 use crate::domain::{key::Key, policy::Policy};
 
-/// So many, and the one that is under way, make up the last minute or the last hour.
+/// This many spans, and the current one, make up the last minute or the last hour.
 const SPANS: u64 = 6;
 
 /// What a process has counted in one span of ten seconds since its last report: to be added to what others report. For
-/// stores; see [`Store::report_denials`](crate::Store::report_denials).
+/// stores; see [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
 #[derive(Clone)]
 pub struct DenialReport {
     pub(crate) start_ms: u64,
     pub(crate) counts: Vec<DenialCount>,
 }
 
-/// What was counted of one identity, under one policy or for its blocks.
+/// The counts of one identity, under one policy or for blocks.
 #[derive(Clone)]
 pub(crate) struct DenialCount {
     pub(crate) policy: Option<Policy>,
@@ -25,13 +25,13 @@ pub(crate) struct DenialCount {
 }
 
 impl DenialReport {
-    /// When the span begins, in ms since the Unix epoch, by the store's clock.
+    /// Returns when the span begins, in ms since the Unix epoch, by the store's clock.
     #[must_use]
     pub const fn start_ms(&self) -> u64 {
         self.start_ms
     }
 
-    /// The counts to add, for each policy and key; a policy of `None` stands for blocks. At most 512.
+    /// Returns the counts to add, for each policy and key; a policy of `None` stands for blocks. At most 512.
     #[must_use]
     pub fn counts(&self) -> impl ExactSizeIterator<Item = (Option<&Policy>, &Key, RequestCounts)> {
         let counts = self.counts.iter();
@@ -39,7 +39,7 @@ impl DenialReport {
     }
 }
 
-/// Without the keys of clients.
+/// Leaves out the keys: they are data of clients.
 impl fmt::Debug for DenialReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DenialReport")
@@ -60,7 +60,7 @@ impl Span {
     pub(crate) const OF_MINUTE_MS: u64 = 10_000;
     pub(crate) const OF_HOUR_MS: u64 = 600_000;
 
-    /// The spans, of both lengths, that a time falls into.
+    /// Returns the spans, of both lengths, that contain this time.
     pub(crate) fn both(at_ms: u64) -> [Self; 2] {
         [Self::OF_MINUTE_MS, Self::OF_HOUR_MS].map(|length_ms| Self {
             length_ms,
@@ -68,7 +68,7 @@ impl Span {
         })
     }
 
-    /// The spans of this length that make up the last minute or hour, the newest first.
+    /// Returns the spans of this length that make up the last minute or hour, the newest first.
     pub(crate) fn last(length_ms: u64, now_ms: u64) -> impl Iterator<Item = Self> {
         let newest_ms = now_ms - now_ms % length_ms;
         let starts = (0..=SPANS).map_while(move |back| newest_ms.checked_sub(back * length_ms));
@@ -78,12 +78,12 @@ impl Span {
         })
     }
 
-    /// Whether it is part of the last minute or hour.
+    /// Returns whether the span is part of the last minute or hour.
     pub(crate) const fn counts_at(self, now_ms: u64) -> bool {
         self.start_ms <= now_ms && now_ms < self.start_ms.saturating_add(self.lasts_ms())
     }
 
-    /// For how long after its beginning it is needed.
+    /// Returns how long after the start a store needs the span.
     pub(crate) const fn lasts_ms(self) -> u64 {
         (SPANS + 1) * self.length_ms
     }

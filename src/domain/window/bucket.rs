@@ -1,4 +1,4 @@
-//! A bucket: what is missing in it, in units · ms, which shrinks by the refill in each ms.
+//! A bucket: the missing amount, in units · ms, which shrinks by the refill in each ms.
 //!
 //! ```text
 //!  missing
@@ -19,12 +19,12 @@ use crate::domain::rule::{MAX_UNITS, Rule, millis};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BucketSpec {
     pub(crate) window_ms: u64,
-    /// The units that come back in each window.
+    /// The units that are refilled in each window.
     pub(crate) refill: u64,
 }
 
 impl BucketSpec {
-    /// `None` if the rule is no bucket.
+    /// Returns `None` if the rule is not a bucket.
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
         Some(Self {
             refill: rule.refill()?,
@@ -32,7 +32,7 @@ impl BucketSpec {
         })
     }
 
-    /// When a bucket is full in which so much is missing at this time.
+    /// Returns when a bucket with this deficit at this time is full.
     pub(crate) const fn full_at(self, at_ms: u64, deficit: u64) -> u64 {
         at_ms.saturating_add(deficit.div_ceil(self.refill))
     }
@@ -44,12 +44,12 @@ pub(crate) struct Bucket {
     state: BucketState,
 }
 
-/// What is kept of a bucket.
+/// The data that is kept for a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BucketState {
-    /// What is missing at `at_ms`, in units · ms; at most [`MAX_UNITS`].
+    /// The missing amount at `at_ms`, in units · ms; at most [`MAX_UNITS`].
     pub(crate) deficit: u64,
-    /// When it was last written.
+    /// The time of the last write.
     pub(crate) at_ms: u64,
 }
 
@@ -80,7 +80,7 @@ impl Bucket {
         self.state.deficit == 0
     }
 
-    /// When it is full, 0 if it is.
+    /// Returns when the bucket is full; 0 if it is full now.
     pub(crate) const fn full_at(&self) -> u64 {
         if self.is_full() {
             return 0;
@@ -105,7 +105,7 @@ impl Bucket {
         self.settled(deficit, difference) != deficit
     }
 
-    /// Adds what can be added of `difference`: nothing is missing after it at least, and [`MAX_UNITS`] at most.
+    /// Adds as much of `difference` as possible: the deficit stays between 0 and [`MAX_UNITS`].
     pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, difference: i64) {
         let (deficit, at_ms) = self.at(now_ms, limit);
         self.write(self.settled(deficit, difference), at_ms);
@@ -115,13 +115,13 @@ impl Bucket {
         count(self.state.deficit, self.state.at_ms)
     }
 
-    /// A state further ahead than a full refill takes is not: the clock was wrong.
+    /// Ignores a state further ahead than a full refill takes: the clock was wrong then.
     fn is_believed(&self, now_ms: u64, limit: u64) -> bool {
         let full_ms = limit.saturating_mul(self.spec.window_ms) / self.spec.refill;
         self.state.at_ms <= now_ms.saturating_add(full_ms)
     }
 
-    /// What is missing now, and when now is: time stands still while the clock shows less than when it was written.
+    /// Returns the deficit now, and the time. Time stands still until the clock reaches the time of the last write.
     fn at(&self, now_ms: u64, limit: u64) -> (u64, u64) {
         let BucketState { deficit, at_ms } = self.state;
         if deficit == 0 || !self.is_believed(now_ms, limit) {
@@ -140,7 +140,7 @@ impl Bucket {
         if difference < 0 {
             deficit.saturating_sub(units.saturating_mul(window_ms))
         } else {
-            // Whole units, so that the next whole one never is above the largest number.
+            // Whole units, so that rounding up to the next unit never exceeds the largest number.
             let most = MAX_UNITS - MAX_UNITS % window_ms;
             deficit + units.min(most.saturating_sub(deficit) / window_ms) * window_ms
         }

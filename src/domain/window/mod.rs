@@ -1,7 +1,7 @@
 //! The arithmetic of rules, without I/O or a clock: the same as the script's.
 //!
-//! What is stored for one rule is a [`Section`], and its [`Spec`] labels it: a [queue of steps](steps) for a sliding or
-//! a fixed rule, a [bucket](bucket) for a bucket.
+//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding or a
+//! fixed rule, a [bucket](bucket) for a bucket.
 
 #[cfg(feature = "redis")]
 pub(crate) use self::bucket::BucketState;
@@ -14,24 +14,24 @@ use crate::domain::rule::Rule;
 mod bucket;
 mod steps;
 
-/// What a store counted under one rule, from which a [`Usage`](crate::Usage) is computed.
+/// The count of a store under one rule, from which a [`Usage`](crate::Usage) is computed.
 ///
-/// Of a [bucket](Rule::bucket), the units that are missing are told with their fraction, which shrinks by the refill in
-/// each ms.
+/// For a [bucket](Rule::bucket), the missing units are given with their fraction, which shrinks by the refill in each
+/// ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// The units that count now. Of a bucket, the units that are missing, times its window in ms.
+    /// The units that count now. For a bucket, the missing units times the window in ms.
     pub used: u64,
-    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts. Of a bucket, when so
-    /// much is missing: now, or the time of the newest charge if the clock has stepped back behind it.
+    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts. For a bucket, the
+    /// time of this count: now, or the time of the newest charge if the clock has stepped back.
     pub newest_end_ms: u64,
-    /// For a rule that denies a cost within its limit: when enough has been released, in ms of the store's clock. Of a
-    /// bucket, nothing: it follows from the other two.
+    /// For a rule that denies a cost within the limit: when enough units are released, in ms of the store's clock.
+    /// Unused for a bucket, where the time follows from the other two fields.
     pub fits_at_ms: u64,
 }
 
 impl Count {
-    /// The units that count under this rule: of a bucket, those that are missing, the last of them as a whole.
+    /// Returns the units that count under this rule; for a bucket, the missing units, rounded up.
     #[must_use]
     pub fn units(&self, rule: &Rule) -> u64 {
         match BucketSpec::of(rule) {
@@ -40,7 +40,7 @@ impl Count {
         }
     }
 
-    /// When nothing counts any more, in ms of the store's clock; 0 when nothing does.
+    /// Returns when nothing counts any more, in ms of the store's clock; 0 when nothing counts now.
     pub(crate) fn reset_at_ms(&self, rule: &Rule) -> u64 {
         match BucketSpec::of(rule) {
             _ if self.used == 0 => 0,
@@ -49,7 +49,7 @@ impl Count {
         }
     }
 
-    /// When a cost within the limit fits that does not fit now, in ms of the store's clock.
+    /// Returns when a cost within the limit that does not fit now will fit, in ms of the store's clock.
     pub(crate) fn fits_at_ms(&self, rule: &Rule, cost: u64) -> u64 {
         let Some(spec) = BucketSpec::of(rule) else {
             return self.fits_at_ms;
@@ -59,7 +59,7 @@ impl Count {
         spec.full_at(self.newest_end_ms, self.used.saturating_sub(room))
     }
 
-    /// As it was before these units were charged.
+    /// Returns the count before these units were charged.
     pub(crate) fn before(self, rule: &Rule, units: u64) -> Self {
         let charged = match BucketSpec::of(rule) {
             None => units,
@@ -72,7 +72,7 @@ impl Count {
     }
 }
 
-/// How a rule counts, whatever its limit: what labels its section.
+/// How a rule counts, whatever the limit: the label of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Spec {
     Steps(StepSpec),
@@ -85,7 +85,7 @@ impl Spec {
     }
 }
 
-/// What is kept for one rule of a key.
+/// The data that is kept for one rule of a key.
 #[derive(Clone, Debug)]
 pub(crate) enum Section {
     Steps(StepQueue),
@@ -107,7 +107,7 @@ impl Section {
         }
     }
 
-    /// Whether it has been charged with nothing, or all of it was dropped.
+    /// Returns whether nothing is kept: nothing was charged, or all charges were dropped.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Self::Steps(queue) => queue.is_empty(),
@@ -115,7 +115,7 @@ impl Section {
         }
     }
 
-    /// When nothing counts any more; 0 when nothing does.
+    /// Returns when nothing counts any more; 0 when nothing counts now.
     pub(crate) fn release_ms(&self) -> u64 {
         match self {
             Self::Steps(queue) => queue.release_ms(),
@@ -123,7 +123,7 @@ impl Section {
         }
     }
 
-    /// What counts now, and when `cost` fits under `limit` if it does not yet.
+    /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         match self {
             Self::Steps(queue) => queue.look(now_ms, limit, cost),
@@ -139,7 +139,7 @@ impl Section {
         }
     }
 
-    /// Whether settling would change what counts.
+    /// Returns whether a settlement would change the count.
     pub(crate) fn would_settle(
         &self,
         now_ms: u64,
@@ -153,7 +153,7 @@ impl Section {
         }
     }
 
-    /// Adds what can be added of `difference`: to the step that was charged, of a bucket to what is missing.
+    /// Adds as much of `difference` as possible: to the step that was charged, or to the missing units of a bucket.
     pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) {
         match self {
             Self::Steps(queue) => queue.settle(now_ms, step_end_ms, difference),
@@ -161,7 +161,7 @@ impl Section {
         }
     }
 
-    /// What is kept: after a write, just what counted when it was made and what it has changed.
+    /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         match self {
             Self::Steps(queue) => queue.kept(),
@@ -169,8 +169,8 @@ impl Section {
         }
     }
 
-    /// Drops what was charged so far ahead that the clock must have been wrong. Of a bucket only who knows its limit can
-    /// tell, and does when it looks.
+    /// Drops charges so far ahead of the clock that the clock must have been wrong. A bucket drops them when it is
+    /// read, since that needs the limit.
     pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
         if let Self::Steps(queue) = self {
             queue.drop_unbelieved(now_ms);

@@ -1,7 +1,7 @@
 //! Steps and their releases.
 //!
-//! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its
-//! end plus the *retention*, which is the window for a sliding rule and nothing for a fixed one.
+//! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in a step count until the
+//! end plus the *retention*, which is the window for a sliding rule and zero for a fixed one.
 //!
 //! ```text
 //!       charged here                                   released here
@@ -33,8 +33,8 @@ impl StepSpec {
         }
     }
 
-    /// The end of the step that is charged now: that of the clock, or the newest if the clock has stepped back. A
-    /// newest step that has not ended is either of them, and spares the division.
+    /// Returns the end of the step that is charged now: the clock's step, or the newest if the clock has stepped back.
+    /// If the newest step has not ended, it is the answer in both cases, which saves a division.
     pub(crate) fn open_step_end(self, now_ms: u64, newest_end_ms: u64) -> u64 {
         if newest_end_ms > now_ms {
             newest_end_ms
@@ -43,12 +43,12 @@ impl StepSpec {
         }
     }
 
-    /// The first millisecond at which the units of a step no longer count.
+    /// Returns the first millisecond at which the units of a step no longer count.
     pub(crate) fn release(self, end_ms: u64) -> u64 {
         end_ms + self.retention_ms
     }
 
-    /// The end of the last step that is believed: one further ahead was charged while the clock was wrong.
+    /// Returns the end of the last believable step: a step further ahead was charged while the clock was wrong.
     fn believed(self, now_ms: u64) -> u64 {
         now_ms + 2 * self.step_ms + self.retention_ms.max(self.step_ms)
     }
@@ -56,9 +56,9 @@ impl StepSpec {
 
 /// The steps of one key under one spec, oldest first.
 ///
-/// Each step keeps the total of all units up to its own, so that units which were released are taken off by one
-/// subtraction, and whatever has to be found is found by bisection: nothing depends on how much time has passed. A
-/// total wraps around after 2^64 units; the difference of two never exceeds [`MAX_UNITS`].
+/// Each step keeps the total of all units up to and including its own. So one subtraction removes released units,
+/// bisection finds any step, and no cost depends on how much time has passed. A total wraps around after 2^64 units;
+/// the difference of two never exceeds [`MAX_UNITS`].
 #[derive(Clone, Debug)]
 pub(crate) struct StepQueue {
     spec: StepSpec,
@@ -73,10 +73,10 @@ struct Step {
     total: u64,
 }
 
-/// Which steps count at some time: those from `first` up to `end`. Older ones have been released, newer ones are not
+/// The steps that count at some time: from `first` up to `end`. Older ones have been released, newer ones are not
 /// believed.
 struct View {
-    /// The clock, or the start of the newest step if the clock has stepped back behind it.
+    /// The clock, or the start of the newest step if the clock has stepped back before that.
     time_ms: u64,
     first: usize,
     end: usize,
@@ -91,7 +91,7 @@ impl StepQueue {
         }
     }
 
-    /// The queue of these steps, oldest first: the end of each, and its units, above 0.
+    /// Creates a queue of these steps, oldest first: the end of each, and the units, above 0.
     #[cfg(feature = "redis")]
     pub(crate) fn from_steps(spec: StepSpec, steps: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut total: u64 = 0;
@@ -105,14 +105,14 @@ impl StepQueue {
         }
     }
 
-    /// The steps that count, oldest first: the end of each, and its units.
+    /// Returns the steps that count, oldest first: the end of each, and the units.
     #[cfg(feature = "redis")]
     pub(crate) fn counting(&self, now_ms: u64) -> Vec<(u64, u64)> {
         let view = self.view(now_ms);
         self.steps().take(view.end).skip(view.first).collect()
     }
 
-    /// All steps that are kept, oldest first, whether they count or not: the end of each, and its units.
+    /// Returns all steps that are kept, oldest first, whether they count or not: the end of each, and the units.
     #[cfg(feature = "redis")]
     pub(crate) fn steps(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.steps.iter().enumerate().map(|(index, step)| {
@@ -129,14 +129,14 @@ impl StepQueue {
         self.steps.is_empty()
     }
 
-    /// When the newest step is released, believed or not; 0 when there is none.
+    /// Returns when the newest step is released, believed or not; 0 when there is none.
     pub(crate) fn release_ms(&self) -> u64 {
         self.steps
             .back()
             .map_or(0, |step| self.spec.release(step.end_ms))
     }
 
-    /// What counts now, and when `cost` fits under `limit` if it does not yet.
+    /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         let view = self.view(now_ms);
         let mut count = self.count(&view);
@@ -151,7 +151,7 @@ impl StepQueue {
         count
     }
 
-    /// Adds `cost`, above 0, to the step of the clock, or to the newest if the clock has stepped back; drops what does
+    /// Adds `cost`, above 0, to the clock's step, or to the newest if the clock has stepped back. Drops steps that do
     /// not count.
     pub(crate) fn charge(&mut self, now_ms: u64, cost: u64) {
         self.prune(now_ms);
@@ -160,8 +160,8 @@ impl StepQueue {
         self.add(end_ms, cost.cast_signed());
     }
 
-    /// How much of `difference` can be added to a step: none if the step does not count any more, and never so much
-    /// that it has less than no unit or all have more than [`MAX_UNITS`].
+    /// Returns how much of `difference` can be added to a step: nothing if the step no longer counts, and never so much
+    /// that the step has less than 0 units or all steps have more than [`MAX_UNITS`].
     pub(crate) fn change(&self, now_ms: u64, end_ms: u64, difference: i64) -> i64 {
         let view = self.view(now_ms);
         let counts =
@@ -175,7 +175,7 @@ impl StepQueue {
             .max(-self.units(end_ms).cast_signed())
     }
 
-    /// Adds what can be added of `difference` to a step, and drops what does not count.
+    /// Adds as much of `difference` to a step as possible, and drops steps that do not count.
     pub(crate) fn settle(&mut self, now_ms: u64, end_ms: u64, difference: i64) {
         let change = self.change(now_ms, end_ms, difference);
         self.prune(now_ms);
@@ -184,7 +184,7 @@ impl StepQueue {
         }
     }
 
-    /// What is kept: after a write, just what counted when it was made and what it has changed.
+    /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         self.count(&View {
             time_ms: 0,
@@ -221,18 +221,19 @@ impl StepQueue {
         }
     }
 
-    /// The units of the oldest `len` steps together.
+    /// Returns the units of the oldest `len` steps together.
     fn total(&self, len: usize) -> u64 {
         len.checked_sub(1)
             .map_or(0, |last| self.steps[last].total.wrapping_sub(self.base))
     }
 
-    /// Where the step is, or belongs.
+    /// Returns the index of the step, or the index to insert it at.
     fn position(&self, end_ms: u64) -> usize {
         self.leading(|step| step.end_ms < end_ms)
     }
 
-    /// How many steps come before the first that does not lead: mostly all or none, so both ends are tried first.
+    /// Returns how many steps come before the first that does not satisfy `leads`. Mostly all or none do, so both ends
+    /// are tried first.
     fn leading(&self, leads: impl Fn(&Step) -> bool) -> usize {
         if self.steps.back().is_none_or(&leads) {
             self.steps.len()
@@ -271,16 +272,16 @@ impl StepQueue {
         if view.first > 0 {
             self.base = self.base.wrapping_add(self.total(view.first));
             self.steps.drain(..view.first);
-            // What a burst needed.
+            // After a burst, return the memory.
             if self.steps.capacity() > 4 * self.steps.len().max(4) {
                 self.steps.shrink_to(2 * self.steps.len());
             }
         }
     }
 
-    /// Adds units to a step that is kept or new; a step without units is dropped.
+    /// Adds units to a step, which may be new; a step without units is dropped.
     fn add(&mut self, end_ms: u64, units: i64) {
-        // Mostly to the newest one.
+        // Most charges go to the newest step.
         if let Some(newest) = self.steps.back_mut()
             && newest.end_ms == end_ms
             && units > 0
@@ -291,7 +292,7 @@ impl StepQueue {
         let index = self.position(end_ms);
         if !self.holds(index, end_ms) {
             if self.steps.is_empty() {
-                // Many keys never have a second one, and room for four is what a queue makes by itself.
+                // Many keys never have a second step, and by default a queue allocates room for four.
                 self.steps.reserve_exact(1);
             }
             let total = self.base.wrapping_add(self.total(index));
@@ -451,7 +452,7 @@ mod tests {
         let mut queue = StepQueue::new(MILLISECONDS);
         (0..1_000).for_each(|ms| queue.charge(ms, 1));
         let burst = queue.steps.capacity();
-        // A quarter of it is left: what was needed may soon be needed again.
+        // A quarter of the memory is left, since it may soon be needed again.
         queue.charge(1_001 + 999 - u64::try_from(burst / 4).unwrap(), 1);
         assert_eq!(queue.steps.capacity(), burst);
         queue.charge(1_001 + 950, 1);

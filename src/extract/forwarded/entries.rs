@@ -10,7 +10,7 @@ use crate::domain::error::ExtractError;
 /// The most entries that are read.
 pub(super) const MAX_ENTRIES: usize = 64;
 
-/// As many entries of 64 bytes. The part to the left of the trusted entries is never read, however long it is.
+/// Room for `MAX_ENTRIES` entries of 64 bytes. The part to the left of the trusted entries is never read, however long.
 const MAX_BYTES: usize = 4096;
 
 const TOO_LONG: ExtractError =
@@ -23,12 +23,12 @@ const UNCLOSED: ExtractError = ExtractError::malformed("a forwarded address has 
 pub(super) enum Form {
     XForwardedFor,
     Forwarded,
-    /// One address, and no list.
+    /// A single address, not a list.
     Single,
 }
 
 impl Form {
-    /// The address that an entry holds, in its canonical form.
+    /// Returns the address in an entry, in canonical form.
     pub(super) fn address(self, entry: &[u8]) -> Option<IpAddr> {
         let text = str::from_utf8(entry).ok()?;
         match self {
@@ -57,8 +57,9 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Cuts the last entry off.
+    /// Cuts off the last entry.
     fn cut(&mut self, line: &'a [u8]) -> Result<&'a [u8], ExtractError> {
+        // Look for a comma only within the bytes that may still be read: the rest of the line may be of any length.
         let start = line.len().saturating_sub(self.bytes_left);
         let near = &line[start..];
         let comma = match self.form {
@@ -78,7 +79,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// An entry, or why no more can be read.
+/// Iterates over the entries, or over the error that ends them.
 impl<'a> Iterator for Entries<'a> {
     type Item = Result<&'a [u8], ExtractError>;
 
@@ -89,7 +90,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Reads from the right, so that a quote which a client left open does not affect what a proxy has appended.
+/// Reads from the right, so that a quote which a client left open does not affect the entries that proxies appended.
 fn last_unquoted_comma(line: &[u8]) -> Result<Option<usize>, ExtractError> {
     let mut quoted = false;
     for (index, byte) in line.iter().enumerate().rev() {

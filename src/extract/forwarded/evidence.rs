@@ -1,5 +1,5 @@
-//! Evidence of mistakes about proxies in the first requests of a service. One request alone shows none of them: a client
-//! may write any header.
+//! Evidence of mistakes about proxies in the first requests of a service. A single request proves no mistake: a client
+//! can write any header.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -15,26 +15,26 @@ const WINDOW: u32 = 100;
 /// Not all: some requests may be made up.
 const MOST_OF_THEM: u32 = 90;
 
-/// So often the entries beyond the address differ where it is a proxy's: those behind it are its clients.
+/// If the entry beyond the address changes this often, the address is a proxy's: the entries beyond it are the clients.
 const MANY_CHANGES: u32 = 10;
 
 /// The evidence of one request.
 pub(super) enum Seen {
-    /// This peer, which is not trusted, sent a forwarded request.
+    /// A peer that is not trusted, with this address, sent a forwarded request.
     Untrusted(IpAddr),
-    /// A peer that is not trusted sent a request which was not forwarded: it is a client.
+    /// A peer that is not trusted sent a request which was not forwarded: the peer is a client.
     Direct,
     /// A trusted proxy sent no header.
     NoHeader,
     /// The header has fewer entries than there are proxies.
     TooFew,
-    /// The header names this client. Beyond it, the header has another entry, of which this is a hash.
+    /// The header names this client. If the header has another entry beyond the client's, this is a hash of that entry.
     Client(IpAddr, Option<u64>),
     /// The header cannot be read.
     Unreadable,
 }
 
-/// A hash of an entry, so that the notes keep nothing that a client has sent.
+/// Hashes an entry, so that the notes keep no data from clients.
 pub(super) fn hash_of(entry: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     entry.hash(&mut hasher);
@@ -44,7 +44,7 @@ pub(super) fn hash_of(entry: &[u8]) -> u64 {
 /// Notes about the requests so far.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
-    /// Requests of trusted proxies without the header: health checks, or a proxy that does not add it.
+    /// Requests of trusted proxies without the header: health checks, or a proxy that does not add one.
     without_header: u32,
     with_header: u32,
     window: Window,
@@ -55,13 +55,13 @@ pub(super) struct Evidence {
 #[derive(Debug, Default)]
 struct Window {
     requests: u32,
-    /// How many came from the first peer of the window that is not trusted, and how many from internal ones.
+    /// How many requests came from the first untrusted peer of the window, and how many from internal peers.
     of_peer: u32,
     of_internal: u32,
     peer: Option<IpAddr>,
     too_few: u32,
     unreadable: u32,
-    /// The first client of the window, and how many requests were its, with other entries beyond it.
+    /// The first client of the window, how many requests it sent, and how often the entry beyond it changed.
     client: Option<IpAddr>,
     of_client: u32,
     beyond: u64,
@@ -69,7 +69,7 @@ struct Window {
 }
 
 impl Evidence {
-    /// Adds a request; answers the mistake that is certain now, each once.
+    /// Adds a request. Returns a mistake once that is certain; each kind of mistake once.
     pub(super) fn add(&mut self, seen: &Seen) -> Option<ProxyMistake> {
         let mistake = self.judge(seen)?;
         let kind = mem::discriminant(&mistake);
@@ -83,13 +83,14 @@ impl Evidence {
     fn judge(&mut self, seen: &Seen) -> Option<ProxyMistake> {
         if matches!(seen, Seen::NoHeader) {
             self.without_header += 1;
-            // One client that sends the header by itself must not hide that the proxy does not.
+            // A client that sends the header must not hide that the proxy does not.
             let is_seldom_there = self.without_header / (WINDOW - MOST_OF_THEM) >= self.with_header;
             let is_certain = self.without_header >= WINDOW && is_seldom_there;
             return is_certain.then_some(ProxyMistake::NoHeader);
         }
         self.with_header += u32::from(!matches!(seen, Seen::Untrusted(_) | Seen::Direct));
         self.window.add(seen);
+        // Judge whole windows: a mistake in the configuration shows in nearly every request.
         if self.window.requests < WINDOW {
             return None;
         }
@@ -117,7 +118,7 @@ impl Window {
     }
 
     fn mistake(&self) -> Option<ProxyMistake> {
-        // Each of many public peers may be a client that has made up the header.
+        // If the peers are many and public, each may be a client that made up the header.
         if self.of_peer.max(self.of_internal) >= MOST_OF_THEM {
             return Some(ProxyMistake::Untrusted {
                 peer: self.peer.filter(is_internal),
@@ -134,7 +135,7 @@ impl Window {
     }
 }
 
-/// Whether a log may show the address: no client of the public internet has it.
+/// Returns whether a log may show the address: internal addresses identify no client of the public internet.
 fn is_internal(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local(),

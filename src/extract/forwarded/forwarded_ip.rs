@@ -1,3 +1,5 @@
+//! [`ForwardedIp`]: keys from the client's address that trusted proxies report.
+
 use std::{net::IpAddr, sync::Arc};
 
 use http::{HeaderName, header::FORWARDED, request::Parts};
@@ -29,23 +31,22 @@ const TOO_FEW: ExtractError = ExtractError::malformed("fewer forwarded addresses
 const TWICE: ExtractError =
     ExtractError::malformed("the header with the client's address was sent twice");
 
-/// The IP address of the client as trusted proxies report it: [`PeerIp`](struct@crate::PeerIp) for services behind
+/// The IP address of the client that trusted proxies report: [`PeerIp`](struct@crate::PeerIp) for services behind
 /// proxies.
 ///
-/// It reads exactly one header, from the right, and uses an entry only if a trusted proxy has written it. Its keys are
-/// those of `PeerIp`, with IPv6 by network. See the [module's page](super) for what each proxy needs. Clones are
-/// cheap.
+/// This reads exactly one header, from the right, and uses an entry only if a trusted proxy has written it. The keys
+/// are those of `PeerIp`, with IPv6 by network. See the [module's page](super) for the settings of each proxy. Clones
+/// are cheap.
 ///
-/// - There is no peer address, and proxies are trusted by network: the service is misconfigured, as with `PeerIp`.
+/// - There is no peer address, and you trust proxies by network: the service is misconfigured, as with `PeerIp`.
 /// - The peer is not trusted: the header is ignored, and the peer is the client.
 /// - The peer is trusted and the header absent: the key is missing.
-/// - The client is the first entry from the right that is no trusted proxy; where all are, the leftmost entry.
-/// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used
-///   instead.
+/// - The client is the first entry from the right that is not a trusted proxy; if all are trusted, the leftmost entry.
+/// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used instead.
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
 ///
-/// **Wrong about the proxies?** A warning says so, once for an extractor and its clones, if the first 10 000 requests
-/// show it: see [what goes wrong](super#what-goes-wrong).
+/// **Wrong about your proxies?** You get one warning for an extractor and all clones, if the first 10 000 requests show
+/// a mistake: see [the mistakes](super#what-goes-wrong).
 #[derive(Clone, Debug)]
 pub struct ForwardedIp {
     source: Arc<Source>,
@@ -60,15 +61,15 @@ struct Source {
     watch: Watch<Evidence>,
 }
 
-/// The place of the client's address.
+/// The source of the client's address.
 enum Found {
-    /// The peer is the client: it is no trusted proxy.
+    /// In the connection: the peer is not a trusted proxy, so the peer is the client.
     Peer(IpAddr),
     Header(IpAddr),
 }
 
 impl ForwardedIp {
-    /// Reads `X-Forwarded-For`: a list of addresses, to which each proxy appends the one that called it.
+    /// Reads `X-Forwarded-For`: a list of addresses, to which each proxy appends the address of the caller.
     #[must_use]
     pub fn x_forwarded_for(trusted: TrustedProxies) -> Self {
         Self::new(X_FORWARDED_FOR, Form::XForwardedFor, trusted)
@@ -80,11 +81,11 @@ impl ForwardedIp {
         Self::new(FORWARDED, Form::Forwarded, trusted)
     }
 
-    /// Reads a header of one address, which a trusted proxy always sets or overwrites: `cf-connecting-ip`,
+    /// Reads a header with a single address, which a trusted proxy always sets or overwrites: `cf-connecting-ip`,
     /// `x-real-ip`.
     ///
     /// Two lines, or two values, are malformed. The header does not show which proxy wrote it: any count of trusted
-    /// proxies means that the peer is trusted.
+    /// proxies above 0 means that you trust the peer.
     ///
     /// ```
     /// use http::HeaderName;
@@ -126,15 +127,15 @@ impl ForwardedIp {
         self
     }
 
-    /// The key of the requests of a client with this address: to reset, peek or block it from code. It is that of
-    /// [`PeerIp::key`](struct@crate::PeerIp#method.key).
+    /// Returns the key of requests from a client with this address, the same as
+    /// [`PeerIp::key`](struct@crate::PeerIp#method.key). You use it to reset, peek or block from code.
     #[must_use]
     pub fn key(&self, address: IpAddr) -> Key {
         ip::key(ip::canonical(address), self.ipv6_prefix)
     }
 
-    /// The client's address itself; an IPv4 address that is mapped into IPv6 is returned as IPv4. It is personal data:
-    /// do not keep it in logs.
+    /// Returns the client's address; an IPv4 address that is mapped into IPv6 is returned as IPv4. An address is
+    /// personal data: do not keep it in logs.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ impl Source {
             Trust::Count(0) => return ip::peer(&head.extensions).map(Found::Peer),
             Trust::Count(proxies) => self.nth_from_right(head, *proxies)?,
             Trust::Networks(networks) => {
-                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
+                let trusted = |ip| networks.iter().any(|cidr| cidr.contains_canonical(ip));
                 let peer = ip::peer(&head.extensions)?;
                 if !trusted(peer) {
                     return Ok(Found::Peer(peer));
@@ -175,7 +176,8 @@ impl Source {
         Ok(Found::Header(ip))
     }
 
-    /// The evidence of this request; `None` where no proxy is trusted, as in a service that clients reach directly.
+    /// Returns the evidence of this request; `None` if no proxy is trusted, since clients then reach the service
+    /// directly.
     fn seen(&self, head: &Parts, found: &Result<Found, ExtractError>) -> Option<Seen> {
         match found {
             Ok(Found::Peer(_)) if self.trusted.is_none() => None,
@@ -192,8 +194,8 @@ impl Source {
         head.headers.contains_key(&self.header) || ip::is_forwarded(&head.headers)
     }
 
-    /// The entry to the left of the client's. Beside a single value, it is looked for in the list which most proxies
-    /// write, too.
+    /// Returns the entry to the left of the client's. For a header with a single address, looks in `X-Forwarded-For`,
+    /// which most proxies also write.
     fn beyond<'a>(&self, head: &'a Parts, client: IpAddr) -> Option<&'a [u8]> {
         if self.form == Form::Single {
             let form = Form::XForwardedFor;
@@ -206,14 +208,14 @@ impl Source {
         match &self.trusted.trust {
             Trust::Count(proxies) => entries.nth(*proxies),
             Trust::Networks(networks) => {
-                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
+                let trusted = |ip| networks.iter().any(|cidr| cidr.contains_canonical(ip));
                 entries.find(|entry| !self.parse(entry).is_ok_and(trusted))?;
                 entries.next()
             }
         }
     }
 
-    /// Never reads the entries to the left of the one that is used.
+    /// Never reads the entries to the left of the one that is used: clients can write those.
     fn first_from_right(
         &self,
         head: &Parts,
@@ -230,7 +232,7 @@ impl Source {
         answer
     }
 
-    /// Entries to the right of it need not be addresses: they are only counted.
+    /// Only counts the entries to the right of the `nth`: they need not be addresses.
     fn nth_from_right(&self, head: &Parts, nth: usize) -> Result<IpAddr, ExtractError> {
         let mut entries = self.entries(head)?;
         let mut next = || entries.next().unwrap_or(Err(TOO_FEW));

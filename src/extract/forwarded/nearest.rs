@@ -1,12 +1,12 @@
-//! The entries that the nearest proxy has written, in whichever header it adds.
+//! The entry that the nearest proxy has written, in any header that proxies add.
 
 use http::{header::FORWARDED, request::Parts};
 
 use super::entries::{Entries, Form};
 use crate::extract::ip::{self, X_FORWARDED_FOR};
 
-/// Whether a proxy has forwarded the request for another client than the peer. Where the peer's address is that of the
-/// PROXY protocol, the nearest entry names it, too.
+/// Returns whether a proxy has forwarded the request for a client other than the peer. Behind the PROXY protocol, the
+/// peer's address is already the client's, and the nearest entry names the peer.
 pub(crate) fn is_forwarded_for_other(head: &Parts) -> bool {
     ip::is_forwarded(&head.headers) && !names_peer(head)
 }

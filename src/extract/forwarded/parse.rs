@@ -1,10 +1,10 @@
-//! The content of one entry.
+//! Parsers for one entry of a header.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::extract::ip::canonical;
 
-/// An address in its canonical form: with or without a port, and IPv6 with or without brackets and zone.
+/// Reads an address, returned in canonical form: with or without a port, and IPv6 with or without brackets and zone.
 pub(super) fn address(entry: &str) -> Option<IpAddr> {
     let entry = entry.trim_matches([' ', '\t']);
     let ip = match entry.strip_prefix('[') {
@@ -34,7 +34,7 @@ fn v6(text: &str) -> Option<Ipv6Addr> {
     }
 }
 
-/// A number, or a name that hides one.
+/// Accepts a number, or a name that hides a number (RFC 7239, 6.3).
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => !name.is_empty() && name.bytes().all(is_plain),
@@ -46,7 +46,7 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
 }
 
-/// The value of the only `for` of an element of `Forwarded`.
+/// Returns the value of `for` in an element of `Forwarded`; `None` if there are two.
 pub(super) fn for_of(element: &str) -> Option<&str> {
     let mut found = None;
     let mut rest = element.trim_matches([' ', '\t']);
@@ -65,7 +65,7 @@ pub(super) fn for_of(element: &str) -> Option<&str> {
     found
 }
 
-/// A name, its value without quotes, and what follows.
+/// Returns a name, its value without quotes, and the text that follows.
 fn pair(text: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = text.split_once('=')?;
     if !name.bytes().all(is_plain) {

@@ -1,7 +1,9 @@
+//! [`TrustedProxies`]: the proxies that may report a client's address.
+
 use super::entries::MAX_ENTRIES;
 use crate::extract::Cidr;
 
-/// Which proxies are trusted to report where a request came from: those of some networks, or a number of them.
+/// The proxies that you trust to report a client's address: all in some networks, or a number of them.
 #[derive(Clone, Debug)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
@@ -14,7 +16,7 @@ pub(super) enum Trust {
 }
 
 impl TrustedProxies {
-    /// Whether no proxy is trusted, so that no header is read.
+    /// Returns whether no proxy is trusted, so that no header is read.
     pub(super) fn is_none(&self) -> bool {
         match &self.trust {
             Trust::Networks(networks) => networks.is_empty(),
@@ -22,7 +24,7 @@ impl TrustedProxies {
         }
     }
 
-    /// Trusts the proxies of these networks only: where the peer is in none of them, the header is ignored.
+    /// Trusts only the proxies in these networks: if the peer is in none of them, the header is ignored.
     ///
     /// Without any network, no header is ever read, and the peer is the client.
     #[must_use]
@@ -34,16 +36,16 @@ impl TrustedProxies {
 
     /// Trusts this number of proxies in a row: 1 is the peer alone, 2 the peer and the proxy that calls it.
     ///
-    /// The client is the entry that the outermost of them has written: the `proxies`-th from the right. Only for
-    /// services to which every request comes through exactly these proxies: with a count that is too high, a client
-    /// can choose its own address; with one that is too low, all clients share the address of a proxy. The peer's
-    /// address is not read, so that this also works over Unix sockets.
+    /// The client is the entry that the outermost of them has written: the `proxies`-th from the right. Use this only
+    /// if every request reaches your service through exactly these proxies: if the count is too high, a client can
+    /// choose any address; if the count is too low, all clients share the address of a proxy. The peer's address is not
+    /// read, so this also works over Unix sockets.
     ///
-    /// With 0, no proxy is trusted, as where a service runs without one: the peer is the client, and no header is read.
+    /// With 0, no proxy is trusted: the peer is the client, and no header is read.
     ///
     /// # Panics
     ///
-    /// When `proxies` is above 64: more entries are never read.
+    /// When `proxies` is above 64, the most entries that are read.
     #[must_use]
     pub const fn count_including_peer(proxies: usize) -> Self {
         assert!(

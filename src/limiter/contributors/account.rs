@@ -1,4 +1,4 @@
-//! [`Account`]: the contributors to one account, as this process knows them.
+//! [`Account`]: the contributors to one account, as counted by this process.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::domain::{
     policy::Policy,
 };
 
-/// How many spans that are over wait for the next report, at most.
+/// How many finished spans can wait for the next report.
 const MAX_LATE: usize = 4;
 
 pub(super) struct Account {
@@ -17,10 +17,10 @@ pub(super) struct Account {
     key: Key,
     span: Span,
     sketch: Sketch,
-    /// The contributions of spans before this one.
+    /// Contributions of earlier spans.
     late: Vec<Contribution>,
     latest_ms: u64,
-    /// When it was last used, in flushes.
+    /// The number of the flush at its last use.
     pub(super) used: u64,
 }
 
@@ -41,8 +41,8 @@ impl Account {
         self.policy.name() == policy.name() && self.key == *key
     }
 
-    /// Begins again if the account is so far ahead of `now_ms`, the store's time, that nothing would be added: the
-    /// store's clock was set back.
+    /// Starts over if the store's clock was set back: the account would be so far ahead of `now_ms`, the store's time,
+    /// that nothing counted.
     pub(super) fn be_at(&mut self, policy: &Policy, now_ms: u64) {
         if self.latest_ms >= Span::at(policy, now_ms).release_ms() {
             let late = std::mem::take(&mut self.late);
@@ -53,7 +53,7 @@ impl Account {
         }
     }
 
-    /// Adds units to the span of this time, by the store's clock.
+    /// Adds units to the span at this store time.
     pub(super) fn add(&mut self, policy: &Policy, label: Label<'_>, at_ms: u64, units: i64) {
         if !self.span.contains(at_ms) {
             let span = Span::at(policy, at_ms);
@@ -68,7 +68,7 @@ impl Account {
         self.sketch.add(label, units);
     }
 
-    /// The rest that was not reported yet, and marks it as reported: the newest span last.
+    /// Takes all contributions since the last report, the newest span last, and marks them as reported.
     pub(super) fn take_unsent(&mut self) -> Vec<Contribution> {
         let mut unsent = std::mem::take(&mut self.late);
         for late in &mut unsent {
@@ -104,7 +104,7 @@ impl Account {
         }
     }
 
-    /// Keeps the rest for the next flush; of the labels as many as a store would keep.
+    /// Keeps the unreported contributions for the next flush, with no more labels than a store keeps.
     fn end_span(&mut self) {
         let unsent = std::mem::take(&mut self.sketch).take_unsent();
         let mut late = self.contribution(unsent);
@@ -117,7 +117,7 @@ impl Account {
         }
     }
 
-    /// A request that took long, or was settled late.
+    /// Adds units to an earlier span, from a slow request or a late settlement.
     fn add_late(&mut self, span: Span, label: Label<'_>, units: i64) {
         if self.latest_ms >= span.release_ms() {
             return;
@@ -152,7 +152,7 @@ impl Account {
 mod tests {
     use super::*;
 
-    /// Its spans are of ten seconds.
+    /// Has spans of ten seconds.
     fn policy() -> Policy {
         Policy::parse("api", "1000/1m").unwrap()
     }
@@ -170,7 +170,7 @@ mod tests {
         account.add(policy, Label { key, hash }, at_ms, units);
     }
 
-    /// Where each begins, its sum, and how many labels it names.
+    /// The start of each span, its sum, and the number of its labels.
     fn reported(account: &mut Account) -> Vec<(u64, i64, usize)> {
         let unsent = account.take_unsent().into_iter();
         let reported = unsent.map(|it| (it.start_ms(), it.total, it.units.len()));

@@ -10,14 +10,15 @@ use crate::{
         contributors::{Contribution, Contributors},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, answer_of},
         policy::Policy,
     },
     limiter::flusher::{Counter, Flusher, IDLE, TIMEOUT},
-    store::StoreFuture,
+    store::{Store, StoreExt, StoreFuture, ext},
     warning,
 };
 
-/// So many are reported in one call: some thousand commands.
+/// How many accounts one call reports: some thousand commands.
 const CALL: usize = 64;
 
 /// Reports one account to the store, and then asks it for the contributors.
@@ -57,7 +58,7 @@ impl Counter for Shared {
         }
     }
 
-    /// Forgets accounts without a use for a while, and answers whether none are left.
+    /// Forgets accounts that were not used for a while, and returns whether none are left.
     fn is_idle(&self) -> bool {
         let now = self.flushes.load(Relaxed);
         let mut left = false;
@@ -75,7 +76,7 @@ impl Counter for Shared {
 }
 
 impl Shared {
-    /// Reports one account to the store, after a flush that is under way: that one may have begun before the newest
+    /// Reports one account to the store. Waits for a running flush first, which may have begun before the newest
     /// charges.
     async fn flush_account(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let _turn = self.flusher.turn.lock().await;
@@ -90,9 +91,10 @@ impl Shared {
         self.report(unsent).await
     }
 
-    /// If it fails, the contributions are lost: the store may have added them, and must not add them twice.
+    /// Reports contributions. They are lost on an error: the store may have added them, and must not add them twice.
     async fn report(&self, contributions: Vec<Contribution>) -> Result<(), StoreError> {
-        let answers = self.store.contribute(&contributions).await?;
+        let contribute = Operation::Contribute(contributions.clone());
+        let answers = ext::read(self.store.execute(contribute), answer_of!(Contribute)).await?;
         let mut first_error = Ok(());
         for (contribution, answer) in contributions.iter().zip(answers) {
             match answer {

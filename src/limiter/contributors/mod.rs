@@ -3,7 +3,7 @@
 //! ```text
 //!  decision ──▶ record ──▶ account ──▶ sketch          on the request's path: a lock, no waiting
 //!                             │
-//!               flush, once a second ──▶ Store::contribute ──▶ what was kept ──▶ sketch
+//!               flush, once a second ──▶ Operation::Contribute ──▶ what was kept ──▶ sketch
 //! ```
 
 mod account;
@@ -38,10 +38,10 @@ use crate::{
 use account::Account;
 use sketch::Label;
 
-/// Enough for threads to seldom meet.
+/// Enough that threads rarely meet.
 const SHARDS: usize = 16;
 
-/// How many accounts are kept; beyond it those go that were not used for the longest time.
+/// How many accounts are kept; beyond that, the least recently used leave.
 const MAX_ACCOUNTS: usize = 1_024;
 
 /// The accounts of one limiter and its clones.
@@ -54,11 +54,11 @@ struct Shared {
     hasher: RandomState,
     shards: [Mutex<Accounts>; SHARDS],
     flusher: Flusher,
-    /// How often was flushed.
+    /// The number of flushes so far.
     flushes: AtomicU64,
 }
 
-/// By a keyed hash of policy and key. The second of two accounts of one hash, of 2^64, is not counted.
+/// Keyed by a hash of policy and key. If two accounts share one of the 2^64 hashes, the second is not counted.
 type Accounts = HashMap<u64, Account>;
 
 impl Tracker {
@@ -75,7 +75,7 @@ impl Tracker {
         }
     }
 
-    /// Counts an admission, by its contributors.
+    /// Counts an admission for its contributors.
     fn record(&self, charges: &[Charge], usage: &Usage) {
         let at_ms = usage.decided_at_ms();
         for charge in charges {
@@ -83,7 +83,7 @@ impl Tracker {
         }
     }
 
-    /// `is_now` where the time is that of a decision just made.
+    /// `is_now` says that `at_ms` is the time of a decision just made.
     fn add(&self, charge: &Charge, at_ms: u64, units: i64, is_now: bool) {
         let Some(label) = charge.label().filter(|_| units != 0) else {
             return;
@@ -149,7 +149,7 @@ fn lock(accounts: &Mutex<Accounts>) -> MutexGuard<'_, Accounts> {
     accounts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops the account that was not used for the longest time, where there is no room.
+/// Drops the least recently used account if the shard is full.
 fn make_room(accounts: &mut Accounts) {
     if accounts.len() >= MAX_ACCOUNTS / SHARDS {
         let oldest = accounts.iter().min_by_key(|(_, account)| account.used);
@@ -160,15 +160,16 @@ fn make_room(accounts: &mut Accounts) {
 }
 
 impl Limiter {
-    /// The contributors to the charges of `key` under `policy`, in the current window and by all processes: see [`contributors`](crate::contributors).
+    /// Lists the contributors to the charges of `key` under `policy`, in the current window and across all processes:
+    /// see [`contributors`](crate::contributors).
     ///
-    /// This process reports its newest contributions first; those of the others are up to about a second old. An
+    /// This process reports its newest contributions first; those of other processes are up to about a second old. An
     /// observer is notified of a [peek](crate::observe::CallKind::Peek).
     ///
     /// # Errors
     ///
     /// When the store could not answer within the timeout;
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when it is one that keeps no contributors.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no contributors.
     pub async fn contributors(
         &self,
         policy: &Policy,
@@ -181,7 +182,7 @@ impl Limiter {
         self.ask(info, begin).await
     }
 
-    /// Counts an admission by the store, by its contributors.
+    /// Counts an admission by the store for its contributors.
     pub(super) fn record_contributors(&self, decision: &Decision, check: &Check) {
         let Decision::Allowed(usage) = decision else {
             return;
@@ -196,7 +197,7 @@ impl Limiter {
         }
     }
 
-    /// Counts the difference that a settlement has made, in the span that was charged.
+    /// Counts the difference that a settlement makes, in the span of the original charge.
     pub(super) fn record_settled_contributors(&self, settlement: &Settlement) {
         let usage = settlement.usage();
         if !settlement.check().has_contributors() || usage.is_local() {

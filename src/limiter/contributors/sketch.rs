@@ -1,14 +1,14 @@
-//! [`Sketch`]: the greatest contributors to one account in one span, in bounded memory.
+//! [`Sketch`]: the largest contributors to one account in one span, in bounded memory.
 //!
-//! Space-saving (Metwally et al., 2005): a label that is not among the counters takes the place of the least, and with
-//! it its count, as how wrong it may be. The count of a label without that error is certain: the sketch
-//! reports this, so that the sum of a store is never too high.
+//! Space-saving (Metwally et al., 2005): a new label replaces the smallest counter, and inherits its count as a
+//! possible error. The count minus that error is certain: the sketch reports this part, so that a store's sum is never
+//! too high.
 
 use std::sync::Arc;
 
 use crate::domain::{contributors::Kept, key::Key};
 
-/// How many labels are counted. What is not known of a label is at most such a part of all units.
+/// How many labels are counted. At most this fraction of all units can be missing from a label.
 const COUNTERS: usize = 40;
 
 /// A label, and its hash.
@@ -18,7 +18,7 @@ pub(super) struct Label<'a> {
     pub(super) hash: u64,
 }
 
-/// A report of what is new: see [`Contribution`](crate::contributors::Contribution).
+/// The part not yet reported: see [`Contribution`](crate::contributors::Contribution).
 #[derive(Default)]
 pub(super) struct Unsent {
     pub(super) units: Vec<(Arc<Key>, i64)>,
@@ -28,25 +28,25 @@ pub(super) struct Unsent {
 
 #[derive(Default)]
 pub(super) struct Sketch {
-    /// Beside the counters: what is searched lies together.
+    /// Apart from the counters, so that the search reads adjacent memory.
     hashes: Vec<u64>,
     counters: Vec<Counter>,
-    /// The greatest count that a label has lost: what any label had that is not counted, at most.
+    /// The largest count that a label has lost: an upper bound for any label without a counter.
     lost: u64,
     total: i64,
-    /// How much of the total and of the error was reported.
+    /// The reported parts of the total and of the error.
     sent: (i64, i64),
-    /// What the store wants of a label to keep it.
+    /// The number of units that the store requires to keep a label.
     floor: u64,
 }
 
 struct Counter {
     label: Arc<Key>,
-    /// Since it is counted; at least 0.
+    /// Units since the counter began; at least 0.
     units: u64,
-    /// What it may have had before.
+    /// Units that the label may have had before.
     error: u64,
-    /// What the store has of these units, at most.
+    /// How many of these units the store has, at most.
     sent: u64,
 }
 
@@ -59,14 +59,14 @@ impl Counter {
         self.units.cast_signed() - self.sent.cast_signed()
     }
 
-    /// Whether the store has kept it, as far as is known.
+    /// Whether the store has kept the label, as far as known.
     const fn is_kept(&self) -> bool {
         self.sent > 0
     }
 }
 
 impl Sketch {
-    /// Adds units, at most 2^53, or takes them back where they are below 0.
+    /// Adds units, at most 2^53; negative units are taken back.
     pub(super) fn add(&mut self, label: Label<'_>, units: i64) {
         self.total = self.total.saturating_add(units);
         let added = units.unsigned_abs();
@@ -78,7 +78,7 @@ impl Sketch {
         }
     }
 
-    /// The rest that was not reported yet, and marks it as reported. Labels that the store would not keep wait.
+    /// Takes the unreported rest, and marks it as reported. Labels that the store would not keep wait.
     pub(super) fn take_unsent(&mut self) -> Unsent {
         let (floor, mut waiting) = (self.floor, 0);
         let mut units = Vec::new();
@@ -94,6 +94,7 @@ impl Sketch {
                 waiting = waiting.max(unsent.unsigned_abs());
             }
         }
+        // Only the change since the last report is sent: the store adds up the reports of all processes.
         let error = self.lost.saturating_add(waiting).cast_signed();
         let sent = std::mem::replace(&mut self.sent, (self.total, error));
         Unsent {
@@ -103,8 +104,8 @@ impl Sketch {
         }
     }
 
-    /// Notes how much the store has of the labels that were reported last. Less than there should be means that it has
-    /// dropped a label, or a report: then the difference is reported again.
+    /// Notes how many units the store has of the last reported labels. Fewer than reported means that the store has
+    /// dropped a label or a report: the next report then repeats the difference.
     pub(super) fn note<'a>(&mut self, labels: impl Iterator<Item = Label<'a>>, kept: &Kept) {
         self.floor = kept.floor;
         for (label, units) in labels.zip(&kept.units) {
@@ -115,7 +116,7 @@ impl Sketch {
     }
 
     fn find(&mut self, label: Label<'_>) -> Option<&mut Counter> {
-        // Two labels of one hash, which is keyed, share a counter as long as the first has one.
+        // Two labels with the same keyed hash share a counter for as long as the first has one.
         let place = self.hashes.iter().position(|hash| *hash == label.hash)?;
         Some(&mut self.counters[place])
     }

@@ -1,7 +1,7 @@
-//! [`IdentityHasher`]: a hash of a policy's name and a key that takes some nanoseconds.
+//! [`IdentityHasher`]: hashes a policy's name and a key in some nanoseconds.
 //!
-//! It multiplies eight bytes at a time, and mixes the upper half of the product into the lower, as wyhash does. Its
-//! seeds differ in each process. Two identities of one hash count as one, which is all that a collision does.
+//! Like wyhash, the hasher multiplies eight bytes at a time, and mixes the upper half of the product into the lower.
+//! Its seeds differ in each process. On a collision, two identities count as one, with no other effect.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -31,7 +31,7 @@ impl IdentityHasher {
         self.add(hash, key.value())
     }
 
-    /// With the length, so that `("a", "bc")` and `("ab", "c")` stay apart.
+    /// Includes the length, so that `("a", "bc")` and `("ab", "c")` stay apart.
     #[inline]
     fn add(&self, hash: u64, bytes: &[u8]) -> u64 {
         let mut hash = hash ^ (bytes.len() as u64).rotate_left(32);
@@ -50,7 +50,7 @@ impl IdentityHasher {
     }
 }
 
-/// All of up to seven bytes.
+/// Up to seven bytes as one word.
 #[inline]
 fn last_word(bytes: &[u8]) -> u64 {
     match (bytes.first_chunk::<4>(), bytes.last_chunk::<4>(), bytes) {

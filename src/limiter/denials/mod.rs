@@ -3,7 +3,7 @@
 //! ```text
 //!  decision ──▶ count ──▶ table                        on the request's path: no waiting
 //!                           │
-//!             flush, once a second ──▶ Store::report_denials
+//!             flush, once a second ──▶ Operation::ReportDenials
 //! ```
 
 mod hash;
@@ -30,9 +30,10 @@ use crate::{
         decision::{Blocked, Decision, Denial, RuleUsage, Usage},
         denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
         error::{StoreError, StoreErrorKind},
+        operation::Operation,
     },
     observe::{CallInfo, CallKind},
-    store::{Store, StoreFuture},
+    store::{Store, StoreExt, StoreFuture},
     warning,
 };
 use table::Table;
@@ -45,7 +46,7 @@ pub(super) struct Tracker {
 struct Shared {
     store: Arc<dyn Store>,
     table: Table,
-    /// The store keeps no denials.
+    /// Whether the store keeps no denials.
     is_off: AtomicBool,
     flusher: Flusher,
     /// How many flushes in a row had nothing to report.
@@ -66,7 +67,7 @@ impl Tracker {
         }
     }
 
-    /// Counts what became of a check.
+    /// Counts the result of a check.
     pub(super) fn count(&self, decision: &Decision) {
         match decision {
             Decision::Allowed(usage) if self.shared.table.is_active() => self.admitted(usage),
@@ -81,7 +82,7 @@ impl Tracker {
         let (table, at_ms) = (&self.shared.table, usage.decided_at_ms());
         let charges = usage.check().charges().iter();
         for charge in charges.filter(|charge| charge.cost() > 0) {
-            // The task runs where something was counted before.
+            // Without an earlier count since the last report, the task may have ended.
             if table.admit(charge.policy(), charge.key(), at_ms) == Some(true) {
                 self.shared.flusher.ensure_running(&self.shared);
             }
@@ -129,7 +130,7 @@ impl Counter for Shared {
 }
 
 impl Shared {
-    /// Reports the counts to the store. If that fails, they are lost: the store may have added them.
+    /// Reports the counts to the store. They are lost on an error: the store may have added them.
     async fn report(&self) -> Result<(), StoreError> {
         let _turn = self.flusher.turn.lock().await;
         let reports = reports(&self.table);
@@ -138,7 +139,8 @@ impl Shared {
             return Ok(());
         }
         self.idle.store(0, Relaxed);
-        self.store.report_denials(&reports).await?;
+        let report = Operation::ReportDenials(reports);
+        self.store.execute(report).await?;
         self.flusher.has_failed.store(false, Relaxed);
         Ok(())
     }
@@ -146,7 +148,7 @@ impl Shared {
     #[cold]
     fn failed(&self, error: &StoreError) {
         if error.kind() == StoreErrorKind::InvalidRequest {
-            // Without a denial that is remembered, no admission is counted either.
+            // Forgetting all denials also stops the counting of admissions.
             self.is_off.store(true, Relaxed);
             self.table.forget_all();
         } else if self.flusher.is_news(error) {
@@ -155,7 +157,7 @@ impl Shared {
     }
 }
 
-/// What was counted, a report for each span; of too many identities those that were denied most.
+/// One report for each span; if there are too many identities, those with the most denials.
 fn reports(table: &Table) -> Vec<DenialReport> {
     let mut by_span = BTreeMap::<u64, Vec<DenialCount>>::new();
     for counted in table.take() {
@@ -180,16 +182,15 @@ impl Limiter {
         self.change(|inner| inner.denials = count.then(|| tracker(&inner.store)))
     }
 
-    /// Lists the identities that were denied within the last hour by all processes: see
-    /// [`denials`](crate::denials).
+    /// Lists the identities that any process denied within the last hour: see [`denials`](crate::denials).
     ///
-    /// This process reports its newest denials first; those of the others are up to about a second old. An observer is
-    /// notified of a [peek](crate::observe::CallKind::Peek). For operators, not for requests.
+    /// This process reports its newest denials first; those of other processes are up to about a second old. An
+    /// observer is notified of a [peek](crate::observe::CallKind::Peek). For operators, not for requests.
     ///
     /// # Errors
     ///
     /// When the store could not answer within the timeout;
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when it is one that keeps no denials.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no denials.
     pub async fn denials(&self) -> Result<Denials, StoreError> {
         let info = CallInfo::of(CallKind::Peek, &[]);
         let shared = self.inner.denials.as_ref().map(|it| Arc::clone(&it.shared));
@@ -205,7 +206,7 @@ impl Limiter {
         self.ask(info, begin).await
     }
 
-    /// Counts what became of a request: a denial may be a strike.
+    /// Counts the final outcome of a request; a denial may also be a strike.
     pub(crate) fn count_outcome(&self, decision: &Decision) {
         self.count_strikes(decision);
         if let Some(denials) = &self.inner.denials {

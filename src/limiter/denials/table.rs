@@ -3,11 +3,11 @@
 //! ```text
 //!  hash of (policy, key) ──▶ set ──▶ marks ──▶ one of 16 slots     read and added to without a lock
 //!                             └────▶ a lock: which identities are in the slots, when they were denied,
-//!                                    and counts of spans that are over
+//!                                    and counts of finished spans
 //! ```
 //!
-//! A denial and an admission are added where their identity is found. A denial enters an identity that is not there, in
-//! the place of the one in its set that was denied least lately. Only that, and the first request of an identity in
+//! Denials and admissions are added to the slot of their identity. A denial of an identity without a slot replaces the
+//! one in its set with the lowest weight: few denials, or long ago. Only that, and the first request of an identity in
 //! each span, takes the lock.
 
 use std::{
@@ -28,42 +28,41 @@ use crate::domain::{
 const SETS: usize = 256;
 const WAYS: usize = 16;
 
-/// For how long after its latest denial the admissions of an identity count, in spans: an hour.
+/// How long admissions of an identity count after its latest denial, in spans: an hour.
 const REMEMBERED: u64 = 360;
 
-/// How many counts of spans that are over wait in a set for the next report.
+/// How many counts of finished spans can wait in a set for the next report.
 const MAX_LATE: usize = 2 * WAYS;
 
-/// A longer value is not counted: clients choose how much memory they take.
+/// Longer values are not counted: otherwise clients could choose how much memory the table takes.
 const MAX_VALUE: usize = 2_048;
 
 pub(super) struct Table {
     hasher: IdentityHasher,
-    /// The span of the newest denial; 0 while none is remembered.
+    /// The span of the newest denial; 0 if no denial is remembered.
     newest: AtomicU64,
-    /// Each made by the first denial in it, so that no request waits for more than 2 KB of memory.
+    /// Each created by its first denial, so that no request waits for more than 2 KB of memory.
     sets: [OnceLock<Box<Set>>; SETS],
 }
 
-/// Aligned to lines of the processor's cache: an identity that is not in it is missed in one, and another is found in
-/// two.
+/// Aligned to cache lines: a missing identity costs one line, and a present one two.
 #[derive(Default)]
 #[repr(align(64))]
 struct Set {
-    /// A byte of each slot's hash, and 0 where it is free.
+    /// One byte of each slot's hash; 0 for a free slot.
     marks: [AtomicU64; WAYS / 8],
     held: Mutex<Held>,
     slots: [Slot; WAYS],
 }
 
-/// Read without the lock: the numbers may be those of the identity that was in it a moment ago.
+/// Read without the lock: the numbers may belong to the identity that has just left the slot.
 #[derive(Default)]
 #[repr(align(32))]
 struct Slot {
     hash: AtomicU64,
     /// The span that the counts belong to.
     span: AtomicU64,
-    /// Denied · 2^32 + admitted, since they were taken.
+    /// Denials · 2^32 + admissions, since the counts were last taken.
     counts: AtomicU64,
 }
 
@@ -76,20 +75,20 @@ struct Held {
 struct Identity {
     policy: Option<Policy>,
     key: Key,
-    /// By the denials that were taken from its slot.
+    /// Covers only the denials that were taken from its slot.
     standing: Standing,
 }
 
-/// How much, and how lately, an identity was denied.
+/// How often, and how recently, an identity was denied.
 #[derive(Clone, Copy)]
 struct Standing {
     /// The span of its latest denial.
     denied_in: u64,
-    /// How often it was denied, of which each minute since then takes half away.
+    /// The number of denials, halved every minute.
     weight: u64,
 }
 
-/// What was counted of an identity in one span.
+/// The count of an identity in one span.
 pub(super) struct Counted {
     pub(super) span: u64,
     pub(super) count: DenialCount,
@@ -98,7 +97,7 @@ pub(super) struct Counted {
 const DENIED: u64 = 1 << 32;
 const ADMITTED: u64 = 1;
 
-/// The number of the span of ten seconds that a time is in: never 0.
+/// The number of the ten-second span at a time: never 0.
 const fn span_at(at_ms: u64) -> u64 {
     at_ms / Span::OF_MINUTE_MS + 1
 }
@@ -118,7 +117,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Whether admissions have to be counted.
+    /// Whether to count admissions.
     pub(super) fn is_active(&self) -> bool {
         self.newest.load(Relaxed) > 0
     }
@@ -141,8 +140,8 @@ impl Table {
         }
     }
 
-    /// Counts an admission, if this policy has denied the identity within the hour: else answers `None`. Otherwise,
-    /// whether nothing was counted of it since it was taken.
+    /// Counts an admission, if this policy has denied the identity within the hour; otherwise returns `None`. Returns
+    /// whether this is the first count since the slot was last taken.
     pub(super) fn admit(&self, policy: &Policy, key: &Key, at_ms: u64) -> Option<bool> {
         let span = span_at(at_ms);
         if span > self.newest.load(Relaxed) + REMEMBERED {
@@ -159,7 +158,7 @@ impl Table {
         Some(slot.counts.fetch_add(ADMITTED, Relaxed) == 0)
     }
 
-    /// Takes what was counted since the last time.
+    /// Takes all counts since the last time.
     pub(super) fn take(&self) -> Vec<Counted> {
         let mut taken = Vec::new();
         for set in self.made() {
@@ -169,7 +168,7 @@ impl Table {
             for (slot, identity) in set.slots.iter().zip(&mut held.identities) {
                 match identity {
                     Some(identity) => taken.extend(slot.take(identity)),
-                    // A thread has added to it after its identity was forgotten.
+                    // A thread has counted after the identity was forgotten.
                     None => slot.counts.store(0, Relaxed),
                 }
             }
@@ -177,7 +176,7 @@ impl Table {
         taken
     }
 
-    /// Whether something was counted since it was taken.
+    /// Whether there are counts to take.
     pub(super) fn has_counts(&self) -> bool {
         self.made().any(|set| {
             let mut slots = set.slots.iter();
@@ -185,7 +184,7 @@ impl Table {
         })
     }
 
-    /// As no denial is younger than an hour, or no store wants to know any.
+    /// Called when the last denial is over an hour old, or the store keeps no denials.
     #[cold]
     pub(super) fn forget_all(&self) {
         self.newest.store(0, Relaxed);
@@ -222,7 +221,8 @@ impl Set {
     fn find(&self, hash: u64) -> Option<usize> {
         const ONES: u64 = u64::MAX / 255;
         for (word, marks) in self.marks.iter().enumerate() {
-            // Zero where a byte is the mark. The borrow may report another one above it, which has another hash.
+            // A byte of zero marks a match. The borrow may also report a byte above a match, whose slot has another
+            // hash.
             let other = marks.load(Relaxed) ^ (mark(hash) * ONES);
             let mut same = other.wrapping_sub(ONES) & !other & (ONES << 7);
             while same != 0 {
@@ -236,14 +236,14 @@ impl Set {
         None
     }
 
-    /// Under the lock.
+    /// Requires the lock.
     fn set_mark(&self, way: usize, mark: u64) {
         let (marks, shift) = (&self.marks[way / 8], way % 8 * 8);
         let others = marks.load(Relaxed) & !(0xFF << shift);
         marks.store(others | mark << shift, Relaxed);
     }
 
-    /// Counts a denial of an identity that is not there, or has other counts in its slot.
+    /// Counts a denial of an identity that has no slot, or whose slot holds counts of another span.
     #[cold]
     fn deny(&self, hash: u64, policy: Option<&Policy>, key: &Key, span: u64) {
         let mut held = self.lock();
@@ -255,7 +255,7 @@ impl Set {
         self.slots[way].counts.fetch_add(DENIED, Relaxed);
     }
 
-    /// Puts an identity into a free slot, or in the place of the one that was denied least lately.
+    /// Puts an identity into a free slot, or in place of the one with the lowest weight.
     fn enter(
         &self,
         held: &mut Held,
@@ -286,8 +286,8 @@ impl Set {
         way
     }
 
-    /// Begins another span of an admitted identity, or forgets it if it was not denied within the hour. Answers whether
-    /// it is still known.
+    /// Starts a new span for an admitted identity, or forgets an identity without a denial within the hour. Returns
+    /// whether the identity is still known.
     #[cold]
     fn remember(&self, way: usize, hash: u64, span: u64) -> bool {
         let mut held = self.lock();
@@ -333,7 +333,7 @@ impl Set {
 }
 
 impl Slot {
-    /// Takes what was counted of the identity that is in it.
+    /// Takes the counts of the slot's identity.
     fn take(&self, identity: &mut Identity) -> Option<Counted> {
         if self.counts.load(Relaxed) == 0 {
             return None;
@@ -350,7 +350,7 @@ impl Slot {
         })
     }
 
-    /// That of its identity, with the denials that were not taken yet.
+    /// The standing of its identity, including denials not yet taken.
     fn standing(&self, identity: &Identity) -> Standing {
         let denied = self.counts.load(Relaxed) / DENIED;
         identity.standing.after(denied, self.span.load(Relaxed))
@@ -358,7 +358,7 @@ impl Slot {
 }
 
 impl Standing {
-    /// After so many denials more, in this span.
+    /// The standing after further denials in this span.
     fn after(self, denied: u64, span: u64) -> Self {
         match denied {
             0 => self,

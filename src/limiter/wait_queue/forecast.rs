@@ -1,11 +1,11 @@
-//! The earliest time at which a caller can be admitted behind those that wait ahead of it.
+//! The earliest time at which a caller can be admitted behind those ahead.
 //!
-//! It is a lower bound: no caller that would be admitted in time is denied for it, as long as those ahead stay and
-//! nothing is given back. The caller's last unit is number `n` of those that wait, its own among them.
+//! The result is a lower bound: it never causes the denial of a caller that would be admitted in time, as long as those
+//! ahead stay and nothing is given back. The caller's last unit is number `n` of all waiting units, including its own.
 //!
-//! - **Sliding and fixed rules**, with the limit L: unit `n` is admitted when unit `n − L` is released, at the earliest.
-//!   Applied as often as it goes, that leads to one of the first L units.
-//! - **Buckets**: all that is admitted from the denial on was in the bucket, or has come back since.
+//! - **Sliding and fixed rules**, with the limit L: unit `n` is admitted when unit `n − L` is released, at the
+//!   earliest. Repeated often enough, that leads to one of the first L units.
+//! - **Buckets**: all units admitted since the denial were in the bucket, or have come back since.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::domain::{
     rule::{Rule, millis},
 };
 
-/// How long after the store's last denial a caller is admitted at the earliest.
+/// The shortest time from the store's last denial to the admission of a caller.
 ///
-/// `units` are those that wait, for each charge of the check, with the check's own. `denied` is what the store said
-/// with the denial, and `wait_ms` the time for which it also denies this check; 0 if it does not.
+/// `units` are the waiting units for each charge of the check, including the check's own. `denied` is the usage in the
+/// denial, and `wait_ms` the time for which that denial also applies to this check; 0 if it does not apply.
 pub(super) fn earliest(check: &Check, units: &[u128], denied: &Usage, wait_ms: u64) -> Duration {
     let decided_at_ms = denied.decided_at_ms();
     let usages: Vec<&RuleUsage> = denied.rules().collect();
@@ -28,7 +28,7 @@ pub(super) fn earliest(check: &Check, units: &[u128], denied: &Usage, wait_ms: u
         rules.map(move |rule| (rule, *units))
     });
     let waits = rules.enumerate().map(|(index, (rule, units))| {
-        // A denial may be about a part of the check only.
+        // A denial may concern only a part of the check.
         let usage = usages.get(index).filter(|usage| usage.rule() == *rule);
         match rule.refill() {
             None => released_ms(rule, decided_at_ms, wait_ms, units),
@@ -38,7 +38,7 @@ pub(super) fn earliest(check: &Check, units: &[u128], denied: &Usage, wait_ms: u
     Duration::from_millis(waits.fold(wait_ms, u64::max))
 }
 
-/// Under a sliding or a fixed rule, when the next unit is admitted after `wait_ms` at the earliest.
+/// Under a sliding or a fixed rule: the earliest admission of the last of `units`, if the first comes after `wait_ms`.
 fn released_ms(rule: &Rule, decided_at_ms: u64, wait_ms: u64, units: u128) -> u64 {
     let rounds = units.saturating_sub(1) / u128::from(rule.limit().max(1));
     if rounds == 0 {
@@ -48,11 +48,11 @@ fn released_ms(rule: &Rule, decided_at_ms: u64, wait_ms: u64, units: u128) -> u6
     release_after_rounds_ms(rule, next_ms, narrow(rounds)).saturating_sub(decided_at_ms)
 }
 
-/// When a unit that is admitted at this time is released, and the one that is admitted then, and so on.
+/// The release of a unit admitted at `at_ms`, then of the unit admitted at that release, and so on for `rounds`.
 fn release_after_rounds_ms(rule: &Rule, at_ms: u64, rounds: u64) -> u64 {
     let first_end_ms = rule.step_end_ms(at_ms);
     let step_ms = millis(rule.step());
-    // From one release to the next, it is the same number of steps each time.
+    // Each further release is the same number of steps later.
     let steps = if rule.is_fixed() {
         1
     } else {
@@ -62,15 +62,15 @@ fn release_after_rounds_ms(rule: &Rule, at_ms: u64, rounds: u64) -> u64 {
     rule.release_ms(first_end_ms.saturating_add(later_ms.min(u64::MAX >> 2)))
 }
 
-/// Under a bucket that held `remaining` whole units at the denial; a full one if that is not known.
+/// Under a bucket that held `remaining` whole units at the denial; a full bucket if unknown.
 fn refilled_ms(rule: &Rule, refill: u64, remaining: Option<u64>, units: u128) -> u64 {
-    // It may have held almost one unit more.
+    // The bucket may have held almost one more unit.
     let held = u128::from(remaining.unwrap_or(rule.limit())) + 1;
     let missing = units.saturating_sub(held);
     narrow(missing.saturating_mul(millis(rule.window()).into()) / u128::from(refill.max(1)))
 }
 
-/// Far below what overflows when it is added to a time.
+/// Caps a number so that adding it to a time cannot overflow.
 fn narrow(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX).min(u64::MAX >> 2)
 }

@@ -1,3 +1,5 @@
+//! Tests of the wait queue's bookkeeping.
+
 use std::{
     pin::pin,
     task::{Context, Waker},

@@ -1,4 +1,4 @@
-//! [`Turns`]: the callers of a queue that may ask the store at the same time.
+//! [`Turns`]: lets some callers of a queue ask the store at the same time.
 
 use std::{
     collections::VecDeque,
@@ -13,18 +13,18 @@ use tokio::time::Instant;
 
 use crate::limiter::{FOR_EVER, timeout::within};
 
-/// As many callers ask at once at most, so that a crowd does not meet a server all at once.
+/// The maximum number of concurrent askers, so that a crowd does not hit a server all at once.
 const MOST: u64 = 256;
 
 /// Turns, which callers take in order of arrival.
 ///
-/// The first caller asks alone. What the store then says is left lets as many others ask at the same time, so that the
-/// time of a round trip does not limit how many are admitted; a denial leaves one.
+/// The first caller asks alone. Its answer says how many units are left, and that many callers may then ask at the same
+/// time, so that the round trip does not limit admissions; a denial allows one again.
 ///
-/// A caller may never give its turn back, since its runtime is parked. So when all turns are overdue, the first caller
-/// that waits gives them up and has the only turn. Its runtime may be parked as well: the caller behind it watches
-/// for turns that are overdue by its patience, the third for twice that, and so on. So the first one that is not
-/// parked comes next, and a long queue has few timers that run out.
+/// A caller whose runtime is parked may never give its turn back. When all turns are overdue, the first waiting caller
+/// therefore revokes them and takes the only turn. Its runtime may be parked as well: the second caller watches for
+/// turns that are overdue by its patience, the third for twice that, and so on. The first caller that is not parked
+/// comes next, and even in a long queue few timers expire.
 #[derive(Debug)]
 pub(super) struct Turns {
     state: Mutex<State>,
@@ -33,16 +33,16 @@ pub(super) struct Turns {
 #[derive(Debug)]
 struct State {
     arrivals: u64,
-    /// In order of arrival. All turns are taken while there are any.
+    /// In order of arrival. Callers wait only while all turns are taken.
     waiting: VecDeque<Waiting>,
-    /// The callers that have a turn and do not know it yet.
+    /// Callers that have a turn but have not noticed yet.
     granted: Vec<u64>,
-    /// Those of callers that were granted one among them.
+    /// Turns in use, including those granted but not noticed.
     taken: usize,
     wanted: usize,
-    /// How often turns were given up: those of before count no more.
+    /// How often turns were revoked: turns of earlier generations no longer count.
     generation: u64,
-    /// Every turn is overdue from then on.
+    /// All turns are overdue from this time on.
     overdue_at: Instant,
 }
 
@@ -53,9 +53,9 @@ struct Waiting {
     waker: Waker,
 }
 
-/// A caller that has no turn yet.
+/// A caller without a turn.
 ///
-/// It gives up its place, or a turn that it has not noticed, when dropped.
+/// Dropping a caller gives up its place, or a turn that it has not noticed.
 struct Caller<'a> {
     turns: &'a Turns,
     number: u64,
@@ -63,7 +63,7 @@ struct Caller<'a> {
     has_turn: bool,
 }
 
-/// Given back when dropped.
+/// A turn, given back when dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
@@ -71,7 +71,7 @@ pub(super) struct Turn<'a> {
     patience: Duration,
 }
 
-/// Woken without the lock.
+/// Wakers to call after the lock is released.
 type Wakers = SmallVec<[Waker; 2]>;
 
 impl Turns {
@@ -89,7 +89,7 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn. It is overdue when its caller is `patience` late with its [work](Turn::works_until).
+    /// Waits for a turn. The turn is overdue when its caller is `patience` late with its [work](Turn::works_until).
     pub(super) async fn take(&self, patience: Duration) -> Turn<'_> {
         let mut caller = Caller::arrive(self, patience);
         loop {
@@ -108,7 +108,7 @@ impl Turns {
         self.change(|state, _| state.wanted = wanted);
     }
 
-    /// Gives the turns that are free after a change to those that wait, and lets a new first caller watch.
+    /// Gives free turns to waiting callers after a change, and lets a new first caller watch.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Wakers) -> T) -> T {
         let mut wakers = Wakers::new();
         let mut state = self.state();
@@ -133,7 +133,7 @@ impl State {
         self.waiting.front().map(|first| first.number)
     }
 
-    /// How many wait ahead of a caller.
+    /// How many callers wait ahead.
     fn rank(&self, number: u64) -> usize {
         self.waiting.partition_point(|it| it.number < number)
     }
@@ -143,7 +143,7 @@ impl State {
         there.is_some_and(|there| there.number == number)
     }
 
-    /// Until when a caller of this rank takes turns for being used.
+    /// Until when a caller of this rank assumes that the turns are in use.
     fn watched_until(&self, rank: usize, patience: Duration) -> Instant {
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
         let more = patience.saturating_mul(rank).min(FOR_EVER);
@@ -160,7 +160,7 @@ impl State {
         }
     }
 
-    /// One more turn is used from now on.
+    /// Counts one more turn, in use from now on.
     fn begin(&mut self, patience: Duration) {
         self.taken += 1;
         self.overdue_at = self.overdue_at.max(Instant::now() + patience);
@@ -186,7 +186,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Its rank, and how long it watches from now on.
+    /// Its rank, and how long to watch from now on.
     fn watch(&self) -> (usize, Duration) {
         let state = self.turns.state();
         let rank = state.rank(self.number);
@@ -194,7 +194,7 @@ impl<'a> Caller<'a> {
         (rank, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Its turn; `None` if it watches as one of this rank and has become the first.
+    /// Its turn; `None` if the caller has become the first since it began to watch at another rank.
     fn poll(&mut self, watches_as: usize, cx: &Context<'_>) -> Poll<Option<Turn<'a>>> {
         let mut state = self.turns.state();
         if state.take_granted(self.number) {
@@ -208,7 +208,7 @@ impl<'a> Caller<'a> {
         if state.waits_at(rank, self.number) {
             state.waiting[rank].waker.clone_from(cx.waker());
         } else {
-            // It has just come, or it was passed over and is there after all.
+            // The caller is new, or was passed over and is awake after all.
             let waiting = Waiting {
                 number: self.number,
                 patience: self.patience,
@@ -222,7 +222,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Takes the only turn if all are overdue. Those ahead had longer to do so: they are passed over.
+    /// Takes the only turn if all are overdue. Callers ahead had more time to do so, and are passed over.
     fn give_up_overdue(&mut self) -> Option<Turn<'a>> {
         let turns = self.turns;
         turns.change(|state, wakers| {
@@ -268,7 +268,7 @@ impl Drop for Caller<'_> {
 }
 
 impl Turn<'_> {
-    /// Notes that the caller asks the store then, or wakes. If it does nothing for its patience after that, the turn is
+    /// Notes when the caller will ask the store or wake. If it does neither for its patience after that, the turn is
     /// overdue.
     pub(super) fn works_until(&self, then: Instant) {
         let mut state = self.turns.state();

@@ -1,3 +1,5 @@
+//! The layer's allow and deny lists.
+
 use std::{mem, sync::Arc};
 
 use http::request::Parts;
@@ -6,7 +8,7 @@ use crate::{domain::key::Key, extract::Keys, middleware::Rejection};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
-/// The requests and keys that no limit decides about: those that are skipped, and those that are blocked.
+/// Lists of requests and keys that bypass the limits, and of those to deny.
 #[derive(Clone, Default)]
 pub(in crate::middleware) struct AccessLists {
     pub(in crate::middleware) skipped: Vec<Test<Parts>>,
@@ -16,7 +18,7 @@ pub(in crate::middleware) struct AccessLists {
 }
 
 impl AccessLists {
-    /// Whether the request passes at once, without a key, a charge or a header. A list that blocks comes before one that skips.
+    /// Whether the request passes at once, without keys, charges or headers. Deny lists take precedence.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
             return Err(Rejection::OnDenyList);
@@ -24,7 +26,7 @@ impl AccessLists {
         Ok(any(&self.skipped, head))
     }
 
-    /// Takes away the keys that are not to be charged.
+    /// Removes the keys that are not charged.
     pub(super) fn filter(&self, keys: &mut Keys) -> Result<(), Rejection> {
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
             return Ok(());
@@ -37,7 +39,7 @@ impl AccessLists {
         Ok(())
     }
 
-    /// Whether a key is to be charged. A list that blocks comes before one that skips.
+    /// Whether to charge a key. Deny lists take precedence.
     pub(super) fn charges(&self, key: &Key) -> Result<bool, Rejection> {
         if any(&self.blocked_keys, key) {
             return Err(Rejection::OnDenyList);

@@ -1,3 +1,5 @@
+//! Follows the failure policy when a limit has no key.
+
 use super::Plan;
 use crate::{
     domain::{FailurePolicy, error::ExtractErrorKind, policy::Policy},
@@ -5,11 +7,10 @@ use crate::{
 };
 
 impl Plan {
-    /// Notifies the observer of a limit that could not be charged, and answers `Ok` where it is left out: a shadow, or
-    /// a limit whose key the service could not find out and whose failure policy is open. The memory of this process
-    /// cannot count without a key any more than the store can.
+    /// Reports a limit that could not be charged, and returns `Ok` to leave the limit out: for a shadow, or if the
+    /// service could not determine the key and the failure policy is open. Without a key, `Local` cannot count either.
     ///
-    /// `policy` is `None` when it is not known either; `shadow` says whether whichever it could be is a shadow.
+    /// `policy` is `None` if unknown; `shadow` says whether every possible policy is a shadow.
     pub(super) fn leave_out(
         &self,
         policy: Option<&Policy>,
@@ -20,7 +21,7 @@ impl Plan {
         let shadow = self.shadow || shadow;
         let passes = match &rejection {
             Rejection::MissingKey(error) => {
-                // Not for a mistake in the service: the limit would apply to no request, and no operator would notice.
+                // Never open for a misconfigured service: the limit would silently apply to no request.
                 let is_open = error.kind() == ExtractErrorKind::Unavailable
                     && limiter.failure_policy_of(policy) == FailurePolicy::Open;
                 if error.kind() == ExtractErrorKind::Misconfigured {
@@ -37,7 +38,7 @@ impl Plan {
                 limiter.report_invalid(policy, shadow, error);
                 shadow
             }
-            // A deny list is no policy, and applies beside shadows, too.
+            // A deny list is no policy, and so also applies to shadows.
             Rejection::OnDenyList => {
                 limiter.report_blocked(policy);
                 false

@@ -1,3 +1,5 @@
+//! Runs the look-ups of one request at the same time.
+
 use std::{
     mem,
     pin::Pin,
@@ -13,14 +15,14 @@ use crate::{
     limiter::LazySleep,
 };
 
-/// What the look-ups of one request have found, each in the order in which they were begun.
+/// The results of a request's look-ups, each in the order of the limits.
 pub(in crate::middleware) struct Found {
     pub(super) keys: Vec<Result<Keys, ExtractError>>,
     pub(super) charges: Vec<Result<Vec<Charge>, ExtractError>>,
 }
 
 pin_project! {
-    /// The look-ups of one request, made at the same time and under one timeout.
+    /// The look-ups of one request, which run at the same time under one timeout.
     pub(in crate::middleware) struct LookUps {
         keys: Vec<LookUp<Keys>>,
         charges: Vec<LookUp<Vec<Charge>>>,

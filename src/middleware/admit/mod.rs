@@ -1,4 +1,4 @@
-//! From the head of a request to its admission: which requests and keys are limited, and under which policies.
+//! From the head of a request to its admission: the requests and keys to limit, and their policies.
 
 mod access_lists;
 mod extract_failure;

@@ -1,7 +1,7 @@
-//! One form of a path that clients can write in many ways.
+//! Normalizes a path that clients can write in many ways.
 
-/// The path without empty segments, `.`, `..` and percent-encoding; `None` for one that is written so already, or that
-/// is no text when it is decoded.
+/// The path without empty segments, `.`, `..` and percent-encoding; `None` if already normal, or not UTF-8 when
+/// decoded.
 pub(super) fn normal_form(path: &str) -> Option<String> {
     let is_odd = path.contains('%') || path.contains("//") || path.contains("/.");
     if !is_odd && (!path.ends_with('/') || path.len() == 1) {
@@ -21,7 +21,7 @@ pub(super) fn normal_form(path: &str) -> Option<String> {
     Some(["/", &segments.join("/")].concat())
 }
 
-/// Decoded once, as a service does it: what is encoded twice is another path.
+/// Decodes once, like a service: a path that is encoded twice is another path.
 fn decoded(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();

@@ -1,8 +1,8 @@
-//! Routes of the router for which a table has no entry: an entry that no request meets may be meant for one of them.
+//! The router's routes without an entry in the table: an entry that no request meets may be meant for one of them.
 
 use http::Method;
 
-/// As many are kept as a router has that is read by people.
+/// The maximum number of routes to remember, more than most routers have.
 const MAX_ROUTES: usize = 256;
 
 #[derive(Debug, Default)]
@@ -17,10 +17,10 @@ pub(super) struct OtherRoute {
 }
 
 impl OtherRoutes {
-    /// Whether the route is a new one.
+    /// Adds a route, and returns whether the route is new.
     pub(super) fn add(&mut self, path: &str) -> bool {
         let is_new =
-            self.routes.len() < MAX_ROUTES && !self.routes.iter().any(|it| *it.path == *path);
+            self.routes.len() < MAX_ROUTES && !self.routes.iter().any(|route| *route.path == *path);
         if is_new {
             self.routes.push(OtherRoute::of(path));
         }
@@ -31,7 +31,7 @@ impl OtherRoutes {
         &self.routes
     }
 
-    /// The route that was added last.
+    /// The newest route.
     pub(super) fn newest(&self) -> &[OtherRoute] {
         &self.routes[self.routes.len().saturating_sub(1)..]
     }
@@ -49,15 +49,15 @@ impl OtherRoute {
         &self.path
     }
 
-    /// Whether an entry for this path, which is `erased` without the names of its captures, is probably meant for the
-    /// route.
+    /// Whether an entry for this path is probably meant for the route. `erased` is the path without the names of its
+    /// captures.
     pub(super) fn is_meant(&self, path: &str, erased: &str, by_prefix: bool) -> bool {
         let is_another = *self.path != *path;
         let other_captures = *self.erased == *erased;
         is_another && (other_captures || (by_prefix && self.has_other_prefix(erased)))
     }
 
-    /// Whether the route has a prefix which this path lacks, or the other way round, or another slash at its end.
+    /// Whether path and route differ by a prefix, or by a slash at the end.
     fn has_other_prefix(&self, erased: &str) -> bool {
         let path = erased.trim_end_matches('/');
         let route = self.erased.trim_end_matches('/');
@@ -82,7 +82,7 @@ pub(super) fn erased(path: &str) -> String {
     erased.collect::<Vec<_>>().join("/")
 }
 
-/// An entry as it is written, and the route that is probably meant.
+/// An entry as written in the code, and the route that is probably meant.
 pub(super) fn described(method: Option<&Method>, path: &str, meant: Option<&str>) -> String {
     let method = method.map_or(String::new(), |method| format!("{method} "));
     match meant {
@@ -128,7 +128,7 @@ mod tests {
         ] {
             let meant = |by_prefix| {
                 let mut routes = others.all().iter();
-                let route = routes.find(|it| it.is_meant(path, &erased(path), by_prefix));
+                let route = routes.find(|route| route.is_meant(path, &erased(path), by_prefix));
                 route.map(OtherRoute::path)
             };
             assert_eq!((meant(false), meant(true)), (captures, prefix), "{path}");

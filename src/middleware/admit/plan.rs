@@ -1,4 +1,4 @@
-//! What a layer limits, and how the head of a request becomes a check.
+//! The limits of a layer, and how the head of a request becomes a check.
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 type Cost = dyn Fn(&Parts, &Policy) -> u64 + Send + Sync;
 type LookUpCharges = dyn Fn(&Parts) -> ChargesFuture + Send + Sync;
 
-/// Longer than the store's: a database is slower.
+/// Longer than the store's timeout: a database is slower.
 const DEFAULT_LOOK_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -36,7 +36,7 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
     pub(in crate::middleware) newest: Newest,
-    /// Extractors of identities whose blocks deny, and that are charged nothing.
+    /// Extractors of identities whose blocks deny the request, but which are not charged.
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<ChargeLookUp>,
@@ -50,7 +50,7 @@ pub(in crate::middleware) struct Plan {
     pub(super) warnings: Warnings,
 }
 
-/// The list that the limit which was added last is in.
+/// The list that holds the limit added last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::middleware) enum Newest {
     #[default]
@@ -59,7 +59,7 @@ pub(in crate::middleware) enum Newest {
     ChargeLookUps,
 }
 
-/// A look-up of policy, key and cost, and who contributes where its charges do not say so.
+/// A look-up of policy, key and cost, with the contributor for charges that name none.
 #[derive(Clone)]
 pub(in crate::middleware) struct ChargeLookUp {
     look_up: Arc<LookUpCharges>,
@@ -77,14 +77,14 @@ impl ChargeLookUp {
     }
 }
 
-/// One limit: the policy, the extractor of the identities that it limits, and that of their contributors, if any.
+/// One limit: its policy, the extractor of its identities, and that of their contributors, if any.
 pub(in crate::middleware) struct Limit<E: ?Sized> {
     selector: PolicySelector,
     extractor: Arc<E>,
     contributor: Option<Arc<dyn KeyExtractor>>,
 }
 
-/// The contributor of this request; `None` where the extractor finds no key.
+/// The contributor of this request; `None` if the extractor finds no key.
 fn contributor(extractor: Option<&Arc<dyn KeyExtractor>>, head: &Parts) -> Option<Arc<Key>> {
     let keys = extractor?.extract(head).ok()?;
     keys.into_iter().next().map(label::bounded)
@@ -100,7 +100,7 @@ impl<E: ?Sized> Limit<E> {
     }
 }
 
-// Not derived: that would want an extractor that can be cloned.
+// Not derived, because that would require `E: Clone`.
 impl<E: ?Sized> Clone for Limit<E> {
     fn clone(&self) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl<E: ?Sized> Clone for Limit<E> {
     }
 }
 
-/// The check of one request while it is being made.
+/// The unfinished check of one request.
 #[derive(Default)]
 pub(in crate::middleware) struct Draft {
     charges: CheckBuilder,
@@ -119,7 +119,7 @@ pub(in crate::middleware) struct Draft {
 }
 
 impl Draft {
-    /// The check; `None` when no limit applies to the request.
+    /// The check; `None` if no limit applies to the request.
     pub(super) fn build(self) -> Option<Check> {
         (!self.charges.is_empty()).then(|| self.charges.build())
     }
@@ -143,18 +143,18 @@ impl Plan {
         }
     }
 
-    /// Names who contributes to the limit that was added last; `false` where there is none.
+    /// Sets the contributor of the limit added last; returns `false` if there is no limit.
     pub(in crate::middleware) fn set_contributor(
         &mut self,
         extractor: Arc<dyn KeyExtractor>,
     ) -> bool {
         let newest = match self.newest {
-            Newest::Limits => self.limits.last_mut().map(|it| &mut it.contributor),
-            Newest::LookUps => self.look_ups.last_mut().map(|it| &mut it.contributor),
+            Newest::Limits => self.limits.last_mut().map(|limit| &mut limit.contributor),
+            Newest::LookUps => self.look_ups.last_mut().map(|limit| &mut limit.contributor),
             Newest::ChargeLookUps => self
                 .charge_look_ups
                 .last_mut()
-                .map(|it| &mut it.contributor),
+                .map(|limit| &mut limit.contributor),
         };
         newest.is_some_and(|newest| {
             *newest = Some(extractor);
@@ -162,7 +162,7 @@ impl Plan {
         })
     }
 
-    /// Warns of a final cost for a policy that was not checked, if there is no such policy.
+    /// Warns of a final cost for a policy that was not checked, if the layer has no such policy.
     #[cold]
     pub(in crate::middleware) fn warn_of_unknown(&self, name: &str) {
         if !self.charge_look_ups.is_empty() || !self.selectors().all(PolicySelector::is_known) {
@@ -175,15 +175,16 @@ impl Plan {
         }
     }
 
-    /// In the order in which their policies are charged.
+    /// The selectors, in the order of their charges.
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
-        let limits = self.limits.iter().map(|it| &it.selector);
-        limits.chain(self.look_ups.iter().map(|it| &it.selector))
+        let limits = self.limits.iter().map(|limit| &limit.selector);
+        limits.chain(self.look_ups.iter().map(|limit| &limit.selector))
     }
 
     /// Whether every policy is known before the first request.
     pub(in crate::middleware) fn is_fixed(&self) -> bool {
-        self.charge_look_ups.is_empty() && self.selectors().all(|it| it.fixed().is_some())
+        self.charge_look_ups.is_empty()
+            && self.selectors().all(|selector| selector.fixed().is_some())
     }
 
     /// The policies that do not depend on the request, as they are charged.
@@ -207,7 +208,7 @@ impl Plan {
         self.selectors().filter_map(PolicySelector::handle)
     }
 
-    /// Whether no limit applies to the request: it is on a list.
+    /// Whether a list exempts the request from all limits.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         let skips = self.access_lists.skips(head);
         skips.inspect_err(|_| self.limiter.report_blocked(None))
@@ -220,7 +221,7 @@ impl Plan {
         }
     }
 
-    /// Adds the charges of all limits whose keys are known from the head alone.
+    /// Adds the charges of all limits whose keys come from the head alone.
     pub(super) fn charge_known(&self, draft: &mut Draft, head: &Parts) -> Result<(), Rejection> {
         let mut reads_peer = false;
         let mut extract = |extractor: &dyn KeyExtractor| {
@@ -261,7 +262,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether anything has to be looked up.
+    /// Whether there are look-ups.
     pub(super) fn looks_up(&self) -> bool {
         !self.look_ups.is_empty() || !self.charge_look_ups.is_empty()
     }
@@ -274,7 +275,7 @@ impl Plan {
         LookUps::new(keys, charges, self.look_up_timeout)
     }
 
-    /// Adds the charges of all limits that were looked up.
+    /// Adds the charges of all look-ups.
     pub(super) fn charge_found(
         &self,
         draft: &mut Draft,
@@ -291,7 +292,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Charges what one limit has found. The policy is chosen once, and only where the limit may apply.
+    /// Charges the keys of one limit. Selects the policy once, and only if the limit may apply.
     fn charge<E: ?Sized>(
         &self,
         draft: &mut Draft,
@@ -310,6 +311,7 @@ impl Plan {
         if let Err(rejection) = self.access_lists.filter(&mut keys) {
             return self.fail_without_keys(draft, selector, head, rejection);
         }
+        // The extractor skips the request: no policy may be selected, since the selector could fail.
         if keys.is_empty() {
             return Ok(());
         }
@@ -335,7 +337,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Charges what one look-up has found, which has chosen policies and costs by itself.
+    /// Charges the result of one look-up, which has already chosen policies and costs.
     fn charge_as_found(
         &self,
         draft: &mut Draft,
@@ -371,7 +373,7 @@ impl Plan {
         }
     }
 
-    /// Cold, as [`fail`](Self::fail): apart from what every request runs through, which then stays in the cache.
+    /// Cold, like [`fail`](Self::fail), to keep the code out of the path of every request.
     #[cold]
     fn fail_without_keys(
         &self,
@@ -382,7 +384,7 @@ impl Plan {
     ) -> Result<(), Rejection> {
         match selector.choose(head, &mut draft.read) {
             Ok(Some((policy, _))) => self.fail(Some(&policy), rejection),
-            // The limit does not apply, and lacks no key; a deny list applies all the same.
+            // A limit that does not apply needs no key; a deny list still applies.
             Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
             Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
                 self.fail_without_policy(selector, Rejection::MissingKey(error))
@@ -391,7 +393,7 @@ impl Plan {
         }
     }
 
-    /// Where all policies that the selector could choose are shadows, no request is rejected.
+    /// Rejects no request if the selector can choose only shadows.
     #[cold]
     fn fail_without_policy(
         &self,

@@ -1,3 +1,5 @@
+//! [`PolicySelector`]: selects the policy of a limit for each request.
+
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
@@ -11,24 +13,23 @@ use crate::domain::{
 
 /// Selects the policy of a limit.
 ///
-/// Made from
+/// You can use
 ///
 /// - a [`Policy`]: the same for all requests;
-/// - a [`PolicyHandle`]: a policy that can be replaced while the service runs;
+/// - a [`PolicyHandle`]: a policy that you can replace while the service runs;
 /// - a closure over the head of the request: a policy by client, for instance by the tier that authentication has
 ///   found;
 /// - [`Routes`](super::Routes): a policy by method and path.
 ///
-/// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` rejects
-/// the request with a 400, as a missing key does, and so does an error, unless it is
-/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. For a client that
-/// is not to be limited, let the extractor answer [`Keys::skip`](crate::extract::Keys::skip): then no policy is
-/// selected. A closure must not wait: a tier that is in a database is looked up by
-/// [`charge_async`](crate::RateLimitLayer::charge_async).
+/// A closure returns a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` rejects the
+/// request with a 400, as a missing key does, and so does an error, except for
+/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. If you do not want
+/// to limit a client, return [`Keys::skip`](crate::extract::Keys::skip) from the extractor: then no policy is selected.
+/// A closure must not block: look up a tier in a database with [`charge_async`](crate::RateLimitLayer::charge_async).
 ///
-/// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
-/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name that differ
-/// (rules, ban, failure policy or shadow) must not be charged to one key by one request: that is answered with a 500.
+/// Counts belong to the policy's name. Policies of different names are counted separately; policies of one name share
+/// their counts, so that a client that changes its tier keeps its usage. A request must not charge one key under two
+/// policies of one name that differ (rules, ban, failure policy or shadow): the response is a 500.
 ///
 /// ```
 /// use http::request::Parts;
@@ -62,7 +63,7 @@ enum Source {
     Routes(Arc<Routes>),
 }
 
-/// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
+/// The policy of a request, and the factor of its cost; `None` if this limit does not apply.
 pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
@@ -87,7 +88,7 @@ impl PolicySelector {
         }
     }
 
-    /// The handle of a policy that can be replaced.
+    /// The handle of a replaceable policy.
     pub(in crate::middleware) const fn handle(&self) -> Option<&PolicyHandle> {
         match &self.source {
             Source::Live(handle) => Some(handle),
@@ -101,7 +102,7 @@ impl PolicySelector {
         sources.map(KnownPolicy::load).collect()
     }
 
-    /// Whether no request is charged under another policy than those that are known.
+    /// Whether the known policies are all that can be charged.
     pub(super) fn is_known(&self) -> bool {
         match &self.source {
             Source::Fixed(_) | Source::Live(_) => true,
@@ -110,7 +111,7 @@ impl PolicySelector {
         }
     }
 
-    /// Fails where a table of routes has a mistake.
+    /// Fails if a table of routes has an error.
     pub(in crate::middleware) fn check(&self) -> Result<(), PolicyError> {
         match &self.source {
             Source::Routes(routes) => routes.check(),
@@ -118,11 +119,11 @@ impl PolicySelector {
         }
     }
 
-    /// Fails where a request could be charged two policies of one name that differ, now or after a reload.
+    /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.
     pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), PolicyError> {
         let others = other.known_sources();
         for known in self.known_sources() {
-            others.iter().try_for_each(|it| known.agrees_with(*it))?;
+            others.iter().try_for_each(|one| known.agrees_with(*one))?;
         }
         Ok(())
     }
@@ -158,7 +159,7 @@ impl KnownPolicy<'_> {
             return Ok(());
         }
         match (self, other) {
-            // A request reads a set once.
+            // A request reads each set once, so both policies are of the same version.
             (Self::Live(one), KnownPolicy::Live(other)) if one.is_of_same_set(other) => Ok(()),
             _ if policies[0] != policies[1] => Err(PolicyError::Conflict { policies }),
             (Self::Fixed(_), KnownPolicy::Fixed(_)) => Ok(()),
@@ -180,7 +181,7 @@ impl From<Policy> for PolicySelector {
     }
 }
 
-/// A copy, which is cheap.
+/// Clones the policy, which is cheap.
 impl From<&Policy> for PolicySelector {
     fn from(policy: &Policy) -> Self {
         policy.clone().into()
@@ -212,7 +213,7 @@ impl From<Routes> for PolicySelector {
     }
 }
 
-/// What the first argument of [`limit`](crate::RateLimitLayer::limit) may be: whatever makes a [`PolicySelector`].
+/// The first argument of [`limit`](crate::RateLimitLayer::limit): any type that converts to a [`PolicySelector`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` chooses no policy",
     note = "the rules of a policy are parsed: `Policy::parse(\"name\", \"10/1s,240/1h\")?`",
@@ -225,7 +226,7 @@ pub trait IntoPolicySelector {
     fn into_selector(self) -> PolicySelector;
 }
 
-// Otherwise an error would name `Into`, whose notes cannot say what to write.
+// Otherwise an error would name `Into`, whose notes cannot help you.
 #[diagnostic::do_not_recommend]
 impl<P: Into<PolicySelector>> IntoPolicySelector for P {
     fn into_selector(self) -> PolicySelector {
@@ -233,18 +234,18 @@ impl<P: Into<PolicySelector>> IntoPolicySelector for P {
     }
 }
 
-/// What a closure that chooses a policy may answer.
+/// The return types of a closure that chooses a policy.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of a closure that chooses a policy",
     note = "answer a `Policy`, an `Option<Policy>` or a `Result<Policy, ExtractError>`: of a reference, a copy, which \
             is cheap: `policies.get(name).cloned()`"
 )]
 pub trait IntoPolicy {
-    /// Converts the answer.
+    /// Converts the result.
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
+    /// When the result is an error, or `None`, which becomes [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_policy(self) -> Result<Policy, ExtractError>;
 }
 

@@ -1,3 +1,5 @@
+//! [`Routes`]: a policy for each route.
+
 use std::{
     collections::HashMap,
     fmt,
@@ -20,35 +22,36 @@ use crate::{
     watch::{WATCHED, Watch},
 };
 
-/// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
+/// A policy for each route, by method and path: use this as the first argument of a
+/// [`limit`](crate::RateLimitLayer::limit).
 ///
-/// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched,
-/// with the prefixes of all nested routers: `/api/items/{id}`. So one entry is for all items, and a client cannot
-/// choose among entries by how it writes a path. This needs the feature `axum` and a layer *inside* the router
+/// You write a route as a path, or as a method and a path. The path is the *template* that the router has matched, with
+/// the prefixes of all nested routers: `/api/items/{id}`. One entry then covers all items, and a client cannot choose
+/// among entries by spelling a path differently. This needs the feature `axum` and a layer *inside* the router
 /// (`Router::layer`, `Router::route_layer`).
 ///
-/// Where no router has matched, as in a fallback, the path that the client sent is compared; without the feature, what
-/// nested routers have left of it. A path without an entry is compared once more in its normal form: `/%6Cogin`,
-/// `//login`, `/./login` and `/login/` are limited as `/login`. Only an entry that [skips](Route::skip) is for the path
-/// as it is written: a client must not be free of a limit by how it writes a path. Upper and lower case differ, as for
-/// most services: a service behind a fallback that ignores case needs a default that limits.
+/// If no router has matched, as in a fallback, the table compares the path that the client sent; without the feature,
+/// the path as nested routers have left it. A path without an entry is compared once more in its normal form:
+/// `/%6Cogin`, `//login`, `/./login` and `/login/` are limited like `/login`. Only an entry that [skips](Route::skip)
+/// must match the path exactly: a client must not escape a limit by spelling a path differently. Upper and lower case
+/// differ, as in most services: if your service has a fallback that ignores case, choose a default that limits.
 ///
-/// **An entry that no request meets** is written wrongly, or seldom asked for. A warning says so once: at once where a
-/// route differs in the names of its captures alone (`/items/{id}` beside the router's `/items/{item_id}`); after 1 000
-/// requests where a route without an entry differs by a prefix or a slash (`/health` beside `/api/health`); of all
-/// others after 10 000 requests.
+/// **An entry that no request meets** has a typo, or is rarely requested. You get one warning: at once if a route
+/// differs only in the names of its captures (`/items/{id}` beside the router's `/items/{item_id}`); after 1 000
+/// requests if a route without an entry differs by a prefix or a slash (`/health` beside `/api/health`); after 10 000
+/// requests for all other entries.
 ///
-/// **Outside the router** the template is not known: on a tower stack around it, and around a `nest_service`. Entries
-/// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it
-/// is answered with a 500, or passes where all policies of the table are [shadows](crate::Policy::shadow), and a
-/// warning says so once.
+/// **Outside the router** the template is unknown: on a tower stack around the router, and around a `nest_service`.
+/// Entries without captures still apply. A request that might match an entry *with* captures cannot be decided: the
+/// response is a 500, but the request passes if all policies of the table are [shadows](crate::Policy::shadow); a
+/// warning appears once.
 ///
 /// An entry for the request's method takes precedence over one for any method. A `HEAD` request uses the entry for
-/// `GET`, as it is served, unless it has an entry of its own. A request without an entry is limited by the default of
-/// [`new`](Self::new): nothing is unlimited by accident.
+/// `GET`, unless you add one for `HEAD`. A request without an entry is limited by the default of [`new`](Self::new):
+/// nothing is unlimited by accident.
 ///
-/// Policies of one name share their counts, those of different names do not: routes that are limited together have the
-/// same policy, possibly with different [weights](Route::weight).
+/// Policies of one name share their counts, those of different names do not: use one policy for routes that you limit
+/// together, possibly with different [weights](Route::weight).
 ///
 /// ```
 /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::{Route, Routes}};
@@ -73,7 +76,7 @@ pub struct Routes {
 /// The entries of one path.
 #[derive(Debug)]
 struct Entries {
-    /// The path without the names of its captures.
+    /// The path without the names of its captures, to compare with routes.
     erased: Box<str>,
     by_method: Vec<Entry>,
 }
@@ -83,21 +86,21 @@ struct Entry {
     /// `None` for any method.
     method: Option<Method>,
     route: Route,
-    /// Whether a request has met it, or a warning has named it.
+    /// Whether a request has met the entry, or a warning has named it.
     is_settled: AtomicBool,
 }
 
 /// How many entries a warning names.
 const MAX_NAMED: usize = 16;
 
-/// After so many requests, a prefix that is missing is probable.
+/// After this many requests, a missing prefix is likely.
 const PROBABLE: u32 = 1_000;
 
-/// How one route is limited.
+/// The limit of one route.
 #[derive(Clone, Debug)]
 pub struct Route {
     limit: Option<(PolicySelector, u64)>,
-    /// Whether it skips and has a weight, which cannot count.
+    /// Whether the route both skips and has a weight, which is an error.
     has_idle_weight: bool,
 }
 
@@ -120,9 +123,9 @@ impl Route {
         }
     }
 
-    /// Sets how many times its cost a request is charged here. The default is 1; 0 looks without charging.
+    /// Multiplies the cost of a request on this route. The default is 1; 0 checks without charging.
     ///
-    /// A route that [skips](Self::skip) has no weight: it is a mistake, and an error when the limit is added.
+    /// A route that [skips](Self::skip) must not have a weight: you get an error when you add the limit.
     #[must_use]
     pub fn weight(mut self, weight: u64) -> Self {
         match &mut self.limit {
@@ -165,7 +168,7 @@ impl<P: Into<PolicySelector>> From<P> for Route {
 }
 
 impl Routes {
-    /// Creates a table without entries: all requests are limited by `default`.
+    /// Creates an empty table: `default` limits all requests.
     #[must_use]
     pub fn new(default: impl Into<Route>) -> Self {
         Self {
@@ -178,11 +181,10 @@ impl Routes {
 
     /// Adds an entry: `/items/{id}` for any method, or `GET /items/{id}` for one.
     ///
-    /// A name that is not a path, or a method and a path, is a mistake, as is one that has an entry already, one whose
-    /// method has lower-case letters (methods are case-sensitive in HTTP, and `get` is not one), and one whose captures
-    /// are written in another way than `{id}` or `{*rest}`, such as `/items/:id`. The first mistake is the error of
-    /// [`try_limit`](crate::RateLimitLayer::try_limit) with this table, and [`limit`](crate::RateLimitLayer::limit)
-    /// panics.
+    /// The name must be a path, or a method and a path, and not yet in the table. Write methods in capitals (HTTP
+    /// methods are case-sensitive), and captures as `{id}` or `{*rest}`, not as `/items/:id`. On the first invalid
+    /// name, [`try_limit`](crate::RateLimitLayer::try_limit) with this table returns an error, and
+    /// [`limit`](crate::RateLimitLayer::limit) panics.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
         if let Err(problem) = self.add(name, route.into()) {
@@ -208,7 +210,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Fails with the first mistake of this table, or of one within it.
+    /// Fails with the first error of this table, or of a nested one.
     pub(super) fn check(&self) -> Result<(), PolicyError> {
         if let Some(mistake) = &self.mistake {
             return Err(mistake.clone());
@@ -218,7 +220,7 @@ impl Routes {
 
     /// The routes of all entries, and the default.
     fn all(&self) -> impl Iterator<Item = &Route> {
-        let entries = self.by_path.values().flat_map(|it| &it.by_method);
+        let entries = self.by_path.values().flat_map(|path| &path.by_method);
         let routes = entries.map(|entry| &entry.route);
         routes.chain([&self.default])
     }
@@ -244,7 +246,7 @@ impl Routes {
         limits.all(|(selector, _)| selector.is_known())
     }
 
-    /// Warns of entries that no request meets, while the first requests are watched.
+    /// Warns of entries that no request meets. Watches the first requests only.
     fn note(&self, found: Option<&Entry>, matched: Option<&str>) {
         let suspects = self.watch.note(|others, requests| {
             let is_new = match (found, matched) {
@@ -252,7 +254,7 @@ impl Routes {
                     entry.is_settled.store(true, Relaxed);
                     false
                 }
-                // Where other methods have an entry, the route is the table's, and no entry is meant for it.
+                // If other methods have an entry, the table knows the route, and no entry is meant for it.
                 (None, Some(route)) if !self.by_path.contains_key(route) => others.add(route),
                 (None, _) => false,
             };
@@ -264,9 +266,9 @@ impl Routes {
         }
     }
 
-    /// The entries that no request has met, each once, with the route that is probably meant.
+    /// The entries that no request has met, each once, with the route that each is probably meant for.
     fn suspects(&self, others: &OtherRoutes, is_new: bool, requests: u32) -> Vec<String> {
-        // The others were compared when they were new.
+        // Older routes were compared when they were new.
         let routes = match requests {
             PROBABLE => others.all(),
             _ if is_new => others.newest(),
@@ -309,16 +311,17 @@ impl Routes {
 
     fn find(&self, method: &Method, path: &str) -> Option<&Entry> {
         let entries = &self.by_path.get(path)?.by_method;
-        let of = |method: Option<&Method>| entries.iter().find(|it| it.method.as_ref() == method);
+        let of =
+            |method: Option<&Method>| entries.iter().find(|entry| entry.method.as_ref() == method);
         of(Some(method))
             .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
             .or_else(|| of(None))
     }
 
-    /// The entry for a request whose path no router has matched.
+    /// The entry for a request that no router has matched.
     fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Entry>, ExtractError> {
         let found = self.find(method, path);
-        let mut templates = self.by_path.keys().filter(|it| it.contains('{'));
+        let mut templates = self.by_path.keys().filter(|path| path.contains('{'));
         let is_meant =
             |template: &str| fits(template, path) && self.find(method, template).is_some();
         if found.is_none() && templates.any(|template| is_meant(template)) {
@@ -327,7 +330,7 @@ impl Routes {
         Ok(found.or_else(|| self.find_normal(method, path)))
     }
 
-    /// The entry for another way to write the path.
+    /// The entry for the path in its normal form.
     fn find_normal(&self, method: &Method, path: &str) -> Option<&Entry> {
         let normal = normal_form(path)?;
         let entry = self.find(method, &normal)?;
@@ -343,7 +346,7 @@ impl Entries {
         }
     }
 
-    /// Those that no request has met, and no warning has named.
+    /// Entries that no request has met, and no warning has named.
     fn unmet(&self) -> impl Iterator<Item = &Entry> {
         let entries = self.by_method.iter();
         entries.filter(|entry| !entry.is_settled.load(Relaxed))
@@ -372,7 +375,7 @@ fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     Ok((method, path))
 }
 
-/// Whether a router could have the segment: `:id` and `*rest` are of other versions, and `{{` stands for a brace.
+/// Whether a router accepts the segment: `:id` and `*rest` belong to other versions, and `{{` is an escaped brace.
 fn is_segment(segment: &str) -> bool {
     let segment = segment.replace("{{", "").replace("}}", "");
     let (mut is_open, mut is_empty) = (false, false);
@@ -388,7 +391,7 @@ fn is_segment(segment: &str) -> bool {
     !is_open && !segment.starts_with([':', '*'])
 }
 
-/// An entry for `get` would never apply.
+/// Rejects lower-case methods: an entry for `get` would never apply.
 fn read_method(method: &str) -> Result<Method, &'static str> {
     if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Err("is not a route: methods are written in capitals, as in GET /items/{id}");
@@ -430,8 +433,8 @@ const fn matched_path(_: &Parts) -> Option<&str> {
     None
 }
 
-/// A nested router removes its prefix from the URI, and its fallback has no matched path: `/health` may be
-/// `/api/health` there.
+/// A nested router removes its prefix from the URI, and its fallback has no matched path: there, `/health` may stand
+/// for `/api/health`.
 #[cfg(feature = "axum")]
 fn sent_path(head: &Parts) -> &str {
     let original = head.extensions.get::<axum::extract::OriginalUri>();

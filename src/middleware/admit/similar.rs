@@ -1,17 +1,21 @@
-/// More than this is another name, and no slip.
+//! Finds the name that a misspelled one was probably meant to be.
+
+/// More differences than this mean another name, not a typo.
 const MAX_SLIPS: usize = 2;
 
-/// The name that is probably meant: the one with the fewest letters added, left out or replaced, of at most two.
+/// The most similar name, with at most two letters added, removed or replaced.
 pub(super) fn most_similar<'a>(
     name: &str,
     names: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    let distances = names.into_iter().map(|it| (distance(name, it), it));
-    let near = distances.filter(|(slips, it)| *slips <= MAX_SLIPS && *slips < it.len());
-    near.min().map(|(_, it)| it)
+    let distances = names
+        .into_iter()
+        .map(|other| (distance(name, other), other));
+    let near = distances.filter(|(slips, other)| *slips <= MAX_SLIPS && *slips < other.len());
+    near.min().map(|(_, other)| other)
 }
 
-/// How many letters have to be added, left out or replaced (Levenshtein).
+/// How many letters have to be added, removed or replaced (Levenshtein).
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (line, left) in one.bytes().enumerate() {

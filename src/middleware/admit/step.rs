@@ -1,3 +1,5 @@
+//! [`Step`]: the stages of a request's admission.
+
 use std::{
     mem,
     ops::ControlFlow::{self, Break, Continue},
@@ -18,11 +20,11 @@ use crate::{
     store::eventual::Eventual,
 };
 
-/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the
-/// failure policy lets it pass.
+/// Whether to serve a request: with the decision that admitted the request, or without one if no limit applies or the
+/// failure policy lets the request pass.
 pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
 
-/// What the decision about a request waits for.
+/// The current stage of a request's admission.
 ///
 /// ```text
 /// begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admission
@@ -35,11 +37,11 @@ pub(in crate::middleware) enum Step {
     Deciding(Eventual<Resolution>),
 }
 
-/// The admission, or what has to be waited for.
+/// The admission, or the next stage.
 pub(in crate::middleware) type Next = ControlFlow<Admission, Step>;
 
 impl Step {
-    /// Does all that the head alone tells, and asks the store, where nothing is looked up.
+    /// Evaluates the head, and asks the store if there are no look-ups.
     pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Next {
         match plan.skips(head) {
             Ok(false) => {}
@@ -57,7 +59,7 @@ impl Step {
         }
     }
 
-    /// Polls the steps, by the plan with which it was begun.
+    /// Polls the stages. `plan` must be that of [`begin`](Self::begin).
     pub(in crate::middleware) fn poll(
         &mut self,
         plan: &Plan,
@@ -103,7 +105,7 @@ impl Step {
         })))
     }
 
-    /// The policies of a shadow layer reject nothing; its deny lists do.
+    /// The policies of a shadow layer reject no request; its deny lists do.
     fn reject(plan: &Plan, rejection: Rejection) -> Next {
         Break(
             if plan.shadow && !matches!(rejection, Rejection::OnDenyList) {
@@ -128,7 +130,7 @@ fn admission(plan: &Plan, resolution: Resolution) -> Admission {
     }
 }
 
-/// Where only shadows were checked and could not be decided, the response and the handler get no decision.
+/// If only shadows were checked and undecided, neither the response nor the handler gets a decision.
 fn decides_something(decision: &Decision) -> bool {
     let usage = decision.usage();
     !usage.check().charges().is_empty() || usage.shadow().is_some()

@@ -1,4 +1,4 @@
-//! The warnings of a layer: each mistake once, however many requests meet it.
+//! The warnings of a layer: one for each mistake, however many requests meet it.
 
 use std::{
     mem,
@@ -20,32 +20,32 @@ use crate::{
     watch::Watch,
 };
 
-/// How many requests that are limited by their peer's address are compared with each other.
+/// How many requests limited by peer address are compared.
 const WINDOW: u32 = 100;
 
-/// Not all: a health check of the proxy itself has no such header.
+/// Not all: a proxy's own health checks lack the header.
 const MOST_OF_THEM: u32 = 90;
 
-/// So long no limit is left out before look-ups count as recovered: at most one pair of warnings in that time.
+/// How long no limit must be left out before look-ups count as recovered. Limits warnings to one pair in that time.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10);
 
-/// More mistakes than one layer has.
+/// More mistakes than a layer is likely to have.
 const MAX_WARNED: usize = 16;
 
-/// Shared by the services of a layer. A layer that is derived from another one warns for itself.
+/// Shared by the services of a layer. A layer derived from another one warns separately.
 #[derive(Default)]
 pub(in crate::middleware) struct Warnings {
     warned: Mutex<Vec<ExtractError>>,
     peers: Watch<Peers>,
-    /// Whether limits have been left out lately, so that other requests cost one load.
+    /// Whether limits were left out recently; all other requests cost only this load.
     leaves_out: AtomicBool,
-    /// Whether a cost has named a policy that does not exist.
+    /// Whether a cost has named an unknown policy.
     misnames: AtomicBool,
-    /// When one was left out last.
+    /// When a limit was last left out.
     left_out_at: Mutex<Option<Instant>>,
 }
 
-/// The last requests that were limited by their peer's address.
+/// The latest requests limited by peer address.
 #[derive(Default)]
 struct Peers {
     requests: u32,
@@ -60,7 +60,7 @@ impl Clone for Warnings {
 }
 
 impl Warnings {
-    /// A limit can find no key or no policy for any request.
+    /// Warns that a limit can find no key or policy for any request.
     pub(super) fn misconfigured(&self, policy: Option<&Policy>, error: &ExtractError) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if warned.len() < MAX_WARNED && !warned.contains(error) {
@@ -70,7 +70,7 @@ impl Warnings {
         }
     }
 
-    /// Notes that a request passes without a limit, since nothing could be found out for it.
+    /// Notes that a request passes without a limit, because a look-up failed.
     pub(super) fn left_out(&self, policy: Option<&Policy>, error: &ExtractError) {
         let mut left_out_at = self.left_out_at();
         let begins = left_out_at.replace(Instant::now()).is_none();
@@ -81,7 +81,7 @@ impl Warnings {
         }
     }
 
-    /// Notes that all limits of a request were found out, or left out.
+    /// Notes that all look-ups of a request have ended.
     pub(super) fn found_out(&self) {
         if self.leaves_out.load(Relaxed) {
             self.note_recovery();
@@ -105,14 +105,14 @@ impl Warnings {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A response has named its cost under a policy that does not exist.
+    /// Warns that a response has set its cost under an unknown policy.
     pub(super) fn unknown_policy<'a>(&self, name: &str, known: impl Iterator<Item = &'a str>) {
         if !self.misnames.swap(true, Relaxed) {
             warning::unknown_policy(name, most_similar(name, known));
         }
     }
 
-    /// Notes whether a request that is limited by its peer's address was forwarded.
+    /// Notes whether a request limited by peer address was forwarded.
     pub(super) fn watch(&self, head: &Parts, reads_peer: bool) {
         let note =
             |peers: &mut Peers, _| reads_peer.then(|| peers.add(is_forwarded_for_other(head)));
@@ -123,8 +123,8 @@ impl Warnings {
 }
 
 impl Peers {
-    /// Whether this request shows, and is the first to show, that the peers are proxies. A window without enough
-    /// forwarded requests, as while there are only health checks, says nothing about the next one.
+    /// Whether this request is the first to show that the peers are proxies. Windows with few forwarded requests, as
+    /// with only health checks, do not count against a later window.
     fn add(&mut self, is_forwarded: bool) -> bool {
         self.requests += 1;
         self.forwarded += u32::from(is_forwarded);

@@ -1,14 +1,16 @@
+//! [`AxumRejection`]: rejections made by an axum handler.
+
 use axum::{body::Body, response::IntoResponse};
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 
 use super::{MakeRejection, Rejection};
 
-/// Answers as an axum handler does, with anything that is [`IntoResponse`] (feature `axum`).
+/// Responds like an axum handler, with any [`IntoResponse`] (feature `axum`).
 ///
-/// A 200, as of a `Json` alone, becomes [`Rejection::status`]: nothing that was rejected looks like a success. An
-/// answer to a gRPC call keeps it.
+/// A 200, as from a plain `Json`, becomes [`Rejection::status`]: a rejection must not look like a success. Responses to
+/// gRPC calls keep the 200.
 ///
-/// [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with) makes one; by itself it goes into
+/// You create one with [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with), or use this type in
 /// [`Grpc::or`](super::Grpc::or).
 ///
 /// ```
@@ -44,7 +46,7 @@ where
     F: Fn(&Rejection, &Parts) -> T,
     T: IntoResponse,
 {
-    /// Creates it from a closure.
+    /// Creates a rejection from a closure.
     pub const fn new(handler: F) -> Self {
         Self { handler }
     }
@@ -65,7 +67,7 @@ where
     }
 }
 
-/// An answer that sets no status is a 200; but so is every answer to a gRPC call, which has its status elsewhere.
+/// A response without an explicit status is a 200; but so is every response to a gRPC call, with its status elsewhere.
 fn looks_like_success(response: &Response<Body>) -> bool {
     let content_type = response.headers().get(CONTENT_TYPE);
     let content_type = content_type.map_or(&b""[..], HeaderValue::as_bytes);

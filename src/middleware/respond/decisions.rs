@@ -1,15 +1,16 @@
+//! [`Decisions`]: the decisions of nested layers, in the extensions of requests and responses.
+
 use std::{iter, sync::Arc};
 
 use crate::domain::decision::{Decision, Usage};
 
-/// The decisions of all layers around each other, innermost first: in the extensions of requests; of the responses to
-/// those that were denied; and of all responses, where one of the layers puts them there
-/// ([`decisions_in_response`](crate::RateLimitLayer::decisions_in_response)).
+/// The decisions of nested layers, innermost first. You find them in the extensions of requests, of responses to denied
+/// requests, and of all responses if one of the layers is set to
+/// [`decisions_in_response`](crate::RateLimitLayer::decisions_in_response).
 ///
-/// Each is about the policies of its layer. Look for the one with a [policy](Self::by_policy) rather than for the
-/// innermost: a layer adds none where no limit applies to the request, or where it could not be decided and passes.
-/// Where that is so for all layers, there are no `Decisions` at all: with the feature `axum`, a handler takes an
-/// `Option<Decisions>` as an argument.
+/// Each decision is about the policies of its layer. Look for one by [policy](Self::by_policy) rather than for the
+/// innermost: a layer adds none if no limit applies to the request, or if the request passes undecided. If no layer
+/// adds one, there are no `Decisions`: with the feature `axum`, use an `Option<Decisions>` as the handler's argument.
 ///
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::get};
@@ -50,14 +51,14 @@ use crate::domain::decision::{Decision, Usage};
 pub struct Decisions {
     innermost: Decision,
     outer: Option<Arc<Self>>,
-    /// Whether one of the layers puts them into every response.
+    /// Whether one of the layers puts the decisions into every response.
     in_response: bool,
-    /// Whether the innermost layer settles, and no layer further out has passed the request on before.
+    /// Whether the innermost layer settles, and is the outermost to do so.
     of_outermost: bool,
 }
 
 impl Decisions {
-    /// Adds the decision of a layer to those of the layers further out.
+    /// Adds a layer's decision to those of the outer layers.
     pub(in crate::middleware) fn within(
         outer: Option<Self>,
         innermost: Decision,
@@ -65,7 +66,7 @@ impl Decisions {
     ) -> Self {
         Self {
             innermost,
-            in_response: in_response || outer.as_ref().is_some_and(|it| it.in_response),
+            in_response: in_response || outer.as_ref().is_some_and(|outer| outer.in_response),
             outer: outer.map(Arc::new),
             of_outermost: false,
         }
@@ -75,25 +76,26 @@ impl Decisions {
         self.of_outermost = of_outermost;
     }
 
-    /// Whether they are of a layer that settles, around which there is no other one that does.
+    /// Whether they come from a layer that settles, with none around it that does.
     pub(in crate::middleware) const fn are_of_outermost(&self) -> bool {
         self.of_outermost
     }
 
-    /// The decision of the innermost layer that has checked a policy of this name, also as a
-    /// [shadow](crate::Usage::shadow). `None` when no layer has: the limit does not apply to the request, or could not be
+    /// Returns the decision of the innermost layer that has checked a policy of this name, also as a
+    /// [shadow](crate::Usage::shadow). `None` if no layer has: the limit does not apply to the request, or could not be
     /// decided.
     #[must_use]
     pub fn by_policy(&self, name: &str) -> Option<&Decision> {
-        self.iter().find(|it| {
-            let shadow = it.usage().shadow().map(Decision::usage);
-            has_policy(it.usage(), name) || shadow.is_some_and(|usage| has_policy(usage, name))
+        self.iter().find(|decision| {
+            let usage = decision.usage();
+            let shadow = usage.shadow().map(Decision::usage);
+            has_policy(usage, name) || shadow.is_some_and(|usage| has_policy(usage, name))
         })
     }
 
-    /// All decisions, innermost first.
+    /// Iterates over all decisions, innermost first.
     pub fn iter(&self) -> impl Iterator<Item = &Decision> {
-        iter::successors(Some(self), |it| it.outer.as_deref()).map(Self::innermost)
+        iter::successors(Some(self), |inner| inner.outer.as_deref()).map(Self::innermost)
     }
 
     pub(in crate::middleware) const fn innermost(&self) -> &Decision {
@@ -104,17 +106,17 @@ impl Decisions {
         self.in_response
     }
 
-    /// Whether a layer further out has decided, too.
+    /// Whether an outer layer has decided as well.
     pub(in crate::middleware) const fn have_outer(&self) -> bool {
         self.outer.is_some()
     }
 
-    /// Whether this decision is one of them, and not one like it.
+    /// Whether this very decision is among them, not just an equal one.
     pub(in crate::middleware) fn has(&self, decision: &Decision) -> bool {
-        self.iter().any(|it| it.usage().is_same(decision.usage()))
+        self.iter().any(|own| own.usage().is_same(decision.usage()))
     }
 
-    /// Replaces a decision by what it is after its settlement.
+    /// Replaces a decision by the settled one.
     pub(in crate::middleware) fn replace(&mut self, old: &Decision, new: Decision) {
         if self.innermost.usage().is_same(old.usage()) {
             self.innermost = new;
@@ -124,7 +126,7 @@ impl Decisions {
     }
 }
 
-/// `None` where no layer has decided about the request.
+/// `None` if no layer has decided about the request.
 #[cfg(feature = "axum")]
 impl<S: Send + Sync> axum::extract::OptionalFromRequestParts<S> for Decisions {
     type Rejection = std::convert::Infallible;
@@ -139,5 +141,5 @@ impl<S: Send + Sync> axum::extract::OptionalFromRequestParts<S> for Decisions {
 
 fn has_policy(usage: &Usage, name: &str) -> bool {
     let mut policies = usage.policies();
-    policies.any(|it| it.policy().name() == name)
+    policies.any(|usage| usage.policy().name() == name)
 }

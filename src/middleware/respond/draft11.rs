@@ -16,47 +16,48 @@ use crate::domain::{
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The longest list of a layer, in bytes, whether it is sent in one line or in two. Proxies have little room for all headers of a response, nginx 4 KiB, and
-/// answer with an error of their own where that is too small.
+/// The longest list of a layer, in bytes, whether sent in one line or in two. Proxies have little room for all headers
+/// of a response (nginx 4 KiB), and respond with an error if it is exceeded.
 const MAX_FIELD: usize = 1_024;
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 thread_local! {
-    /// A field while it is written: so the only allocation is that of the header's value.
+    /// A buffer for the field being written, so that only the header's value is allocated.
     static FIELD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The fields of one layer: `RateLimit-Policy` is made once, and the items of `RateLimit` are prepared.
+/// The fields of one layer: a finished `RateLimit-Policy`, and prepared items of `RateLimit`.
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
-    /// The length of `policy_field`, also where it is too long for a header.
+    /// The length of `policy_field`, even if too long for a header.
     policy_len: usize,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,
-    /// Whether shadows are listed.
+    /// Whether to list shadows.
     shadows: bool,
-    /// Policies that can be replaced while the service runs, so that they are listed as they are then.
+    /// Replaceable policies, listed as they are at the time of the request.
     handles: Vec<PolicyHandle>,
     /// Whether all policies of the layer are shadows.
     is_shadow_layer: bool,
 }
 
-/// The beginning of a rule's item: `"name";r=`.
+/// The start of a rule's item: `"name";r=`.
 type Item = Box<str>;
 
 impl Draft11 {
-    /// `all_known` when no request is charged under another policy than these.
+    /// `all_known` if no request is charged under any other policy.
     pub(super) fn new<'a>(
         policies: impl Iterator<Item = &'a Policy>,
         all_known: bool,
         shadows: bool,
     ) -> Self {
+        // Several limits may share a policy, which is listed once.
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
         let mut field = Vec::new();
-        for policy in policies.filter(|it| shadows || !it.is_shadow()) {
+        for policy in policies.filter(|policy| shadows || !policy.is_shadow()) {
             if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
                 continue;
             }
@@ -78,7 +79,7 @@ impl Draft11 {
         }
     }
 
-    /// Lists these, too.
+    /// Also lists these policies.
     pub(super) fn with_handles(
         mut self,
         handles: Vec<PolicyHandle>,
@@ -89,11 +90,11 @@ impl Draft11 {
         self
     }
 
-    /// Appends, since several layers around each other each add their items.
+    /// Appends the fields, because nested layers each add their items.
     ///
-    /// Policies that were chosen for this request are in a line of their own: a list may have several lines.
+    /// Policies chosen for this request go on a line of their own: a list may have several lines.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
-        // All limits of a local decision differ from these.
+        // A local decision has other limits than the prepared ones.
         if decision.usage().is_local() {
             return Self::append_all(&[&self.chosen(decision, true)], headers, decision);
         }
@@ -103,21 +104,29 @@ impl Draft11 {
         Self::append_all(&[self, &self.chosen(decision, false)], headers, decision);
     }
 
-    /// The policies that are not known before the request: those that were chosen for it, and those of the handles.
+    /// The policies that depend on the request: the chosen ones, and those of the handles.
     #[cold]
     fn chosen(&self, decision: &Decision, local: bool) -> Self {
-        let shadows = decision.usage().shadow().map(|it| it.usage().policies());
+        let shadows = decision
+            .usage()
+            .shadow()
+            .map(|shadow| shadow.usage().policies());
         let checked = decision.usage().policies();
         let checked = checked
             .chain(shadows.into_iter().flatten())
-            .map(|it| it.policy());
-        let chosen = checked.clone().filter(|it| local || !self.knows(it));
+            .map(|usage| usage.policy());
+        let chosen = checked
+            .clone()
+            .filter(|policy| local || !self.knows(policy));
         let mut chosen: SmallVec<[Policy; 8]> = chosen.cloned().collect();
-        // Those whose limits do not apply to the request are listed all the same, as policies that never change are.
+        // List handles whose limits do not apply to the request as well, like policies that never change.
         let is_checked =
-            |handle: &PolicyHandle| checked.clone().any(|it| it.name() == handle.name());
-        let others = self.handles.iter().filter(|it| !local && !is_checked(it));
-        chosen.extend(others.map(|it| self.current(it)));
+            |handle: &PolicyHandle| checked.clone().any(|policy| policy.name() == handle.name());
+        let others = self
+            .handles
+            .iter()
+            .filter(|handle| !local && !is_checked(handle));
+        chosen.extend(others.map(|handle| self.current(handle)));
         Self::new(chosen.iter(), true, self.shadows)
     }
 
@@ -134,7 +143,7 @@ impl Draft11 {
         self.policies.iter().any(|(it, _)| it.is_same(policy))
     }
 
-    /// Appends the lists of all policies, or of the tightest rules alone where there is no room for all.
+    /// Appends the lists of all policies, or only the tightest rules if there is no room for all.
     fn append_all(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
         let fields = parts.iter().map(|part| part.field(decision));
         let fields: SmallVec<[Option<HeaderValue>; 2]> = fields.collect();
@@ -168,7 +177,7 @@ impl Draft11 {
         });
     }
 
-    /// Both lists of as many rules as there is room for, the tightest first.
+    /// Appends both lists for as many rules as fit, the tightest first.
     #[cold]
     fn append_tightest(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
         let mut rules = Vec::new();
@@ -198,7 +207,7 @@ impl Draft11 {
         }
     }
 
-    /// Calls back with each rule that is to be listed, in the order of the policies.
+    /// Calls back with each rule to list, in the order of the policies.
     fn each<'a>(
         &'a self,
         decision: &'a Decision,
@@ -209,12 +218,12 @@ impl Draft11 {
                 continue;
             };
             let keys = decision.usage().policies();
-            let mut keys = keys.filter(|it| it.policy().is_same(policy));
+            let mut keys = keys.filter(|usage| usage.policy().is_same(policy));
             let Some(first) = keys.next() else {
                 continue;
             };
             for (index, (item, rule)) in items.iter().zip(first.rules()).enumerate() {
-                let others = keys.clone().filter_map(|it| it.rules().get(index));
+                let others = keys.clone().filter_map(|usage| usage.rules().get(index));
                 let tightest = others.fold(rule, tighter);
                 if decision.is_allowed() || tightest.is_exceeded() {
                     list(policy, item, tightest);
@@ -224,7 +233,7 @@ impl Draft11 {
     }
 }
 
-/// The share of a limit that is left, as a part of 2^53, the greatest limit.
+/// The remaining share of a limit, as a part of 2^53, the largest limit.
 fn share_left(usage: &RuleUsage) -> u128 {
     let limit = usage.rule().limit().max(1);
     (u128::from(usage.remaining()) << 53) / u128::from(limit)
@@ -236,9 +245,9 @@ fn value(field: &[u8]) -> Option<HeaderValue> {
     value.filter(|value| !value.is_empty())
 }
 
-/// The name of a rule's item, the same in both fields and in problem details: unique within a layer.
+/// The name of a rule's item, the same in both fields and in problem details, and unique within a layer.
 ///
-/// The limit is not part of it, so that a name stays the same when a limit changes.
+/// The limit is not part of the name, so that the name stays the same when the limit changes.
 pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     let name = policy.name();
     if policy.rules().len() == 1 {
@@ -280,14 +289,14 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
     }
 }
 
-/// A parameter that clients ignore if they do not know it.
+/// A parameter that clients may ignore.
 fn push_shadow(field: &mut Vec<u8>, policy: &Policy) {
     if policy.is_shadow() {
         field.extend_from_slice(b";sluicegate-shadow");
     }
 }
 
-/// Shadows have a decision of their own.
+/// Shadows have a separate decision.
 fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decision> {
     if policy.is_shadow() {
         decision.usage().shadow()
@@ -309,14 +318,14 @@ fn push_number(field: &mut Vec<u8>, number: u64) {
 
 /// The tighter of two keys under one policy: the exceeded one with the longer wait, or else the one with less left.
 fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
-    let order = |it: &RuleUsage| {
-        let is_exceeded = it.is_exceeded();
-        let waits = (is_exceeded, is_exceeded && it.retry_after().is_none());
+    let order = |usage: &RuleUsage| {
+        let is_exceeded = usage.is_exceeded();
+        let waits = (is_exceeded, is_exceeded && usage.retry_after().is_none());
         (
             waits,
-            it.retry_after(),
-            Reverse(it.remaining()),
-            it.reset_after(),
+            usage.retry_after(),
+            Reverse(usage.remaining()),
+            usage.reset_after(),
         )
     };
     if order(other) > order(one) {

@@ -1,3 +1,5 @@
+//! [`Grpc`]: rejections of gRPC calls.
+
 use std::time::Duration;
 
 use http::{
@@ -18,15 +20,16 @@ const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
-/// Answers gRPC calls as gRPC does, and other requests by [another](Self::or) rejection: for rejections of your own.
+/// Responds to gRPC calls with a gRPC status, and to other requests with [another](Self::or) rejection. Use this for
+/// your own rejections.
 ///
-/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] answer gRPC calls in this way by themselves.
-/// But `ProblemJson` needs a body that can be made from a `String`, and tonic's cannot: with it a tonic server
-/// does not compile. Set `.rejection(Grpc::new())` there.
+/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] already respond to gRPC calls in this way. But
+/// `ProblemJson` needs a body that can be made from a `String`, and tonic's cannot: a tonic server does not compile
+/// with `ProblemJson`. Set `.rejection(Grpc::new())` there.
 ///
-/// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, a `POST` with the
-/// `content-type` `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, each also as in
-/// `application/grpc+proto`, with HTTP 200, no body, and a status in the headers:
+/// A gRPC client treats an HTTP 429 as `UNAVAILABLE` and tries again. A call, which is a `POST` with the `content-type`
+/// `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, each also with a suffix as in
+/// `application/grpc+proto`, therefore gets HTTP 200, no body, and a status in the headers:
 ///
 /// | why | status | also |
 /// |---|---|---|
@@ -69,13 +72,13 @@ pub struct Grpc<R = EmptyBody> {
 }
 
 impl Grpc {
-    /// Creates the answer to gRPC calls; other requests are answered by [`EmptyBody`].
+    /// Creates a rejection for gRPC calls; other requests get [`EmptyBody`].
     #[must_use]
     pub const fn new() -> Self {
         Self { others: EmptyBody }
     }
 
-    /// Sets what answers requests that are not gRPC calls, for a service of both kinds.
+    /// Sets the rejection of requests that are not gRPC calls, for a service of both kinds.
     #[must_use]
     pub fn or<R>(self, others: R) -> Grpc<R> {
         Grpc { others }
@@ -90,7 +93,7 @@ impl<B: Default, R: MakeRejection<B>> MakeRejection<B> for Grpc<R> {
     }
 }
 
-/// The answer to a gRPC call, with the status 200 and no body; `None` if it is no such call.
+/// The response to a gRPC call, with the status 200 and no body; `None` if the request is no such call.
 pub(super) fn answer<B>(
     rejection: &Rejection,
     head: &Parts,
@@ -122,9 +125,10 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// That of the call for gRPC-Web, whose clients expect their own. `None` if it is no call: calls are `POST`s.
+/// The content type of the response: that of the call for gRPC-Web, since those clients expect their own. `None` if the
+/// request is no call: calls are `POST`s.
 ///
-/// A request of another kind must not get an HTTP 200 for a denial because it begins like one.
+/// A request of another kind must not get an HTTP 200 for a denial because its content type starts the same.
 fn answered_type(head: &Parts) -> Option<HeaderValue> {
     let asked = head.headers.get(header::CONTENT_TYPE)?;
     let name = asked.to_str().ok()?.split(['+', ';']).next()?.trim_ascii();
@@ -135,7 +139,7 @@ fn answered_type(head: &Parts) -> Option<HeaderValue> {
     is("application/grpc").then_some(HeaderValue::from_static("application/grpc"))
 }
 
-/// The code and the message, which needs no percent-encoding.
+/// The code and the message; the message must need no percent-encoding.
 fn status(rejection: &Rejection) -> (u16, &'static str) {
     match (rejection, rejection.status()) {
         (Rejection::Denied(_), _) => (RESOURCE_EXHAUSTED, "too many requests"),
@@ -157,7 +161,7 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
     HeaderValue::from(ms)
 }
 
-/// The same status once more, with the time to wait in its details.
+/// Repeats the status, with the retry delay in its details.
 #[cfg(feature = "tonic")]
 fn add_retry_info(headers: &mut HeaderMap, message: &str, wait: Option<Duration>) {
     use tonic::{Code, Status};
@@ -166,7 +170,7 @@ fn add_retry_info(headers: &mut HeaderMap, message: &str, wait: Option<Duration>
     if wait.is_some() {
         let details = ErrorDetails::with_retry_info(wait);
         let status = Status::with_error_details(Code::ResourceExhausted, message, details);
-        // Without the details, the answer is still one that clients understand.
+        // Clients also understand the status without details.
         let _ = status.add_header(headers);
     }
 }

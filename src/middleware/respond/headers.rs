@@ -1,3 +1,5 @@
+//! [`HeaderStyle`]: the quota headers of responses.
+
 use std::iter;
 
 use http::{HeaderName, Response, StatusCode, header};
@@ -9,11 +11,11 @@ use super::{
 };
 use crate::{domain::decision::Decision, middleware::admit::Plan};
 
-/// Every header that a [`HeaderStyle`] sends, and `Retry-After`: browsers hide them from pages of other origins unless
-/// the response exposes them.
+/// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
+/// response exposes them.
 ///
-/// For `Access-Control-Expose-Headers`. A `CorsLayer` of tower-http takes the array as it is, and goes *outside* the
-/// limit: `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
+/// For `Access-Control-Expose-Headers`. Pass the array to a `CorsLayer` of tower-http, *outside* the limit:
+/// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
 pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     header::RETRY_AFTER,
     draft11::RATELIMIT,
@@ -26,8 +28,8 @@ pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     single_rule::X_RESET,
 ];
 
-/// Whether the response looks like a denial of its own: by a layer further in whose extensions some middleware has
-/// dropped, or by a service behind this one. Its quota headers tell why it was denied.
+/// Whether the response looks like another service's denial: from a layer further in whose extensions a middleware has
+/// dropped, or from a service behind this one. Its quota headers explain that denial.
 pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
     let denies = matches!(
         response.status(),
@@ -40,10 +42,10 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
             .any(|name| response.headers().contains_key(name))
 }
 
-/// Which headers tell clients their quota.
+/// The quota headers of responses.
 ///
-/// By default they are in every response to a request that was charged, except redirections; a 304 has them.
-/// `Retry-After` is in every response to a denied request that can ever pass, whatever the style, and in every 503.
+/// By default they are in every response to a charged request, except redirections; a 304 has them. `Retry-After` is in
+/// every response to a denied request that can pass later, whatever the style, and in every 503.
 ///
 /// ```
 /// use sluicegate::middleware::HeaderStyle;
@@ -59,15 +61,15 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
 ///
-/// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left; of layers
-/// around each other, that of all of them.
+/// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
+/// layers show the tightest of all their rules.
 ///
-/// # Which clients read what
+/// # Client support
 ///
-/// Most clients read `Retry-After` alone. The newest draft differs from its revisions 0 to 7, which is what libraries
-/// read today. npm's `ratelimit-header-parser` 0.1 takes a `RateLimit` of any kind for draft 7's and looks at no other
-/// header then: it reads [`DRAFT_7`](Self::DRAFT_7), alone or beside `DRAFT_11`, and [`DRAFT_6`](Self::DRAFT_6) or
-/// [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) only where neither is sent.
+/// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
+/// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: use
+/// [`DRAFT_7`](Self::DRAFT_7), alone or beside `DRAFT_11`; or else [`DRAFT_6`](Self::DRAFT_6) or
+/// [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), without those two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,
@@ -93,23 +95,21 @@ impl HeaderStyle {
     /// ratelimit: "ip/1s";r=9;t=2, "ip/1h";r=203;t=3591, "user";r=599;t=61
     /// ```
     ///
-    /// An item has the name of its policy, and the window if the policy has several rules. `r` is how many units are
-    /// left, and `t` the seconds until nothing counts any more. The response to a denied request lists only the
-    /// exceeded rules; there, `t` is the seconds until the rule would admit the request. Of a policy that was checked
-    /// with several keys, one is listed: that with the longest wait, or else that with the least left. Windows below
-    /// one second have no `w`, and others are rounded up to whole seconds.
+    /// An item has the name of its policy, and the window if the policy has several rules. `r` is the number of units
+    /// left, and `t` the seconds until no unit counts any more. The response to a denied request lists only the
+    /// exceeded rules; there, `t` is the seconds until the rule would admit the request. For a policy checked with
+    /// several keys, the key with the longest wait is listed, or else the one with the least left. Windows below one
+    /// second have no `w`, and others are rounded up to whole seconds.
     ///
     /// `t` may be more than `w`: units are counted in [steps](crate#rules), a sixtieth of the window by default, and
-    /// are given back a window after the *end* of their step. A unit that was charged at the beginning of a step under
-    /// `600/1m` counts for 61 s.
+    /// are given back a window after the *end* of their step. A unit charged at the beginning of a step under `600/1m`
+    /// counts for 61 s.
     ///
-    /// `RateLimit-Policy` lists all policies of the layer, also those whose limit does not apply to the request, such
-    /// as of an extractor that skips it; of a closure or a table of routes, the one that was chosen. `RateLimit` lists
-    /// those that were checked. Several layers each add their items.
-    /// Where the rules of a layer would make a list longer than 1 KiB, both fields list the tightest of the rules that were
-    /// checked, as many as fit.
-    /// [Shadows](crate::Policy::shadow) are left out, unless asked for
-    /// [`with_shadows`](Self::with_shadows).
+    /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
+    /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy.
+    /// `RateLimit` lists the checked policies. Nested layers each add their items. If the rules of a layer would make a
+    /// list longer than 1 KiB, both fields list the tightest checked rules, as many as fit.
+    /// [Shadows](crate::Policy::shadow) are left out, unless you use [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,
         ..Self::NONE
@@ -122,11 +122,11 @@ impl HeaderStyle {
     /// ratelimit: limit=240, remaining=203, reset=3591
     /// ```
     ///
-    /// `RateLimit` tells of the tightest rule: `reset` is the seconds until it would admit the request, or until nothing
-    /// counts any more, and is left out where that is never. `RateLimit-Policy` lists all rules.
+    /// `RateLimit` describes the tightest rule: `reset` is the seconds until the rule would admit the request, or until
+    /// no unit counts any more, and is left out if that never happens. `RateLimit-Policy` lists all rules.
     ///
     /// Together with [`DRAFT_11`](Self::DRAFT_11), both are lines of the same fields. Parsers that search for `limit=`
-    /// read it all the same; a strict parser of either draft cannot read the other's line, and ignores the field.
+    /// still work; a strict parser of either draft cannot read the other's line, and ignores the field.
     pub const DRAFT_7: Self = Self {
         single: SingleRule {
             draft7: true,
@@ -135,11 +135,10 @@ impl HeaderStyle {
         ..Self::NONE
     };
 
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in revisions 0 to 6 of the draft, of the
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in revisions 0 to 6 of the draft, for the
     /// tightest rule.
     ///
-    /// `Reset` is in seconds from now: the time until the rule would admit the request, or until nothing counts any
-    /// more.
+    /// `Reset` is in seconds from now: until the rule would admit the request, or until no unit counts any more.
     pub const DRAFT_6: Self = Self {
         single: SingleRule {
             draft6: true,
@@ -148,10 +147,9 @@ impl HeaderStyle {
         ..Self::NONE
     };
 
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of the tightest rule.
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, for the tightest rule.
     ///
-    /// `Reset` is in seconds from now: the time until the rule would admit the request, or until nothing counts any
-    /// more.
+    /// `Reset` is in seconds from now: until the rule would admit the request, or until no unit counts any more.
     pub const X_RATE_LIMIT: Self = Self {
         single: SingleRule {
             x_rate_limit: Some(Reset::Delta),
@@ -160,8 +158,8 @@ impl HeaderStyle {
         ..Self::NONE
     };
 
-    /// As [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub has it: by
-    /// this machine's clock, which may differ from the client's.
+    /// Like [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub uses: by this
+    /// machine's clock, which may differ from the client's.
     pub const X_RATE_LIMIT_EPOCH: Self = Self {
         single: SingleRule {
             x_rate_limit: Some(Reset::Epoch),
@@ -170,7 +168,7 @@ impl HeaderStyle {
         ..Self::NONE
     };
 
-    /// Sends the headers of both. Where both have `X-RateLimit-Reset`, `other`'s kind is sent.
+    /// Sends the headers of both styles. If both have `X-RateLimit-Reset`, `other`'s kind wins.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -184,11 +182,11 @@ impl HeaderStyle {
         }
     }
 
-    /// Lists [shadows](crate::Policy::shadow), too, in the headers of [`DRAFT_11`](Self::DRAFT_11), with the parameter
-    /// `sluicegate-shadow`. By default no header tells of them.
+    /// Lists [shadows](crate::Policy::shadow) in the headers of [`DRAFT_11`](Self::DRAFT_11), with the parameter
+    /// `sluicegate-shadow`. By default no header shows them.
     ///
-    /// Clients may ignore a parameter that they do not know: one that honours `RateLimit` then stops at a limit that
-    /// does not count yet. For services whose clients are your own.
+    /// Clients may ignore an unknown parameter: a client that honours `RateLimit` then stops at a limit that does not
+    /// count yet. Use this only if you control the clients.
     #[must_use]
     pub const fn with_shadows(self) -> Self {
         Self {
@@ -203,15 +201,15 @@ impl HeaderStyle {
         self.only_below(0)
     }
 
-    /// Sends the headers in responses to denied requests, and when less than this share of some rule's limit is left,
-    /// in percent. From 100 on, in all responses to requests that were charged.
+    /// Sends the headers in responses to denied requests, and when less than this share (in percent) of some rule's
+    /// limit is left. From 100 on, in all responses to charged requests.
     #[must_use]
     pub const fn only_below(mut self, percent: u8) -> Self {
         self.below = Some(percent);
         self
     }
 
-    /// Makes all that can be made before the first request to a layer.
+    /// Prepares the headers once, before the first request.
     pub(in crate::middleware) fn prepare(self, plan: &Plan) -> Headers {
         let draft11 = || {
             let policies: Vec<_> = plan.fixed_policies().collect();
@@ -224,7 +222,7 @@ impl HeaderStyle {
         }
     }
 
-    /// For a decision of which no policy is known before.
+    /// For a decision with no policy known in advance.
     pub(in crate::middleware) fn unprepared(self) -> Headers {
         let draft11 = || Draft11::new(iter::empty(), false, self.shadows);
         Headers {
@@ -240,7 +238,7 @@ impl Default for HeaderStyle {
     }
 }
 
-/// A style, with all that can be known before the first request.
+/// A style, with all parts that can be prepared before the first request.
 #[derive(Clone)]
 pub(in crate::middleware) struct Headers {
     pub(in crate::middleware) style: HeaderStyle,
@@ -248,8 +246,7 @@ pub(in crate::middleware) struct Headers {
 }
 
 impl Headers {
-    /// Adds the headers of a decision to those of the layers further in, which have sent `inner`. Answers what all of
-    /// them tell.
+    /// Adds the headers of a decision to those of inner layers, whose values are `inner`. Returns the values now sent.
     pub(in crate::middleware) fn add<B>(
         &self,
         response: &mut Response<B>,
@@ -278,7 +275,7 @@ impl Headers {
     }
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {
-        // Where a layer has no headers, those of a layer further in say nothing of it either.
+        // A layer without headers passes on the values of inner layers unchanged.
         let has_headers = self.draft11.is_some() || self.style.single != SingleRule::NONE;
         let redirects = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let blocked = matches!(decision, Decision::Blocked(_));
@@ -294,6 +291,6 @@ fn is_below(percent: u8, decision: &Decision) -> bool {
         Decision::Denied(_) | Decision::Blocked(_) => true,
         Decision::Allowed(usage) => usage
             .rules()
-            .any(|it| it.remaining() * 100 < it.rule().limit() * u64::from(percent)),
+            .any(|rule| rule.remaining() * 100 < rule.rule().limit() * u64::from(percent)),
     }
 }

@@ -1,4 +1,4 @@
-//! What clients get: the headers of a response, and the responses to requests that are not passed on.
+//! The headers of responses, and the responses to rejected requests.
 
 #[cfg(feature = "axum")]
 mod axum;

@@ -1,3 +1,5 @@
+//! [`ProblemJson`]: rejections as `application/problem+json`.
+
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use super::{MakeRejection, Rejection, draft11::item_name, grpc, rejection::is_too_large};
@@ -5,15 +7,15 @@ use crate::domain::decision::Denial;
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
-/// Enough for a few names of usual length.
+/// Enough for a few names of typical length.
 const ROOM: usize = 256;
 
-/// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
+/// Responds with `application/problem+json` (RFC 9457), using the problem types of the `RateLimit` draft.
 ///
-/// For a denial, it names the violated quotas as `RateLimit-Policy` does, and says so when the request can never pass.
-/// For a 400 or a 401, `detail` is the [error](crate::error::ExtractError)'s message, which names the header or cookie
-/// that is missing. It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are
-/// answered as [`Grpc`](super::Grpc) does.
+/// For a denial, the body names the violated quotas like `RateLimit-Policy`, and says so if the request can never pass.
+/// For a 400 or a 401, `detail` is the message of the [error](crate::error::ExtractError), which names the missing
+/// header or cookie, but never a key. `HEAD` gets no body, but the content length of a `GET`. gRPC calls get a response
+/// as from [`Grpc`](super::Grpc).
 ///
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
@@ -48,8 +50,8 @@ pub struct ProblemJson {
 }
 
 impl ProblemJson {
-    /// Sets the prefix of `quota-exceeded` and `temporary-reduced-capacity` in the types' URIs: by default
-    /// `https://iana.org/assignments/http-problem-types#`, where the draft asks for them to be registered.
+    /// Sets the URI prefix of the types `quota-exceeded` and `temporary-reduced-capacity`. The default is
+    /// `https://iana.org/assignments/http-problem-types#`, in which the draft asks to register them.
     ///
     /// # Panics
     ///
@@ -68,8 +70,8 @@ impl ProblemJson {
         self
     }
 
-    /// Sets the status for a request that can never pass, and to which no time to retry can be sent: its cost is above a
-    /// limit, or the limit is 0. The default is [413, or 429](Rejection::status) under a limit of 0.
+    /// Sets the status for a request that can never pass, and so has no time to retry: its cost is above a limit, or
+    /// the limit is 0. The default is [413, or 429](Rejection::status) under a limit of 0.
     #[must_use]
     pub const fn status_if_never(mut self, status: StatusCode) -> Self {
         self.status_if_never = Some(status);
@@ -118,9 +120,9 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
     }
 }
 
-/// Nothing else in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
+/// Only error messages need escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
 ///
-/// Without `write!`, which would take most of the time of a rejection.
+/// Avoids `write!`, which would take most of the time of a rejection.
 fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
     let (types, kind) = match (rejection, status) {
         (Rejection::Denied(_), _) => (uris, "quota-exceeded"),
@@ -148,7 +150,7 @@ fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
     json
 }
 
-/// The message of an error may be of the service's own, with any characters.
+/// The message may come from your service, with any characters.
 fn push_detail(json: &mut String, message: &str) {
     json.push_str(r#","detail":""#);
     for character in message.chars() {

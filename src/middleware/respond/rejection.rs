@@ -1,3 +1,5 @@
+//! [`Rejection`]: why a request was rejected, and [`MakeRejection`], which makes the response.
+
 use http::{Response, StatusCode, request::Parts};
 
 use super::grpc;
@@ -6,37 +8,37 @@ use crate::domain::{
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
 };
 
-/// Why the middleware answers instead of the inner service.
+/// The reason for a response by the middleware instead of the inner service.
 ///
-/// It is also in the extensions of the response, for layers further out. That it is there does not mean that a layer
-/// around this service has rejected the request: a service that passes on the response of a limited *client* passes
-/// its extensions on, too.
+/// The reason is also in the extensions of the response, for outer layers. It does not prove that a layer around this
+/// service has rejected the request: a service that forwards the response of a rate-limited *client* also forwards the
+/// extensions.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
     /// A limit denied the request.
     Denied(Denial),
-    /// No key could be extracted from the request: it does not identify its client, the service could not find out and
-    /// the failure policy is not `Open`, or the service is misconfigured.
+    /// The request has no key: it does not identify its client, the service could not determine the key and the failure
+    /// policy is not `Open`, or the service is misconfigured.
     MissingKey(ExtractError),
     /// The request, or one of its keys, is on a deny list of the layer:
     /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
     OnDenyList,
     /// An identity is [blocked](crate::block) in the store.
     Blocked(Blocked),
-    /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
+    /// The store could not decide and the failure policy is `Closed`, or an extractor returned too many keys.
     Undecided(StoreError),
 }
 
 impl Rejection {
-    /// 429 when a limit or a ban denied it, 413 when its cost can never fit a limit, 403 when a deny list or an
-    /// operator's block did, 400 when it does not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
-    /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer
-    /// made a check that no store can decide.
+    /// Returns the status: 429 for a denial or a ban, 413 for a cost that can never fit a limit, 403 for a deny list or
+    /// an operator's block, 400 if the request does not identify its client, 401 if the client must authenticate for
+    /// that, 503 if the service cannot identify the client or decide, and 500 if the service is
+    /// [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
     ///
-    /// A cost that can never fit is not a 429: without a `Retry-After`, clients would send the same request again at
-    /// once. A limit of 0 is a switch that denies every request, however small: a 429 without a `Retry-After`, since
-    /// no request is too large for it, and only you know when it ends.
+    /// A cost that can never fit is not a 429: without a `Retry-After`, clients would repeat the request at once. A
+    /// limit of 0 denies every request, however small: a 429 without a `Retry-After`, because no request is too large,
+    /// and only you know when that ends.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -63,14 +65,14 @@ pub(super) fn is_too_large(denial: &Denial) -> bool {
     denial.retry_after().is_none() && denial.rule().rule().limit() > 0
 }
 
-/// Makes the response to a request that is not passed on, in the body type of the inner service.
+/// Makes the response to a rejected request, in the body type of the inner service.
 ///
-/// Implemented by closures `Fn(&Rejection, &Parts) -> Response<B>`, [`ProblemJson`](super::ProblemJson) and
-/// [`EmptyBody`], which both answer gRPC calls as [`Grpc`](super::Grpc) does, and with the feature `axum` by
+/// You can use a closure `Fn(&Rejection, &Parts) -> Response<B>`; [`ProblemJson`](super::ProblemJson) or [`EmptyBody`],
+/// which both respond to gRPC calls like [`Grpc`](super::Grpc); or, with the feature `axum`,
 /// [`AxumRejection`](super::AxumRejection).
 ///
-/// `Cache-Control: no-store` is set on whatever response is made, for a denial also `Retry-After` and the quota
-/// headers. The response to a request that is rejected with a 503 gets a `Retry-After`, if it has none.
+/// The middleware adds `Cache-Control: no-store` to the response, and for a denial `Retry-After` and the quota headers.
+/// A request rejected with a 503 gets a `Retry-After`, if the response has none.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",
@@ -83,7 +85,8 @@ pub trait MakeRejection<B> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B>;
 }
 
-// Otherwise an error would name what the closure or `ProblemJson` lacks, and leave the notes of `MakeRejection` out.
+// Otherwise an error would name the trait that the closure or `ProblemJson` lacks, without the notes of
+// `MakeRejection`.
 #[diagnostic::do_not_recommend]
 impl<F, B> MakeRejection<B> for F
 where
@@ -94,7 +97,7 @@ where
     }
 }
 
-/// Answers with the status alone, and gRPC calls as [`Grpc`](super::Grpc) does.
+/// Responds with the status alone, and to gRPC calls like [`Grpc`](super::Grpc).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmptyBody;
 

@@ -1,5 +1,4 @@
-//! The response to a request that is rejected: what is made for it, and the headers that are added last, so that they
-//! cannot be lost.
+//! The response to a rejected request. Headers are added last, so that your response cannot drop them.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -8,12 +7,12 @@ use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection, retry_after};
 use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
 
-/// How rejections are answered: by a layer as it is set, by a handler as it asks.
+/// The settings of rejections: those of a layer, or those passed by a handler.
 pub(in crate::middleware) struct Respond<'a, R> {
     pub(in crate::middleware) make: &'a R,
     pub(in crate::middleware) headers: &'a Headers,
     pub(in crate::middleware) jitter: Duration,
-    /// When a service that could not decide may be asked again.
+    /// When to ask a service again that could not decide.
     pub(in crate::middleware) retry_interval: Duration,
 }
 
@@ -23,7 +22,8 @@ impl<R> Respond<'_, R> {
         R: MakeRejection<B>,
     {
         let decision = rejection.decision();
-        let shown = decision.as_ref().map(|it| shown(it, self.jitter));
+        // The body must show the same wait as the headers, so make the rejection from the delayed decision.
+        let shown = decision.as_ref().map(|whole| shown(whole, self.jitter));
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
         }
@@ -57,7 +57,7 @@ impl<R> Respond<'_, R> {
     }
 }
 
-/// RFC 9110 requires one with each 401. The user's response may have a better one.
+/// RFC 9110 requires a challenge with each 401. A better one in your response stays.
 fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
     if response.status() == StatusCode::UNAUTHORIZED
         && let Rejection::MissingKey(error) = rejection
@@ -69,7 +69,7 @@ fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
     }
 }
 
-/// The decision as the client sees it.
+/// The decision as shown to the client: with jitter.
 pub(in crate::middleware) fn shown(decision: &Decision, jitter: Duration) -> Cow<'_, Decision> {
     if jitter.is_zero() {
         return Cow::Borrowed(decision);
@@ -78,9 +78,9 @@ pub(in crate::middleware) fn shown(decision: &Decision, jitter: Duration) -> Cow
 }
 
 impl Rejection {
-    /// Why a request with this decision is to be rejected; `None` where it was allowed.
+    /// Returns the rejection for this decision; `None` if allowed.
     ///
-    /// For handlers that check by themselves: see [`response`](Self::response).
+    /// For handlers that check requests on their own: see [`response`](Self::response).
     #[must_use]
     pub fn of(decision: &Decision) -> Option<Self> {
         match decision {
@@ -98,9 +98,9 @@ impl Rejection {
         }
     }
 
-    /// Makes the response that a [layer](crate::RateLimitLayer) with this style would send, with its status, headers
-    /// and body: for a handler that checks by itself, since the cost of a request is in its body. `head` is that of the
-    /// request.
+    /// Makes the response that a [layer](crate::RateLimitLayer) with this style would send, with the status, headers
+    /// and body. Use this in a handler that checks on its own, because the cost of a request is in its body. `head` is
+    /// the head of the request.
     ///
     /// ```
     /// # #[cfg(feature = "axum")] {
@@ -159,13 +159,13 @@ impl Rejection {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
-    /// A layer around the handler leaves such a response as it is.
+    /// A layer around the handler leaves such a response unchanged.
     #[must_use]
     pub fn response<B: From<String>>(self, head: &Parts, style: HeaderStyle) -> Response<B> {
         self.response_by(&ProblemJson::default(), head, style)
     }
 
-    /// As [`response`](Self::response), with a response of your own instead of [`ProblemJson`]'s.
+    /// Like [`response`](Self::response), with your own response instead of [`ProblemJson`]'s.
     #[must_use]
     pub fn response_by<B>(
         self,

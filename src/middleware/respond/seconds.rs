@@ -1,16 +1,16 @@
-//! Times as headers tell them.
+//! Times in headers.
 
 use std::time::Duration;
 
 use http::HeaderValue;
 
-/// Whole seconds, rounded up: a client that comes back early is denied again.
+/// Whole seconds, rounded up: a client that returns early would be denied again.
 pub(super) const fn seconds(time: Duration) -> u64 {
     let partial = time.subsec_nanos() > 0;
     time.as_secs().saturating_add(partial as u64)
 }
 
-/// The value of `Retry-After`. At least 1: clients take 0 to mean "at once", or ignore it.
+/// The value of `Retry-After`. At least 1: clients treat 0 as "at once", or ignore the header.
 pub(in crate::middleware) fn retry_after(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))
 }

@@ -1,4 +1,4 @@
-//! Headers that tell of a single rule: `X-RateLimit-*`, and those of the draft's revisions before 8.
+//! Headers that describe a single rule: `X-RateLimit-*`, and those of the draft's revisions before 8.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,10 +20,10 @@ pub(super) const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 pub(super) const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 pub(super) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// How draft 7's `RateLimit` begins, and no other's.
+/// Only draft 7's `RateLimit` starts like this.
 const COMBINED: &[u8] = b"limit=";
 
-/// Which of these headers are sent; all tell of the same rule.
+/// The headers to send; all describe the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SingleRule {
     pub(super) draft6: bool,
@@ -31,14 +31,14 @@ pub(super) struct SingleRule {
     pub(super) x_rate_limit: Option<Reset>,
 }
 
-/// What `X-RateLimit-Reset` means: seconds from now, or since the Unix epoch.
+/// The unit of `X-RateLimit-Reset`: seconds from now, or since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Reset {
     Delta,
     Epoch,
 }
 
-/// What a layer has sent in such headers.
+/// The values that a layer has sent in such headers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::middleware) struct Sent {
     style: SingleRule,
@@ -65,8 +65,8 @@ impl SingleRule {
         }
     }
 
-    /// Tells of the tightest rule of this decision and of what a layer further in has sent, also in the style of that
-    /// layer: a header that it has sent must not tell of more than is left here.
+    /// Sends the tightest rule of this decision and of an inner layer, also in that layer's style: its headers must not
+    /// promise more than is left here.
     pub(super) fn insert(
         self,
         headers: &mut HeaderMap,
@@ -103,7 +103,7 @@ impl Sent {
         match decision {
             Decision::Allowed(usage) => usage
                 .rules()
-                .map(|it| sent(it, Some(it.reset_after())))
+                .map(|usage| sent(usage, Some(usage.reset_after())))
                 .reduce(|least, it| {
                     if it.is_tighter_than(&least) {
                         it
@@ -146,14 +146,14 @@ impl Sent {
         };
     }
 
-    /// In place of the line of a layer further in; the lines of draft 11 stay, after it.
+    /// Replaces the line of an inner layer; the lines of draft 11 stay, after this one.
     fn insert_combined(&self, headers: &mut HeaderMap) {
         let mut field = format!("limit={}, remaining={}", self.limit, self.remaining);
         if let Some(reset) = self.reset {
             field.push_str(&format!(", reset={}", seconds(reset)));
         }
         let lines = headers.get_all(RATELIMIT).iter();
-        let others = lines.filter(|it| !it.as_bytes().starts_with(COMBINED));
+        let others = lines.filter(|line| !line.as_bytes().starts_with(COMBINED));
         let others: Vec<HeaderValue> = others.cloned().collect();
         if let Ok(field) = HeaderValue::try_from(field) {
             headers.insert(RATELIMIT, field);
@@ -164,7 +164,7 @@ impl Sent {
     }
 }
 
-/// Draft 7's list of all rules, which have no names; appended, since each layer adds its own.
+/// Draft 7's list of all rules, without names. Appended, because each layer adds its own.
 fn append_policy(headers: &mut HeaderMap, usage: &Usage) {
     let mut items: Vec<String> = Vec::new();
     for rule in usage.rules().map(RuleUsage::rule) {

@@ -2,8 +2,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::{clock::Clock, entry::by_charge, shard::Shard, token::Token};
-use crate::domain::{charge::Charge, decision::Count};
+use super::{clock::Clock, shard::Shard, token::Token};
+use crate::{
+    domain::{charge::Charge, decision::Count},
+    store::entry::by_charge,
+};
 
 /// There is no place for a new key: all others are at their limits.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,6 @@ use self::{
     clock::Clock,
     contributors::ContributorTables,
     denials::DenialTables,
-    entry::by_charge,
     locked::{Full, Locked},
     shard::Shard,
     token::{Token, Tokens},
@@ -30,12 +29,10 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest, BlockedIdentity, STRIKES},
+        block::{Block, BlockRequest, STRIKES},
         charge::Charge,
         check::Check,
-        contributors::{Contribution, Contributors},
         decision::{Count, Decision, Filled, RuleUsage, Usage},
-        denials::{DenialReport, Denials},
         error::{StoreError, StoreErrorKind},
         key::Key,
         operation::{Operation, Reply},
@@ -43,7 +40,7 @@ use crate::{
         rule::Rule,
         settlement::Settlement,
     },
-    store::{CallFuture, ContributeFuture, Store, StoreFuture},
+    store::{Store, StoreFuture, entry::by_charge},
     warning,
 };
 
@@ -51,7 +48,6 @@ mod blocks;
 mod clock;
 mod contributors;
 mod denials;
-pub(super) mod entry;
 mod locked;
 mod shard;
 mod standing;
@@ -338,7 +334,7 @@ impl Inner {
         self.forget(STRIKES, key);
     }
 
-    fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
+    fn execute(&self, operation: &Operation) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => self.check(check).map(Reply::Check),
             Operation::Fill { check, count } => {
@@ -361,7 +357,32 @@ impl Inner {
                 self.unblock(key);
                 Ok(Reply::Unblock)
             }
+            other => self.report(other),
         }
+    }
+
+    /// Does an operation for operators, which no check depends on.
+    fn report(&self, operation: &Operation) -> Result<Reply, StoreError> {
+        let now_ms = self.clock.now_ms();
+        Ok(match operation {
+            Operation::ListBlocks { most } => Reply::ListBlocks(self.blocks.list(*most, now_ms)),
+            Operation::Contribute(all) => {
+                let kept = all.iter();
+                let kept = kept.map(|it| Ok(self.contributors.contribute(it, now_ms)));
+                Reply::Contribute(kept.collect())
+            }
+            Operation::Contributors { policy, key } => {
+                Reply::Contributors(self.contributors.contributors(policy, key, now_ms))
+            }
+            Operation::ReportDenials(reports) => {
+                for report in reports {
+                    self.denials.report(report, now_ms);
+                }
+                Reply::ReportDenials
+            }
+            Operation::Denials => Reply::Denials(self.denials.denials(now_ms)),
+            other => return Err(other.unsupported()),
+        })
     }
 
     /// The token of each charge, shadows last.
@@ -389,64 +410,8 @@ impl Store for MemoryStore {
         StoreFuture::ready(self.inner.check(check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        StoreFuture::ready(self.inner.settle(settlement))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.inner.forget(policy.name(), key);
-        StoreFuture::ready(Ok(()))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        StoreFuture::ready(self.inner.block(key, &request))
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        StoreFuture::ready(self.inner.ban(key, strikes, &request))
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.inner.unblock(key);
-        StoreFuture::ready(Ok(()))
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let now_ms = self.inner.clock.now_ms();
-        StoreFuture::ready(Ok(self.inner.blocks.list(most, now_ms)))
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let replies = operations.iter().map(|it| self.inner.call(it));
-        StoreFuture::ready(Ok(replies.collect()))
-    }
-
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        let now_ms = self.inner.clock.now_ms();
-        let tables = &self.inner.contributors;
-        let kept = contributions.iter();
-        let kept = kept.map(|it| Ok(tables.contribute(it, now_ms)));
-        StoreFuture::ready(Ok(kept.collect()))
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        let now_ms = self.inner.clock.now_ms();
-        let contributors = self.inner.contributors.contributors(policy, key, now_ms);
-        StoreFuture::ready(Ok(contributors))
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        let now_ms = self.inner.clock.now_ms();
-        let tables = &self.inner.denials;
-        reports
-            .iter()
-            .for_each(|report| tables.report(report, now_ms));
-        StoreFuture::ready(Ok(()))
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        let now_ms = self.inner.clock.now_ms();
-        StoreFuture::ready(Ok(self.inner.denials.denials(now_ms)))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        StoreFuture::ready(self.inner.execute(&operation))
     }
 }
 

@@ -1,10 +1,10 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
-    entry::Entry,
     standing::{CLASSES, LIMITED, Standing},
     token::{BuildTokenHasher, Token},
 };
+use crate::store::entry::Entry;
 
 /// Fewer keys than this are not worth giving back before room is needed.
 const SWEEP_ABOVE: usize = 64;

@@ -1,7 +1,9 @@
 use std::num::NonZeroU64;
 
-use crate::domain::rule::Rule;
-use crate::domain::window::Count;
+use crate::{
+    domain::{rule::Rule, window::Count},
+    store::entry::Entry,
+};
 
 /// The class of keys at their limit, under which not one unit fits: they are never forgotten.
 ///
@@ -47,8 +49,31 @@ impl Standing {
     }
 }
 
+impl Entry {
+    /// Where its key stands after a change that has left these counts under these rules.
+    pub(super) fn standing(
+        &self,
+        rules: impl Iterator<Item = Rule> + Clone,
+        counts: &[Count],
+        now_ms: u64,
+    ) -> Standing {
+        let classes = rules.clone().zip(counts);
+        let class_now = classes.map(|(rule, count)| class(&rule, *count)).max();
+        let class_now = class_now.unwrap_or(0);
+        if class_now < LIMITED {
+            return Standing::open(class_now, self.release_ms());
+        }
+        let fits = rules
+            .clone()
+            .map(|rule| self.count(&rule, now_ms).fits_at_ms(&rule, 1));
+        let fits_at_ms = fits.max().unwrap_or(0);
+        let later = rules.map(|rule| class(&rule, self.count(&rule, fits_at_ms)));
+        Standing::limited(fits_at_ms, later.max().unwrap_or(0))
+    }
+}
+
 /// The class of a key for which so much counts under a rule.
-pub(super) fn class(rule: &Rule, count: Count) -> u8 {
+fn class(rule: &Rule, count: Count) -> u8 {
     let (limit, used) = (rule.limit(), count.units(rule));
     if used >= limit {
         return LIMITED;

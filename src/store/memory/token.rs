@@ -27,8 +27,8 @@ impl Default for Tokens {
 }
 
 impl Tokens {
-    /// An identity that is short is put together first: hashing its parts one by one takes longer. An identity is always
-    /// hashed in the same way, since which one depends on its length.
+    /// An identity that is short is put together first: hashing its parts one by one takes longer. An identity is
+    /// always hashed in the same way, since which one depends on its length.
     pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
         let mut short = [0; SHORT];
         match put_together(policy, key, &mut short) {

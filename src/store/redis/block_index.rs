@@ -1,24 +1,25 @@
-//! An index of who is blocked: a sorted set of identities by the end of their blocks, so that blocks are listed in
-//! time proportional to their number.
+//! An index of the current blocks: a sorted set of identities by the end of their blocks, so that listing takes time
+//! proportional to the number of blocks.
 //!
 //! ```text
 //!   sluicegate:!blocks
 //!     ip=203.0.113.7      1790000003123
 //! ```
 //!
-//! It is a hint: the blocks themselves decide, and who lists them reads each. Its key may be on another node of a
-//! cluster, so commands of their own write it, sent just before the block. A crash in between leaves an identity too
-//! many, which is not listed and goes when its time has passed; what fails here changes no block.
+//! The index is a hint: the blocks decide, and a listing reads each block. The index may be on another node of a
+//! cluster than the block, so separate commands write it, just before the block. A crash in between leaves an extra
+//! identity, which is not listed and expires. An error here changes no block.
 
 use std::{
     future::poll_fn,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     task::Poll,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use redis::{Cmd, RedisResult, Value};
+use tokio::time::timeout;
 
 use super::{RedisStore, contributors::send_all, error::store_error};
 use crate::{
@@ -32,14 +33,17 @@ use crate::{
     warning,
 };
 
-/// For so long after its end a block may be in the index, since clients' clocks write it, in ms.
+/// How long after its end a block may stay in the index, in ms, because clients' clocks write the index.
 const SLACK_MS: u64 = 3_600_000;
 
-/// How much longer than the block's own answer the index is waited for.
+/// How much longer to wait for the index than for the answer about the block.
 const PATIENCE: Duration = Duration::from_millis(25);
 
+/// How much longer the commands to the index may take when the caller waits no more, such as for a new connection.
+const LATEST: Duration = Duration::from_secs(1);
+
 impl RedisStore {
-    /// The same answer, and commands to the index beside it, which are sent first.
+    /// Sends commands to the index before the block's call, and returns the answer of that call.
     pub(super) fn with_index<T: Send + 'static>(
         &self,
         commands: Vec<Cmd>,
@@ -51,9 +55,13 @@ impl RedisStore {
         let (transport, name) = (self.transport.clone(), self.names.block_index());
         let journey = answer.journey.clone();
         let both = StoreFuture::pending(async move {
-            let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
-            let mut index = pin!(send_all(&transport, commands));
+            let mut index = Box::pin(async move {
+                let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
+                send_all(&transport, commands).await
+            });
             let mut written = None;
+            // Each poll drives the index first, so that its commands are sent first; only the block's answer ends the
+            // wait.
             let answer = poll_fn(|cx| {
                 if written.is_none()
                     && let Poll::Ready(replies) = index.as_mut().poll(cx)
@@ -64,9 +72,17 @@ impl RedisStore {
             });
             let answer = answer.await;
             if written.is_none() {
-                written = tokio::time::timeout(PATIENCE, index).await.ok();
+                written = timeout(PATIENCE, &mut index).await.ok();
             }
-            note(written.into_iter().flatten());
+            match written {
+                Some(replies) => note(replies.into_iter()),
+                // The caller does not wait for a slow node any longer, but the block still has to be listed.
+                None => drop(tokio::spawn(async move {
+                    if let Ok(replies) = timeout(LATEST, index).await {
+                        note(replies.into_iter());
+                    }
+                })),
+            }
             answer
         });
         match journey {
@@ -75,20 +91,19 @@ impl RedisStore {
         }
     }
 
-    /// What several operations write to the index.
-    pub(super) fn index_operations(&self, operations: &[Operation]) -> Vec<Cmd> {
-        let commands = operations.iter().flat_map(|operation| match operation {
+    /// The commands to the index for an operation.
+    pub(super) fn index_operation(&self, operation: &Operation) -> Vec<Cmd> {
+        match operation {
             Operation::Block { key, request } | Operation::Ban { key, request, .. } => {
                 self.index_block(key, request)
             }
             Operation::Unblock { key } => self.index_unblock(key),
             _ => Vec::new(),
-        });
-        commands.collect()
+        }
     }
 
-    /// Adds an identity, and drops those whose blocks have ended.
-    pub(super) fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
+    /// Adds an identity, and removes the identities whose blocks have ended.
+    fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
         let now_ms = self.client_now_ms();
         let name = self.names.block_index();
         let ends_ms = Block::begin(request.until(), request.by(), now_ms).stored_until_ms();
@@ -101,7 +116,7 @@ impl RedisStore {
         vec![drop_ended, add]
     }
 
-    pub(super) fn index_unblock(&self, key: &Key) -> Vec<Cmd> {
+    fn index_unblock(&self, key: &Key) -> Vec<Cmd> {
         let mut remove = redis::cmd("ZREM");
         remove.arg(self.names.block_index());
         remove.arg(self.names.identity(key));
@@ -122,7 +137,7 @@ impl RedisStore {
     }
 }
 
-/// Warns of the first error; the next one after a success is new.
+/// Warns about the first error, and again after a success.
 fn note(replies: impl Iterator<Item = RedisResult<Value>>) {
     static HAS_FAILED: AtomicBool = AtomicBool::new(false);
     let error = replies.filter_map(Result::err).next();

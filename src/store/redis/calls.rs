@@ -1,4 +1,4 @@
-//! What is asked of a store, as calls of the script.
+//! The operations of a store as calls of the script.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::{ANOTHER_REPLY, store_error},
+    error::store_error,
     names::Names,
     script::{self, Call},
     transport::Transport,
@@ -15,14 +15,12 @@ use super::{
 use crate::test_util::TestClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest},
         check::Check,
-        decision::{Decision, Usage},
+        decision::Decision,
         error::StoreError,
-        key::Key,
-        settlement::Settlement,
+        operation::{Operation, Reply, answer_of},
     },
-    store::{CallFuture, Operation, Reply, StoreFuture},
+    store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY},
 };
 
 /// On a cluster, all keys of one call have to share a slot.
@@ -32,16 +30,7 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), Reply::decision)
-    }
-
-    pub(super) fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.execute_one(Operation::Settle(settlement.clone()), Reply::usage)
-    }
-
-    pub(super) fn block_one_slot(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let key = key.clone();
-        self.execute_one(Operation::Block { key, request }, Reply::block)
+        self.execute_one(Operation::Check(check.clone()), answer_of!(Check))
     }
 
     pub(super) fn execute_one<T: 'static>(
@@ -81,7 +70,7 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// After how long without any answer those who are to come may be luckier: a connection is given up then.
+    /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
     pub(super) fn patience(&self) -> Duration {
         self.transport.patience()
     }
@@ -94,7 +83,7 @@ impl Executor {
         async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
-    /// One call of the script for all of these operations.
+    /// Sends all of these operations in one call of the script.
     pub(super) fn execute(
         &self,
         operations: impl AsRef<[Operation]> + Send + 'static,
@@ -141,7 +130,7 @@ impl Executor {
     }
 }
 
-/// Runs the script: by its hash, and once by its source on a server that does not know it.
+/// Runs the script by its hash. If the server does not know the script, sends the source, once.
 async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
     let mut reply = transport.send(&call.by_hash(), key).await;
     if reply.as_ref().is_err_and(is_unknown_script) {
@@ -150,7 +139,7 @@ async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, St
     reply.map_err(|error| store_error(&error))
 }
 
-/// Only this error makes it certain that nothing was executed.
+/// Only this error proves that the script did not run.
 fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }

@@ -1,4 +1,4 @@
-//! The ways to make a [`RedisStore`].
+//! The constructors of [`RedisStore`].
 
 #[cfg(feature = "cluster")]
 use std::sync::Arc;
@@ -23,20 +23,20 @@ const BAD_URL: StoreError = StoreError::new(
     "the Redis URL is invalid, or needs a feature of the redis crate that is off",
 );
 
-/// How long the constructors that wait for a server wait.
+/// The timeout of the constructors that wait for a server.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
-/// A store over a URL, a `redis::Client`, sentinels or a pool keeps one multiplexed connection, which all requests
-/// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One over
-/// which nothing has come back for 500 ms although a reply is owed is given up; where replies take long, for as long as
-/// four of them. The timeouts of limiters do not matter. All callers share an attempt to connect for 500 ms; then the
-/// next caller starts another beside it, and the first to succeed, within 5 s, is used. Attempts are at least 5 ms
-/// apart. A command is sent once, whatever happens to it.
+/// A store over a URL, a `redis::Client`, sentinels or a pool uses one multiplexed connection, which all requests
+/// share, and replaces the connection if it is lost. The store notices a connection that has ended before it sends the
+/// next command. If a reply is owed and nothing has come back for 500 ms, or for four times the usual reply time if
+/// that is longer (at most 5 s), the store drops the connection. The timeouts of limiters do not matter. All callers
+/// share an attempt to connect for 500 ms. Then the next caller starts another beside it, and the store uses the first
+/// to succeed within 5 s. Attempts are at least 5 ms apart. A command is sent only once, even after an error.
 ///
-/// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection; a
-/// keepalive of your own in the `TcpSettings` of a `ConnectionInfo` is kept.
+/// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection. If you
+/// set a keepalive in the `TcpSettings` of a `ConnectionInfo`, the store uses yours.
 impl RedisStore {
     /// Connects to the server of this URL (`redis://`, `rediss://`, `unix://`) or `ConnectionInfo`.
     ///
@@ -44,9 +44,9 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL is invalid, or when the server cannot be reached, refuses the user or cannot work, after one second
-    /// at most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check finds out.
-    /// Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
+    /// If the URL is invalid, or if the server cannot be reached, refuses the user or cannot work, after one second at
+    /// most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check does that. Use
+    /// [`connect_lazy`](Self::connect_lazy) if your service must start without the server.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await
     }
@@ -55,7 +55,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL is invalid.
+    /// If the URL is invalid.
     pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = client(server).map_err(|_| BAD_URL)?;
         Ok(Self::from_source(client))
@@ -64,7 +64,7 @@ impl RedisStore {
     /// Connects to the primary of this name, by asking these sentinels for it: see
     /// [the deployment page](super::deployment#sentinel-and-replication).
     ///
-    /// The sentinels' own user and password stand in their URLs; the primary's stand in a URL that has the name in the
+    /// Put the sentinels' user and password into their URLs. Put the primary's into a URL that has the name in the
     /// place of the host.
     ///
     /// ```no_run
@@ -80,7 +80,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Like [`connect`](Self::connect); and when there are no sentinels, or none of them knows the name.
+    /// Like [`connect`](Self::connect), and if there are no sentinels, or none of them knows the name.
     #[cfg(feature = "sentinel")]
     pub async fn sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
@@ -89,11 +89,11 @@ impl RedisStore {
         greeted(Self::connect_lazy_sentinel(sentinels, primary)?).await
     }
 
-    /// Like [`sentinel`](Self::sentinel), but does not wait for anybody: the first check asks and connects.
+    /// Like [`sentinel`](Self::sentinel), but does not wait for a server: the first check asks and connects.
     ///
     /// # Errors
     ///
-    /// When there are no sentinels, or a URL is invalid.
+    /// If there are no sentinels, or a URL is invalid.
     #[cfg(feature = "sentinel")]
     pub fn connect_lazy_sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
@@ -110,16 +110,16 @@ impl RedisStore {
         Self::over(Transport::new(Route::Server(connection)), IN_FLIGHT)
     }
 
-    /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
-    /// `rediss://`) or `ConnectionInfo`s. One that answers is enough; the others are found through it.
+    /// Connects to a [cluster](super::deployment#cluster) through these nodes: URLs (`redis://`, `rediss://`) or
+    /// `ConnectionInfo`s. The store needs one node that answers, and finds the others through it.
     ///
-    /// All nodes are connected to as the first one is: with its user, password and TLS settings.
+    /// The store uses the first node's user, password and TLS settings for all nodes.
     ///
     /// # Errors
     ///
-    /// When a URL is invalid or there is none; when no node can be reached, or none of them is of a cluster, after one
-    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without
-    /// it.
+    /// If a URL is invalid or there is none; if no node can be reached, or none of them belongs to a cluster, after one
+    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) if your service must start without the
+    /// cluster.
     #[cfg(feature = "cluster")]
     pub async fn cluster(
         nodes: impl IntoIterator<Item: IntoConnectionInfo>,
@@ -131,7 +131,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When a URL is invalid, or there is none.
+    /// If a URL is invalid, or there is none.
     #[cfg(feature = "cluster")]
     pub fn connect_lazy_cluster(
         nodes: impl IntoIterator<Item: IntoConnectionInfo>,
@@ -141,13 +141,13 @@ impl RedisStore {
         Ok(Self::over(Transport::new(route), IN_FLIGHT))
     }
 
-    /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
+    /// Uses your connection, which should reconnect without help, such as a `redis::aio::ConnectionManager`.
     ///
-    /// Prefer a URL or a `Client`: over a connection of your own the store does not find a lost connection before it
-    /// sends, does not replace one that is open and does not answer, and does not apply the limiter's timeout to
-    /// attempts to connect. A manager learns that its connection has ended from a command that fails, so at least one
-    /// check fails after each restart of the server; and with its defaults, callers wait for seconds until it has
-    /// reconnected. These settings are better (turn `TCP_NODELAY` on in the client's `TcpSettings` as well):
+    /// Prefer a URL or a `Client`. Over a connection of your own the store does not find a lost connection before
+    /// sending, does not replace a connection that is open without answering, and does not apply the limiter's timeout
+    /// to attempts to connect. A manager learns that its connection has ended only from a command that fails, so at
+    /// least one check fails after each restart of the server. With the manager's defaults, callers also wait for
+    /// seconds until it has reconnected. Use these settings (and turn `TCP_NODELAY` on in the client's `TcpSettings`):
     ///
     /// ```
     /// use std::time::Duration;
@@ -160,14 +160,14 @@ impl RedisStore {
     /// # assert_eq!(config.number_of_retries(), 0);
     /// ```
     ///
-    /// A bare `MultiplexedConnection` never reconnects: after its server was gone once, every check fails.
+    /// A bare `MultiplexedConnection` never reconnects: once its server has been gone, every check fails.
     ///
-    /// A `redis::cluster_async::ClusterConnection` is recognised and sent the keys of one slot at a time; one inside a
-    /// type of your own is not, and its server then answers `CROSSSLOT` to a check of several identities. Prefer
-    /// [`cluster`](Self::cluster): this connection stops all slots while it looks at the topology, for as long as a
-    /// node does not answer, and its retries, of which it needs one to follow a redirect, also send again what a lost
-    /// connection may have executed. That charges a request twice; it never admits too much. By default it waits
-    /// without end:
+    /// The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys of one slot at a time.
+    /// If you wrap one in a type of your own, the store does not recognise it, and the server answers `CROSSSLOT` to a
+    /// check of several identities. Prefer [`cluster`](Self::cluster): a `ClusterConnection` stops all slots while it
+    /// reads the topology, for as long as a node does not answer. It needs one retry to follow a redirect, and its
+    /// retries also resend commands that a lost connection may have executed. That charges a request twice, but never
+    /// admits too much. By default the connection waits without end:
     ///
     #[cfg_attr(feature = "cluster", doc = "```")]
     #[cfg_attr(not(feature = "cluster"), doc = "```ignore")]
@@ -206,8 +206,8 @@ async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
 ///
-/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs
-/// up.
+/// The library's name is sent only if you have set one in the client, because a proxy that does not know the command
+/// closes the connection.
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);
@@ -215,11 +215,11 @@ impl From<Client> for RedisStore {
     }
 }
 
-/// Connects at the first check, as the pool makes its connections; the connections in the pool stay free for others.
+/// Connects at the first check, with the pool's settings. The connections in the pool stay free for other users.
 ///
-/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second.
+/// The store uses one connection in addition to the pool's size. bb8-redis allows an attempt to connect one second.
 ///
-/// The pool's own `ConnectionInfo` decides about TCP. Turn `TCP_NODELAY` and keepalive on there:
+/// The pool's `ConnectionInfo` sets the TCP options. Turn `TCP_NODELAY` and keepalive on there:
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The contributors to accounts: a sorted set for each sixth of a window, which a script of its own adds to.
+//! The contributors to accounts: a sorted set for each sixth of a window, written by a separate script.
 //!
 //! ```text
 //!   sluicegate:{account=acme}:api:by:<length>:<start>
@@ -22,21 +22,22 @@ use crate::{
         rule::millis,
     },
     store::eventual::join_all,
-    store::{ContributeFuture, StoreFuture},
+    store::{Reply, StoreFuture},
 };
 
-/// No label is like these: each has a `=`.
+/// Labels always contain a `=`, so no label equals these.
 const TOTAL: &str = "total";
 const TOTAL_AND_ERROR: &str = "total+error";
 
-/// Of a set that is full: labels, and the two sums, which stand above them.
+/// The size of a full set: the labels and the two sums, which rank above them.
 const MEMBERS: usize = KEPT_LABELS + 2;
 
-/// Adds and sets the TTL in one step: a connection that ends in between would leave a set that never expires.
+/// Adds and sets the TTL in one step. In two steps, a connection that ends in between would leave a set that never
+/// expires.
 pub(super) const SCRIPT: &str = include_str!("contributors.lua");
 
 impl RedisStore {
-    pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> ContributeFuture {
+    pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> StoreFuture<Reply> {
         let updates = contributions.iter().map(|it| self.update(it));
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
@@ -45,7 +46,7 @@ impl RedisStore {
             let replies = send_all(&transport, commands.collect()).await.into_iter();
             let kept = replies.map(|reply| reply.and_then(kept));
             let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
-            Ok(kept.collect())
+            Ok(Reply::Contribute(kept.collect()))
         })
     }
 
@@ -61,7 +62,7 @@ impl RedisStore {
         })
     }
 
-    /// Those of the window that counts at this time of the server.
+    /// The contributors in the window that counts at this time of the server.
     pub(super) async fn contributors_at(
         &self,
         now_ms: u64,
@@ -82,7 +83,7 @@ impl RedisStore {
         Ok(merged(sets))
     }
 
-    /// The time of the server that keeps this key: asked by looking at it, which needs no other right than a check.
+    /// The time of the server that keeps this key. Uses a look at the key, which needs no other right than a check.
     pub(super) async fn now_ms(&self, policy: &Policy, key: &Key) -> Result<u64, StoreError> {
         let look = Check::new([Charge::new(policy, key.clone(), 0)])?;
         let decision = self.check_one_slot(&look).await?;
@@ -106,13 +107,14 @@ impl RedisStore {
     }
 }
 
-/// The rest of each label. The last part of the reply is the least that a full set has kept.
+/// The units of each label after the update, 0 if the full set dropped the label. The last part of the reply is the
+/// lowest member of a full set.
 fn kept(reply: Value) -> RedisResult<Kept> {
     let mut scores = Vec::<Value>::from_redis_value(reply)?;
     let floor = scores.pop().map(Set::members).transpose()?;
     let floor = floor.and_then(|members| members.first().map(|(_, units)| *units));
     let floor = floor.unwrap_or(0);
-    // Behind those of the two sums.
+    // The scores of the two sums come first.
     let units = scores.into_iter().skip(2).map(|score| {
         let units = f64::from_redis_value(score).map(units)?;
         Ok(if units < floor { 0 } else { units })
@@ -120,14 +122,14 @@ fn kept(reply: Value) -> RedisResult<Kept> {
     Ok(Kept::new(units.collect::<RedisResult<_>>()?, floor))
 }
 
-/// All members, the least first. `ZRANGE`, as the rights have it.
+/// All members, the lowest first. Uses `ZRANGE` because the least rights include it.
 pub(super) fn range(name: &[u8]) -> Cmd {
     let mut cmd = redis::cmd("ZRANGE");
     cmd.arg(name).arg(0).arg(-1).arg("WITHSCORES");
     cmd
 }
 
-/// What is stored for one sixth of a window.
+/// The stored set for one sixth of a window.
 struct Set {
     labels: Vec<(String, u64)>,
     total: u64,
@@ -142,7 +144,7 @@ impl Set {
             place.map_or(0, |place| labels.swap_remove(place).1)
         };
         let (total, most) = (sum(TOTAL), sum(TOTAL_AND_ERROR));
-        // What a full set has dropped had no more than the least that it has kept.
+        // A label that a full set has dropped had no more units than the lowest that is left.
         let floor = labels.iter().map(|(_, units)| *units).min();
         let floor = floor.filter(|_| labels.len() >= KEPT_LABELS);
         Ok(Self {
@@ -169,7 +171,7 @@ fn merged(sets: Vec<Set>) -> Contributors {
     Contributors::new(labels, total, error)
 }
 
-/// A score of whole units; those that were only given back are none.
+/// A score as whole units. A negative score, of units that were only given back, counts as 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -179,7 +181,7 @@ const fn units(score: f64) -> u64 {
     score as u64
 }
 
-/// Sends all at once, in this order, and answers when all are answered.
+/// Sends all commands at once, in this order, and waits for all replies.
 pub(super) async fn send_all<'a>(
     transport: &'a Transport,
     commands: Vec<(&'a Cmd, &'a [u8])>,

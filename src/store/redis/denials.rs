@@ -1,5 +1,5 @@
-//! Which identities are denied: a sorted set for each sixth of a minute and of an hour, which the script of the
-//! contributors adds to.
+//! The denied identities: a sorted set for each sixth of a minute and of an hour, written by the script of the
+//! contributors.
 //!
 //! ```text
 //!   sluicegate:{!denied}:<length>:<start>
@@ -7,7 +7,7 @@
 //!     !block ip=192.0.2.1  90 · 2^27
 //! ```
 //!
-//! All are in one slot of a cluster: they take a few commands a second, whatever the number of requests.
+//! All sets share one slot of a cluster: they need a few commands a second, whatever the number of requests.
 
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
@@ -29,8 +29,8 @@ use crate::{
     store::StoreFuture,
 };
 
-/// Both counts are one score, so that they are added, and dropped, together. It is exact up to 2^53: for 67 million
-/// denials and 134 million admissions of one identity in ten minutes.
+/// Both counts share one score, so that they are added and dropped together. The score is exact up to 2^53: for 67
+/// million denials and 134 million admissions of one identity in ten minutes.
 const DENIED: u64 = 1 << 27;
 
 impl RedisStore {
@@ -50,7 +50,7 @@ impl RedisStore {
         })
     }
 
-    /// By the time of a look, as proxies pass no `TIME` on.
+    /// Takes the time from a look at a key, because proxies do not pass `TIME` on.
     pub(super) fn read_denials(&self) -> StoreFuture<Denials> {
         let (store, no_identity) = (self.clone(), Key::new("", ""));
         StoreFuture::pending(async move {
@@ -63,7 +63,7 @@ impl RedisStore {
     fn denial_update(&self, report: &DenialReport, span: Span) -> (Vec<u8>, Cmd) {
         let name = self.names.denials(span);
         let mut cmd = redis::cmd("EVAL");
-        // What is reported within the second counts as reported at its end.
+        // A report within a second counts as made at the end of that second.
         let ttl_ms = span.lasts_ms() + 1_000;
         cmd.arg(SCRIPT).arg(1).arg(&name);
         cmd.arg(ttl_ms).arg(KEPT_IDENTITIES);
@@ -83,7 +83,7 @@ impl Inspector {
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error.
+    /// If the server does not answer in time, or with an error.
     pub async fn denials(&self, now_ms: u64) -> Result<Denials, StoreError> {
         let spans = [Span::OF_MINUTE_MS, Span::OF_HOUR_MS];
         let spans = spans.into_iter().flat_map(|it| Span::last(it, now_ms));
@@ -116,7 +116,7 @@ fn rows(reply: Value) -> RedisResult<Vec<(Option<String>, String, RequestCounts)
     Ok(rows.collect())
 }
 
-/// Both are far below what a process counts in a second.
+/// Both bounds are far above the counts of one process in a second.
 fn score(counts: RequestCounts) -> u64 {
     let denied = counts.denied().min((1 << 26) - 1);
     denied * DENIED + counts.admitted().min(DENIED - 1)

@@ -1,4 +1,4 @@
-//! What an error of Redis means to a caller.
+//! Translates an error of Redis for the caller.
 
 use std::{error::Error, fmt, io, sync::Arc};
 
@@ -6,8 +6,8 @@ use redis::{ErrorKind, RedisError};
 
 use crate::domain::error::{StoreError, StoreErrorKind};
 
-/// Tells errors apart by the code, as far as there is one: texts differ between servers, and may name keys, users and
-/// addresses. None of them is kept.
+/// Classifies an error by its code, if there is one: texts differ between servers, and may name keys, users and
+/// addresses. No text is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let code = code(error);
     let detail = error.detail().unwrap_or_default();
@@ -27,20 +27,20 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
     match code {
         Some(code) => store_error.with_code(code),
-        // The answer to an attempt to connect: a connection that was made is never refused.
+        // Only an attempt to connect is refused, so no command was sent.
         None if error.is_connection_refusal() => store_error.unsent(),
         None => store_error,
     }
 }
 
-/// What redis-rs says of an error, without its texts.
+/// A redis-rs error without its texts.
 #[derive(Debug)]
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
-    /// A command that the user may not run.
+    /// A command that the user has no right to run.
     MissingRight(Box<str>),
-    /// The user or the password.
+    /// A wrong user or password.
     Authentication,
 }
 
@@ -87,7 +87,7 @@ impl Error for Cause {}
 ///
 /// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
 ///
-/// and all servers hide why an `EXEC` itself is refused:
+/// and all servers hide the reason why an `EXEC` is refused:
 ///
 /// `EXECABORT Transaction discarded because of: NOPERM User limiter has no permissions to run the 'exec' command`
 pub(super) fn code(error: &RedisError) -> Option<&str> {
@@ -111,8 +111,7 @@ fn hidden_code(text: &str) -> Option<&str> {
     words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 
-/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis
-/// 7.2.
+/// A command that the script may not call fails without a code. The texts are those before Redis 7.2, and since.
 fn lacks_rights_inside(detail: &str) -> bool {
     detail.contains("The user executing the script can't run")
         || detail.contains("ACL failure in script")
@@ -126,12 +125,12 @@ fn forbidden_command(error: &RedisError) -> Option<&str> {
     (command.len() <= 32 && command.bytes().all(is_plain)).then_some(command)
 }
 
-/// redis-rs keeps neither the code nor all of the text.
+/// redis-rs keeps neither the code nor the whole text.
 fn lacks_database(error: &RedisError) -> bool {
     error.to_string().contains("refused to switch database")
 }
 
-/// twemproxy answers with the system's text of the error that it met.
+/// twemproxy answers with the system's text for the error.
 fn is_of_proxy(detail: &str) -> bool {
     matches!(
         detail,
@@ -223,7 +222,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
 
 /// Whether an error means that the connection should be replaced.
 pub(super) fn needs_another_connection(error: &RedisError) -> bool {
-    // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
+    // A primary that became a replica, or lost its replicas: the address may lead to another server now.
     let elsewhere = |code| matches!(code, "READONLY" | "MASTERDOWN" | "NOREPLICAS");
     code(error).is_none_or(elsewhere)
 }
@@ -232,8 +231,6 @@ pub(super) const UNREADABLE: StoreError =
     StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
 pub(super) const OTHER_VERSION: StoreError =
     StoreError::protocol("a key holds a value that another version of this crate has written");
-pub(super) const ANOTHER_REPLY: StoreError =
-    StoreError::protocol("the reply is one to another operation");
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",

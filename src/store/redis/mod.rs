@@ -5,19 +5,8 @@ use std::sync::Arc;
 use redis::{RedisResult, Value};
 
 use crate::{
-    domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
-        check::Check,
-        contributors::{Contribution, Contributors},
-        decision::{Decision, Usage},
-        denials::{DenialReport, Denials},
-        key::Key,
-        policies::PublishedPolicy,
-        policy::Policy,
-        rule::Rule,
-        settlement::Settlement,
-    },
-    store::{CallFuture, ContributeFuture, Operation, Reply, Store, StoreFuture},
+    domain::{check::Check, decision::Decision},
+    store::{CallFuture, Operation, Properties, Reply, Store, StoreFuture, one_by_one},
 };
 
 mod batch;
@@ -36,7 +25,7 @@ pub mod deployment {
 }
 mod error;
 #[doc(hidden)]
-// For the operators' tool: it follows the layout of what is stored, and may change at any time.
+// For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;
 mod names;
 mod policies;
@@ -54,7 +43,7 @@ use inspect::Inspector;
 use names::Names;
 use transport::Transport;
 
-/// Keeps the counts in Redis, so that all replicas of a service share them; cheap to clone.
+/// Keeps the counts in Redis, so that all replicas of a service share them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     transport: Transport,
@@ -67,7 +56,7 @@ pub struct RedisStore {
     shared: Option<Lines>,
 }
 
-/// How many calls are in flight, by default, before operations gather.
+/// The default number of calls in flight before operations gather.
 const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
@@ -85,23 +74,25 @@ impl RedisStore {
         store.with_lines()
     }
 
-    /// Sets what the names of all keys begin with. The default is `sluicegate`.
+    /// Sets the prefix of all keys. The default is `sluicegate`.
     ///
-    /// Services with different prefixes share nothing.
+    /// Services with different prefixes share no limits.
     ///
     /// # Panics
     ///
-    /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
+    /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         Arc::make_mut(&mut self.names).set_prefix(prefix);
         self.with_lines()
     }
 
-    /// Sets the secret that keys the hashes of identities, of any length and the same for all replicas.
+    /// Sets the secret that keys the hashes of identities. You can use any length, but the same secret for all
+    /// replicas.
     ///
-    /// Without one the hashes still hide long random values such as API keys, but whoever can read the server may find
-    /// short ones, such as e-mail addresses, by trying. Another secret starts all hashed identities anew.
+    /// Without a secret the hashes still hide long random values such as API keys, but anyone with access to the server
+    /// may find short values, such as e-mail addresses, by trying. If you change the secret, all hashed identities
+    /// start with empty counts.
     #[must_use]
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         Arc::make_mut(&mut self.names).set_secret(secret.as_ref());
@@ -125,20 +116,21 @@ impl RedisStore {
         self.with_lines()
     }
 
-    /// Shares calls from this number in flight on: whoever comes while fewer are in flight is sent at once; whoever
-    /// comes later waits until one of them returns, and goes in one call with the others who wait. The default is 4; 0
-    /// turns sharing off.
+    /// Shares calls once this number is in flight. While fewer are in flight, an operation is sent at once. Otherwise
+    /// it waits until one of them returns, and shares a call with the other waiting operations. The default is 4. Use 0
+    /// to turn sharing off.
     ///
-    /// Nobody waits for a timer. Calls grow with the backlog: each takes its part of the charges that wait, which is
-    /// 1/4 with four in flight, but at least 8 and at most 256, or one operation with more. So a long round trip does
-    /// not limit how many checks are decided. Identical checks are decided as one and count once. An error of one
-    /// operation is its own. Who leaves before the call is sent is left out of it, and not charged. What a caller asks
-    /// for after another of its operations was answered is done after it; of those under way at the same time either
-    /// may be first. [On a cluster](deployment#cluster) the calls to each slot are counted and shared apart.
+    /// No operation waits for a timer. Calls grow with the backlog: each takes a part of the waiting charges, 1/4 with
+    /// four in flight, but at least 8 and at most 256 charges, or one operation with more. So a long round trip does
+    /// not limit the number of decided checks. Identical checks are decided together, and count once towards that size.
+    /// An error of one operation affects no other. A caller dropped before the call is sent is removed from it and not
+    /// charged. If you start an operation after another was answered, it is executed after that one; two operations
+    /// under way at the same time may be executed in either order. [On a cluster](deployment#cluster) the calls to each
+    /// slot are counted and shared separately.
     ///
-    /// A call then has keys of several identities, all of which must be on one server: turn sharing off behind
-    /// [a proxy that spreads them](deployment#twemproxy). Over a connection of your own it is off unless the connection
-    /// is of a type of redis-rs. Clones share their calls until one of them is given another setting.
+    /// A shared call has keys of several identities, all of which must be on one server: turn sharing off behind [a
+    /// proxy that spreads them](deployment#twemproxy). Over a connection of your own sharing is off unless the
+    /// connection has a redis-rs type. Clones share their calls until you change a setting of one of them.
     ///
     /// ```
     /// # fn main() -> Result<(), sluicegate::StoreError> {
@@ -155,7 +147,7 @@ impl RedisStore {
         self.with_lines()
     }
 
-    /// Anew, since those who shared calls before share no other names or clock.
+    /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.
     fn with_lines(mut self) -> Self {
         let by_slot = self.transport.is_cluster();
         let lines = || Lines::new(self.executor(), self.in_flight, by_slot);
@@ -166,7 +158,8 @@ impl RedisStore {
 
 /// A call of several operations is one call of the script, sent at once and shared with nobody. The server does nothing
 /// else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better split.
-/// [On a cluster](deployment#cluster) it is one call for each slot.
+/// [On a cluster](deployment#cluster) it is one call for each slot. If one of them is not about keys to charge, block
+/// or reset, such as [`Operation::Denials`], they are executed one by one instead.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
@@ -176,48 +169,41 @@ impl Store for RedisStore {
         self.check_one_slot(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         #[cfg(feature = "cluster")]
-        if let Some(answer) = self.settle_several_slots(settlement) {
+        if let Some(answer) = self.execute_several_slots(&operation) {
             return answer;
         }
-        self.settle_one_slot(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let (policy, key) = (policy.clone(), key.clone());
-        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let index = self.index_block(key, &request);
-        self.with_index(index, self.block_one_slot(key, request))
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let index = self.index_block(key, &request);
-        let key = key.clone();
-        let ban = Operation::Ban {
-            key,
-            strikes,
-            request,
-        };
-        self.with_index(index, self.execute_one(ban, Reply::ban))
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let (index, key) = (self.index_unblock(key), key.clone());
-        let unblock = Operation::Unblock { key };
-        self.with_index(index, self.execute_one(unblock, |_| Some(())))
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let inspector = Inspector::over(self);
-        StoreFuture::pending(async move { inspector.all_blocked(most).await })
+        match operation {
+            Operation::ListBlocks { most } => {
+                let inspector = Inspector::over(self);
+                StoreFuture::pending(async move {
+                    inspector.all_blocked(most).await.map(Reply::ListBlocks)
+                })
+            }
+            Operation::Contribute(contributions) => self.add_contributions(&contributions),
+            Operation::Contributors { policy, key } => self
+                .read_contributors(&policy, &key)
+                .map(Reply::Contributors),
+            Operation::ReportDenials(reports) => {
+                let added = self.add_denials(&reports);
+                added.map(|()| Reply::ReportDenials)
+            }
+            Operation::Denials => self.read_denials().map(Reply::Denials),
+            Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
+            of_keys => {
+                let index = self.index_operation(&of_keys);
+                self.with_index(index, self.execute_one(of_keys, Some))
+            }
+        }
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let index = self.index_operations(&operations);
+        if !operations.iter().all(Operation::is_of_keys) {
+            return one_by_one(self, operations);
+        }
+        let index = operations.iter().flat_map(|it| self.index_operation(it));
+        let index = index.collect();
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
             return self.with_index(index, self.call_by_slot(operations));
@@ -225,32 +211,15 @@ impl Store for RedisStore {
         self.with_index(index, self.call_one_slot(operations))
     }
 
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.add_contributions(contributions)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.read_contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.add_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.read_denials()
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        Some(self.publish_all(policies))
-    }
-
-    fn single_failure_domain(&self) -> bool {
-        !self.transport.is_cluster()
+    fn properties(&self) -> Properties<'_> {
+        Properties {
+            fails_apart: self.transport.is_cluster(),
+            ..Properties::default()
+        }
     }
 }
 
-/// What `TIME` has answered, in ms.
+/// The reply to `TIME`, in ms.
 fn milliseconds(time: Value) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time)?;
     Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))

@@ -1,8 +1,8 @@
 //! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`.
 //!
-//! The braces make all policies of one identity share a cluster slot. Nothing that a client sends can choose a slot,
-//! merge two identities or grow a name: a value stands in it as it is only if it is short, plain and no secret; any
-//! other is hashed, with a key, and marked by a `#` that no plain value has.
+//! The braces make all policies of one identity share a cluster slot. A client cannot choose a slot, merge two
+//! identities or make a name long: only a short, plain value that is no secret is written as it is. Any other value is
+//! hashed with a key, and marked by a `#`, which no plain value has.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ use crate::domain::{
     key::Key,
 };
 
-/// The longest value that is written as it is; an IPv6 network takes 43 bytes.
+/// The longest value that is written without hashing. An IPv6 network takes 43 bytes.
 const MAX_PLAIN: usize = 48;
 
-/// The longest kind that is written as it is.
+/// The longest kind that is written without hashing.
 const MAX_KIND: usize = 32;
 
-/// Tells these hashes from anybody else's that were made with the same secret.
+/// Separates these hashes from other uses of the same secret.
 const CONTEXT: &str = "sluicegate 2026-11-21 identity token";
 
-/// How this store names its keys.
+/// Builds the names of this store's keys.
 #[derive(Clone)]
 pub(super) struct Names {
     prefix: Box<str>,
     hash_key: [u8; blake3::KEY_LEN],
 }
 
-/// Without the key of the hashes.
+/// Without the secret.
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Names")
@@ -68,7 +68,7 @@ impl Names {
         format!("{}:!policies", self.prefix).into_bytes()
     }
 
-    /// What stands in the braces of an identity's names.
+    /// The text in the braces of an identity's names.
     pub(super) fn identity(&self, key: &Key) -> Vec<u8> {
         let name = self.name("", key);
         name[self.prefix.len() + ":{".len()..name.len() - "}:".len()].to_vec()
@@ -83,7 +83,7 @@ impl Names {
         name.extend_from_slice(policy.as_bytes());
     }
 
-    /// Writes what stands in the braces: `<kind>=<token>`.
+    /// Writes the text in the braces: `<kind>=<token>`.
     pub(super) fn write_identity(&self, name: &mut Vec<u8>, key: &Key) {
         let (kind, value) = (key.kind(), key.value());
         if is_plain_kind(kind) {
@@ -98,13 +98,13 @@ impl Names {
         }
     }
 
-    /// What all names begin with.
+    /// The prefix of all names.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The pattern of `SCAN` for the keys of anybody, or of `key`, under any policy or the one of this name. Blocks
-    /// and strikes are under none.
+    /// The `SCAN` pattern for the keys of all identities, or of `key`, under all policies, or the policy with this
+    /// name. Without a name, blocks and strikes are left out.
     pub(super) fn pattern(&self, key: Option<&Key>, policy: Option<&str>) -> Vec<u8> {
         let mut pattern = Vec::new();
         let literal = match key {
@@ -124,9 +124,9 @@ impl Names {
         pattern
     }
 
-    /// The name of the set of those who contributed to an account in one span.
+    /// The name of the set of contributors to an account in one span.
     ///
-    /// No name of a policy has a colon, so it is no name of a count.
+    /// A policy's name has no colon, so this is no name of a count.
     pub(super) fn contributors(&self, policy: &str, key: &Key, span: Span) -> Vec<u8> {
         let mut name = self.name(policy, key);
         let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
@@ -136,18 +136,18 @@ impl Names {
 
     /// The name of the set of the identities that were denied in one span.
     ///
-    /// No identity is without a `=`, so it is no name of a count.
+    /// Every identity has a `=`, so this is no name of a count.
     pub(super) fn denials(&self, span: crate::domain::denials::Span) -> Vec<u8> {
         let (prefix, length_ms, start_ms) = (&self.prefix, span.length_ms, span.start_ms);
         format!("{prefix}:{{!denied}}:{length_ms}:{start_ms}").into_bytes()
     }
 
-    /// What stands for a contributor.
+    /// The label of a contributor.
     pub(super) fn label(&self, label: &Key) -> String {
         label::text(label, |label| self.hash(label).to_hex()[..32].to_owned())
     }
 
-    /// The name by itself.
+    /// The name as a new vector.
     pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
         self.write(&mut name, policy, key);
@@ -157,7 +157,7 @@ impl Names {
     fn hash(&self, key: &Key) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.hash_key);
         hasher.update(&[u8::from(key.is_secret())]);
-        // As wide for all replicas, whatever their processors.
+        // The same width on all replicas, whatever their processors.
         hasher.update(&(key.kind().len() as u64).to_le_bytes());
         hasher.update(key.kind().as_bytes());
         hasher.update(key.value());
@@ -165,7 +165,7 @@ impl Names {
     }
 }
 
-/// Reads what stands in the braces of a name where the value was hashed: `<kind>=#<hash>`.
+/// Reads the text in the braces of a name with a hashed value: `<kind>=#<hash>`.
 pub(super) fn hashed(kind: impl Into<Text>, token: &str) -> Option<Key> {
     let hash = token.strip_prefix('#')?;
     let is_hash = hash.len() == 32

@@ -5,8 +5,8 @@
 //!     api:5f3c09ab   seen=1790000003123 · version=0.1.0 · blocks=true · kinds=ip,user · rules=10/1s
 //! ```
 //!
-//! Two definitions of one name are two fields, so that a difference between processes can be seen. The key is alone,
-//! and so in one slot of a cluster.
+//! Two definitions with one name are two fields, so that you can see a difference between processes. There is only one
+//! key, so all of this is in one slot of a cluster.
 
 use std::time::Duration;
 
@@ -18,16 +18,19 @@ use crate::{
     store::StoreFuture,
 };
 
-/// For how long a definition is kept after a process has last said that it decides by it.
+/// How long a definition is kept after the last process has published it.
 const KEPT: Duration = Duration::from_secs(86_400);
 
-/// How many definitions are kept, and in how many bytes.
+/// The maximum number and total size of definitions.
 const MAX_FIELDS: usize = 256;
 const MAX_BYTES: usize = 65_536;
 
 impl RedisStore {
-    pub(super) fn publish_all(&self, policies: &[PublishedPolicy]) -> StoreFuture<()> {
-        let (store, policies) = (self.clone(), policies.to_vec());
+    pub(super) fn publish_all(&self, policies: Vec<PublishedPolicy>) -> StoreFuture<()> {
+        if policies.is_empty() {
+            return StoreFuture::ready(Ok(()));
+        }
+        let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
             let now_ms = store.client_now_ms();
@@ -45,7 +48,7 @@ impl RedisStore {
             for mut policy in policies {
                 let field = field(&policy);
                 let known = held.iter().find(|(known, ..)| *known == field);
-                // Other processes may have seen other kinds.
+                // Other processes may have seen other kinds, so keep theirs.
                 for kind in known
                     .iter()
                     .filter_map(|it| it.2.as_ref())
@@ -57,7 +60,7 @@ impl RedisStore {
                 if known.is_none() {
                     let more = field.len() + text.len();
                     if count == MAX_FIELDS || bytes + more > MAX_BYTES {
-                        // Those after it may be stored already, and have to stay so.
+                        // Go on: later policies may be stored already, need no room, and have to be kept.
                         continue;
                     }
                     count += 1;
@@ -83,13 +86,13 @@ impl RedisStore {
         })
     }
 
-    /// What is published; without what cannot be read.
+    /// The published policies, without those that cannot be read.
     pub(super) async fn published_policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
         let fields = self.published_fields().await?.into_iter();
         Ok(fields.filter_map(|(_, _, policy)| policy).collect())
     }
 
-    /// Of each field its name, how long its value is, and what was read.
+    /// The name of each field, the length of its value, and the parsed policy.
     async fn published_fields(
         &self,
     ) -> Result<Vec<(String, usize, Option<PublishedPolicy>)>, StoreError> {
@@ -119,7 +122,7 @@ fn size((field, length, _): &(String, usize, Option<PublishedPolicy>)) -> usize 
     field.len() + length
 }
 
-/// The name, and a hash of the definition.
+/// The policy's name, and a hash of its definition.
 fn field(policy: &PublishedPolicy) -> String {
     let hash = blake3::hash(policy.definition().as_bytes()).to_hex();
     format!("{}:{}", policy.policy().name(), &hash[..8])

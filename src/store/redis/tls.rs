@@ -1,20 +1,21 @@
-//! What `rediss://` needs beside redis-rs.
+//! Prepares `rediss://`, and explains failed handshakes.
 
 use std::{error::Error, io, sync::Arc};
 
 use redis::{ConnectionAddr, ConnectionInfo, RedisError};
 use rustls::{CertificateError, crypto::CryptoProvider};
 
-/// redis-rs takes the process's provider of cryptography for each connection, and panics where there is none.
+/// Installs a cryptography provider for the process, because redis-rs needs one for each connection and panics without
+/// it.
 pub(super) fn prepare(server: &ConnectionInfo) {
     let is_tls = matches!(server.addr(), ConnectionAddr::TcpTls { .. });
     if is_tls && CryptoProvider::get_default().is_none() {
-        // If another thread has been faster, there is one.
+        // If another thread was faster, its provider is installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 
-/// Why a handshake has failed, if it will fail again until a person acts.
+/// The reason why a handshake failed, if it will fail again until someone changes the setup.
 pub(super) fn handshake_problem(error: &RedisError) -> Option<&'static str> {
     use CertificateError::{NotValidForName, NotValidForNameContext};
     let io: &io::Error = error

@@ -9,10 +9,10 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    block::{Block, BlockRequest, Until},
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
+    block::Until,
     error::StoreErrorKind,
-    store::{CallFuture, Check, DenyCache, Leases, Operation, Settlement, StoreFuture},
+    store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -90,24 +90,8 @@ impl Store for Faulty {
         self.act(move |store| store.check(&check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let settlement = settlement.clone();
-        self.act(move |store| store.settle(&settlement))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let (policy, key) = (policy.clone(), key.clone());
-        self.act(move |store| store.reset(&policy, &key))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let key = key.clone();
-        self.act(move |store| store.block(&key, request))
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let key = key.clone();
-        self.act(move |store| store.unblock(&key))
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.act(move |store| store.execute(operation))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -4,9 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    Charge, Decision, Key, Policy, Store, StoreError, Usage,
+    Charge, Decision, Key, Policy, Store, StoreError,
     decision::Count,
-    store::{Check, DenyCache, Settlement, StoreFuture},
+    store::{Check, DenyCache, Operation, Reply, StoreFuture},
 };
 use tokio::time::{Instant, advance};
 
@@ -51,11 +51,7 @@ impl Store for Server {
         })
     }
 
-    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
-        unreachable!()
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+    fn execute(&self, _: Operation) -> StoreFuture<Reply> {
         unreachable!()
     }
 }

@@ -11,12 +11,12 @@ use std::{
 
 use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, Denial, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
-    Store, StoreError, Usage,
-    block::{Ban, Block, BlockRequest, BlockedBy, Until},
+    Charge, Decision, Denial, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    StoreError, Usage,
+    block::{Ban, BlockedBy, Until},
     error::StoreErrorKind,
     observe::{CompletionEvent, DecisionEvent, Observer},
-    store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreFuture},
+    store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 use tokio::sync::Notify;
@@ -58,24 +58,12 @@ impl Store for Counting {
         })
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.store.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.store.execute(operation)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.store.block(key, request)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        self.store.ban(key, strikes, request)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.store.unblock(key)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -15,8 +15,8 @@ use std::{
 
 use futures::FutureExt;
 use sluicegate::{
-    Charge, Decision, Key, MemoryStore, Policy, Store, Usage,
-    store::{CallFuture, Check, Leases, Operation, Settlement, StoreFuture},
+    Charge, Decision, Key, MemoryStore, Policy, Store,
+    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 use tokio::sync::oneshot;
@@ -104,13 +104,8 @@ impl Store for Distant {
         self.travel(move |store| store.check(&check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let settlement = settlement.clone();
-        self.travel(move |store| store.settle(&settlement))
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
-        unreachable!()
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.travel(move |store| store.execute(operation))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

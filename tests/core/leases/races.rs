@@ -13,10 +13,9 @@ use std::{
 
 use futures::FutureExt;
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    block::{Block, BlockRequest},
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
-    store::{CallFuture, Check, DenyCache, Leases, Operation, Settlement, StoreFuture},
+    store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 use tokio::sync::Notify;
@@ -72,20 +71,18 @@ impl Store for Slow {
         self.hold(&self.holds_checks, self.store.check(check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.settlements.fetch_add(1, SeqCst);
-        if self.hangs_settlements.load(SeqCst) {
-            return StoreFuture::pending(pending());
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Settle(_) => {
+                self.settlements.fetch_add(1, SeqCst);
+                if self.hangs_settlements.load(SeqCst) {
+                    return StoreFuture::pending(pending());
+                }
+                self.store.execute(operation)
+            }
+            Operation::Reset { .. } => self.hold(&self.holds_resets, self.store.execute(operation)),
+            other => self.store.execute(other),
         }
-        self.store.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.hold(&self.holds_resets, self.store.reset(policy, key))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.store.block(key, request)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -10,9 +10,8 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
-    block::{Block, BlockRequest},
     error::{StoreError, StoreErrorKind},
-    store::{CallFuture, Check, Leases, Operation, Settlement, StoreFuture},
+    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
 
@@ -42,19 +41,12 @@ impl Store for Counting {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.count();
-        self.store.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.count();
-        self.store.reset(policy, key)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        self.count();
-        self.store.block(key, request)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        // A limiter asks once whether there is anything to publish to.
+        if !matches!(operation, Operation::Publish(_)) {
+            self.count();
+        }
+        self.store.execute(operation)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

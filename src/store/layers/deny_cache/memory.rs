@@ -94,25 +94,32 @@ pub(super) struct GivenBack {
 }
 
 impl GivenBack {
-    pub(super) fn new(memory: &Arc<Memory>) -> Self {
-        Self {
+    pub(super) fn new<'a>(
+        memory: &Arc<Memory>,
+        operations: impl IntoIterator<Item = &'a Operation>,
+    ) -> Self {
+        let mut given_back = Self {
             memory: Arc::clone(memory),
             slots: Vec::new(),
-        }
+        };
+        operations.into_iter().for_each(|it| given_back.add(it));
+        given_back
     }
 
-    pub(super) fn add(self, operation: &Operation) -> Self {
+    fn add(&mut self, operation: &Operation) {
         match operation {
-            Operation::Check(_) | Operation::Fill { .. } => self,
             Operation::Settle(settlement) => self.add_settlement(settlement),
-            Operation::Reset { policy, key } => self.add_reset(policy, key),
+            Operation::Reset { policy, key } => {
+                self.slots.push(self.memory.charge_slot(policy, key));
+            }
             Operation::Block { key, .. }
             | Operation::Ban { key, .. }
-            | Operation::Unblock { key } => self.add_blocks(key),
+            | Operation::Unblock { key } => self.slots.push(self.memory.block_slot(key)),
+            _ => {}
         }
     }
 
-    pub(super) fn add_settlement(mut self, settlement: &Settlement) -> Self {
+    fn add_settlement(&mut self, settlement: &Settlement) {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             if *cost < charge.cost() {
@@ -120,17 +127,6 @@ impl GivenBack {
                 self.slots.push(slot);
             }
         }
-        self
-    }
-
-    pub(super) fn add_reset(mut self, policy: &Policy, key: &Key) -> Self {
-        self.slots.push(self.memory.charge_slot(policy, key));
-        self
-    }
-
-    pub(super) fn add_blocks(mut self, key: &Key) -> Self {
-        self.slots.push(self.memory.block_slot(key));
-        self
     }
 }
 

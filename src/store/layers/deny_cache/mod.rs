@@ -19,18 +19,12 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
         check::Check,
-        contributors::{Contribution, Contributors},
-        decision::{Decision, Usage},
-        denials::{DenialReport, Denials},
+        decision::Decision,
         error::StoreError,
-        key::Key,
-        policies::PublishedPolicy,
-        policy::Policy,
-        rule::Rule,
+        operation::{Operation, Reply},
     },
-    store::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, StoreFuture},
+    store::{CallFuture, Store, StoreFuture},
 };
 
 mod clock;
@@ -130,41 +124,24 @@ impl Store for DenyCache {
         }
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let given_back = GivenBack::new(&self.memory).add_settlement(settlement);
-        self.store.settle(settlement).holding(given_back)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let given_back = GivenBack::new(&self.memory).add_reset(policy, key);
-        self.store.reset(policy, key).holding(given_back)
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let given_back = GivenBack::new(&self.memory).add_blocks(key);
-        self.store.block(key, request).holding(given_back)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let given_back = GivenBack::new(&self.memory).add_blocks(key);
-        self.store.ban(key, strikes, request).holding(given_back)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let given_back = GivenBack::new(&self.memory).add_blocks(key);
-        self.store.unblock(key).holding(given_back)
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        self.store.blocks(most)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if !decides(&operation) {
+            let given_back = GivenBack::new(&self.memory, [&operation]);
+            return self.store.execute(operation).holding(given_back);
+        }
+        match self.look_up_operation(&operation) {
+            LookUp::Refused(reply) => StoreFuture::ready(Ok(reply)),
+            LookUp::Unknown(question) => self.store.execute(operation).map(move |reply| {
+                remember(question, &reply);
+                reply
+            }),
+        }
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let decides = |it| matches!(it, &Operation::Check(_) | &Operation::Fill { .. });
         // What is given back may be meant for a check behind it.
         if !operations.iter().all(decides) {
-            let nothing = GivenBack::new(&self.memory);
-            let given_back = operations.iter().fold(nothing, GivenBack::add);
+            let given_back = GivenBack::new(&self.memory, &operations);
             return self.store.call(operations).holding(given_back);
         }
         let (mut parts, mut asked) = (Vec::with_capacity(operations.len()), Vec::new());
@@ -181,32 +158,8 @@ impl Store for DenyCache {
         self.store.call(asked).map(|results| join(parts, results))
     }
 
-    fn single_failure_domain(&self) -> bool {
-        self.store.single_failure_domain()
-    }
-
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.store.contribute(contributions)
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        self.store.publish(policies)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.store.contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.store.report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.store.denials()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.store.set_timeout(timeout);
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&*self.store)
     }
 }
 
@@ -226,6 +179,17 @@ impl DenyCache {
     }
 }
 
+fn decides(operation: &Operation) -> bool {
+    matches!(operation, Operation::Check(_) | Operation::Fill { .. })
+}
+
+/// Remembers a reply whose question may be remembered, if it is a refusal.
+fn remember(question: Option<Question>, reply: &Reply) {
+    if let (Some(question), Some(decision)) = (question, reply.last_decision()) {
+        question.remember(decision);
+    }
+}
+
 /// The results of all parts, in their order.
 fn join(
     parts: Vec<LookUp<Reply>>,
@@ -236,10 +200,8 @@ fn join(
         LookUp::Refused(reply) => Ok(reply),
         LookUp::Unknown(question) => {
             let result = results.next().unwrap_or(Err(TOO_FEW));
-            if let (Some(question), Ok(reply)) = (question, &result)
-                && let Some(decision) = reply.last_decision()
-            {
-                question.remember(decision);
+            if let Ok(reply) = &result {
+                remember(question, reply);
             }
             result
         }

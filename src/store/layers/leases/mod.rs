@@ -27,21 +27,15 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
         charge::Charge,
         check::Check,
-        contributors::{Contribution, Contributors},
-        decision::{Decision, Usage},
-        denials::{DenialReport, Denials},
+        decision::Decision,
         error::{StoreError, StoreErrorKind},
         key::Key,
         operation::{Operation, Reply},
-        policies::PublishedPolicy,
-        policy::Policy,
-        rule::{Rule, millis},
-        settlement::Settlement,
+        rule::millis,
     },
-    store::{CallFuture, ContributeFuture, Store, StoreFuture, layers::sync},
+    store::{CallFuture, Properties, Store, StoreExt, StoreFuture, layers::sync},
     warning,
 };
 
@@ -216,6 +210,15 @@ impl Inner {
             this.table.forbid_early_repeats(&decision, given_back);
             decision
         })
+    }
+
+    fn forbid_early_repeats<'a>(
+        &self,
+        replies: impl IntoIterator<Item = &'a Reply>,
+        given_back: u64,
+    ) {
+        let decisions = replies.into_iter().filter_map(Reply::last_decision);
+        decisions.for_each(|it| self.table.forbid_early_repeats(it, given_back));
     }
 
     /// Lets the store decide, and learns from it about the charges that are hot.
@@ -415,81 +418,46 @@ impl Store for Leases {
         self.inner.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.inner.store.settle(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let revocation = Revocation::reset(&self.inner, policy, key);
-        let (store, policy, key) = (Arc::clone(&self.inner.store), policy.clone(), key.clone());
-        Revocation::call(vec![revocation], move || store.reset(&policy, &key))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let revocation = Revocation::block(&self.inner, key);
-        self.inner.store.block(key, request).holding(revocation)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let revocation = Revocation::block(&self.inner, key);
-        self.inner
-            .store
-            .ban(key, strikes, request)
-            .holding(revocation)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.inner.store.unblock(key)
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        self.inner.store.blocks(most)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let inner = Arc::clone(&self.inner);
+        if let Operation::Check(check) = &operation {
+            return inner.check(check).map(Reply::Check);
+        }
+        let revocation = Revocation::of(&inner, &operation);
+        if revocation.is_none() && !matches!(operation, Operation::Fill { .. }) {
+            return inner.store.execute(operation);
+        }
+        Revocation::call(revocation.into_iter().collect(), move || {
+            let given_back = inner.table.given_back();
+            inner.store.execute(operation).map(move |reply| {
+                inner.forbid_early_repeats([&reply], given_back);
+                reply
+            })
+        })
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let revocations = operations.iter();
-        let revocations: Vec<Revocation> = revocations
-            .filter_map(|operation| Revocation::of(&self.inner, operation))
-            .collect();
         let inner = Arc::clone(&self.inner);
-        Revocation::call(revocations, move || {
+        let revocations = operations.iter();
+        let revocations = revocations.filter_map(|operation| Revocation::of(&inner, operation));
+        Revocation::call(revocations.collect(), move || {
             let given_back = inner.table.given_back();
             inner.store.call(operations).map(move |results| {
-                let replies = results.iter().flatten();
-                let decisions = replies.filter_map(Reply::last_decision);
-                decisions.for_each(|it| inner.table.forbid_early_repeats(it, given_back));
+                inner.forbid_early_repeats(results.iter().flatten(), given_back);
                 results
             })
         })
     }
 
-    fn single_failure_domain(&self) -> bool {
-        self.inner.store.single_failure_domain()
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&*self.inner.store)
     }
 
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.inner.store.contribute(contributions)
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        self.inner.store.publish(policies)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.inner.store.contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.inner.store.report_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.inner.store.denials()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.inner.timeout_ms.store(millis(timeout), Relaxed);
-        self.inner.store.set_timeout(timeout);
+    fn properties(&self) -> Properties<'_> {
+        Properties {
+            timeout_ms: Some(&self.inner.timeout_ms),
+            ..Properties::default()
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::{Inner, PATIENCE, transfer::Bar};
 use crate::{
-    domain::{key::Key, operation::Operation, policy::Policy},
+    domain::{key::Key, operation::Operation},
     store::StoreFuture,
 };
 
@@ -21,19 +21,13 @@ pub(super) struct Revocation {
 }
 
 impl Revocation {
-    pub(super) fn block(inner: &Arc<Inner>, key: &Key) -> Self {
-        Self::new(inner, key, None)
-    }
-
-    pub(super) fn reset(inner: &Arc<Inner>, policy: &Policy, key: &Key) -> Self {
-        Self::new(inner, key, Some(inner.table.bar(policy, key)))
-    }
-
     pub(super) fn of(inner: &Arc<Inner>, operation: &Operation) -> Option<Self> {
         match operation {
-            Operation::Reset { policy, key } => Some(Self::reset(inner, policy, key)),
+            Operation::Reset { policy, key } => {
+                Some(Self::new(inner, key, Some(inner.table.bar(policy, key))))
+            }
             Operation::Block { key, .. } | Operation::Ban { key, .. } => {
-                Some(Self::block(inner, key))
+                Some(Self::new(inner, key, None))
             }
             _ => None,
         }

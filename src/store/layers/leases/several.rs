@@ -25,7 +25,7 @@ use crate::{
         error::StoreError,
         settlement::Settlement,
     },
-    store::StoreFuture,
+    store::{StoreExt, StoreFuture},
 };
 
 /// A check with the units that are claimed for it, for each charge that there are any for.

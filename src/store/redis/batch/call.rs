@@ -175,7 +175,8 @@ impl Returned {
     pub(super) fn answer(self) {
         for (reply, waiters) in self.replies.into_iter().zip(self.waiters) {
             match reply {
-                Ok(Reply::Fill(decisions)) => {
+                // A fill for one waiter is what that caller asked for, and not folded from checks.
+                Ok(Reply::Fill(decisions)) if waiters.len() > 1 => {
                     let decisions = decisions.into_iter().map(|it| Ok(Reply::Check(it)));
                     answer(waiters, decisions);
                 }

@@ -22,14 +22,11 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{
-    calls::Executor,
-    error::{ANOTHER_REPLY, SHUT_DOWN},
-};
+use super::{calls::Executor, error::SHUT_DOWN};
 use crate::{
     domain::error::StoreError,
     domain::sent_call::Journey,
-    store::{Operation, Reply, StoreFuture},
+    store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY},
 };
 use call::{Request, SharedCall, Waiter};
 use line::Line;

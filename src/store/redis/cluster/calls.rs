@@ -5,22 +5,22 @@ use redis::cluster_routing::Slot;
 use super::{cross_slot, slots::TOO_LATE};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, call_one, redis::RedisStore},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, redis::RedisStore},
 };
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
-/// Operations that go in one call, and their places among all.
+/// Operations that share a call, with their positions in the caller's list.
 struct SlotCall {
-    /// `None` for one operation whose keys are in several slots.
+    /// `None` for one operation with keys in several slots.
     slot: Option<Slot>,
     places: Vec<usize>,
     operations: Vec<Operation>,
 }
 
 impl RedisStore {
-    /// Does the operations of each slot in one call, in their order, all calls at the same time. One whose keys are in
-    /// several slots waits for all before it, and all behind it wait for it.
+    /// Executes the operations of each slot in one call, in their order, and all calls at the same time. An operation
+    /// with keys in several slots waits for all before it, and all after it wait for it.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
         let rounds = self.rounds(operations);
@@ -41,19 +41,11 @@ impl RedisStore {
     }
 
     fn begin_call(&self, call: SlotCall) -> (Vec<usize>, CallFuture) {
-        let answer = match (call.slot, &call.operations[..]) {
-            (None, [operation]) => self.call_several_slots(operation),
-            _ => self.call_one_slot(call.operations),
+        let answer = match call.slot {
+            None => one_by_one(self, call.operations),
+            Some(_) => self.call_one_slot(call.operations),
         };
         (call.places, answer)
-    }
-
-    fn call_several_slots(&self, operation: &Operation) -> CallFuture {
-        let reply = match operation {
-            Operation::Fill { check, count } => self.fill(check.clone(), *count).map(Reply::Fill),
-            other => call_one(self, other),
-        };
-        StoreFuture::pending(async { Ok(vec![reply.await]) })
     }
 
     /// Decides identical checks of several slots: after the first denial all are denied as it was.
@@ -72,7 +64,27 @@ impl RedisStore {
         })
     }
 
-    /// `None` where one call will do.
+    /// The answer to an operation whose keys are in several slots; `None` where one call will do.
+    pub(in crate::store::redis) fn execute_several_slots(
+        &self,
+        operation: &Operation,
+    ) -> Option<StoreFuture<Reply>> {
+        match operation {
+            Operation::Check(check) => Some(self.check_several_slots(check)?.map(Reply::Check)),
+            Operation::Fill { check, count } => {
+                self.several_slots(check)?;
+                Some(self.fill(check.clone(), *count).map(Reply::Fill))
+            }
+            Operation::Settle(settlement) => {
+                let slots = self.several_slots(settlement.check())?;
+                let settled = self.settle_slots(settlement.clone(), slots);
+                Some(settled.map(Reply::Settle))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same for a check.
     pub(in crate::store::redis) fn check_several_slots(
         &self,
         check: &Check,
@@ -84,8 +96,7 @@ impl RedisStore {
         })
     }
 
-    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
-    /// dropped.
+    /// Decides the charges that count, then the shadows in a separate call. An error of the shadows is dropped.
     pub(super) fn check_then_shadows(
         &self,
         counting: Check,
@@ -104,7 +115,7 @@ impl RedisStore {
         })
     }
 
-    /// Which calls are made at the same time, round by round.
+    /// The calls of each round. Calls of the same round run at the same time.
     fn rounds(&self, operations: Vec<Operation>) -> Vec<Vec<SlotCall>> {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
         for (place, operation) in operations.into_iter().enumerate() {

@@ -6,10 +6,10 @@
 //!         ──▶ slot 3: admitted ──▶ settled to 0 ─┘
 //! ```
 //!
-//! The first denial or error, and a caller who leaves, have all that was admitted rolled back at once, and what is
-//! admitted later when it is. So a node that does not answer keeps nothing charged in the slots of others for longer
-//! than its callers wait. As soon as it is known not to answer, its slots are asked first, so that what the others
-//! admit is rolled back within a round trip.
+//! After the first denial or error, or when the caller leaves, all admitted charges are rolled back at once, and later
+//! admissions as they arrive. So a node that does not answer keeps no charge in other slots for longer than its callers
+//! wait. Slots of nodes that are known not to answer are asked first, so that the other slots are rolled back within a
+//! round trip.
 
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::{
         check::Check,
         decision::{Blocked, Decision, Usage},
         error::StoreError,
+        operation::{Operation, answer_of},
         settlement::Settlement,
     },
     store::{
@@ -32,19 +33,20 @@ use crate::{
     },
 };
 
-/// How much earlier than the others a slot is asked whose node does not answer. If it still does not, the check has
-/// failed.
+/// How much earlier than the others to ask a slot whose node does not answer. If there is still no answer, the check
+/// has failed.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// How long a denial or an error waits for what the other slots answer and for what they admitted to be rolled back.
-/// Both together are well below the default timeout of a limiter.
+/// How long a denial or an error waits for the answers of the other slots and for their roll-backs. Both together are
+/// well below the default timeout of a limiter.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Decides a check of several slots. It goes on by itself when the caller leaves, until nothing is left charged.
+/// Decides a check of several slots. If the caller leaves, the check continues until no charge is left.
 pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFuture<Decision> {
     StoreFuture::pending(async move {
         let (answer, answered) = oneshot::channel();
         let (sender, events) = mpsc::unbounded_channel();
+        // Dropped with this future, so that the task learns when the caller leaves.
         let _caller = Caller(sender.clone());
         let parts = slots.iter().map(|_| Part::Waiting).collect();
         let check = CrossSlotCheck {
@@ -71,27 +73,27 @@ struct CrossSlotCheck {
     /// In the order of the slots.
     parts: Vec<Part>,
     sender: mpsc::UnboundedSender<Event>,
-    /// Who is to be answered, until that was done or the caller left.
+    /// The caller to answer; `None` once answered, or after the caller has left.
     caller: Option<oneshot::Sender<Result<Decision, StoreError>>>,
-    /// Until when the slots that were asked first have time, or, when the check has failed, all.
+    /// The end of the wait for the slots that were asked first, or, after a failure, for all slots.
     deadline: Option<Instant>,
-    /// Whether the check will not be admitted: everything is rolled back.
+    /// Whether the check will not be admitted, so that everything is rolled back.
     failed: bool,
     denied: bool,
-    /// The latest block of those that were found.
+    /// The block that ends last among the blocks found.
     blocked: Option<Blocked>,
 }
 
-/// What has come of the charges in one slot.
+/// The state of the charges in one slot.
 enum Part {
     Waiting,
     Asked,
     Admitted(Usage),
     RollingBack(Usage),
-    /// Denied, rolled back, or admitted and not to be rolled back.
+    /// Denied, rolled back, or admitted with a roll-back that failed.
     Ended(Usage),
     Failed(StoreError),
-    /// Not decided, since an identity is blocked.
+    /// Not decided, because an identity is blocked.
     Blocked,
 }
 
@@ -101,7 +103,7 @@ enum Event {
     CallerLeft,
 }
 
-/// Tells when nobody waits any more.
+/// Sends an event when the caller leaves.
 struct Caller(mpsc::UnboundedSender<Event>);
 
 impl Drop for Caller {
@@ -135,7 +137,7 @@ impl CrossSlotCheck {
         self.parts.iter().any(under_way)
     }
 
-    /// Asks the slots whose nodes do not answer, or all if there are none, or no others.
+    /// Asks the slots of nodes that do not answer first, or all slots if no node or every node is like that.
     fn begin(&mut self) {
         for part in 0..self.parts.len() {
             if self.store.transport.is_unresponsive(self.slots[part].0) {
@@ -164,7 +166,7 @@ impl CrossSlotCheck {
         self.begin_part(answer, move |result| Event::Decided(part, result));
     }
 
-    /// Does one thing in a task of its own, and tells what comes of it.
+    /// Runs one call in a task, and sends the result as an event.
     fn begin_part<T: Send + 'static>(
         &self,
         answer: StoreFuture<T>,
@@ -178,6 +180,7 @@ impl CrossSlotCheck {
     }
 
     fn handle(&mut self, event: Event) {
+        // `fail` acts only once, so later denials, blocks and errors only add to the answer.
         match event {
             Event::Decided(part, Ok(Decision::Allowed(usage))) => self.admit(part, usage),
             Event::Decided(part, Ok(Decision::Denied(denial))) => {
@@ -214,8 +217,8 @@ impl CrossSlotCheck {
         }
     }
 
-    /// Rolls back what was admitted. The slots that were not asked yet may deny the check, which says more than an
-    /// error.
+    /// Rolls back the admitted charges. The slots that were not asked yet may still deny the check, and a denial says
+    /// more than an error.
     fn fail(&mut self) {
         if self.failed {
             return;
@@ -236,14 +239,17 @@ impl CrossSlotCheck {
         };
         let usage = usage.clone();
         let answer = match Settlement::new(&usage, |_| 0) {
-            Ok(settlement) => self.store.settle_one_slot(&settlement),
+            Ok(settlement) => {
+                let settle = Operation::Settle(settlement);
+                self.store.execute_one(settle, answer_of!(Settle))
+            }
             Err(error) => StoreFuture::ready(Err(error)),
         };
         self.parts[part] = Part::RollingBack(usage);
         self.begin_part(answer, move |result| Event::RolledBack(part, result));
     }
 
-    /// What could not be rolled back stays charged until its steps are released.
+    /// A charge that could not be rolled back stays until its steps are released.
     fn roll_back_ended(&mut self, part: usize, result: Result<Usage, StoreError>) {
         if let Part::RollingBack(charged) = &self.parts[part] {
             self.parts[part] = Part::Ended(result.unwrap_or_else(|_| charged.clone()));
@@ -271,7 +277,7 @@ impl CrossSlotCheck {
     fn join_parts(&self) -> Result<Decision, StoreError> {
         let parts = self.parts.iter().zip(&self.slots);
         let usages = parts.map(|(part, (_, charges))| {
-            // Of a slot that did not answer nothing is known.
+            // We know nothing about a slot that did not answer.
             let unknown = || Usage::unused(&self.check.pick(charges));
             part.usage().unwrap_or_else(unknown)
         });

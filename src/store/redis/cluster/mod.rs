@@ -1,9 +1,10 @@
-//! [`Cluster`]: a connection for each primary, and which slot is whose.
+//! [`Cluster`]: a connection for each primary, and the owner of each slot.
 //!
-//! redis-rs' own `ClusterConnection` stops all slots while it looks at the topology, and waits there for each node,
-//! also for nodes that do not answer; and whoever lets it follow redirects lets it send again what a lost connection
-//! may have executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection)
-//! here, the topology is refreshed beside the traffic, and only what was certainly not executed is sent again.
+//! We do not use redis-rs' own `ClusterConnection`. It stops all slots while it reads the topology, and waits there for
+//! each node, even for nodes that do not answer. If it follows redirects, it may also resend commands that a lost
+//! connection has executed. Here each primary has a
+//! [`ReconnectingConnection`](super::connection::ReconnectingConnection), the topology is refreshed beside the traffic,
+//! and only commands that were certainly not executed are sent again.
 
 mod calls;
 mod cross_slot;
@@ -29,17 +30,18 @@ use refresh::REFRESH_PAUSE;
 
 use super::connection::SharedAttempt;
 
-/// How often a command is sent on before it fails. Each time it was not executed.
+/// How often a command is redirected before it fails. No redirect has executed the command.
 const MAX_HOPS: u32 = 16;
 
-/// The primaries of a cluster, found through any node of it.
+/// The primaries of a cluster, found through any node.
 pub(super) struct Cluster {
     nodes: Mutex<Nodes>,
     refresh: Arc<SharedAttempt<()>>,
 }
 
 impl Cluster {
-    /// Does nothing until the first command. All nodes are connected to as the first of these is: same user, same TLS.
+    /// Opens no connection before the first command. All nodes use the settings of the first seed: the same user, the
+    /// same TLS.
     pub(super) fn new(seeds: &[Client]) -> RedisResult<Self> {
         Ok(Self {
             nodes: Mutex::new(Nodes::new(seeds)?),
@@ -47,7 +49,7 @@ impl Cluster {
         })
     }
 
-    /// Sends one command to the primary of this key, or on to where the cluster points.
+    /// Sends one command to the primary of this key, and follows redirects.
     pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> RedisResult<Value> {
         let slot = Slot::for_key(key);
         let mut node = self.owner(slot).await?;
@@ -64,7 +66,7 @@ impl Cluster {
                 ErrorKind::Server(ServerErrorKind::Ask) => {
                     (self.nodes().named(&error, &node)?, true)
                 }
-                // Certainly not executed.
+                // The command was certainly not executed.
                 _ if error.is_connection_refusal() || is_out_of_service(&error) => {
                     match self.owner(slot).await? {
                         other if Arc::ptr_eq(&other, &node) => return Err(error),
@@ -77,8 +79,8 @@ impl Cluster {
         Err(io::Error::other("the nodes of the cluster point at each other").into())
     }
 
-    /// The primary of a slot. Waits for a refresh of the topology only if none is known or the one that is may have
-    /// failed.
+    /// The primary of a slot. Waits for a refresh of the topology only if no primary is known, or the known one may
+    /// have failed.
     async fn owner(self: &Arc<Self>, slot: Slot) -> RedisResult<Arc<Node>> {
         let known = self.nodes().owner(slot);
         match known {
@@ -91,7 +93,7 @@ impl Cluster {
         }
     }
 
-    /// `HOST:PORT` of the primary of a slot, as far as one is known.
+    /// `HOST:PORT` of the primary of a slot, if known.
     pub(super) fn address_of(&self, slot: Slot) -> Option<String> {
         Some(self.nodes().owner(slot)?.address().to_string())
     }
@@ -102,7 +104,7 @@ impl Cluster {
         owner.is_some_and(|node| node.is_unresponsive())
     }
 
-    /// The primaries of all slots that are served, as the topology is now.
+    /// All primaries that serve slots in the current topology.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
         Ok(self.nodes().serving())

@@ -1,11 +1,11 @@
-//! Operations on a slot that is being moved, whose keys are in two places: each key by itself.
+//! Operations on a slot that is being moved, so that its keys are on two nodes: one call for each key.
 //!
-//! A node refuses (`TRYAGAIN`) a call of several keys if it has some of them and not others. A key that does not exist
-//! counts as missing at both nodes, as that of most blocks, so that such a call is refused until the slot has moved. A
-//! call of one key is always done, by the node that has it.
+//! A node refuses (`TRYAGAIN`) a call of several keys if some of them are on another node. A key that does not exist is
+//! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has
+//! moved. A call with one key is always executed, by the node that has the key.
 //!
-//! So blocks are read first, each alone, and then each charge is decided alone: all or nothing by rolling back, as in
-//! several slots.
+//! So blocks are read first, one call each, and then each charge is decided in a separate call: all or nothing by
+//! rolling back, as for several slots.
 
 use std::time::UNIX_EPOCH;
 
@@ -18,18 +18,17 @@ use crate::{
         decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, Reply, answer_of},
     },
     store::{
-        CallFuture, Operation, Reply, StoreFuture,
-        redis::{
-            RedisStore,
-            error::{ANOTHER_REPLY, store_error},
-        },
+        CallFuture, StoreFuture,
+        ext::ANOTHER_REPLY,
+        redis::{RedisStore, error::store_error},
     },
 };
 
 impl RedisStore {
-    /// Does operations that were refused together, one after another.
+    /// Executes operations that were refused together, one after another.
     pub(in crate::store::redis) fn call_by_key(&self, operations: Vec<Operation>) -> CallFuture {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -54,11 +53,10 @@ impl RedisStore {
                     .map(Reply::Settle)
             }
             Operation::Unblock { key } => self.unblock_by_key(&key).await,
-            // Its two keys belong together. The next strike asks for it again.
+            // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => Err(MOVING),
-            Operation::Reset { .. } | Operation::Block { .. } => {
-                self.executor().execute_alone(operation).await
-            }
+            // They have one key, or none.
+            other => self.executor().execute_alone(other).await,
         }
     }
 
@@ -100,7 +98,7 @@ impl RedisStore {
         Ok(Reply::Unblock)
     }
 
-    /// The latest block of the keys of a check.
+    /// The block that ends last among those of the check's keys.
     async fn blocked_by_key(&self, check: &Check) -> Result<Option<Blocked>, StoreError> {
         let mut latest: Option<Blocked> = None;
         let charges = check.charges().iter().filter(|_| check.enforces_blocks());
@@ -111,12 +109,15 @@ impl RedisStore {
         Ok(latest)
     }
 
-    /// Asks for a block that has ended long ago: this changes nothing, and is answered with the one that holds.
+    /// Asks for a block that has ended long ago. This changes nothing, and returns the current block.
     async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
         let key = charge.key();
         let long_ago = Until::At(UNIX_EPOCH);
-        let block = self.block_one_slot(key, long_ago.into());
-        let block = block.await?;
+        let block = Operation::Block {
+            key: key.clone(),
+            request: long_ago.into(),
+        };
+        let block = self.execute_one(block, answer_of!(Block)).await?;
         if block.until_ms() == Some(0) {
             return Ok(None);
         }
@@ -125,7 +126,7 @@ impl RedisStore {
         Ok(Some(Blocked::new(key.clone(), block, now_ms)))
     }
 
-    /// Each charge as if it were alone in its slot.
+    /// Treats each charge as if its slot held no other.
     fn slots_by_key(&self, check: &Check) -> Slots {
         let charges = check.charges().iter().enumerate();
         let slots =

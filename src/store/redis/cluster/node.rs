@@ -1,4 +1,4 @@
-//! [`Node`]: one node of a cluster, and what it says of the topology.
+//! [`Node`]: one node of a cluster, and the topology as reported by that node.
 
 use std::sync::{
     Arc,
@@ -12,11 +12,11 @@ use redis::{
 
 use crate::store::redis::connection::ReconnectingConnection;
 
-/// One node and the connection to it, which is made when first used.
+/// One node and a connection, which opens at the first use.
 pub(in crate::store::redis) struct Node {
     address: NodeAddress,
     connection: Arc<ReconnectingConnection>,
-    /// Whether its latest reply would be explained by another topology.
+    /// Whether the latest reply suggests that the topology has changed.
     redirects: AtomicBool,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Range {
 }
 
 impl Node {
-    /// The node at this address, to be connected to as `template` says.
+    /// The node at this address, with the connection settings of `template`.
     pub(super) fn new(template: &ConnectionInfo, address: NodeAddress) -> RedisResult<Arc<Self>> {
         let (host, port) = (address.host().to_owned(), address.port());
         let addr = match template.addr() {
@@ -57,9 +57,9 @@ impl Node {
         &self.address
     }
 
-    /// Sends one command, once; `asking` for a slot that is being moved to this node.
+    /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
     ///
-    /// Cancellation: what was sent is executed, and its reply dropped. It says nothing about the node.
+    /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
     pub(in crate::store::redis) async fn send(
         &self,
         cmd: &Cmd,
@@ -77,7 +77,7 @@ impl Node {
         result
     }
 
-    /// Sends these commands together. An error reply is one among the replies.
+    /// Sends these commands together. You get an error reply as one of the replies.
     pub(in crate::store::redis) async fn send_all(
         &self,
         cmds: &redis::Pipeline,
@@ -85,7 +85,7 @@ impl Node {
         self.connection.send_all(cmds).await
     }
 
-    /// Whether another topology would explain what was heard of it: it does not answer, or does not serve its slots.
+    /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
     pub(super) fn is_suspect(&self) -> bool {
         self.redirects.load(Relaxed) || self.is_unresponsive()
     }
@@ -94,7 +94,7 @@ impl Node {
         self.connection.is_lost()
     }
 
-    /// Asks which slots are whose.
+    /// Asks the node for the slots of each primary.
     pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
         let reply = self.send(redis::cmd("CLUSTER").arg("SLOTS"), false).await?;
         let ranges: Vec<Vec<Value>> = Vec::from_redis_value(reply)?;
@@ -111,7 +111,7 @@ impl Node {
             redis::from_redis_value(Value::Array(range))?;
         primary.truncate(2);
         let (host, port): (Option<String>, u16) = redis::from_redis_value(Value::Array(primary))?;
-        // A node that does not know its own name has the one that it was reached by.
+        // A node that does not know its own name is called by the address that reached it.
         let host = host.filter(|host| !host.is_empty());
         let host = host.unwrap_or_else(|| self.address.host().to_owned());
         Ok(Range {
@@ -122,12 +122,12 @@ impl Node {
     }
 }
 
-/// Whether another topology would explain this error of a node that answers.
+/// Whether this error of a node that answers suggests that the topology has changed.
 fn is_redirecting(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::Moved) || is_out_of_service(error)
 }
 
-/// Whether a node has executed nothing, and another may have taken over.
+/// Whether the node has executed nothing and another may have taken over.
 pub(super) fn is_out_of_service(error: &RedisError) -> bool {
     use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
     matches!(

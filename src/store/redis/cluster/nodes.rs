@@ -1,4 +1,4 @@
-//! [`Nodes`]: which primaries there are, and which slots they serve.
+//! [`Nodes`]: the known primaries, and the slots that they serve.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,18 +13,18 @@ use redis::{
 
 use super::node::{Node, Range};
 
-/// What is known of a cluster.
+/// The known nodes and slots of a cluster.
 pub(super) struct Nodes {
-    /// How to connect to a node, but for its address.
+    /// Connection settings for every node; only the address differs.
     template: ConnectionInfo,
     seeds: Vec<Arc<Node>>,
     by_address: HashMap<NodeAddress, Arc<Node>>,
     owners: Owners,
-    /// What `owners` was made from; empty when a redirect has changed it since.
+    /// The source of `owners`; empty if a redirect has changed `owners` since.
     ranges: Vec<Range>,
 }
 
-/// Who serves each slot.
+/// The primary of each slot.
 pub(super) type Owners = HashMap<Slot, Arc<Node>>;
 
 impl Nodes {
@@ -47,7 +47,7 @@ impl Nodes {
         })
     }
 
-    /// Those that own a slot, each once, in the order of their slots.
+    /// The nodes that own a slot, each once, in the order of their slots.
     pub(super) fn serving(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();
         for slot in (0..16_384).filter_map(Slot::new) {
@@ -64,7 +64,7 @@ impl Nodes {
         self.owners.get(&slot).cloned()
     }
 
-    /// All that can be asked for the topology, those that are likely to answer first.
+    /// All nodes that can report the topology, the most likely to answer first.
     pub(super) fn all(&self) -> Vec<Arc<Node>> {
         let known = self.by_address.values().chain(&self.seeds);
         let mut all: Vec<Arc<Node>> = known.cloned().collect();
@@ -77,7 +77,7 @@ impl Nodes {
         let (name, _) = error.redirect_node().ok_or_else(|| error.clone())?;
         let address = match name.strip_prefix(':') {
             None => NodeAddress::try_from(name)?,
-            // It does not know its own name, so it has the one that it was reached by.
+            // The node does not know its own name, so use the address that reached it.
             Some(port) => NodeAddress::new(
                 by.address().host(),
                 port.parse().map_err(|_| error.clone())?,
@@ -86,7 +86,7 @@ impl Nodes {
         self.at(address)
     }
 
-    /// The node that a redirect names, which has the slot from now on.
+    /// The node that a redirect names. Records that node as the owner of the slot.
     pub(super) fn moved(
         &mut self,
         slot: Slot,
@@ -108,7 +108,7 @@ impl Nodes {
         Ok(node)
     }
 
-    /// Whether a node says what is known already.
+    /// Whether these ranges are known already.
     pub(super) fn is_known(&self, ranges: &[Range]) -> bool {
         self.ranges == ranges
     }
@@ -119,7 +119,7 @@ impl Nodes {
         primaries.collect()
     }
 
-    /// Takes over a new topology, and forgets the nodes that serve nothing. Answers the old owners, to be dropped
+    /// Installs a new topology, and forgets the nodes that serve no slots. Returns the old owners, to be dropped
     /// outside of the lock.
     pub(super) fn adopt(&mut self, ranges: Vec<Range>, owners: Owners) -> Owners {
         let serving: HashSet<_> = ranges.iter().map(|range| &range.primary).collect();
@@ -130,7 +130,8 @@ impl Nodes {
     }
 }
 
-/// Who serves each slot, from the ranges and their primaries. To be made outside of the lock: there are 16 384 slots.
+/// The primary of each slot, from the ranges and their primaries. Call this outside of the lock: there are 16 384
+/// slots.
 pub(super) fn owners(ranges: &[Range], primaries: &[Arc<Node>]) -> Owners {
     let mut owners = Owners::with_capacity(16_384);
     for (range, node) in ranges.iter().zip(primaries) {

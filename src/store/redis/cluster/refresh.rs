@@ -1,4 +1,4 @@
-//! Finding out which slot is whose, beside the traffic.
+//! Refreshes the topology beside the traffic.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,14 +8,14 @@ use tokio::task::JoinSet;
 use super::{Cluster, node::Range, nodes::owners, unserved};
 use crate::store::redis::connection::{CONNECT_TIMEOUT, within};
 
-/// From one refresh to the next: a process asks a cluster in trouble at most 20 times a second.
+/// Between two refreshes: a process asks a cluster in trouble at most 20 times a second.
 pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a node may take before the next one is asked as well.
+/// How long to wait for a node before asking the next one as well.
 const HEDGE: Duration = Duration::from_millis(25);
 
 impl Cluster {
-    /// Waits until the topology was asked for, unless that was just now.
+    /// Waits for a refresh of the topology, unless the last one began just now.
     pub(in crate::store::redis) async fn refresh(self: &Arc<Self>) -> RedisResult<()> {
         within(CONNECT_TIMEOUT, async {
             loop {
@@ -36,7 +36,7 @@ impl Cluster {
         self.adopt(ranges)
     }
 
-    /// Asks one node after another, without waiting long for any, and believes the first that knows.
+    /// Asks one node after another, without waiting long for any, and uses the first useful answer.
     async fn ask_for_topology(&self) -> RedisResult<Vec<Range>> {
         let mut others = self.nodes().all().into_iter();
         let mut asked = JoinSet::new();
@@ -49,7 +49,7 @@ impl Cluster {
             }
             match tokio::time::timeout(HEDGE, asked.join_next()).await {
                 Ok(Some(Ok(Ok(ranges)))) if !ranges.is_empty() => {
-                    // The others may answer later than this one, and not be in trouble.
+                    // Let the other requests finish: a later answer does not mean that a node is in trouble.
                     asked.detach_all();
                     return Ok(ranges);
                 }
@@ -59,7 +59,7 @@ impl Cluster {
         }
     }
 
-    /// Holds the lock, which all traffic takes, for a comparison if nothing has changed.
+    /// If nothing has changed, the lock, which all traffic takes, is held only for a comparison.
     fn adopt(&self, ranges: Vec<Range>) -> RedisResult<()> {
         if self.nodes().is_known(&ranges) {
             return Ok(());

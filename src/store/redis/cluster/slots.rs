@@ -1,4 +1,4 @@
-//! Which charges of a check share a slot, and what several slots answer together.
+//! Groups the charges of a check by slot, and joins the answers of several slots.
 
 use redis::cluster_routing::Slot;
 use tokio::time::timeout;
@@ -10,10 +10,11 @@ use crate::{
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, answer_of},
         settlement::Settlement,
     },
     store::{
-        Operation, StoreFuture,
+        StoreFuture,
         redis::{RedisStore, connection::PART_TIMEOUT},
     },
 };
@@ -22,22 +23,14 @@ use crate::{
 pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
 
 impl RedisStore {
-    /// `None` where one call will do.
-    pub(in crate::store::redis) fn settle_several_slots(
-        &self,
-        settlement: &Settlement,
-    ) -> Option<StoreFuture<Usage>> {
-        let slots = self.several_slots(settlement.check())?;
-        Some(self.settle_slots(settlement.clone(), slots))
-    }
-
     pub(super) fn settle_slots(&self, settlement: Settlement, slots: Slots) -> StoreFuture<Usage> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
-            let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
+            let settle = |part| store.execute_one(Operation::Settle(part), answer_of!(Settle));
+            let answers = parts.map(settle).collect();
             let usages = Self::join(answers).await.into_iter();
-            // Other parts may have been settled.
+            // Other parts may have been settled already.
             let usages: Vec<Usage> = usages
                 .collect::<Result<_, _>>()
                 .map_err(StoreError::maybe_sent)?;
@@ -47,7 +40,7 @@ impl RedisStore {
         })
     }
 
-    /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
+    /// The slots of the charges that count, if the keys of the check, including shadows, are in several.
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
         let may_be = self.transport.is_cluster() && check.all_charges().len() > 1;
         (may_be && self.slots_of(check).len() > 1).then(|| self.slots(check))
@@ -65,7 +58,7 @@ impl RedisStore {
         slots
     }
 
-    /// The slots of all keys of a check, shadows among them, each once.
+    /// The slots of all keys of a check, including shadows, each once.
     pub(super) fn slots_of(&self, check: &Check) -> Vec<Slot> {
         let mut slots = Vec::new();
         for charge in check.all_charges() {
@@ -77,7 +70,7 @@ impl RedisStore {
         slots
     }
 
-    /// The slot of an operation; `None` if its keys are in several.
+    /// The slot of an operation; `None` for keys in several.
     pub(super) fn only_slot(&self, operation: &Operation) -> Option<Slot> {
         let check = operation.check();
         let slots = check.filter(|check| check.all_charges().len() > 1);
@@ -87,7 +80,7 @@ impl RedisStore {
         }
     }
 
-    /// The slot of an operation whose keys are all in one.
+    /// The slot of an operation with all keys in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
         let (policy, key) = match operation {
             Operation::Check(_) | Operation::Fill { .. } | Operation::Settle(_) => {
@@ -98,6 +91,7 @@ impl RedisStore {
             Operation::Block { key, .. }
             | Operation::Ban { key, .. }
             | Operation::Unblock { key } => (BLOCKS, key),
+            _ => return None,
         };
         Some(self.slot(policy, key))
     }
@@ -106,8 +100,7 @@ impl RedisStore {
         Slot::for_key(self.names.name(policy, key))
     }
 
-    /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has
-    /// passed.
+    /// Starts all at once, and waits for all. If the caller leaves, each continues until the timeout.
     pub(super) fn join<T: Send + 'static>(
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
@@ -133,8 +126,7 @@ pub(super) const TOO_LATE: StoreError = StoreError::new(
     "a part of the Redis cluster did not answer in time",
 );
 
-/// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
-/// of its charges.
+/// Returns the first known decision time of the parts, and the usage of the whole check in the order of the charges.
 pub(super) fn join_usages(check: &Check, slots: &Slots, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
     let mut times = usages.iter().map(Usage::decided_at_ms);
     let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! [`SharedAttempt`]: one attempt at something that all callers need, made for all of them.
+//! [`SharedAttempt`]: one attempt, shared by all callers that need the result.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,35 +11,35 @@ use tokio::{
 use super::timeout::LOST_AFTER;
 use crate::store::redis::error::closed;
 
-/// Callers start an attempt only where there is none to wait for. It runs in a task of its own, so that it outlives
-/// callers who leave at their timeout.
+/// A caller starts an attempt only if there is none to wait for. The attempt runs in a task, so that callers can leave
+/// at their timeout without ending the attempt.
 ///
-/// That task is one of the runtime of the caller who started it, and this runtime may be parked, or the server silent.
-/// So no caller waits for an attempt that is older than [`LOST_AFTER`], and the next caller starts another beside
-/// it. If the older one succeeds first, that will do for all.
+/// The task runs in the runtime of the caller that started it. That runtime may be parked, or the server silent, so no
+/// caller waits for an attempt that is older than [`LOST_AFTER`]: the next caller starts another beside it. If the
+/// older attempt succeeds first, all callers use its result.
 pub(in crate::store::redis) struct SharedAttempt<T> {
     latest: watch::Sender<Latest<T>>,
-    /// From one attempt to the next.
+    /// Between the starts of two attempts.
     pause: Duration,
 }
 
-/// The newest attempt, or the one whose outcome is the newest.
+/// The newest attempt, or the attempt with the newest outcome.
 #[derive(Debug)]
 pub(in crate::store::redis) struct Latest<T> {
-    /// When it began, or will; `None` when there was none yet.
+    /// The start of the attempt, possibly in the future; `None` before the first attempt.
     started: Option<Instant>,
-    /// Whether there was another before it.
+    /// Whether an earlier attempt exists.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(dead_code, reason = "only a cluster asks for it")
     )]
     pub(in crate::store::redis) is_repeated: bool,
-    /// `None` while it is under way.
+    /// `None` while the attempt is under way.
     pub(in crate::store::redis) outcome: Option<RedisResult<T>>,
 }
 
 impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
-    /// Attempts nothing yet.
+    /// Starts no attempt yet.
     pub(in crate::store::redis) fn new(pause: Duration) -> Arc<Self> {
         let (latest, _) = watch::channel(Latest {
             started: None,
@@ -49,13 +49,13 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         Arc::new(Self { latest, pause })
     }
 
-    /// Holds a lock until it is dropped.
+    /// Returns the latest attempt. The returned value holds a lock until you drop it.
     pub(in crate::store::redis) fn latest(&self) -> watch::Ref<'_, Latest<T>> {
         self.latest.borrow()
     }
 
-    /// Starts another attempt, unless one is under way that can be waited for, or `will_do` says so of when the latest
-    /// was started and what came of it.
+    /// Starts another attempt, unless one is under way that callers can wait for, or `will_do` accepts the start and
+    /// the outcome of the latest.
     ///
     /// # Panics
     ///
@@ -68,6 +68,7 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         F: Future<Output = RedisResult<T>> + Send + 'static,
     {
         let mut start = None;
+        // The check and the start are one step under the lock, so that two callers cannot both start an attempt.
         self.latest.send_if_modified(|latest| {
             let goes_on = latest.started.is_some_and(|started| match &latest.outcome {
                 Some(outcome) => will_do(started, outcome),
@@ -102,8 +103,8 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         }
     }
 
-    /// Waits until there is an outcome; answers when that attempt was started as well. `None` when the newest attempt
-    /// is too old to be waited for.
+    /// Waits for an outcome, and returns the start of that attempt with the outcome. `None` when the newest attempt is
+    /// too old to wait for.
     pub(in crate::store::redis) async fn outcome(&self) -> Option<(Instant, RedisResult<T>)> {
         let mut latest = self.latest.subscribe();
         let newest = latest.borrow().started?;
@@ -116,14 +117,14 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
     }
 }
 
-/// An attempt under way. It fails when it is dropped.
+/// An attempt under way. Dropping the value publishes a failure.
 struct Attempt<T> {
     shared: Arc<SharedAttempt<T>>,
     started: Instant,
 }
 
 impl<T> Attempt<T> {
-    /// The outcome of an older attempt is of use, too: a success, or an answer that is an error.
+    /// Publishes the outcome. An older attempt counts if it succeeded, or if the server answered with an error.
     fn publish(&self, outcome: RedisResult<T>) {
         self.shared.latest.send_if_modified(|latest| {
             let has_succeeded = matches!(latest.outcome, Some(Ok(_)));
@@ -141,7 +142,7 @@ impl<T> Attempt<T> {
     }
 }
 
-/// The result where its runtime was shut down.
+/// Publishes a failure when the runtime of the attempt shuts down.
 impl<T> Drop for Attempt<T> {
     fn drop(&mut self) {
         let is_under_way =

@@ -3,7 +3,7 @@
 /// A host and a port.
 pub(super) type Address = (String, u16);
 
-/// Which address was named by how many sentinels.
+/// Counts the sentinels that name each address.
 pub(super) struct Ballot {
     voters: usize,
     named: Vec<Candidate>,
@@ -39,7 +39,8 @@ impl Ballot {
         }
     }
 
-    /// What to try next: the address that most sentinels name, or, when all have answered, the one named most often.
+    /// The next address to try: the address that most sentinels name, or, when all have answered, the one named most
+    /// often.
     pub(super) fn next(&mut self, all_answered: bool) -> Option<Address> {
         let rest = self.named.iter_mut().filter(|it| !it.tried);
         let best = rest.max_by_key(|it| it.votes)?;

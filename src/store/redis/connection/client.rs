@@ -9,22 +9,22 @@ use redis::{
 
 use super::source::{Source, config};
 
-/// The system asks this often whether an idle connection is still open. Firewalls and NATs forget
-/// connections that are idle for some minutes, and would say nothing about it.
+/// How often the system probes an idle connection. Firewalls and NATs silently forget connections that are idle for
+/// some minutes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A client for this server, with settings of ours.
+/// A client for this server, with the crate's settings.
 pub(in crate::store::redis) fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
     let info = prepared(server.into_connection_info()?);
     let mut settings = info.redis_settings().clone();
     if settings.lib_name().is_none() {
-        // A proxy that does not know the command hangs up.
+        // A proxy that does not know the command closes the connection.
         settings = settings.set_skip_set_lib_name();
     }
     Client::open(info.set_redis_settings(settings))
 }
 
-/// With `TCP_NODELAY` and keepalive on, unless the user has chosen another keepalive.
+/// With `TCP_NODELAY` and keepalive on. A keepalive that the user has chosen is kept.
 pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
     #[cfg(feature = "tls")]
     crate::store::redis::tls::prepare(&info);

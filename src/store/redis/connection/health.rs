@@ -1,4 +1,4 @@
-//! [`ConnectionHealth`]: what is known of a connection from what came back over it.
+//! [`ConnectionHealth`]: judges a connection by its replies.
 
 use std::{
     sync::atomic::{
@@ -14,20 +14,20 @@ use tokio::time::Instant;
 use super::timeout::{CONNECT_TIMEOUT, LOST_AFTER};
 use crate::store::redis::error::needs_another_connection;
 
-/// A reply this young proves that the connection is open: no server dies and comes back in less.
+/// A reply this young proves that the connection is open: no server stops and restarts in less time.
 const FRESH: Duration = Duration::from_millis(1);
 
-/// A reply that takes so many round trips will not come.
+/// After this many round trips, a reply is no longer expected.
 const ROUND_TRIPS: u32 = 4;
 
 /// Times are microseconds since `created`, from 1.
 pub(super) struct ConnectionHealth {
     created: Instant,
-    /// When the first command after the latest reply was sent; 0 when there was none.
+    /// When the first command after the latest reply was sent; 0 if there is none.
     sent: AtomicU64,
-    /// When the latest reply came; 0 when there was none.
+    /// When the latest reply came; 0 before the first.
     received: AtomicU64,
-    /// How long replies take, smoothed; 0 when there was none.
+    /// The smoothed round trip; 0 before the first reply.
     round_trip: AtomicU64,
     stale: AtomicBool,
 }
@@ -43,15 +43,15 @@ impl ConnectionHealth {
         }
     }
 
-    /// Takes note that a command is about to be sent. Answers when that was.
+    /// Records that a command is about to be sent, and returns the time.
     pub(super) fn sent(&self) -> u64 {
         let now = self.now();
-        // Whoever sees the zero of `received` also sees what was written before it: see `Connection::probe`.
+        // A caller that sees the zero of `received` also sees the writes before it: see `Connection::probe`.
         let _ = self.sent.compare_exchange(0, now, Acquire, Relaxed);
         now
     }
 
-    /// Takes note of a reply to a command that was sent at this time. An error reply becomes an error.
+    /// Records the reply to a command that was sent at this time. An error reply becomes an error.
     pub(super) fn received(&self, sent: u64, reply: RedisResult<Value>) -> RedisResult<Value> {
         let result = reply.and_then(Value::extract_error);
         if result.as_ref().is_err_and(needs_another_connection) {
@@ -65,7 +65,7 @@ impl ConnectionHealth {
         result
     }
 
-    /// Has the connection replaced, whatever came back over it.
+    /// Marks the connection for replacement, whatever its replies say.
     pub(super) fn mark_stale(&self) {
         self.stale.store(true, Relaxed);
     }
@@ -76,8 +76,8 @@ impl ConnectionHealth {
         self.stale.load(Relaxed) || (sent != 0 && self.is_past(sent, self.lost_after()))
     }
 
-    /// For how long nothing may come back while a reply is owed: longer where replies are known to take long, but not
-    /// without end after one that came very late.
+    /// How long an owed reply may be missing before the connection is lost. Slow replies raise this, but one very late
+    /// reply cannot raise it without bound.
     pub(super) fn lost_after(&self) -> Duration {
         let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
         round_trip
@@ -85,7 +85,7 @@ impl ConnectionHealth {
             .clamp(LOST_AFTER, CONNECT_TIMEOUT)
     }
 
-    /// Each reply counts for an eighth. Of two at a time one may count for nothing.
+    /// Each reply has a weight of an eighth. If two arrive at once, one may be lost, which does no harm.
     fn measure(&self, took: u64) {
         let before = self.round_trip.load(Relaxed);
         let after = match before {
@@ -95,7 +95,7 @@ impl ConnectionHealth {
         self.round_trip.store(after, Relaxed);
     }
 
-    /// Whether the latest reply is so young that the connection must be open.
+    /// Whether the latest reply is young enough to prove that the connection is open.
     pub(super) fn is_fresh(&self) -> bool {
         let received = self.received.load(Relaxed);
         received != 0 && !self.is_past(received, FRESH)
@@ -124,7 +124,7 @@ mod tests {
             tokio::time::advance(Duration::from_millis(took_ms)).await;
             health.received(sent, Ok(Value::Okay)).unwrap();
             let expected = Duration::from_millis(lost_after_ms);
-            // The first microsecond is left out.
+            // Times start at 1 µs, so the measured round trip is 1 µs shorter.
             let apart = health.lost_after().abs_diff(expected);
             assert!(apart < Duration::from_millis(1), "{apart:?}");
         }

@@ -1,4 +1,4 @@
-//! One connection to one server, shared by all callers and replaced as soon as it is known to be lost.
+//! One connection to one server, shared by all callers and replaced as soon as the connection is known to be lost.
 //!
 //! ```text
 //!   Source ──▶ ReconnectingConnection ──▶ Connection ──▶ server
@@ -51,13 +51,13 @@ pub(super) use source::Source;
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
 pub(super) use timeout::{LOST_AFTER, within};
 
-/// A connection that was open when it was last used.
+/// An established connection and the record of replies.
 struct Connection {
     multiplexed: MultiplexedConnection,
     health: ConnectionHealth,
     /// Whether a [probe](Self::probe) waits for its reply.
     probing: AtomicBool,
-    /// Where its probes run: a caller may leave outside of any runtime.
+    /// The runtime of the probes, because a caller may leave outside of any runtime.
     runtime: Handle,
 }
 
@@ -87,12 +87,14 @@ impl Connection {
     async fn send_asking(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
         use super::error::closed;
         let mut multiplexed = self.multiplexed.clone();
-        // In one message: what ASKING allows is the next command on the connection, whoever sends it.
+        // Both go in one message: ASKING applies to the next command on the connection, and other callers share the
+        // connection.
         let mut both = redis::Pipeline::with_capacity(2);
         both.cmd("ASKING").add_command(cmd.clone());
         let caller = Caller::sends(self);
         let replies = multiplexed.send_packed_commands(&both, 0, 2).await;
-        // An error of ASKING itself, such as a missing right, comes first: the command would only be redirected back.
+        // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
+        // back.
         caller.receives(replies.and_then(|replies| {
             let mut replies = replies.into_iter().map(Value::extract_error);
             replies.next().ok_or_else(closed)??;
@@ -100,7 +102,7 @@ impl Connection {
         }))
     }
 
-    /// Sends these commands together. An error reply is one among the replies.
+    /// Sends these commands together. You get an error reply as one of the replies.
     async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
@@ -120,7 +122,7 @@ impl Connection {
         self.health.is_lost()
     }
 
-    /// Whether it can be used without a look at its socket.
+    /// Whether callers can use the connection without a look at the socket.
     fn is_surely_usable(&self) -> bool {
         !self.is_lost() && self.health.is_fresh()
     }
@@ -129,10 +131,11 @@ impl Connection {
         self.is_surely_usable() || !self.is_lost() && is_open(&mut self.multiplexed.clone()).await
     }
 
-    /// Hears in the place of callers who left whether the server still answers: replies come in the order of their
-    /// commands, so the reply to a PING that is sent now says that all before it were answered.
+    /// Finds out in place of callers that left whether the server still answers. Replies come in the order of their
+    /// commands, so a reply to this PING means that all commands before it were answered.
     ///
-    /// One at a time. It ends before its reply is noted: whoever sends after that, and leaves, starts another.
+    /// Only one probe runs at a time. `probing` is cleared before the reply is recorded, so a caller that sends after
+    /// that and leaves starts another probe.
     fn probe(self: &Arc<Self>) {
         if self.probing.swap(true, Relaxed) {
             return;
@@ -152,7 +155,7 @@ impl Connection {
     }
 }
 
-/// Somebody who waits for a reply. One who leaves without it has it noted by a [probe](Connection::probe).
+/// A caller that waits for a reply. If the caller leaves first, a [probe](Connection::probe) stands in.
 struct Caller<'a> {
     connection: &'a Arc<Connection>,
     sent: u64,
@@ -184,14 +187,14 @@ impl Drop for Caller<'_> {
 
 /// Whether the connection is open as far as this side knows.
 ///
-/// The PING is polled once and dropped. A connection that has ended refuses it there and then; one that is open queues
-/// it, and does not send what nobody waits for. So this costs no round trip.
+/// The PING is polled once and dropped. A connection that has ended refuses the PING at once. An open connection queues
+/// the PING, but never sends a command that no caller waits for. So this costs no round trip.
 async fn is_open(connection: &mut impl ConnectionLike) -> bool {
     thread_local! {
         static PING: Cmd = redis::cmd("PING");
     }
-    // A runtime that was busy, or suspended with its machine, looks at its sockets first, and then lets the
-    // connection's task read what is there: the end, perhaps.
+    // After a pause, of the runtime or of the whole machine, the runtime looks at the sockets first. Then the
+    // connection's task can read what has arrived, possibly the end of the connection.
     yield_now().await;
     yield_now().await;
     PING.with(|ping| {

@@ -1,4 +1,4 @@
-//! [`ReconnectingConnection`]: a connection that is replaced as soon as it is known to be lost.
+//! [`ReconnectingConnection`]: a connection that is replaced as soon as the loss is known.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use super::{
     timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
 
-/// From one attempt to connect to the next: at most 200 a second reach a server that is down or read-only.
+/// Between two attempts to connect: at most 200 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
 /// One connection that callers share.
 ///
-/// A caller who finds it lost starts one attempt to replace it, which all others wait for. No command is ever sent
-/// twice.
+/// A caller that finds the connection lost starts one attempt to replace it, and all other callers wait for that
+/// attempt. No command is ever sent twice.
 pub(in crate::store::redis) struct ReconnectingConnection {
     source: Box<dyn Source>,
     attempt: Arc<SharedAttempt<Arc<Connection>>>,
@@ -27,7 +27,7 @@ pub(in crate::store::redis) struct ReconnectingConnection {
 type Outcome = RedisResult<Arc<Connection>>;
 
 impl ReconnectingConnection {
-    /// Does nothing until the first command.
+    /// Opens no connection before the first command.
     pub(in crate::store::redis) fn new(source: impl Source) -> Arc<Self> {
         Arc::new(Self {
             source: Box::new(source),
@@ -37,11 +37,11 @@ impl ReconnectingConnection {
 
     /// Sends one command, once.
     ///
-    /// Not bounded in time while a server keeps its connection open and says nothing.
+    /// There is no timeout for a silent server that keeps the connection open.
     ///
-    /// Cancellation: what was sent is executed, and its reply dropped.
+    /// Cancellation: the server executes a command that was sent, and the reply is dropped.
     pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
-        // The future of a request is boxed, so what is rarely needed has a box of its own.
+        // The future of a request is boxed, so the rare path has a separate box, which keeps that future small.
         let connection = match self.surely_usable() {
             Some(connection) => connection,
             None => Box::pin(self.usable()).await?,
@@ -59,7 +59,7 @@ impl ReconnectingConnection {
         self.usable().await?.send_asking(cmd).await
     }
 
-    /// Sends these commands together. An error reply is one among the replies.
+    /// Sends these commands together. You get an error reply as one of the replies.
     pub(in crate::store::redis) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
@@ -67,7 +67,7 @@ impl ReconnectingConnection {
         self.usable().await?.send_all(cmds).await
     }
 
-    /// Whether the server does not answer as far as is known: the connection is lost, or could not be replaced so far.
+    /// Whether the server seems not to answer: the connection is lost, or could not be replaced so far.
     #[cfg(feature = "cluster")]
     pub(in crate::store::redis) fn is_lost(&self) -> bool {
         let latest = self.attempt.latest();
@@ -78,7 +78,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// For how long the server may be silent before its connection is given up.
+    /// How long the server may be silent before the connection is lost.
     pub(in crate::store::redis) fn lost_after(&self) -> Duration {
         match &self.attempt.latest().outcome {
             Some(Ok(connection)) => connection.health.lost_after(),
@@ -86,7 +86,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// The connection, if there is nothing to find out about it.
+    /// The connection, if a reply is so recent that no look at the socket is needed.
     fn surely_usable(&self) -> Option<Arc<Connection>> {
         match &self.attempt.latest().outcome {
             Some(Ok(connection)) if connection.is_surely_usable() => Some(Arc::clone(connection)),
@@ -94,7 +94,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// The connection, made anew if it has to be.
+    /// The connection, replaced first if the old one is lost.
     async fn usable(self: &Arc<Self>) -> Outcome {
         let found = self.attempt.latest().outcome.clone();
         let lost = match found {
@@ -116,7 +116,7 @@ impl ReconnectingConnection {
             self.attempt
                 .start_unless(will_do, || Arc::clone(self).connect());
             match self.attempt.outcome().await {
-                // A failure from before this caller came says nothing: the server may be back since.
+                // Ignore a failure of an attempt that began before this caller came: the server may be back since.
                 Some((started, Err(error))) if started >= arrived => return Err(error),
                 Some((_, Ok(found))) if is_another(&found) => return Ok(found),
                 _ => {}
@@ -127,8 +127,8 @@ impl ReconnectingConnection {
     async fn connect(self: Arc<Self>) -> Outcome {
         within(CONNECT_TIMEOUT, async {
             let connection = Arc::new(Connection::new(self.source.connect().await?));
-            // The system accepts connections for a server that is stopped, so the server has to answer. An error reply
-            // will do.
+            // The system accepts connections for a server that is stopped, so wait for an answer. An error reply is
+            // enough.
             match connection.send(&redis::cmd("PING")).await {
                 Err(error) if error.code().is_none() => Err(error),
                 _ => Ok(connection),
@@ -137,7 +137,7 @@ impl ReconnectingConnection {
         .await
     }
 
-    /// Has the connection replaced before the next command if its source now leads to another server.
+    /// Marks the connection for replacement before the next command, if the source now leads to another server.
     fn follow(&self, connection: &Arc<Connection>) {
         if let Some(has_moved) = self.source.has_moved() {
             let connection = Arc::clone(connection);

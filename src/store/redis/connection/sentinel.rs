@@ -1,4 +1,4 @@
-//! [`Sentinels`] as a source of connections: they know where the primary is.
+//! [`Sentinels`] as a source of connections: they find the primary.
 
 use std::{
     fmt,
@@ -24,18 +24,18 @@ use super::{
 };
 use crate::store::redis::error::closed;
 
-/// How often the sentinels are asked whether a primary that works well still is the primary: one that was cut off from
-/// them does not know that there is another.
+/// How often the sentinels are asked whether a working primary still is the primary. A primary that was cut off from
+/// its sentinels does not know about its successor.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long nothing may happen before sentinels that have not answered are no longer counted on, and another
-/// address is tried beside the one that hangs.
+/// After this long without any event, stop counting on sentinels that have not answered, and try another address beside
+/// the one that hangs.
 const HEDGE: Duration = Duration::from_millis(200);
 
-/// A primary by the name that its sentinels know, and how to log in there.
+/// A primary by the name that the sentinels use, with the settings to log in there.
 ///
-/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the
-/// host: `"rediss://user:password@mymaster/2"`. A port says nothing.
+/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the host:
+/// `"rediss://user:password@mymaster/2"`. A port is ignored.
 #[derive(Clone)]
 pub struct SentinelPrimary(RedisResult<ConnectionInfo>);
 
@@ -67,15 +67,15 @@ impl fmt::Debug for SentinelPrimary {
     }
 }
 
-/// The sentinels of one primary, with a connection kept to each.
+/// The sentinels of one primary, and a shared connection to each.
 pub(in crate::store::redis) struct Sentinels {
     sentinels: Vec<Arc<ReconnectingConnection>>,
     question: Cmd,
     /// With the name in the place of the host.
     primary: ConnectionInfo,
-    /// Where it was found.
+    /// The address where the primary was found.
     found: Mutex<Option<Address>>,
-    /// When the sentinels are to be asked again whether that is still the primary.
+    /// When to ask the sentinels again whether that is still the primary.
     next_check: Mutex<Instant>,
 }
 
@@ -119,15 +119,16 @@ impl Source for Arc<Sentinels> {
     }
 }
 
-/// The outcome of a question to a sentinel, or of a visit to an address.
+/// The result of asking a sentinel, or of connecting to an address.
 enum Answer {
     Named(RedisResult<Address>),
     Visited(Address, RedisResult<MultiplexedConnection>),
 }
 
 impl Sentinels {
-    /// Asks all at once. An address is tried as soon as most of them name it, the others when all have answered: one
-    /// sentinel that is cut off with an old primary leads nobody there while the others can be reached.
+    /// Asks all sentinels at once. An address is tried as soon as most sentinels name it, the other addresses when all
+    /// have answered: a sentinel that is cut off together with an old primary misleads no caller while the other
+    /// sentinels can be reached.
     async fn find(self: &Arc<Self>) -> RedisResult<MultiplexedConnection> {
         let mut under_way = self.ask();
         let (mut unanswered, mut visits, mut is_late) = (self.sentinels.len(), 0, false);
@@ -149,7 +150,7 @@ impl Sentinels {
                     unanswered -= 1;
                     match named {
                         Ok(address) => ballot.add(address),
-                        // That a sentinel denies us tells more than that another is down.
+                        // The error of a sentinel that refuses us says more than that of one that is down.
                         Err(error) if ballot.is_empty() && why.is_io_error() => why = error,
                         Err(_) => {}
                     }
@@ -165,10 +166,10 @@ impl Sentinels {
         }
     }
 
-    /// Answers one caller per interval with yes.
+    /// Returns `true` to one caller per interval.
     fn is_check_due(&self) -> bool {
         let now = Instant::now();
-        // Whoever holds the lock is that caller.
+        // If the lock is taken, another caller is that one.
         let Ok(mut next_check) = self.next_check.try_lock() else {
             return false;
         };
@@ -179,7 +180,7 @@ impl Sentinels {
         is_due
     }
 
-    /// Whether most sentinels name another primary than the one that was found.
+    /// Whether most sentinels name a different primary from the one in use.
     async fn name_another(&self) -> bool {
         let mut under_way = self.ask();
         let mut ballot = Ballot::new(self.sentinels.len());
@@ -229,7 +230,7 @@ impl Sentinels {
         let mut connection = Client::open(self.primary.clone().set_addr(addr))?
             .get_multiplexed_async_connection_with_config(&config())
             .await?;
-        // Sentinels learn of a promotion one by one, and a primary of its demotion last.
+        // Sentinels learn of a promotion one by one, and the old primary learns of its demotion last.
         let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
         match role.first() {
             Some(Value::BulkString(role)) if role == b"master" => Ok(connection),

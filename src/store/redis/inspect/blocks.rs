@@ -1,4 +1,4 @@
-//! Blocks, as `lua/README.md` describes what is stored of them.
+//! Reads blocks in the format that `lua/README.md` describes.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,19 @@ use crate::{
     },
 };
 
-/// What is read of the block of an identity: `None` if there is none; or why it cannot be read.
+/// The block of an identity: `None` if there is none, or the reason why it cannot be read.
 pub type StoredBlock = Result<Option<(Block, BlockDetails)>, UnreadableValue>;
 
-/// How many keys are looked at at a time.
+/// The number of keys per scan.
 const BATCH: u32 = 500;
 
 impl Inspector {
-    /// Reads the block of an identity. It may have ended: compare it with [the server's time](Self::now_ms).
+    /// Reads the block of an identity. The block may have ended: compare it with [the server's time](Self::now_ms).
     ///
     /// # Errors
     ///
-    /// The outer when the server does not answer in time, or with an error; the inner when what it keeps cannot be
-    /// read.
+    /// The outer error if the server does not answer in time, or with an error; the inner one if the stored value
+    /// cannot be read.
     pub async fn block(&self, key: &Key) -> Result<StoredBlock, StoreError> {
         let name = StoredName::write(&self.store.names, key, BLOCKS);
         let name = name.as_bytes();
@@ -43,15 +43,16 @@ impl Inspector {
         self.all(Some(BLOCKS))
     }
 
-    /// Looks into the index of blocks: answers with the keys of about `count` of them, and the cursor to go on with: 0
-    /// in the beginning and in the end.
+    /// Reads the index of blocks: returns the keys of about `count` blocks, and a cursor for your next call. Use the
+    /// cursor 0 for the first call; a returned 0 means the end.
     ///
-    /// Those that have ended or were unblocked may still be among them, and some may come twice. A key is not among
-    /// them if its block could not be indexed: of an older version, or where a right is missing.
+    /// Blocks that have ended or were removed may still be among them, and some may come twice. A block that could not
+    /// be indexed is missing: one of an older version, or one whose
+    /// writer had no right to the index.
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error.
+    /// If the server does not answer in time, or with an error.
     pub async fn indexed_blocks(
         &self,
         cursor: u64,
@@ -99,11 +100,12 @@ impl Inspector {
         replies.map(|reply| stored(reply, read)).collect()
     }
 
-    /// Who is blocked now, at most so many.
+    /// The current blocks, up to a maximum number.
     pub(in crate::store::redis) async fn all_blocked(
         &self,
         most: usize,
     ) -> Result<Vec<BlockedIdentity>, StoreError> {
+        // A map, because the index may return an identity more than once.
         let (mut blocks, mut cursor) = (BTreeMap::new(), 0);
         while blocks.len() < most {
             let names;
@@ -141,7 +143,7 @@ fn read(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
     let Some((&[a, b, c, d, e, f, by, version], details)) = value.split_first_chunk() else {
         return Err(UnreadableValue::Malformed);
     };
-    // Without details, or with the time and the lengths of the texts.
+    // A block has no details, or at least the time and the lengths of the texts.
     if !details.is_empty() && details.len() < 10 {
         return Err(UnreadableValue::Malformed);
     }
@@ -155,7 +157,7 @@ fn read(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
     Ok((block, read_details(details)))
 }
 
-/// Those of a block of an older version are not known. No check reads them, so nothing in them is an error.
+/// An unknown format, of a block of an older version, is no error, because no check reads the details.
 fn read_details(mut bytes: &[u8]) -> BlockDetails {
     match number(&mut bytes, 6) {
         Some(created_ms) => BlockDetails::read_texts(created_ms, bytes).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! [`decide`]: what the script would answer.
+//! [`decide`]: computes the script's decision without the server.
 
 use super::StoredValue;
 use crate::domain::{
@@ -9,14 +9,14 @@ use crate::domain::{
     window::{Section, Spec},
 };
 
-/// Answers what a check would be answered at this time, of the store's clock, without charging anything.
+/// Returns the decision for a check at this time of the store's clock, in ms, without charging anything.
 ///
-/// `values` are what is stored for the charges of the check, in their order. Shadows are not looked at. The answer is
-/// the script's, to the millisecond; another request may come first.
+/// You pass the stored `values` for the charges of the check, in their order. Shadows are ignored. The decision is the
+/// script's, to the millisecond, but another request may come first.
 ///
 /// # Errors
 ///
-/// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when there are more or fewer values than charges.
+/// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) if there are more or fewer values than charges.
 pub fn decide(
     check: &Check,
     now_ms: u64,
@@ -37,6 +37,7 @@ pub fn decide(
             let room = rule.limit().checked_sub(charge.cost());
             fits &= room.is_some_and(|room| count.units(rule) <= room);
             counts.push(count);
+            // These counts are used only if every rule has room, so charge while all rules so far have.
             charged.push(if fits && charge.cost() > 0 {
                 section.charge(now_ms, rule.limit(), charge.cost());
                 section.kept()

@@ -1,8 +1,7 @@
-//! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
+//! Reads the stored data of a [`RedisStore`], without writing anything: for operators' tools.
 //!
-//! Once it has logged in, no command but `GET`, `ZSCAN`, `ZRANGE`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE`, `PING` and `HELLO` is
-//! sent; on a cluster also
-//! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
+//! After the login, the inspector uses no commands but `GET`, `ZSCAN`, `ZRANGE`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE`,
+//! `PING` and `HELLO`; on a cluster also `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
 //! use sluicegate::{Key, RedisStore};
@@ -52,22 +51,22 @@ pub use name::StoredName;
 pub use server::{Selection, Server};
 pub use value::{Section, Step, StoredValue, UnreadableValue};
 
-/// The key of an identity whose value is only known as the hash that the store has of it: of `header=#5877…`, the kind
-/// `header` and the token `#5877…`, with 32 digits. `None` if this is no such token.
+/// The key of an identity of which you know only the stored hash: for `header=#5877…`, use the kind `header` and the
+/// token `#5877…`, with 32 digits. `None` if the token has another form.
 ///
-/// It stands for the identity over Redis, with the prefix and secret by which it was hashed, and over no other store.
+/// The key stands for the identity only over Redis, with the prefix and secret of that hash, and over no other store.
 #[must_use]
 pub fn hashed_key(kind: impl Into<Text>, token: &str) -> Option<Key> {
     names::hashed(kind, token)
 }
 
-/// What is read of one key: its value, `None` if it holds nothing; or why that cannot be read.
+/// The value of one key, `None` if the key does not exist, or the reason why the value cannot be read.
 pub type StoredResult = Result<Option<StoredValue>, UnreadableValue>;
 
-/// How long each reply is waited for, unless it is said.
+/// The default timeout of each reply.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reads what a store has stored. Cheap to clone; made by [`RedisStore::inspector`].
+/// Reads the data of a store. Cheap to clone; made by [`RedisStore::inspector`].
 #[derive(Clone, Debug)]
 pub struct Inspector {
     pub(super) store: RedisStore,
@@ -75,7 +74,7 @@ pub struct Inspector {
 }
 
 impl RedisStore {
-    /// A reader of what is stored, over the same connection, with the same prefix and secret.
+    /// An inspector of the stored data, with the same connection, prefix and secret.
     #[must_use]
     pub fn inspector(&self) -> Inspector {
         Inspector::over(self)
@@ -90,29 +89,29 @@ impl Inspector {
         }
     }
 
-    /// Sets how long each reply is waited for, and an attempt to connect. The default is two seconds.
+    /// Sets the timeout of each reply, and of an attempt to connect. The default is two seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Makes sure that a server is there that lets us in, or a node of a cluster.
+    /// Checks that a server, or a node of a cluster, answers and accepts the user.
     ///
     /// # Errors
     ///
-    /// When it cannot be reached within the timeout, or refuses the user.
+    /// If the server cannot be reached within the timeout, or refuses the user.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let greeting = within(self.timeout, self.store.transport.greet()).await;
         greeting.map_err(|error| store_error(&error))
     }
 
     /// Whether the server is a node of a cluster, and so keeps only some of the keys: connect to the cluster instead.
-    /// `false` where the server does not say so: a proxy, which hangs up, or a server that does not know `HELLO`.
+    /// `false` if the server does not say: a proxy, which closes the connection, or a server without `HELLO`.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or does not answer in time.
+    /// If the server cannot be reached, or does not answer in time.
     pub async fn is_cluster_node(&self) -> Result<bool, StoreError> {
         match self.send(&redis::cmd("HELLO"), b"").await {
             Ok(reply) => Ok(mode(reply).is_some_and(|mode| mode == "cluster")),
@@ -121,7 +120,7 @@ impl Inspector {
         }
     }
 
-    /// `HOST:PORT` of the node of a cluster that keeps this identity, as far as it is known; `None` of a server by itself.
+    /// `HOST:PORT` of the cluster node that keeps this identity, if known; `None` for a single server.
     #[must_use]
     pub fn node_address(&self, key: &Key) -> Option<String> {
         let transport = &self.store.transport;
@@ -132,7 +131,7 @@ impl Inspector {
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn now_ms(&self, key: &Key) -> Result<u64, StoreError> {
         self.now_ms_at(&self.store.names.name("", key)).await
     }
@@ -153,20 +152,20 @@ impl Inspector {
     ///
     /// # Errors
     ///
-    /// The outer when the server does not answer in time, or with an error; the inner when what it keeps cannot be
-    /// read.
+    /// The outer error if the server does not answer in time, or with an error; the inner one if the stored value
+    /// cannot be read.
     pub async fn read(&self, name: &StoredName) -> Result<StoredResult, StoreError> {
         let name = name.as_bytes();
         let value = self.send(redis::cmd("GET").arg(name), name).await;
         stored(value, StoredValue::read)
     }
 
-    /// Who has contributed to the account of this key, by the server's time: like
-    /// [`Limiter::contributors`](crate::Limiter::contributors), without its script.
+    /// The contributors to the account of this key, by the server's time: like
+    /// [`Limiter::contributors`](crate::Limiter::contributors), but without a script.
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn contributors(
         &self,
         policy: &Policy,
@@ -177,12 +176,12 @@ impl Inspector {
         self.in_time(contributors).await
     }
 
-    /// What services [publish](crate::Limiter::publish_policies) of their policies. Where processes differ, there are
-    /// several of one name.
+    /// The policies that services [publish](crate::Limiter::publish_policies). If processes differ, you get several
+    /// policies with the same name.
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error.
+    /// If the server does not answer in time, or with an error.
     pub async fn policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
         self.in_time(self.store.published_policies()).await
     }
@@ -191,7 +190,7 @@ impl Inspector {
     ///
     /// # Errors
     ///
-    /// When a cluster cannot be reached; and over a connection of your own that is of a cluster.
+    /// If a cluster cannot be reached; and always over a connection of your own to a cluster.
     pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
         let servers = within(self.timeout, self.store.transport.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();
@@ -208,7 +207,7 @@ impl Inspector {
         now_ms.map_err(|error| unknown_to_proxies(&error, self.store.transport.is_cluster()))
     }
 
-    /// Waits for the answer to several commands.
+    /// Bounds the wait for several replies.
     async fn in_time<T>(
         &self,
         answer: impl Future<Output = Result<T, StoreError>>,
@@ -225,7 +224,7 @@ impl Inspector {
 const TOO_LATE: StoreError =
     StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
 
-/// What a `GET` has answered, as `read` reads it.
+/// Applies `read` to the reply to a `GET`.
 fn stored<T>(
     value: RedisResult<Value>,
     read: impl FnOnce(&[u8]) -> Result<T, UnreadableValue>,
@@ -241,7 +240,7 @@ fn stored<T>(
     }
 }
 
-/// How a server that has answered `HELLO` is run: alone, in a cluster, as a sentinel.
+/// The mode of a server, from the reply to `HELLO`: alone, in a cluster, or as a sentinel.
 fn mode(reply: Value) -> Option<String> {
     let mut reply: HashMap<String, Value> = redis::from_redis_value(reply).ok()?;
     redis::from_redis_value(reply.remove("mode")?).ok()
@@ -252,7 +251,7 @@ fn hangs_up(error: &RedisError) -> bool {
     error.is_connection_dropped() && !error.is_connection_refusal()
 }
 
-/// The error of a command that proxies do not know. No node of a cluster is behind one.
+/// The error of a command that proxies do not know. No cluster node is behind a proxy.
 fn unknown_to_proxies(error: &RedisError, is_of_cluster: bool) -> StoreError {
     if is_of_cluster || !hangs_up(error) {
         return store_error(error);

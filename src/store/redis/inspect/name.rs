@@ -1,4 +1,4 @@
-//! [`StoredName`]: the name of a key, read.
+//! [`StoredName`]: the parsed name of a key.
 
 use crate::{
     domain::{
@@ -8,7 +8,7 @@ use crate::{
     store::redis::names::Names,
 };
 
-/// The name of a key that a server keeps: of whom, and under which policy.
+/// The name of a stored key: its identity and its policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StoredName {
     name: Box<str>,
@@ -27,26 +27,26 @@ impl StoredName {
         }
     }
 
-    /// The key of the block of an identity, as the index has it.
+    /// The key of the block of an identity, from its form in the index.
     pub(super) fn of_block(names: &Names, identity: &[u8]) -> Option<Self> {
         let prefix = names.prefix().as_bytes();
         let end = ["}:", BLOCKS].concat();
         Self::read(names, [prefix, b":{", identity, end.as_bytes()].concat())
     }
 
-    /// `None` for a name that this store does not give.
+    /// `None` for a name that this store does not use.
     pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
         let name = Self::read_of_any_prefix(name)?;
         (name.prefix() == names.prefix()).then_some(name)
     }
 
-    /// `None` for a name that no store of this crate gives. A prefix has no braces.
+    /// `None` for a name that no store of this crate uses. A prefix has no braces.
     pub(super) fn read_of_any_prefix(name: Vec<u8>) -> Option<Self> {
         let name = String::from_utf8(name).ok()?;
         let (_, rest) = name.split_once(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
-        // Contributors stand under a longer name.
+        // The names of contributors are longer: they contain a colon.
         let is_policy = !policy.is_empty() && !policy.contains(':') && policy != STRIKES;
         if !identity.contains('=') || !is_policy || !is_plain {
             return None;
@@ -57,13 +57,13 @@ impl StoredName {
         Some(Self { name, identity })
     }
 
-    /// What the name begins with: see [`RedisStore::prefix`](crate::RedisStore::prefix).
+    /// The prefix of the name: see [`RedisStore::prefix`](crate::RedisStore::prefix).
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.name[..self.identity.start - ":{".len()]
     }
 
-    /// Who is limited, as the name has it: `ip=203.0.113.7`, or `api-key=#` and a hash where the value is long, strange
+    /// The limited identity as in the name: `ip=203.0.113.7`, or `api-key=#` and a hash if the value is long, strange
     /// or secret.
     #[must_use]
     pub fn identity(&self) -> &str {
@@ -76,7 +76,7 @@ impl StoredName {
         &self.name[self.identity.end + 2..]
     }
 
-    /// Whether it is the key of a block, and of no policy.
+    /// Whether this is the key of a block, which has no policy.
     #[must_use]
     pub fn is_of_block(&self) -> bool {
         self.policy() == BLOCKS

@@ -1,4 +1,4 @@
-//! [`Server`]: one server, and all keys that it keeps.
+//! [`Server`]: one server, with all its keys.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub struct Server {
     timeout: Duration,
 }
 
-/// Which keys a [scan](Server::scan) is to find.
+/// Selects the keys for a [scan](Server::scan).
 #[derive(Clone, Debug)]
 pub struct Selection {
     pattern: Vec<u8>,
@@ -53,8 +53,8 @@ impl Inspector {
         self.all(Some("*"))
     }
 
-    /// The keys of all stores of this crate that share the server, whatever their [prefixes](StoredName::prefix), and
-    /// those that hold blocks.
+    /// The keys of all stores of this crate that use the server, whatever their [prefixes](StoredName::prefix), and
+    /// those that hold [blocks](StoredName::is_of_block).
     #[must_use]
     pub fn all_prefixes(&self) -> Selection {
         Selection {
@@ -63,7 +63,7 @@ impl Inspector {
         }
     }
 
-    /// The keys of one identity, under whatever policies.
+    /// The keys of one identity, under any policy.
     #[must_use]
     pub fn all_of(&self, key: &Key) -> Selection {
         Selection::of_this_prefix(self.store.names.pattern(Some(key), None))
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// `HOST:PORT` of a node of a cluster; `None` of a server by itself.
+    /// `HOST:PORT` of a cluster node; `None` for a single server.
     #[must_use]
     pub fn node_address(&self) -> Option<String> {
         self.to.node_address()
@@ -89,7 +89,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn now_ms(&self) -> Result<u64, StoreError> {
         #[cfg(feature = "test-util")]
         if let Some(clock) = &self.store.clock {
@@ -99,7 +99,7 @@ impl Server {
         now_ms.map_err(|error| self.error(&error))
     }
 
-    /// How many keys the server keeps, those of others among them.
+    /// How many keys the server keeps, including those of other applications.
     ///
     /// # Errors
     ///
@@ -110,10 +110,10 @@ impl Server {
         count.map_err(|error| self.error(&error))
     }
 
-    /// Looks at about `count` keys, and answers with those that are selected, and the cursor to go on with: 0 in the
-    /// beginning and in the end.
+    /// Scans about `count` keys, and returns the selected ones and a cursor for your next call. Use the cursor 0 for
+    /// the first call; a returned 0 means the end.
     ///
-    /// A key that is there from the beginning to the end is found, possibly more than once.
+    /// A key that exists from the beginning to the end is found, possibly more than once.
     ///
     /// # Errors
     ///
@@ -134,6 +134,7 @@ impl Server {
         let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
         let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| self.error(&error))?;
         let names = &self.store.names;
+        // The pattern also matches other keys, such as those of contributors.
         let found = found.into_iter().filter_map(|name| {
             if selection.of_any_prefix {
                 StoredName::read_of_any_prefix(name)
@@ -144,11 +145,12 @@ impl Server {
         Ok((next, found.collect()))
     }
 
-    /// Reads these keys, in one pipeline. One that has moved to another node of a cluster meanwhile holds nothing.
+    /// Reads these keys, in one pipeline. A key that has moved to another node of a cluster meanwhile has no value
+    /// here.
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time, or with an error that is not about a key.
+    /// If the server does not answer in time, or with an error that is not about a key.
     pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
         let replies = self.get_all(names).await?;
         let values = replies.into_iter();

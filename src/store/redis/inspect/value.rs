@@ -1,4 +1,4 @@
-//! [`StoredValue`]: what the script stores for one (policy, key), read as `lua/README.md` describes it.
+//! [`StoredValue`]: the script's value for one policy and key, in the format that `lua/README.md` describes.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -14,22 +14,22 @@ use crate::{
 /// The bytes of one label.
 const LABEL: usize = 12;
 
-/// No time of a server is later, in ms: later ones could not be stored.
+/// The latest time of a server, in ms: later ones could not be stored.
 pub(super) const MAX_TIME_MS: u64 = 1 << 48;
 
-/// What is stored for one key under one policy, in a section for each rule.
+/// The value of one key under one policy, with a section for each rule.
 ///
-/// A value holds no limits: these are the caller's, and may differ from one process to another during a rollout. For
-/// the same reason it may hold sections for other rules than those that you know.
+/// A value holds no limits: each process uses its own, and they may differ during a rollout. So a value may also hold
+/// sections for rules that you do not know.
 #[derive(Clone, Debug)]
 pub struct StoredValue {
     sections: Vec<Section>,
     expires_ms: u64,
 }
 
-/// What is stored for one rule: the units of its steps, or what is missing in a bucket.
+/// The state of one rule: the units of its steps, or the deficit of a bucket.
 ///
-/// All times are in ms of the store's clock; what counts is asked for a time, which should be
+/// All times are in ms of the store's clock. You pass the time for which to count, which should be
 /// [the server's](super::Inspector::now_ms).
 #[derive(Clone, Debug)]
 pub struct Section {
@@ -41,9 +41,9 @@ pub struct Section {
 pub struct Step {
     /// The first millisecond after the step.
     pub end_ms: u64,
-    /// How many were charged in it, after settlements.
+    /// The units charged in the step, after settlements.
     pub units: u64,
-    /// The first millisecond at which they no longer count.
+    /// The first millisecond at which the units no longer count.
     pub release_ms: u64,
 }
 
@@ -51,11 +51,11 @@ pub struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnreadableValue {
-    /// It is no string, so this crate has not written it.
+    /// The value is no string, so this crate has not written it.
     WrongType,
-    /// It was written by another version of this crate, with this version of the layout; or not by this crate.
+    /// The value has this version of the layout: another version of this crate wrote it, or something else.
     OtherVersion(u8),
-    /// It is not what this crate writes.
+    /// The value has a form that this crate does not write.
     Malformed,
 }
 
@@ -64,7 +64,7 @@ impl StoredValue {
     ///
     /// # Errors
     ///
-    /// When it is not what this version of the script writes.
+    /// If the value is not one that this version of the script writes.
     pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
         match value.split_last() {
             Some((&VERSION, sections)) => read(sections).ok_or(UnreadableValue::Malformed),
@@ -73,8 +73,8 @@ impl StoredValue {
         }
     }
 
-    /// The sections: first those of the process that wrote last, in the order of its rules; then those of others that
-    /// still counted.
+    /// The sections: first those of the process that wrote last, in the order of its rules, then those of other
+    /// processes that still counted.
     #[must_use]
     pub fn sections(&self) -> &[Section] {
         &self.sections
@@ -86,8 +86,8 @@ impl StoredValue {
         self.sections.iter().find(|section| section.is_of(rule))
     }
 
-    /// When the key expires, in ms of the store's clock: when nothing counts any more, or later: a
-    /// charge adds up to a minute, and a settlement that takes units does not move it back.
+    /// When the key expires, in ms of the store's clock: when nothing counts any more, or later. A charge adds up to a
+    /// minute, and a settlement that returns units does not shorten the time.
     #[must_use]
     pub const fn expires_ms(&self) -> u64 {
         self.expires_ms
@@ -101,7 +101,7 @@ impl Section {
         Spec::of(rule) == self.counted.spec()
     }
 
-    /// The rule that this section holds the counts of, with this limit.
+    /// The rule whose counts this section holds, with this limit.
     #[must_use]
     pub const fn rule(&self, limit: u64) -> Rule {
         match self.counted.spec() {
@@ -120,9 +120,9 @@ impl Section {
         }
     }
 
-    /// The steps that count at this time, oldest first; none of a bucket.
+    /// The steps that count at this time, oldest first; empty for a bucket.
     ///
-    /// While the clock shows less than the start of the newest, time stands still: what counted then counts.
+    /// While the clock is before the start of the newest step, time stands still: the same steps count.
     #[must_use]
     pub fn steps(&self, now_ms: u64) -> Vec<Step> {
         let window::Section::Steps(queue) = &self.counted else {
@@ -139,13 +139,13 @@ impl Section {
 
     /// How many units count at this time.
     ///
-    /// The time of a bucket is believed, however far ahead: what is too far, only its limit tells.
+    /// The stored time of a bucket is trusted, however far ahead: only the limit could show that the time is too far.
     #[must_use]
     pub fn used(&self, now_ms: u64) -> u64 {
         self.count(now_ms, MAX_UNITS, 0).units(&self.rule(0))
     }
 
-    /// When `cost` fits under `limit`, if it is not above it and does not fit at this time; else 0.
+    /// When `cost` will fit under `limit`, in ms; 0 if the cost fits at this time, or is above the limit.
     #[must_use]
     pub fn fits_at_ms(&self, now_ms: u64, limit: u64, cost: u64) -> u64 {
         let rule = self.rule(limit);
@@ -157,7 +157,7 @@ impl Section {
         }
     }
 
-    /// When nothing counts any more; 0 if nothing does at this time.
+    /// When nothing counts any more, in ms; 0 if nothing counts at this time.
     #[must_use]
     pub fn reset_at_ms(&self, now_ms: u64) -> u64 {
         self.count(now_ms, MAX_UNITS, 0).reset_at_ms(&self.rule(0))
@@ -167,8 +167,8 @@ impl Section {
         self.counted.look(now_ms.min(MAX_TIME_MS), limit, cost)
     }
 
-    /// The end of the newest step that is stored, also of one that does not count; 0 when there is none. Of a bucket,
-    /// when it was charged last.
+    /// The end of the newest stored step, even if the step no longer counts; 0 if there is none. For a bucket, the time
+    /// of the latest charge.
     #[must_use]
     pub fn newest_end_ms(&self) -> u64 {
         self.counted.kept().newest_end_ms
@@ -203,7 +203,7 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     })
 }
 
-/// The head of a section and the entries of its queue.
+/// The head of a section, with the entries of its queue.
 struct Head<'a> {
     newest_ms: u64,
     first_ms: u64,
@@ -232,7 +232,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The steps of a section that uses so many units.
+/// The steps of a section with `used` units.
 fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
     if used == 0 {
         return Some(StepQueue::new(spec));
@@ -241,7 +241,8 @@ fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
     let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
     is_step.then_some(())?;
 
-    // Both numbers of an entry are counted modulo `wrap`: those of steps from the newest, totals from the base.
+    // Both numbers of an entry are stored modulo `wrap`: step numbers relative to the newest, totals relative to the
+    // base.
     let (half, wrap) = entry_format(head.width)?;
     let mut entries = head.entries;
     let newest = newest_ms / spec.step_ms;
@@ -262,13 +263,13 @@ fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
     (steps[0].0 == head.first_ms).then(|| StepQueue::from_steps(spec, steps))
 }
 
-/// The bucket of a section in which so much is missing at this time.
+/// The bucket of a section with this deficit at this time.
 fn bucket(spec: BucketSpec, deficit: u64, at_ms: u64, head: &Head<'_>) -> Option<Bucket> {
     let is_bucket = head.entries.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
     is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
 }
 
-/// The bytes of each of the two numbers of an entry, and what they are counted modulo.
+/// The size in bytes of each of the two numbers of an entry, and their modulus.
 const fn entry_format(width: u64) -> Option<(usize, u64)> {
     match width {
         0 | 1 => Some((2, 1 << 16)),

@@ -119,6 +119,8 @@ impl Call {
                     call.push_reset(names, BLOCKS, key);
                     call.push_reset(names, STRIKES, key);
                 }
+                // The reply says so.
+                _ => {}
             }
         }
         if let Some(now_ms) = clock {

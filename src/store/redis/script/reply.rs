@@ -94,6 +94,7 @@ impl Reader<'_> {
                 let (block, strikes) = (self.done(), self.done());
                 block.and(strikes).map(|()| Reply::Unblock)
             }
+            other => Err(other.unsupported()),
         }
     }
 

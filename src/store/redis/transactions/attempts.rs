@@ -1,4 +1,5 @@
-//! [`Attempts`]: jobs that wait for each other in this process, and are tried against all others.
+//! [`Attempts`]: queues jobs on the same identities in this process, and retries each when another process writes
+//! first.
 
 use std::{
     fmt,
@@ -34,21 +35,21 @@ use crate::{
     },
 };
 
-/// How long an attempt may take, whatever the timeouts of its callers: a connection, and two round trips for each time
-/// that others are faster.
+/// How long an attempt may take, whatever the timeouts of its callers: time for a connection, and for two round trips
+/// each time that another process writes first.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An attempt that has not ended by then, though its time was over, is of a runtime that is parked: its identities are
-/// given to others.
+/// An attempt that is still under way this late, although its time is over, belongs to a parked runtime: its identities
+/// go to other jobs.
 const PARKED_AFTER: Duration = Duration::from_millis(1_250);
 
-/// From one attempt to connect to the next, for each connection of the pool that is lost.
+/// The pause between two attempts to replace a lost connection of the pool.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What came of each operation of a job.
+/// The reply to each operation of a job.
 pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 
-/// Where operations are done.
+/// Executes operations over the connections of a pool.
 pub(super) struct Attempts {
     pub(super) settings: Settings,
     queue: Queue<Job, runtime::Id>,
@@ -63,12 +64,12 @@ pub(super) struct Settings {
     pub(super) clock: Option<TestClock>,
 }
 
-/// Operations of one caller.
+/// The operations of one caller.
 struct Job {
     operations: Vec<Operation>,
     reply: oneshot::Sender<Result<Replies, StoreError>>,
     journey: Journey,
-    /// Where the caller waits: an attempt is made there.
+    /// The runtime of the caller, which runs the attempt.
     runtime: Handle,
 }
 
@@ -93,9 +94,9 @@ impl Attempts {
         })
     }
 
-    /// Does these operations, in this order.
+    /// Executes these operations in this order.
     ///
-    /// Cancellation: who leaves before they are written has none of them done; later, all.
+    /// Cancellation: before the write, dropping the future cancels all operations; afterwards all of them are done.
     pub(super) async fn execute(
         self: Arc<Self>,
         operations: Vec<Operation>,
@@ -116,6 +117,7 @@ impl Attempts {
             self.begin(group);
         }
         loop {
+            // A group in a parked runtime never ends, so waiting callers look for one.
             for group in self.queue.take_over(&keys, PARKED_AFTER, Job::has_left) {
                 self.begin(group);
             }
@@ -126,7 +128,7 @@ impl Attempts {
         }
     }
 
-    /// Tries a group in a task of its own: callers may leave, and it ends nevertheless.
+    /// Tries a group in a task, so that the attempt ends even if its callers leave.
     fn begin(self: &Arc<Self>, group: Group<Job, runtime::Id>) {
         let runtime = group.jobs[0].runtime.clone();
         let attempts = Arc::downgrade(self);
@@ -143,7 +145,7 @@ impl Attempts {
             }
             let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
-                // They have waited for the connection.
+                // All callers left while waiting for the connection.
                 Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
                 Ok(mut held) => {
                     let replies = settings.attempt(&mut held, &group.jobs, end).await;
@@ -151,7 +153,7 @@ impl Attempts {
                 }
                 Err(error) => (None, Err(error)),
             };
-            // First, so that the next is under way while those of this one are answered.
+            // Free the identities first, so that the next group starts while the callers of this one are answered.
             drop(place);
             let blame = Some(Blame::Call(sent));
             answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
@@ -162,7 +164,7 @@ impl Attempts {
     }
 }
 
-/// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
+/// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
 pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
     while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
         if held.renew(&settings.pool, Settings::end()).await.is_ok() {
@@ -173,7 +175,7 @@ pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
     }
 }
 
-/// Answers each its own. An error of all is everybody's.
+/// Sends each job its replies. An error of the whole attempt goes to every job.
 fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
     match replies {
         Ok(replies) => {
@@ -189,7 +191,7 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
     }
 }
 
-/// The identities of a group under way, given to the next when it has ended or was dropped.
+/// The identities of a group under way. Dropping this frees them for the next group.
 struct Place {
     attempts: Arc<Attempts>,
     number: u64,
@@ -204,12 +206,12 @@ impl Drop for Place {
 }
 
 impl Settings {
-    /// When what begins now is given up.
+    /// The deadline of an attempt that begins now.
     pub(super) fn end() -> Instant {
         Instant::now() + TIMEOUT
     }
 
-    /// Reads, decides and writes, again and again until nobody else has written meanwhile.
+    /// Reads, decides and writes, repeatedly until no other process has written in between.
     async fn attempt(
         &self,
         held: &mut Held,
@@ -220,12 +222,12 @@ impl Settings {
         if plan.keys.is_empty() {
             return Ok(decide(jobs, &plan, &mut Image::new(0, [])));
         }
-        // What begins later would hardly end in time, and then nobody knew how.
+        // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
         let mut was_lost = false;
         loop {
             let reading = match held.read(&plan.keys, end).await {
-                // Nothing was written yet: perhaps the connection ended while nobody used it.
+                // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
                 Err(_) if held.is_lost() && !was_lost && Instant::now() < end => {
                     was_lost = true;
                     held.renew(&self.pool, end).await?;
@@ -237,7 +239,7 @@ impl Settings {
             let mut image = Image::new(now_ms, plan.keys.iter().zip(reading.values));
             let replies = decide(jobs, &plan, &mut image);
             let mut changes = image.changes().peekable();
-            // Denials stand on what was read: each on one key, which was read at one time.
+            // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.peek().is_none() {
                 return Ok(replies);
             }
@@ -264,7 +266,7 @@ impl Settings {
         server_ms
     }
 
-    /// For how long a key is kept, in ms from when it is written, which is no earlier than it was read.
+    /// How long a key is kept, in ms from the write, which is no earlier than the read.
     #[cfg_attr(
         not(feature = "test-util"),
         expect(clippy::unused_self, reason = "the server's clock decides")
@@ -279,7 +281,7 @@ impl Settings {
     }
 }
 
-/// Does the operations of all who have not left.
+/// Executes the operations of all jobs whose callers still wait.
 fn decide(jobs: &[Job], plan: &Plan, image: &mut Image) -> Vec<Replies> {
     let mut places = plan.places.iter();
     let replies = jobs.iter().map(|job| {

@@ -1,4 +1,4 @@
-//! Who is blocked: found by looking at all keys.
+//! Lists blocks by scanning all keys.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,10 +16,10 @@ use crate::domain::{
     error::StoreError,
 };
 
-/// How many keys are looked at at a time.
+/// The number of keys per scan.
 const BATCH: u32 = 500;
 
-/// Who is blocked now, at most so many.
+/// The current blocks, up to a maximum number.
 pub(super) async fn list(
     attempts: Arc<Attempts>,
     most: usize,
@@ -27,7 +27,7 @@ pub(super) async fn list(
     let settings = &attempts.settings;
     let mut held = Held::check_out(&settings.pool, Settings::end()).await?;
     let listed = match scan(&mut held, settings, most).await {
-        // Perhaps it ended while nobody used it.
+        // The connection may have ended while it was idle.
         Err(_) if held.is_lost() => match held.renew(&settings.pool, Settings::end()).await {
             Ok(()) => scan(&mut held, settings, most).await,
             Err(error) => Err(error),
@@ -40,7 +40,7 @@ pub(super) async fn list(
     listed
 }
 
-/// The server is kept busy for at most half of the time.
+/// Scans with pauses, so that the server is busy for at most half of the time.
 async fn scan(
     held: &mut Held,
     settings: &Settings,
@@ -59,7 +59,7 @@ async fn scan(
         let reading = held.look(&names, Settings::end()).await?;
         let now_ms = settings.now_ms(reading.now_ms);
         for (name, value) in names.iter().zip(reading.values) {
-            // One that has ended meanwhile holds nothing.
+            // A block that has ended meanwhile is no longer stored.
             let block = value?.map(|it| read_block(&it)).transpose()?;
             let block = block.filter(|(block, _)| block.holds(now_ms));
             if let (Some(block), Some(identity)) = (block, identity(name)) {
@@ -77,7 +77,7 @@ async fn scan(
         .collect())
 }
 
-/// What stands in the braces of a name.
+/// The text in the braces of a name.
 fn identity(name: &[u8]) -> Option<String> {
     let (_, rest) = str::from_utf8(name).ok()?.split_once(":{")?;
     let (identity, _) = rest.split_once("}:")?;

@@ -1,4 +1,4 @@
-//! [`Held`]: a connection of the pool, for one transaction after another, which goes back in none.
+//! [`Held`]: a pooled connection for consecutive transactions, never returned to the pool in mid-transaction.
 
 use std::{
     pin::pin,
@@ -20,31 +20,31 @@ use crate::{
     },
 };
 
-/// A connection that is held until it is dropped.
+/// A connection held until this is dropped.
 ///
 /// ```text
 ///   read   WATCH · GET of each key · TIME · MULTI
 ///   write  SET or DEL of each change · EXEC
 /// ```
 ///
-/// MULTI is answered before anything is written: where it is forbidden, no SET is sent that would be one of its own.
-/// EXEC ends the transaction also where nothing is written; so no other right is needed.
+/// MULTI is answered before any write is sent: if MULTI is forbidden, no SET can run outside of a transaction. EXEC
+/// also ends a transaction without writes, so the user needs no other right for that.
 pub(super) struct Held {
     pooled: PooledConnection<'static, RedisConnectionManager>,
     handle: MultiplexedConnection,
-    /// Whether the server may have begun a transaction that was not answered to have ended.
+    /// Whether a transaction may have begun on the server whose end was not confirmed.
     in_transaction: bool,
-    /// Whether another connection should take its place.
+    /// Whether a new connection should replace this one.
     is_lost: bool,
-    /// A caller may leave outside of any runtime.
+    /// Kept because a caller may leave outside of any runtime.
     runtime: Handle,
 }
 
-/// What some keys hold.
+/// The values of some keys.
 pub(super) struct Reading {
     /// The server's time, in ms.
     pub(super) now_ms: u64,
-    /// Of each key: what GET has answered, or why it holds no string.
+    /// The reply to GET of each key, or the reason why the key holds no string.
     pub(super) values: Vec<Result<Option<Vec<u8>>, StoreError>>,
 }
 
@@ -73,7 +73,7 @@ impl Held {
         })
     }
 
-    /// Reads these keys, and begins a transaction that fails if one of them is changed by others.
+    /// Reads these keys, and begins a transaction that fails if another client changes one of them.
     pub(super) async fn read(
         &mut self,
         keys: &[StoredKey],
@@ -95,7 +95,7 @@ impl Held {
         self.reading(replies)
     }
 
-    /// Reads these keys.
+    /// Reads these keys without a transaction.
     pub(super) async fn look(
         &mut self,
         names: &[Vec<u8>],
@@ -130,10 +130,10 @@ impl Held {
         Ok(Reading { now_ms, values })
     }
 
-    /// Writes to keys that were read, unless one of those was changed since, and ends the transaction. Answers whether
-    /// it was written.
+    /// Writes to keys that were read, unless one of them was changed since, and ends the transaction. Returns whether
+    /// the write happened.
     ///
-    /// After an error of the connection it may have been: whoever charges must not try again.
+    /// After an error of the connection the write may have happened, so a caller that charges must not retry.
     pub(super) async fn write<'a>(
         &mut self,
         changes: impl Iterator<Item = (&'a [u8], Change)>,
@@ -153,6 +153,7 @@ impl Held {
             }
         }
         cmds.cmd("EXEC");
+        // Without a reply this returns early, so that dropping `Held` sends another EXEC.
         let replies = self.send(&cmds, end).await?;
         self.in_transaction = false;
         let mut last = Value::Nil;
@@ -168,7 +169,7 @@ impl Held {
         Ok(true)
     }
 
-    /// Sends these commands together. An error reply is one among the replies.
+    /// Sends these commands together. You get an error reply as one of the replies.
     async fn send(
         &mut self,
         cmds: &Pipeline,
@@ -181,7 +182,7 @@ impl Held {
         Ok(replies.into_iter().map(Value::extract_error).collect())
     }
 
-    /// What a GET has answered. A value of another type is that key's own problem.
+    /// The reply to a GET. A value of another type is an error of that key alone.
     fn value(
         &mut self,
         reply: RedisResult<Value>,
@@ -193,7 +194,7 @@ impl Held {
         }
     }
 
-    /// Notes what an error says of the connection.
+    /// Records whether an error means that the connection is lost.
     fn failed(&mut self, error: &RedisError) -> StoreError {
         self.is_lost |= needs_another_connection(error);
         match code(error) {
@@ -202,12 +203,12 @@ impl Held {
         }
     }
 
-    /// Whether another connection should take its place.
+    /// Whether a new connection should replace this one.
     pub(super) const fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Puts a new connection into its place; where there is none to be had, it stays.
+    /// Replaces the connection by a new one. If there is none, the old one stays.
     pub(super) async fn renew(
         &mut self,
         pool: &Pool<RedisConnectionManager>,
@@ -224,7 +225,7 @@ impl Held {
 }
 
 impl Drop for Held {
-    /// Whatever is sent over this connection from now on comes after the end of the transaction.
+    /// Ends an open transaction, before the next user of the connection can send anything.
     fn drop(&mut self) {
         if !self.in_transaction {
             return;
@@ -232,20 +233,20 @@ impl Drop for Held {
         let mut exec = redis::cmd("EXEC");
         exec.set_no_response(true);
         let _context = self.runtime.enter();
-        // Nobody else uses the connection, so there is room in its queue.
+        // No other task uses the connection, so its queue has room.
         let sent = pin!(self.handle.send_packed_command(&exec));
         let _ = sent.poll(&mut Context::from_waker(Waker::noop()));
     }
 }
 
-/// Each round trip is given the time that is left.
+/// Turns off the connection's timeout: each round trip is bounded by the time that is left.
 fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
     let mut handle = connection.clone();
     handle.set_response_timeout(NO_TIMEOUT);
     handle
 }
 
-/// A GET of each key, and then TIME: what was written before a key was read was decided no later.
+/// A GET of each key, and then TIME: a value that was read was decided no later than that time.
 fn add_look<'a>(cmds: &mut Pipeline, names: impl Iterator<Item = &'a [u8]>) {
     for name in names {
         cmds.cmd("GET").arg(name);

@@ -1,7 +1,7 @@
-//! [`Image`]: what some keys hold at a time, on which operations are done in memory.
+//! [`Image`]: the values of some keys at one time. Operations on them run in memory.
 //!
-//! It knows nothing of Redis: each operation is decided as the [`MemoryStore`](crate::MemoryStore) decides it, by the
-//! same [`Entry`], and what it has changed is written afterwards.
+//! This module knows nothing of Redis. Each operation is decided as in the [`MemoryStore`](crate::MemoryStore), by the
+//! same [`Entry`], and the changes are written afterwards.
 
 use super::{
     layout::{read_block, read_counts, write_block, write_counts},
@@ -20,10 +20,10 @@ use crate::{
         rule::Rule,
         settlement::Settlement,
     },
-    store::memory::entry::{Entry, by_charge},
+    store::entry::{Entry, by_charge},
 };
 
-/// What some keys hold.
+/// The values of some keys.
 pub(super) struct Image {
     now_ms: u64,
     values: Vec<Value>,
@@ -39,7 +39,7 @@ enum Content {
     Block(Option<(Block, BlockDetails)>),
 }
 
-/// What is to be written to a key.
+/// A change to write to a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Set { value: Vec<u8>, expires_ms: u64 },
@@ -47,7 +47,7 @@ pub(super) enum Change {
 }
 
 impl Image {
-    /// What these keys hold at this time: `None` for nothing, or why it cannot be had.
+    /// The values of these keys at this time: `None` for no value, or the reason why a value cannot be used.
     pub(super) fn new<'a>(
         now_ms: u64,
         held: impl IntoIterator<Item = (&'a StoredKey, Result<Option<Vec<u8>>, StoreError>)>,
@@ -62,18 +62,18 @@ impl Image {
         }
     }
 
-    /// What has changed, and the places of its keys.
+    /// The changes, and the places of their keys.
     pub(super) fn changes(&self) -> impl Iterator<Item = (usize, Change)> {
         let values = self.values.iter().enumerate();
         let changed = values.filter(|(_, value)| value.is_changed);
         changed.map(|(place, value)| (place, value.change()))
     }
 
-    /// Does one operation, whose keys are at these places.
+    /// Executes one operation on the keys at these places.
     ///
     /// # Errors
     ///
-    /// When it cannot be done; then nothing has changed.
+    /// If the operation cannot be done. Then nothing has changed.
     pub(super) fn execute(
         &mut self,
         operation: &Operation,
@@ -103,10 +103,11 @@ impl Image {
                 self.forget(places);
                 Ok(Reply::Unblock)
             }
+            other => Err(other.unsupported()),
         }
     }
 
-    /// Decides so many identical checks, and then the shadows of those that were admitted. `answer` is given both.
+    /// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
     fn decide<T>(
         &mut self,
         check: &Check,
@@ -125,7 +126,7 @@ impl Image {
         let (admitted, counts) = self.fill(check.charges(), &places.charges, count)?;
         let shadows = check.shadow_check();
         let shadows = shadows.as_ref().and_then(|shadows| {
-            // What goes wrong with shadows changes nothing else.
+            // An error of the shadows changes nothing else.
             let fill = self.fill(shadows.charges(), &places.shadows, admitted);
             fill.ok().map(|fill| (shadows, fill))
         });
@@ -136,7 +137,7 @@ impl Image {
         answer(filled, shadows)
     }
 
-    /// The block that ends last of the identities that the check charges, if one holds.
+    /// The current block that ends last, among those of the check's identities.
     fn blocked(&self, check: &Check, places: &Places) -> Result<Option<Blocked>, StoreError> {
         let mut keys = check.keys().zip(&places.blocks);
         keys.try_fold(None, |latest: Option<Blocked>, (key, place)| {
@@ -157,8 +158,8 @@ impl Image {
         }
     }
 
-    /// Charges as many of `count` identical checks as fit, and answers how many. The counts are then those after the
-    /// charge, and, where some did not fit, tell when one more does.
+    /// Charges as many of `count` identical checks as fit, and returns their number. The counts are taken after the
+    /// charge; if some checks did not fit, the counts show when one more does.
     fn fill(
         &mut self,
         charges: &[Charge],
@@ -176,7 +177,7 @@ impl Image {
         Ok((admitted, counts))
     }
 
-    /// How often the costs fit, and the count under each rule.
+    /// How many of the checks fit, and the count under each rule.
     fn look(&self, charges: &[Charge], places: &[usize]) -> Result<(u16, Vec<Count>), StoreError> {
         let (mut fitting, mut counts) = (u16::MAX, Vec::new());
         for (charge, place) in charges.iter().zip(places) {
@@ -188,8 +189,8 @@ impl Image {
         Ok((fitting, counts))
     }
 
-    /// Adds every cost so many times, and replaces the counts that this changes. Who has looked at all of them before
-    /// gets no error.
+    /// Adds each cost `times` times, and updates the counts that this changes. Cannot fail after `look` has succeeded
+    /// for these charges.
     fn charge(
         &mut self,
         charges: &[Charge],
@@ -224,7 +225,7 @@ impl Image {
         Usage::settled(&check, now_ms, &counts)
     }
 
-    /// Adds a block, unless one holds that ends later. Answers the one that holds.
+    /// Adds a block, unless a current one ends later. Returns the block that applies.
     fn block(&mut self, request: &BlockRequest, places: &Places) -> Result<Block, StoreError> {
         let (place, now_ms) = (places.blocks[0], self.now_ms);
         let block = Block::begin(request.until(), request.by(), now_ms);
@@ -256,7 +257,7 @@ impl Image {
         Ok(Some(block))
     }
 
-    /// Whatever the keys hold, they hold nothing any more.
+    /// Removes the values of these keys, whatever they hold.
     fn forget(&mut self, places: &Places) {
         self.forget_counts(places);
         for place in &places.blocks {
@@ -278,7 +279,7 @@ impl Image {
         }
     }
 
-    /// To change it.
+    /// The entry, marked as changed.
     fn entry_mut(&mut self, place: usize) -> Result<&mut Entry, StoreError> {
         let value = &mut self.values[place];
         match &mut value.content {

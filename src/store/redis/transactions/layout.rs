@@ -1,4 +1,4 @@
-//! What is stored, which only this module knows.
+//! The layout of the stored values, which is private to this module.
 //!
 //! ```text
 //!   counts   version · for each section: step · retention · number of steps · for each step: distance · units
@@ -6,9 +6,9 @@
 //!   a block  version · when it ends · by whom · when it was made · texts, as of the script's
 //! ```
 //!
-//! The version is a byte; all else are numbers of seven bits a byte, the lowest first, all but the last marked by the
-//! highest bit. Times are in ms; the distance of a step is that of its end to the end of the one before, the first to
-//! 0, in steps. *Missing* is in units · ms, at the time *when*.
+//! The version is one byte. All other fields are numbers with seven bits per byte, the lowest first, and the highest
+//! bit set in all but the last byte. Times are in ms. The distance of a step is measured in steps from its end to the
+//! end of the step before, for the first step to 0. *Missing* is in units · ms, at the time *when*.
 
 use std::collections::HashSet;
 
@@ -20,18 +20,19 @@ use crate::{
         window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
     },
     store::{
-        memory::entry::Entry,
+        entry::Entry,
         redis::error::{OTHER_VERSION, UNREADABLE},
     },
 };
 
-/// To be raised with each change of the layout: a value of another version is an error, never read as this one.
+/// Raise this with each change of the layout. A value of another version is an error, and is never read as this
+/// version.
 const VERSION: u8 = 1;
 
-/// No time that is stored is later, in ms.
+/// The latest time that can be stored, in ms.
 const MAX_TIME_MS: u64 = 1 << 49;
 
-/// The counts of one policy and key.
+/// Writes the counts of one policy and key.
 pub(super) fn write_counts(entry: &Entry) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     for section in entry.sections().iter().filter(|it| !it.is_empty()) {
@@ -63,7 +64,7 @@ fn write_bucket(bytes: &mut Vec<u8>, bucket: &Bucket) {
     put(bytes, [0, window_ms, refill, deficit, at_ms]);
 }
 
-/// Reads what [`write_counts`] wrote; any other bytes are an error.
+/// Reads the bytes of [`write_counts`]. Any other bytes are an error.
 pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
     let mut bytes = body(value)?;
     let (mut sections, mut specs) = (Vec::new(), HashSet::new());
@@ -117,7 +118,7 @@ fn read_queue(step_ms: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
     (!steps.is_empty()).then(|| StepQueue::from_steps(spec, steps))
 }
 
-/// A block, and nothing else, of an identity.
+/// Writes the block of an identity.
 pub(super) fn write_block(block: Block, details: &BlockDetails) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     put(
@@ -132,7 +133,7 @@ pub(super) fn write_block(block: Block, details: &BlockDetails) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`write_block`] wrote; any other bytes are an error.
+/// Reads the bytes of [`write_block`]. Any other bytes are an error.
 pub(super) fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), StoreError> {
     let mut bytes = body(value)?;
     let (until_ms, by) = (take(&mut bytes), take(&mut bytes));
@@ -165,7 +166,7 @@ fn put<const N: usize>(bytes: &mut Vec<u8>, numbers: [u64; N]) {
     }
 }
 
-/// A number of at most 63 bits.
+/// Reads a number of at most 63 bits.
 fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for place in 0..9 {
@@ -189,7 +190,7 @@ mod tests {
         window::Spec,
     };
 
-    /// The end and the units of each.
+    /// The end and the units of each step.
     type Steps = Vec<(u64, u64)>;
 
     fn steps(
@@ -209,7 +210,7 @@ mod tests {
         Section::Bucket(Bucket::from_state(BucketSpec { window_ms, refill }, state))
     }
 
-    /// What a section holds.
+    /// The contents of each section.
     fn told(entry: &Entry) -> Vec<(Spec, Result<Steps, BucketState>)> {
         let sections = entry.sections().iter();
         let told = sections.map(|it| match it {

@@ -1,4 +1,4 @@
-//! [`TransactionStore`]: decides by transactions instead of a script, for servers that allow or know no scripts.
+//! [`TransactionStore`]: decides by transactions instead of a script, for servers without scripts.
 //!
 #![doc = include_str!("../../../../docs/guide/transactions.md")]
 
@@ -7,19 +7,17 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, error::ANOTHER_REPLY, names::Names};
+use super::{RedisStore, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    domain::sent_call::Journey,
     domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
-        decision::{Decision, Usage},
-        key::Key,
-        policy::Policy,
-        rule::Rule,
+        check::Check,
+        decision::Decision,
+        operation::{Operation, Reply, answer_of},
+        sent_call::Journey,
     },
-    store::{CallFuture, Check, Operation, Reply, Settlement, Store, StoreFuture},
+    store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one},
 };
 use attempts::{Attempts, Settings};
 
@@ -50,18 +48,18 @@ impl RedisStore {
 
 /// Keeps the counts in Redis, so that all replicas of a service share them, without scripts; cheap to clone.
 ///
-/// Made by [`RedisStore::transactions`]; [its page](self) tells what it needs and what it costs.
+/// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
 #[derive(Clone, Debug)]
 pub struct TransactionStore {
     attempts: Arc<Attempts>,
 }
 
 impl TransactionStore {
-    /// Sets what the names of all keys begin with, as [`RedisStore::prefix`] does. The default is `sluicegate`.
+    /// Sets the prefix of all keys, as [`RedisStore::prefix`] does. The default is `sluicegate`.
     ///
     /// # Panics
     ///
-    /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
+    /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         self.with(|settings| settings.names.set_prefix(prefix))
@@ -80,7 +78,7 @@ impl TransactionStore {
         self.with(|settings| settings.clock = Some(clock))
     }
 
-    /// Anew: those who waited for each other before share no other names or clock.
+    /// Makes a new queue, because waiting jobs use the old names and clock.
     fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = self.attempts.settings.clone();
         change(&mut settings);
@@ -93,13 +91,13 @@ impl TransactionStore {
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        self.execute(vec![operation]).then(move |replies| {
+        self.call_all(vec![operation]).then(move |replies| {
             let reply = replies?.pop().unwrap_or(Err(ANOTHER_REPLY));
             read(reply?).ok_or(ANOTHER_REPLY)
         })
     }
 
-    fn execute(&self, operations: Vec<Operation>) -> CallFuture {
+    fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
         let (attempts, journey) = (Arc::clone(&self.attempts), Journey::default());
         let replies = attempts.execute(operations, journey.clone());
         StoreFuture::pending(replies).travelling(journey)
@@ -108,44 +106,27 @@ impl TransactionStore {
 
 impl Store for TransactionStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), Reply::decision)
+        self.execute_one(Operation::Check(check.clone()), answer_of!(Check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.execute_one(Operation::Settle(settlement.clone()), Reply::usage)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::ListBlocks { most } => {
+                let blocks = blocks::list(Arc::clone(&self.attempts), most);
+                StoreFuture::pending(blocks).map(Reply::ListBlocks)
+            }
+            operation if !operation.is_of_keys() => {
+                StoreFuture::ready(Err(operation.unsupported()))
+            }
+            operation => self.execute_one(operation, Some),
+        }
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let (policy, key) = (policy.clone(), key.clone());
-        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let key = key.clone();
-        self.execute_one(Operation::Block { key, request }, Reply::block)
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let key = key.clone();
-        let ban = Operation::Ban {
-            key,
-            strikes,
-            request,
-        };
-        self.execute_one(ban, Reply::ban)
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let key = key.clone();
-        self.execute_one(Operation::Unblock { key }, |_| Some(()))
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        StoreFuture::pending(blocks::list(Arc::clone(&self.attempts), most))
-    }
-
-    /// In one transaction.
+    /// In one transaction, unless one of them is not about keys to charge, block or reset.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        self.execute(operations)
+        if operations.iter().all(Operation::is_of_keys) {
+            return self.call_all(operations);
+        }
+        one_by_one(self, operations)
     }
 }

@@ -1,4 +1,4 @@
-//! [`Plan`]: which keys of the server some operations need.
+//! [`Plan`]: the keys that a group of operations uses.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use crate::{
     store::{Operation, redis::names::Names},
 };
 
-/// What the names of all keys end with: those of the script's never have it.
+/// The suffix of all keys. No key of the script has this suffix.
 pub(super) const SUFFIX: &[u8] = b":tx";
 
-/// The keys that some operations need, each once, and where those of each operation stand among them.
+/// The keys that some operations use, each once, and the positions of each operation's keys among them.
 pub(super) struct Plan {
     pub(super) keys: Vec<StoredKey>,
-    /// Of each operation.
+    /// One entry for each operation.
     pub(super) places: Vec<Places>,
 }
 
@@ -25,16 +25,16 @@ pub(super) struct Plan {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct StoredKey {
     pub(super) name: Vec<u8>,
-    /// Whether it holds a block, or else counts.
+    /// Whether the key holds a block rather than counts.
     pub(super) is_block: bool,
 }
 
-/// The places of the keys of one operation.
+/// The positions of the keys of one operation.
 #[derive(Default)]
 pub(super) struct Places {
-    /// The names of identities whose blocks are enforced, and of one that is blocked or unblocked.
+    /// The blocks that a check enforces, or the block that an operation changes.
     pub(super) blocks: Vec<usize>,
-    /// Of the charges that count, or of what is forgotten.
+    /// The counts of the charges that count, or the counts to forget.
     pub(super) charges: Vec<usize>,
     pub(super) shadows: Vec<usize>,
 }
@@ -55,7 +55,7 @@ impl Plan {
     }
 }
 
-/// The identities that an operation is about, some of them more than once.
+/// The identities of an operation, possibly with duplicates.
 pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
     let (charges, key): (&[Charge], _) = match operation {
         Operation::Check(check) | Operation::Fill { check, .. } => (check.all_charges(), None),
@@ -64,6 +64,7 @@ pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
         | Operation::Block { key, .. }
         | Operation::Ban { key, .. }
         | Operation::Unblock { key } => (&[], Some(key)),
+        _ => (&[], None),
     };
     charges.iter().map(Charge::key).chain(key)
 }
@@ -79,6 +80,7 @@ impl Keys<'_> {
         let mut places = Places::default();
         match operation {
             Operation::Check(check) | Operation::Fill { check, .. } => {
+                // A check that enforces no blocks reads and watches no key for them.
                 if check.enforces_blocks() {
                     places.blocks = check.keys().map(|key| self.block(key)).collect();
                 }
@@ -96,6 +98,7 @@ impl Keys<'_> {
                 places.blocks.push(self.block(key));
                 places.charges.push(self.counts(STRIKES, key));
             }
+            _ => {}
         }
         places
     }

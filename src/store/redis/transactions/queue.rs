@@ -1,4 +1,4 @@
-//! [`Queue`]: who waits while others change the same keys. It knows nothing of Redis or of runtimes.
+//! [`Queue`]: orders jobs that change the same keys. This module knows nothing of Redis or of runtimes.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,25 +8,25 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How many jobs are done together at most.
+/// The maximum number of jobs in a group.
 const MOST: usize = 1_024;
 
-/// Jobs of some kinds `K`, each about some identities, of which no two groups under way share one. An identity is a
-/// hash here.
+/// Jobs of some kinds `K`, each about some identities. No two groups under way share an identity, which is a hash here.
 ///
-/// Those of one kind that wait for the same identity are done together as soon as it is free, first come, first served.
-/// Nobody overtakes a job that waits for an identity of theirs, but for those who go in one group past another kind.
+/// Jobs of one kind that wait for the same identity run in one group as soon as the identity is free, first come, first
+/// served. A job overtakes another that waits for a shared identity only by joining a group of its kind past a job of
+/// another kind.
 ///
-/// A group of a kind that stands still never ends. So its identities can be [taken over](Self::take_over) when it is
-/// old: two groups that share one then only disturb each other.
+/// A group of a kind that stands still never ends, so its identities can be [taken over](Self::take_over) once the
+/// group is old. Two groups that share an identity then only disturb each other.
 pub(super) struct Queue<J, K> {
     state: Mutex<State<J, K>>,
 }
 
 struct State<J, K> {
-    /// Of each identity that a group under way is about, or that somebody waits for.
+    /// One line for each identity that a group under way has or a job waits for.
     lines: HashMap<u64, Line<K>>,
-    /// By ticket: the older, the smaller.
+    /// By ticket: an older ticket is smaller.
     waiting: HashMap<u64, Waiting<J, K>>,
     next_ticket: u64,
     under_way: HashMap<u64, UnderWay<K>>,
@@ -42,7 +42,7 @@ struct UnderWay<K> {
 struct Line<K> {
     /// The number of the group that has the identity.
     group: Option<u64>,
-    /// Of each kind, oldest first. The ticket of a job that waits no more stays until it is the first.
+    /// Tickets of each kind, oldest first. The ticket of a job that waits no more stays until it is the first.
     tickets: Vec<(K, VecDeque<u64>)>,
 }
 
@@ -52,7 +52,7 @@ struct Waiting<J, K> {
     kind: K,
 }
 
-/// Jobs that are done together.
+/// Jobs that run together.
 pub(super) struct Group<J, K> {
     pub(super) number: u64,
     identities: Vec<u64>,
@@ -73,11 +73,12 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         }
     }
 
-    /// Answers a job whose identities are free, or lets it wait for them.
+    /// Returns a group with the job if its identities are free. Otherwise the job waits for them.
     pub(super) fn enter(&self, mut identities: Vec<u64>, kind: K, job: J) -> Option<Group<J, K>> {
         identities.sort_unstable();
         identities.dedup();
         let mut state = self.lock();
+        // A line exists while a group or a waiting job has the identity, so a new job cannot overtake a waiting one.
         if !identities.iter().any(|it| state.lines.contains_key(it)) {
             let number = state.next_group;
             let group = Group {
@@ -104,21 +105,22 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         None
     }
 
-    /// Notes that a group has ended; answers those that are to begin.
+    /// Ends a group, and returns the groups that begin now.
     ///
-    /// Jobs that `has_left` is true for are dropped.
+    /// Drops the jobs for which `has_left` is true.
     pub(super) fn end(&self, number: u64, has_left: impl Fn(&J) -> bool) -> Vec<Group<J, K>> {
         let mut state = self.lock();
         match state.under_way.remove(&number) {
             Some(ended) => state.give_to_next(ended.identities, |job, _| has_left(job)),
-            // Its identities were taken over.
+            // The identities of this group were taken over.
             None => Vec::new(),
         }
     }
 
-    /// Gives up the groups that have had one of these identities for so long; answers those that are to begin.
+    /// Gives up the groups that have held one of these identities for at least `after`, and returns the groups that
+    /// begin now.
     ///
-    /// Jobs of the same kinds that wait for these identities are dropped: they would stand still as well.
+    /// Drops the jobs of the same kinds that wait for these identities, which would stand still as well.
     pub(super) fn take_over(
         &self,
         identities: &[u64],
@@ -155,7 +157,7 @@ impl<J, K: Copy + Eq> State<J, K> {
     ) -> Vec<Group<J, K>> {
         self.serve(&identities, None);
         let mut groups: Vec<Group<J, K>> = Vec::new();
-        // Whose line has changed: its first may begin.
+        // Identities with a changed line: the first job in each may begin.
         let mut changed = identities;
         while let Some(identity) = changed.pop() {
             let Some((ticket, waiting)) = self.take_first(identity, &groups) else {
@@ -213,14 +215,15 @@ impl<J, K: Copy + Eq> State<J, K> {
         }
     }
 
-    /// Takes the first of a line out of those that wait; its ticket stays. Where one of the groups has the line, it is
-    /// the first of the group's kind. Forgets a line that nobody is in.
+    /// Removes the first job of a line from the waiting jobs; its ticket stays. If one of `groups` has the line, this
+    /// takes the first job of the group's kind. Removes an empty line.
     fn take_first(
         &mut self,
         identity: u64,
         groups: &[Group<J, K>],
     ) -> Option<(u64, Waiting<J, K>)> {
         let line = self.lines.get_mut(&identity)?;
+        // Jobs leave in any order, so their tickets are removed only here, when they are the first.
         for (_, tickets) in &mut line.tickets {
             while tickets
                 .front()
@@ -241,10 +244,11 @@ impl<J, K: Copy + Eq> State<J, K> {
         Some((ticket?, waiting))
     }
 
-    /// Which of the groups a job goes with, or the next, which is to be begun; `None` if it has to wait.
+    /// The index of the group that the job joins: one of `groups`, or the next one. `None` if the job has to wait.
     fn place(&self, ticket: u64, waiting: &Waiting<J, K>, groups: &[Group<J, K>]) -> Option<usize> {
         let new = groups.len();
         let mut place = new;
+        // The job must be the first in every line, or the first of its kind in the lines of the group that it joins.
         for identity in &waiting.identities {
             let line = self.lines.get(identity)?;
             let first = match line.group.map(|number| place_of(number, self.next_group)) {
@@ -267,8 +271,8 @@ impl<J, K: Copy + Eq> State<J, K> {
     }
 }
 
-/// Where a group stands among those that are about to begin, from the number of the first on; nowhere if it is under
-/// way.
+/// The index of a group among those that are about to begin, whose first number is `first`. Out of range for a group
+/// under way.
 fn place_of(group: u64, first: u64) -> usize {
     usize::try_from(group.wrapping_sub(first)).unwrap_or(usize::MAX)
 }
@@ -307,7 +311,7 @@ mod tests {
         queue.enter(identities.to_vec(), 0, job).is_some()
     }
 
-    /// What begins when a group about these identities has ended.
+    /// The groups that begin when a group about these identities ends.
     fn end(queue: &Names, identities: &[u64]) -> Told {
         told(queue.end(number(queue, identities), |_| false))
     }
@@ -462,9 +466,9 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Act {
         Enter(Vec<u64>, u8),
-        /// Of those who wait.
+        /// Picks a waiting job.
         Leave(prop::sample::Index),
-        /// Of the groups under way.
+        /// Picks a group under way.
         End(prop::sample::Index),
     }
 

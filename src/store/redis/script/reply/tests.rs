@@ -3,7 +3,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::domain::{
     charge::Charge, decision::Decision, error::StoreErrorKind, key::Key, policy::Policy,
-    settlement::Settlement,
+    rule::Rule, settlement::Settlement,
 };
 
 fn check() -> Check {
@@ -128,7 +128,7 @@ proptest! {
         let unblock = Operation::Unblock { key: key.clone() };
         let request = crate::domain::block::BlockRequest::from(crate::domain::block::Until::ForEver);
         let block = Operation::Block { key: key.clone(), request: request.clone() };
-        let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), request };
+        let ban = Operation::Ban { key, strikes: Rule::per_minute(1), request };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];
         for first in limits.into_iter().chain([enforcing, block, ban, unblock]) {
             let operations = [first, Operation::Check(check())];

@@ -1,0 +1,150 @@
+//! The command line: [`Cli`]. Each verb's own arguments stand in the verb's file.
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use super::{
+    block::{BlockArgs, UnblockArgs},
+    blocks::BlocksArgs,
+    check::CheckArgs,
+    completions::CompletionsArgs,
+    contributors::ContributorsArgs,
+    explain::ExplainArgs,
+    hash::HashArgs,
+    inspect::InspectArgs,
+    published::PoliciesArgs,
+    reset::ResetArgs,
+    settings::Settings,
+    simulate::SimulateArgs,
+    top::TopArgs,
+    watch::WatchArgs,
+};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done; for a question: yes
+  1  the answer is no: `check` found an error, `explain` a denial, `unblock`
+     no block, `contributors` none, `hash` no value, `policies` none, `reset`
+     nothing to delete; or you said no
+  2  the arguments, the configuration or a file cannot be used
+  3  the server cannot be reached, or said no
+
+The server is named on the command line, or else by variables of the
+environment (SLUICEGATE_REDIS and so on), or else in a configuration file
+(sluicegate.toml):
+  redis = \"redis://10.0.0.5/\"
+  # or: cluster = [\"redis://10.0.0.5/\"]
+  # or: sentinel = [\"redis://10.0.0.5:26379/\"] and primary = \"mymaster\"
+  prefix = \"sluicegate\"
+  secret = \"…\"
+  timeout = \"2s\"
+  policies = \"policies.toml\"
+
+Results go to stdout, messages to stderr. There are no colours in a pipe, or
+where NO_COLOR is set.";
+
+/// See, explain and rehearse what sluicegate limits.
+#[derive(Parser)]
+#[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
+#[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// Write one JSON document instead of tables
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+
+    /// The configuration file [env: SLUICEGATE_CONFIG] [default: sluicegate.toml, if there is one]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        hide_short_help = true,
+        help_heading = "Global options"
+    )]
+    pub(crate) config: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+}
+
+/// Reads the command line; ends the process where it is wrong, or asks for help.
+pub(crate) fn parse() -> Cli {
+    let matches = command().get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// Hides in the help of each verb the options that all verbs share: the help of the tool has them.
+fn command() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command.mut_subcommands(|verb| {
+        let help = verb.get_after_help().map(ToString::to_string);
+        let common = "`sluicegate --help` has the options that name the server and its keys.";
+        let verb = verb.mut_args(|arg| match arg.get_help_heading() {
+            Some("Server options") => arg.hide(true),
+            _ => arg,
+        });
+        match help {
+            Some(help) => verb.after_help(format!("{help}\n\n{common}")),
+            None => verb,
+        }
+    })
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Show what an identity has used, and when it is free again
+    Inspect(InspectArgs),
+    /// Say whether a request would pass now, and if not, why and until when
+    Explain(ExplainArgs),
+    /// Show who uses most, and who is denied
+    Top(TopArgs),
+    /// Show what an identity has used, live
+    Watch(WatchArgs),
+    /// Deny an identity whatever it asks, for a time
+    Block(BlockArgs),
+    /// End all blocks of an identity
+    Unblock(UnblockArgs),
+    /// List who is blocked
+    Blocks(BlocksArgs),
+    /// List the policies that services publish
+    Policies(PoliciesArgs),
+    /// Delete what an identity has used
+    Reset(ResetArgs),
+    /// Show who has used a shared limit up
+    Contributors(ContributorsArgs),
+    /// Print how an identity is stored, to get from a hash to a name
+    Hash(HashArgs),
+    /// Check a file of policies: errors with line and column, and warnings
+    Check(CheckArgs),
+    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    Simulate(SimulateArgs),
+    /// Print a script that completes the tool's arguments in a shell
+    Completions(CompletionsArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_example_is_cut_at_the_edge_of_a_page() {
+        let mut cut = Vec::new();
+        for verb in command().get_subcommands() {
+            let Some(help) = verb.get_after_help() else {
+                continue; // `help` itself
+            };
+            let help = help.to_string();
+            let examples = help.lines().filter(|line| line.starts_with("  "));
+            cut.extend(
+                examples
+                    .filter(|it| it.chars().count() > 80)
+                    .map(str::to_owned),
+            );
+        }
+        assert!(cut.is_empty(), "{cut:?}");
+    }
+}

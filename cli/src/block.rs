@@ -1,0 +1,621 @@
+//! `sluicegate block` and `unblock`.
+
+use std::{
+    collections::BTreeSet,
+    io::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+use serde::Serialize;
+use sluicegate::{
+    Key, Limiter,
+    block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
+    denials::Denials,
+    policies::PublishedPolicy,
+    store::redis::inspect::{Inspector, StoredBlock},
+};
+
+use super::{
+    Answer,
+    census::{self, Census},
+    confirm,
+    error::{Error, Result, warn},
+    identity::{IdentitiesArgs, Named},
+    output::{BAD, BOLD, Output},
+    published,
+    scan::{DEFAULT_LOAD, Scan, of_home},
+    server,
+    settings::Settings,
+    text::{self, date_time, millis, printable, span},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate block ip=203.0.113.7 --for 2h --reason 'scrapes prices'
+  sluicegate block user=alice user=bob --until 2026-12-01T08:00:00+01:00
+  sluicegate block header:x-api-key=- --forever < key.txt
+  sluicegate block -f abusers.txt --for 1d
+
+The identity is denied whatever it asks, from its next request on, by every
+replica whose limiter enforces blocks, as limiters do by default. Of two
+blocks the later end holds: to shorten one, unblock first. Times without an
+offset are UTC.
+
+All identities are checked before the first is blocked. One for which nothing
+is stored is blocked, and a warning says why the service may not know it: for
+that, up to 10 000 keys are looked at. A warning also says where no published
+policy for this kind enforces blocks. Where all keys were looked at, and all of
+them are under other prefixes, that is an error, unless there is a --force.
+
+Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
+warnings SCAN, DBSIZE, ZRANGE and HGETALL too.";
+
+const UNBLOCK_EXAMPLES: &str = "\
+Examples:
+  sluicegate unblock ip=203.0.113.7
+  sluicegate unblock -f abusers.txt
+  sluicegate unblock --all
+
+Ends every block of the identity, bans among them, for all replicas at once,
+and forgets its strikes. What it has used stays: `sluicegate reset` deletes
+that. --all asks first. It looks at all keys of the server, slowly, so as not
+to be in the way, as `sluicegate blocks --scan` does: so it also ends blocks
+that are not in the index.
+
+Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
+the same; or you said no.
+
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
+or to say why an identity was not blocked, SCAN and DBSIZE too.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct BlockArgs {
+    #[command(flatten)]
+    identities: IdentitiesArgs,
+
+    #[command(flatten)]
+    until: UntilArgs,
+
+    /// Why: shown to all who may list blocks; at most 200 bytes [default: that of an operator's block that holds]
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Who asks for it, shown like the reason [default: USER@HOST]
+    #[arg(long, value_name = "NAME")]
+    author: Option<String>,
+
+    /// Block also under a prefix that no service has, where others are in use
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct UntilArgs {
+    /// For how long: 90s, 2h, 7d, 1h30m
+    #[arg(long = "for", value_name = "TIME", value_parser = text::parse_duration)]
+    span: Option<Duration>,
+
+    /// Until when: 2026-12-01T08:00:00+01:00, or without an offset in UTC
+    #[arg(long, value_name = "DATE", value_parser = parse_date)]
+    until: Option<SystemTime>,
+
+    /// Until it is unblocked
+    #[arg(long = "forever", alias = "for-ever")]
+    for_ever: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = UNBLOCK_EXAMPLES)]
+pub(crate) struct UnblockArgs {
+    #[command(flatten)]
+    identities: IdentitiesArgs,
+
+    /// All identities that are blocked or banned
+    #[arg(long, conflicts_with_all = ["identities", "file"])]
+    all: bool,
+
+    /// Do not ask, with --all
+    #[arg(long, short, requires = "all")]
+    yes: bool,
+}
+
+/// A block as JSON; fields are only ever added.
+#[derive(Serialize)]
+pub(crate) struct BlockReport {
+    /// In ms since the Unix epoch; null for ever.
+    pub(crate) until_ms: Option<u64>,
+    /// `operator` or `ban`.
+    pub(crate) by: &'static str,
+    /// When it was made, in ms since the Unix epoch; null in a block of an older version, as all below.
+    pub(crate) created_ms: Option<u64>,
+    pub(crate) reason: Option<String>,
+    pub(crate) author: Option<String>,
+    /// Of a ban: the policy, and its rule that denied.
+    pub(crate) policy: Option<String>,
+    pub(crate) rule: Option<String>,
+}
+
+/// The answer about one identity as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    #[serde(skip)]
+    title: String,
+    /// The server's clock, in ms since the Unix epoch.
+    now_ms: u64,
+    /// The block that holds now; null when none does.
+    blocked: Option<BlockReport>,
+    /// Of `block`: whether a block that was there before ends later than what was asked for, and so holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<bool>,
+    /// Of `unblock`: whether it was blocked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    was_blocked: Option<bool>,
+    /// Why the block may hold nowhere, or why the service may not know this identity: null where neither is in doubt.
+    warning: Option<String>,
+}
+
+/// The answer about several.
+#[derive(Serialize)]
+struct ListReport<'a> {
+    identities: &'a [Report],
+}
+
+impl BlockReport {
+    fn new(block: Block, details: &BlockDetails) -> Self {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        Self {
+            until_ms: block.until_ms(),
+            by: block.by().as_str(),
+            created_ms: details.created_ms(),
+            reason: owned(details.reason()),
+            author: owned(details.author()),
+            policy: owned(details.policy()),
+            rule: owned(details.rule()),
+        }
+    }
+
+    /// The block that holds at this time, of what is stored.
+    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
+        let block = stored.map_err(|error| {
+            Error::server(format_args!(
+                "the block of the identity: {error}. No check that enforces it can be decided: the service's failure policy \
+                 applies. `sluicegate unblock` deletes it"
+            ))
+        })?;
+        let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
+        let block = block.map(|(block, details)| Self::new(block, &details));
+        Ok(block.filter(holds))
+    }
+
+    pub(crate) fn is_ban(&self) -> bool {
+        self.by == BlockedBy::Ban.as_str()
+    }
+
+    /// `blocked by an operator until 2026-11-22 16:40:03.123 UTC (1h 59m)`
+    pub(crate) fn text(&self, now_ms: u64) -> String {
+        let text = self.text_without_span();
+        match self.until_ms {
+            None => text,
+            Some(until) => format!("{text} ({})", span(until.saturating_sub(now_ms))),
+        }
+    }
+
+    /// The same without how long it still lasts: it changes with the block alone.
+    pub(crate) fn text_without_span(&self) -> String {
+        let by = if self.is_ban() {
+            "banned"
+        } else {
+            "blocked by an operator"
+        };
+        match self.until_ms {
+            None => format!("{by} for ever"),
+            Some(until) => format!("{by} until {}", date_time(until)),
+        }
+    }
+
+    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, as far as it is known.
+    pub(crate) fn origin(&self) -> Option<String> {
+        let since = format!("since {}", date_time(self.created_ms?));
+        Some(match self.why() {
+            Some(why) => format!("{since}, {why}"),
+            None => since,
+        })
+    }
+
+    /// `by kim@host: scrapes prices`, or `by 10/1m of login`.
+    pub(crate) fn why(&self) -> Option<String> {
+        let by = match (&self.policy, &self.rule, &self.author) {
+            (Some(policy), Some(rule), _) => Some(format!("by {rule} of {policy}")),
+            (_, _, Some(author)) => Some(format!("by {author}")),
+            _ => None,
+        };
+        let parts = [by, self.reason.clone()].into_iter().flatten();
+        let why = parts.collect::<Vec<_>>().join(": ");
+        (!why.is_empty()).then(|| printable(why.as_bytes()))
+    }
+}
+
+impl UntilArgs {
+    fn get(&self) -> Until {
+        match (self.span, self.until) {
+            (Some(span), _) => Until::After(span),
+            (None, Some(date)) => Until::At(date),
+            (None, None) => Until::ForEver,
+        }
+    }
+
+    /// In ms since the Unix epoch; `None` for ever.
+    fn ms(&self, now_ms: u64) -> Option<u64> {
+        let date = |date: SystemTime| millis(date.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let span = |span| now_ms.saturating_add(millis(span));
+        self.span.map(span).or(self.until.map(date))
+    }
+}
+
+pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let named = args.identities.named(settings.ipv6_prefix())?;
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let limiter = server::limiter(store, settings);
+        let mut doubts = Doubts::new(&inspector, settings);
+        if !args.force {
+            doubts.refuse_other_prefix().await?;
+        }
+        let mut reports = Vec::new();
+        for named in &named {
+            // Before the block itself is stored.
+            let warning = doubts.of(&named.key).await;
+            let blocked = block_one(named, args, &limiter, &inspector).await;
+            let (report, asked_ms) = blocked.map_err(|error| {
+                after(&reports, "blocked", of_home(error, &inspector, &named.key))
+            })?;
+            let report = Report { warning, ..report };
+            write_blocked(&report, asked_ms, output)?;
+            reports.push(report);
+        }
+        write_documents(&reports, args.identities.is_list(), output)?;
+        Ok(Answer::Yes)
+    })
+}
+
+/// Also the end that was asked for.
+async fn block_one(
+    named: &Named,
+    args: &BlockArgs,
+    limiter: &Limiter,
+    inspector: &Inspector,
+) -> Result<(Report, Option<u64>)> {
+    let (key, until) = (&named.key, &args.until);
+    let now_ms = inspector.now_ms(key).await?;
+    if until.ms(now_ms).is_some_and(|it| it <= now_ms) {
+        return Err(Error::usage(
+            "this time has passed by the server's clock: no block would hold",
+        ));
+    }
+    let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
+    let author = args.author.clone().or_else(user_and_host);
+    let earlier = before.as_ref().and_then(|it| it.reason.as_deref());
+    let reason = Some(&*args.reason).filter(|it| !it.is_empty()).or(earlier);
+    let request = BlockRequest::new(until.get()).reason(reason.unwrap_or_default());
+    let request = request.author(author.as_deref().unwrap_or_default());
+    let block = limiter.block(key, request).await?;
+    let held = BlockReport::of(inspector.block(key).await?, now_ms)?;
+    let held = held.unwrap_or_else(|| BlockReport::new(block, &BlockDetails::default()));
+    let is_as_before = before
+        .as_ref()
+        .is_some_and(|before| before.until_ms == held.until_ms);
+    // The server counts a span from its own time, a little later than this was asked.
+    let span_ms = until.span.map(millis).filter(|_| !is_as_before);
+    let begun_ms = held
+        .until_ms
+        .zip(span_ms)
+        .map(|(end, span)| end.saturating_sub(span));
+    let now_ms = begun_ms.unwrap_or(now_ms);
+    let asked_ms = until.ms(now_ms);
+    let report = Report {
+        kept: Some(is_as_before && held.until_ms != asked_ms),
+        blocked: Some(held),
+        ..Report::of(named, now_ms, inspector)
+    };
+    Ok((report, asked_ms))
+}
+
+fn write_blocked(report: &Report, asked_ms: Option<u64>, output: &mut Output) -> Result<()> {
+    if let Some(warning) = &report.warning {
+        warn(warning);
+    }
+    let Some(block) = report.blocked.as_ref().filter(|_| !output.is_json()) else {
+        return Ok(());
+    };
+    let (title, text) = (&report.title, block.text(report.now_ms));
+    writeln!(output, "{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
+    if let Some(origin) = block.origin() {
+        output.hint(&origin)?;
+    }
+    if report.kept == Some(true) {
+        let asked = asked_ms.map_or_else(String::new, date_time);
+        warn(format_args!(
+            "that block was there before and stays, as it ends later than {asked}, which you asked for; to shorten it, \
+             unblock first"
+        ));
+    }
+    Ok(())
+}
+
+impl Report {
+    fn of(named: &Named, now_ms: u64, inspector: &Inspector) -> Self {
+        let stored = inspector.name(&named.key, "");
+        let identity = stored.identity().to_owned();
+        Self {
+            title: named.title(&identity),
+            identity,
+            now_ms,
+            blocked: None,
+            kept: None,
+            was_blocked: None,
+            warning: None,
+        }
+    }
+}
+
+/// The keys, the denials and the published policies are looked at once, when they are needed.
+struct Doubts<'a> {
+    inspector: &'a Inspector,
+    settings: &'a Settings,
+    census: Option<Result<Census, String>>,
+    denials: Option<Denials>,
+    published: Option<Vec<PublishedPolicy>>,
+}
+
+impl<'a> Doubts<'a> {
+    const fn new(inspector: &'a Inspector, settings: &'a Settings) -> Self {
+        Self {
+            inspector,
+            settings,
+            census: None,
+            denials: None,
+            published: None,
+        }
+    }
+
+    /// Why a block of this identity may hold nowhere, or why the service may not know it.
+    async fn of(&mut self, key: &Key) -> Option<String> {
+        let unenforced = published::why_unenforced(self.published().await, key);
+        let reasons = [unenforced, self.of_name(key).await];
+        let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join("; ");
+        (!reasons.is_empty()).then_some(reasons)
+    }
+
+    /// Why the service may not know this identity. Counts alone do not tell: a blocked identity has none after a while.
+    async fn of_name(&mut self, key: &Key) -> Option<String> {
+        let inspector = self.inspector;
+        let why = match self.census().await {
+            Ok(census) => census.why_unknown(inspector, key).await,
+            Err(error) => Ok(Some(census::unknown(error))),
+        };
+        let why = why.unwrap_or_else(|error| Some(census::unknown(error.message())))?;
+        let held = inspector.block(key).await.ok().and_then(Result::ok);
+        let by = held.flatten().map(|(block, _)| block.by());
+        let stored = inspector.name(key, "");
+        if by == Some(BlockedBy::Ban) || self.was_denied(stored.identity()).await {
+            return None;
+        }
+        match by {
+            Some(_) => self.census().await.ok()?.why_misnamed(stored.identity()),
+            None => Some(why),
+        }
+    }
+
+    /// Whether the service has denied the identity within the hour, as far as that can be read.
+    async fn was_denied(&mut self, identity: &str) -> bool {
+        if self.denials.is_none() {
+            let denials = match self.inspector.index_now_ms().await {
+                Ok(now_ms) => self.inspector.denials(now_ms).await,
+                Err(error) => Err(error),
+            };
+            self.denials = Some(denials.unwrap_or_default());
+        }
+        let denials = self.denials.iter().flat_map(Denials::iter);
+        { denials }.any(|it| it.identity() == identity)
+    }
+
+    /// An error where services use other prefixes and none uses this one: it was probably mistyped, or forgotten. What
+    /// is not known to be so is only warned of: a fresh server keeps nothing of a service yet.
+    async fn refuse_other_prefix(&mut self) -> Result<()> {
+        if !self.published().await.is_empty() {
+            return Ok(());
+        }
+        match self.census().await.ok().and_then(Census::why_elsewhere) {
+            Some(why) => Err(Error::usage(format_args!(
+                "nothing was blocked: {why} (--force blocks all the same)"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// None where they cannot be read.
+    async fn published(&mut self) -> &[PublishedPolicy] {
+        if self.published.is_none() {
+            let published = self.inspector.policies().await;
+            self.published = Some(published.unwrap_or_default());
+        }
+        self.published.as_deref().unwrap_or_default()
+    }
+
+    async fn census(&mut self) -> Result<&Census, &str> {
+        if self.census.is_none() {
+            let census = Census::take(self.inspector, self.settings).await;
+            self.census = Some(census.map_err(|error| error.message().to_owned()));
+        }
+        match &self.census {
+            Some(Ok(census)) => Ok(census),
+            Some(Err(error)) => Err(error),
+            None => Err("nothing was looked at"),
+        }
+    }
+}
+
+/// The error of one identity, with how many came before it.
+fn after(reports: &[Report], what: &str, error: Error) -> Error {
+    match reports.len() {
+        0 => error,
+        done => error.of(format_args!("after {done} were {what}")),
+    }
+}
+
+/// Where it is a list, one document of all.
+fn write_documents(reports: &[Report], is_list: bool, output: &mut Output) -> Result<()> {
+    match reports {
+        _ if !output.is_json() => Ok(()),
+        [report] if !is_list => output.document(report),
+        identities => output.document(&ListReport { identities }),
+    }
+}
+
+pub(crate) fn unblock(
+    args: &UnblockArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer> {
+    if args.all {
+        return unblock_all(args.yes, settings, output);
+    }
+    let named = args.identities.named(settings.ipv6_prefix())?;
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let limiter = server::limiter(store, settings);
+        let reports = unblock_each(&named, &limiter, &inspector, settings, output).await?;
+        write_documents(&reports, args.identities.is_list(), output)?;
+        let were_blocked = reports.iter().all(|it| it.was_blocked == Some(true));
+        Ok(were_blocked.into())
+    })
+}
+
+fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    if !yes {
+        confirm::possible("nothing was unblocked")?;
+    }
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let named = all_blocked(&inspector).await?;
+        let count = named.len();
+        if count > 0 && !yes && !confirm::asked(format_args!("Unblock all {count}?"))? {
+            anstream::eprintln!("Nothing was unblocked.");
+            return Ok(Answer::No);
+        }
+        let limiter = server::limiter(store, settings);
+        let reports = unblock_each(&named, &limiter, &inspector, settings, output).await?;
+        write_documents(&reports, true, output)?;
+        if count == 0 && !output.is_json() {
+            writeln!(output, "Nobody is blocked.")?;
+            output.hint(&census::reason(&inspector, settings, None, &[]).await)?;
+        }
+        Ok((count > 0).into())
+    })
+}
+
+/// All identities with a stored block, also one that cannot be read.
+async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
+    let mut identities = BTreeSet::new();
+    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    scan.run(&inspector.all_blocks(), async |_, names| {
+        identities.extend(names.iter().map(|name| name.identity().to_owned()));
+        Ok(())
+    })
+    .await?;
+    Ok(identities
+        .iter()
+        .filter_map(|it| Named::listed(it))
+        .collect())
+}
+
+async fn unblock_each(
+    named: &[Named],
+    limiter: &Limiter,
+    inspector: &Inspector,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Vec<Report>> {
+    let mut doubts = Doubts::new(inspector, settings);
+    let mut reports = Vec::new();
+    for named in named {
+        let ended = unblock_one(named, limiter, inspector).await;
+        let (mut report, is_readable) = ended
+            .map_err(|error| after(&reports, "unblocked", of_home(error, inspector, &named.key)))?;
+        if report.was_blocked == Some(false) {
+            report.warning = doubts.of_name(&named.key).await;
+        }
+        write_unblocked(&report, is_readable, output)?;
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Also whether the block could be read.
+async fn unblock_one(
+    named: &Named,
+    limiter: &Limiter,
+    inspector: &Inspector,
+) -> Result<(Report, bool)> {
+    let now_ms = inspector.now_ms(&named.key).await?;
+    let held = inspector.block(&named.key).await?;
+    limiter.unblock(&named.key).await?;
+    let held = BlockReport::of(held, now_ms).ok();
+    let report = Report {
+        was_blocked: Some(held.as_ref().is_none_or(Option::is_some)),
+        ..Report::of(named, now_ms, inspector)
+    };
+    Ok((report, held.is_some()))
+}
+
+fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> Result<()> {
+    if output.is_json() {
+        return Ok(());
+    }
+    let title = &report.title;
+    match (is_readable, report.was_blocked) {
+        (false, _) => writeln!(
+            output,
+            "{BOLD}{title}{BOLD:#}: a block that could not be read was deleted."
+        )?,
+        (true, Some(true)) => writeln!(output, "{BOLD}{title}{BOLD:#} is no longer blocked.")?,
+        (true, _) => writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked.")?,
+    }
+    report
+        .warning
+        .as_deref()
+        .map_or(Ok(()), |why| output.hint(why))
+}
+
+/// Who runs the tool, as far as the system says so.
+fn user_and_host() -> Option<String> {
+    let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set);
+    let user = user.or_else(user_id)?;
+    let host = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(set);
+    let host = host.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    Some(match host {
+        Some(host) => format!("{user}@{}", host.trim()),
+        None => user,
+    })
+}
+
+/// The number of the user: jobs and containers often have no name for it in their environment.
+fn user_id() -> Option<String> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Some(std::fs::metadata("/proc/self").ok()?.uid().to_string())
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+fn parse_date(text: &str) -> Result<SystemTime, String> {
+    let date = text::parse_date(text).and_then(|date| date.try_into().ok());
+    date.ok_or_else(|| "write a date such as 2026-12-01T08:00:00+01:00".into())
+}

@@ -1,0 +1,305 @@
+//! [`Census`]: what is stored, as far as a look at some of the keys shows; and so why nothing was
+//! found.
+
+use std::collections::BTreeSet;
+
+use sluicegate::{Key, store::redis::inspect::Inspector};
+
+use super::{
+    error::{Error, Result},
+    scan::of_node,
+    server,
+    settings::Settings,
+    text::{grouped, nearest, printable},
+};
+
+/// How many keys are looked at at a time: a server does nothing else meanwhile, for less than a millisecond.
+const BATCH: u32 = 500;
+
+/// The most keys that are looked at. `SCAN` goes by hashes, so that they are a sample.
+const MOST: u64 = 10_000;
+
+/// A service has fewer policies: each is one GET.
+const MOST_POLICIES: usize = 64;
+
+/// What was seen.
+pub(crate) struct Census {
+    prefix: String,
+    /// The keys of the servers, also those of other programs.
+    total: u64,
+    /// The part of them that was looked at.
+    looked_at: u64,
+    /// The prefixes under which counts are stored.
+    prefixes: BTreeSet<String>,
+    /// Under the prefix of the settings.
+    kinds: BTreeSet<String>,
+    pub(crate) policies: BTreeSet<String>,
+    /// How wide the networks are that stand for IPv6 addresses.
+    ipv6_prefixes: BTreeSet<u8>,
+}
+
+impl Census {
+    pub(crate) async fn take(inspector: &Inspector, settings: &Settings) -> Result<Self> {
+        let mut census = Self {
+            prefix: settings.prefix().to_owned(),
+            total: 0,
+            looked_at: 0,
+            prefixes: BTreeSet::new(),
+            kinds: BTreeSet::new(),
+            policies: BTreeSet::new(),
+            ipv6_prefixes: BTreeSet::new(),
+        };
+        let (servers, selection) = (inspector.servers().await?, inspector.all_prefixes());
+        let share = MOST / u64::try_from(servers.len()).unwrap_or(1).max(1);
+        for server in &servers {
+            let count = server.key_count().await;
+            let count = count.map_err(|error| of_node(error.into(), server))?;
+            let (mut cursor, mut looked_at) = (0, 0);
+            while looked_at < share {
+                let batch = server.scan(cursor, &selection, BATCH).await;
+                let (next, names) = batch.map_err(|error| of_node(error.into(), server))?;
+                for name in names {
+                    census.add(
+                        name.prefix(),
+                        name.identity(),
+                        name.policy(),
+                        name.is_of_block(),
+                    );
+                }
+                looked_at += u64::from(BATCH);
+                cursor = next;
+                if cursor == 0 {
+                    looked_at = count;
+                    break;
+                }
+            }
+            census.total += count;
+            census.looked_at += looked_at.min(count);
+        }
+        Ok(census)
+    }
+
+    fn add(&mut self, prefix: &str, identity: &str, policy: &str, is_block: bool) {
+        // An operator can block an identity that does not exist, under a prefix that no service has.
+        if is_block {
+            return;
+        }
+        self.prefixes.insert(prefix.to_owned());
+        if prefix != self.prefix {
+            return;
+        }
+        let (kind, value) = identity.split_once('=').unwrap_or_default();
+        self.kinds.insert(kind.to_owned());
+        self.policies.insert(policy.to_owned());
+        self.ipv6_prefixes.extend(ipv6_prefix(kind, value));
+    }
+
+    /// Why nothing is found at all under this prefix; `None` where something is.
+    pub(crate) fn why_empty(&self) -> Option<String> {
+        if self.prefixes.contains(&self.prefix) {
+            return None;
+        }
+        if self.total == 0 {
+            return Some("The server keeps no keys at all.".into());
+        }
+        let (prefix, among) = (&self.prefix, self.among());
+        if self.prefixes.is_empty() {
+            return Some(format!(
+                "No counts are stored{among}: is this the service's server, and its database?"
+            ));
+        }
+        let others = listed(self.prefixes.iter().map(String::as_str));
+        Some(format!(
+            "No counts are stored under the prefix `{prefix}`{among}, but under {others}: see --prefix"
+        ))
+    }
+
+    /// Why a service is sure to be under another prefix: all keys were looked at.
+    pub(crate) fn why_elsewhere(&self) -> Option<String> {
+        let is_whole = self.looked_at >= self.total;
+        let is_elsewhere = is_whole && !self.prefixes.is_empty();
+        self.why_empty().filter(|_| is_elsewhere)
+    }
+
+    /// Why the service may not know this identity; `None` where something is stored for it.
+    pub(crate) async fn why_unknown(
+        &self,
+        inspector: &Inspector,
+        key: &Key,
+    ) -> Result<Option<String>> {
+        if let Some(why) = self.why_empty() {
+            return Ok(Some(why));
+        }
+        if !self.stored_under(inspector, key).await?.is_empty() {
+            return Ok(None);
+        }
+        let stored = inspector.name(key, "");
+        let identity = stored.identity();
+        Ok(Some(self.why_misnamed(identity).unwrap_or_else(|| {
+            format!(
+                "No counts are stored for {identity}: it was not charged, its counts have expired, or the service names \
+                 it otherwise."
+            )
+        })))
+    }
+
+    /// The policies under which something is stored for an identity, also what cannot be read.
+    async fn stored_under(&self, inspector: &Inspector, key: &Key) -> Result<Vec<&str>> {
+        let mut stored = Vec::new();
+        for policy in self.policies.iter().take(MOST_POLICIES) {
+            if !matches!(
+                inspector.read(&inspector.name(key, policy)).await?,
+                Ok(None)
+            ) {
+                stored.push(policy.as_str());
+            }
+        }
+        Ok(stored)
+    }
+
+    /// Why no service seems to name any identity so; `None` where others like it are stored, or none at all.
+    pub(crate) fn why_misnamed(&self, identity: &str) -> Option<String> {
+        let (kind, value) = identity.split_once('=').unwrap_or_default();
+        let among = self.among();
+        if self.kinds.is_empty() {
+            return None;
+        }
+        if !self.kinds.contains(kind) {
+            let kinds = listed(self.kinds.iter().map(String::as_str));
+            let meant = nearest(kind, self.kinds.iter().map(String::as_str));
+            let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
+            return Some(format!(
+                "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
+            ));
+        }
+        if let Some(bits) = ipv6_prefix(kind, value)
+            && !self.ipv6_prefixes.is_empty()
+            && !self.ipv6_prefixes.contains(&bits)
+        {
+            let stored = self.ipv6_prefixes.iter().map(|bits| format!("/{bits}"));
+            let stored = stored.collect::<Vec<_>>().join(", ");
+            return Some(format!(
+                "IPv6 addresses are stored as networks of {stored}{among}, and {identity} is a /{bits}: see --ipv6-prefix"
+            ));
+        }
+        None
+    }
+
+    /// Why nothing is found under this policy; `None` where something is.
+    pub(crate) fn why_no_policy(&self, policy: &str) -> Option<String> {
+        if self.policies.contains(policy) {
+            return None;
+        }
+        self.why_empty().or_else(|| {
+            let (among, policy) = (self.among(), printable(policy.as_bytes()));
+            let policies = listed(self.policies.iter().map(String::as_str));
+            Some(format!(
+                "Nothing is stored under a policy `{policy}`{among}: the policies are {policies}"
+            ))
+        })
+    }
+
+    /// Where not all keys were looked at.
+    fn among(&self) -> String {
+        if self.looked_at >= self.total {
+            return String::new();
+        }
+        let (looked_at, total) = (grouped(self.looked_at), grouped(self.total));
+        format!(" among {looked_at} of {total} keys")
+    }
+}
+
+/// Why nothing was found for this identity under the policies that were asked for, or at all, in a sentence; empty
+/// where there is no reason to give.
+pub(crate) async fn reason(
+    inspector: &Inspector,
+    settings: &Settings,
+    key: Option<&Key>,
+    asked: &[&str],
+) -> String {
+    let reason = async {
+        let mut census = Census::take(inspector, settings).await?;
+        let Some(key) = key else {
+            return Ok::<_, Error>(census.why_empty());
+        };
+        match census.why_unknown(inspector, key).await? {
+            None => {
+                // Under one that was asked for, a value may be stored in which nothing counts any more.
+                census.policies.retain(|it| !asked.contains(&it.as_str()));
+                let others = census.stored_under(inspector, key).await?;
+                let text =
+                    |others| format!("Counts are stored for it under other policies: {others}");
+                Ok((!others.is_empty()).then(|| text(listed(others.into_iter()))))
+            }
+            why => Ok(why),
+        }
+    };
+    match reason.await {
+        Ok(reason) => reason.unwrap_or_default(),
+        Err(error) => unknown(error.message()),
+    }
+}
+
+/// The same, over a connection of its own.
+pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str]) -> String {
+    let asked = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        Ok(reason(&inspector, settings, key, asked).await)
+    });
+    asked.unwrap_or_else(|error| unknown(error.message()))
+}
+
+/// The policies under which something is stored for an identity, and that a file does not have: as far as they are
+/// seen, and none where the user may not look.
+pub(crate) fn ask_other_policies<'a>(
+    settings: &Settings,
+    key: &Key,
+    known: impl Iterator<Item = &'a str>,
+) -> Vec<String> {
+    let stored = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        other_policies(&inspector, settings, key, known).await
+    });
+    stored.unwrap_or_default()
+}
+
+/// The same over this connection.
+pub(crate) async fn other_policies<'a>(
+    inspector: &Inspector,
+    settings: &Settings,
+    key: &Key,
+    known: impl Iterator<Item = &'a str>,
+) -> Result<Vec<String>> {
+    let mut census = Census::take(inspector, settings).await?;
+    for policy in known {
+        census.policies.remove(policy);
+    }
+    let stored = census.stored_under(inspector, key).await?.into_iter();
+    Ok(stored.map(str::to_owned).collect())
+}
+
+/// What is said where the user may not SCAN, for instance.
+pub(crate) fn unknown(why: &str) -> String {
+    format!("Whether the service names it so could not be checked: {why}")
+}
+
+/// The bits of an IPv6 network that stands for an address.
+fn ipv6_prefix(kind: &str, value: &str) -> Option<u8> {
+    let (network, bits) = value.split_once('/')?;
+    (kind == "ip" && network.contains(':')).then(|| bits.parse().ok())?
+}
+
+fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
+    const MOST: usize = 20;
+    let mut words: Vec<String> = words
+        .take(MOST + 1)
+        .map(|word| match word {
+            "" => "`` (none)".to_owned(),
+            word => format!("`{}`", printable(word.as_bytes())),
+        })
+        .collect();
+    if words.len() > MOST {
+        words[MOST] = "…".to_owned();
+    }
+    words.join(", ")
+}

@@ -1,0 +1,131 @@
+//! [`Error`]: why a verb could not do what it was asked. A "no" is not an error: that is an [`Answer`](super::Answer).
+
+use std::{fmt, io, path::Path, process::ExitCode};
+
+use sluicegate::{StoreError, error::StoreErrorKind};
+
+/// A plain message for a person, and the exit code for a program.
+pub(crate) struct Error {
+    exit: u8,
+    /// Empty: the reader has closed the pipe.
+    message: String,
+}
+
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+const USAGE: u8 = 2;
+const SERVER: u8 = 3;
+
+impl Error {
+    /// Arguments, settings or files that cannot be used: exit code 2.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self {
+            exit: USAGE,
+            message: message.to_string(),
+        }
+    }
+
+    /// A file that cannot be read or written: exit code 2.
+    pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
+        Self::usage(format_args!("{}: {error}", path.display()))
+    }
+
+    /// A server that cannot be reached, or said no: exit code 3.
+    pub(crate) fn server(message: impl fmt::Display) -> Self {
+        Self {
+            exit: SERVER,
+            message: message.to_string(),
+        }
+    }
+
+    /// What it says to a person.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The same, with what it is about in front; one without a message stays so.
+    pub(crate) fn of(mut self, place: impl fmt::Display) -> Self {
+        if !self.message.is_empty() {
+            self.message = format!("{place}: {}", self.message);
+        }
+        self
+    }
+
+    /// The same, with the server that it is about in front.
+    pub(crate) fn about(mut self, server: impl fmt::Display) -> Self {
+        if self.exit == SERVER {
+            self = self.of(server);
+        }
+        self
+    }
+
+    /// Tells a person on stderr.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.message.is_empty() {
+            let (bad, reset) = (super::style::BAD, super::style::BAD.render_reset());
+            anstream::eprintln!("{bad}error:{reset} {}", self.message);
+        }
+        ExitCode::from(self.exit)
+    }
+}
+
+/// Says on stderr what is probably not meant, though it was done.
+pub(crate) fn warn(message: impl fmt::Display) {
+    let (style, reset) = (super::style::WARN, super::style::WARN.render_reset());
+    anstream::eprintln!("{style}warning:{reset} {message}");
+}
+
+/// An error of writing results. Whoever has closed the pipe (`| head`) has seen enough: that is no failure.
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self {
+                exit: 0,
+                message: String::new(),
+            }
+        } else {
+            Self::usage(format_args!("cannot write the result: {error}"))
+        }
+    }
+}
+
+/// What the library says never holds the URL, which may have a password.
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let more = match (error.kind(), error.code(), cause.as_deref()) {
+            (StoreErrorKind::Timeout, ..) => "see --timeout",
+            (_, Some("NOPERM"), Some(cause)) if cause.starts_with("the right") => cause,
+            (_, Some("NOPERM"), _) => "`--help` of each verb names those that it needs",
+            (_, Some(code), _) => code,
+            (_, None, Some(cause)) => cause,
+            (_, None, None) => return Self::server(error),
+        };
+        Self::server(format_args!("{error}: {more}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_tells_what_is_known_of_its_cause() {
+        let of = |kind, code: Option<&str>, cause: &str| {
+            let error = StoreError::new(kind, "no").with_source(io::Error::other(cause));
+            let error = code.into_iter().fold(error, StoreError::with_code);
+            Error::from(error).message
+        };
+        let (timeout, protocol) = (StoreErrorKind::Timeout, StoreErrorKind::Protocol);
+        let reply = "error reply of the server";
+        assert_eq!(of(timeout, None, "timed out"), "no: see --timeout");
+        assert_eq!(of(protocol, None, "strange"), "no: strange");
+        assert_eq!(of(protocol, Some("WRONGPASS"), reply), "no: WRONGPASS");
+        let missing = "the right `+scan` is missing";
+        assert_eq!(
+            of(protocol, Some("NOPERM"), missing),
+            format!("no: {missing}")
+        );
+        assert!(of(protocol, Some("NOPERM"), reply).starts_with("no: `--help`"));
+    }
+}

@@ -1,0 +1,469 @@
+//! `sluicegate explain`: whether a request would pass now, and if not, why, and until when.
+
+use std::io::Write;
+
+use clap::Args;
+use comfy_table::{Cell, Color};
+use serde::Serialize;
+use sluicegate::{
+    Charge, Decision, Key, Policy,
+    decision::RuleUsage,
+    store::{
+        Check,
+        redis::inspect::{StoredValue, decide},
+    },
+};
+
+use super::{
+    Answer,
+    block::BlockReport,
+    census,
+    denied::{self, DenialReport},
+    drift::{self, OtherRule},
+    error::{Error, Result},
+    identity::IdentityArgs,
+    inspect::StepReport,
+    output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
+    published::{Differing, Source},
+    reading::{Entry, ReadArgs, Reading},
+    settings::Settings,
+    text::{date_time, grouped, millis, span, time},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate explain user=alice --policies policies.toml
+  sluicegate explain ip=203.0.113.7 --policies policies.toml --cost 5
+
+Answers what the service would be answered if it charged the identity under
+all policies of the file, or those that are named. What fits is told by the
+policies that the service publishes, or of the file. Nothing is charged.
+
+Name the policies of a route with --policy. A request that is charged for
+several identities, an address and a user for instance, needs a question for
+each.
+
+Exit codes: 0 the request would pass, 1 it would be denied, or that is not
+known, since the service publishes or counts other rules than the file has, or
+its processes differ, as for 15 minutes after a deploy, or no published policy
+enforces the block.
+
+Also says how often the service has denied the identity in the last minute
+and hour under these policies, as `top --denied` does.
+
+Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
+and ZRANGE for past denials. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// What the request costs
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    cost: u64,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    /// The same for a person.
+    #[serde(skip)]
+    title: String,
+    /// Where the limits are from.
+    #[serde(skip)]
+    source: Source,
+    /// Why nothing counts.
+    #[serde(skip)]
+    why: String,
+    /// The server's clock, in ms since the Unix epoch, as all times.
+    now_ms: u64,
+    cost: u64,
+    /// Where this is not known, because the service publishes or counts other rules, or no published policy enforces
+    /// the block, it is false.
+    passes: bool,
+    is_known: bool,
+    /// The block of the identity: null when none holds.
+    blocked: Option<BlockReport>,
+    /// When the same request passes, if no other comes first: null when it passes now or never does.
+    passes_ms: Option<u64>,
+    /// What denies it for longest; null when it passes.
+    denied_by: Option<DeniedBy>,
+    /// How often the service has denied it lately, by policy; null without the right to know.
+    denied: Option<Vec<DenialReport>>,
+    policies: Vec<PolicyReport>,
+    /// Where none is named: those under which something is stored, and that the file does not have.
+    other_policies: Vec<String>,
+    /// The policies that services publish otherwise than the file has them, or in several ways.
+    published_differs: Vec<Differing>,
+    /// Why the block may hold nowhere.
+    warning: Option<String>,
+}
+
+#[derive(Serialize)]
+struct DeniedBy {
+    policy: String,
+    rule: String,
+}
+
+#[derive(Serialize)]
+struct PolicyReport {
+    policy: String,
+    /// A shadow denies no request.
+    shadow: bool,
+    passes: bool,
+    rules: Vec<RuleReport>,
+    /// Rules that are stored and not in the file.
+    other_rules: Vec<OtherRule>,
+}
+
+#[derive(Serialize)]
+struct RuleReport {
+    rule: String,
+    limit: u64,
+    used: u64,
+    left: u64,
+    fits: bool,
+    /// When the cost fits: null when it does now or never does.
+    fits_ms: Option<u64>,
+    /// The steps that have to be released before it fits, oldest first.
+    released_first: Vec<StepReport>,
+}
+
+pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let reading = args.read.read(settings, &key)?;
+    if !reading.has_limits {
+        const HOW: &str =
+            "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
+        return Err(match &reading.unpublished {
+            Some(why) => Error::server(format_args!(
+                "the limits are needed, and the published policies could not be read: {why}; or {HOW}"
+            )),
+            None => Error::usage(format_args!(
+                "the limits are needed, and the service publishes none: {HOW}"
+            )),
+        });
+    }
+    let mut report = report(&reading, &key, args.cost)?;
+    report.title = args.identity.title(&reading.identity);
+    if args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
+    if report.is_empty() && !output.is_json() {
+        let asked: Vec<&str> = report
+            .policies
+            .iter()
+            .map(|it| it.policy.as_str())
+            .collect();
+        report.why = census::ask_reason(settings, Some(&key), &asked);
+    }
+    output.report(&report, write)?;
+    Ok(report.passes.into())
+}
+
+fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
+    let mut report = Report {
+        identity: reading.identity.clone(),
+        title: reading.identity.clone(),
+        source: reading.source,
+        why: String::new(),
+        now_ms: reading.now_ms,
+        cost,
+        passes: true,
+        is_known: true,
+        blocked: None,
+        passes_ms: None,
+        denied_by: None,
+        denied: reading.denied.clone(),
+        policies: Vec::new(),
+        other_policies: Vec::new(),
+        published_differs: reading.differing.clone(),
+        warning: reading.unenforced.clone(),
+    };
+    let mut longest = 0;
+    let mut is_denied = false;
+    if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
+        if reading.unenforced.is_some() {
+            // Only a layer that looks keys up without a policy would deny it: that is not known.
+            report.is_known = false;
+        } else {
+            // Nothing beats for ever.
+            longest = block.until_ms.unwrap_or(u64::MAX);
+        }
+        report.passes = false;
+        report.passes_ms = block.until_ms;
+        report.blocked = Some(block);
+    }
+    for entry in &reading.entries {
+        let Some(policy) = &entry.policy else {
+            continue;
+        };
+        let value = value(entry)?;
+        let decision = decision(policy, key, cost, reading.now_ms, value)?;
+        let differs = reading
+            .differing
+            .iter()
+            .any(|it| it.may_deny && it.policy == entry.name);
+        // By limits that may not be those of the service, nothing is known either way.
+        let is_certain = !policy.is_shadow() && !differs;
+        if let (Decision::Denied(denial), true) = (&decision, is_certain) {
+            is_denied = true;
+            report.passes = false;
+            // Never beats any time.
+            let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
+            if until > longest {
+                longest = until;
+                report.passes_ms = Some(until).filter(|until| *until < u64::MAX);
+                report.denied_by = Some(DeniedBy {
+                    policy: policy.name().to_owned(),
+                    rule: denial.rule().rule().to_string(),
+                });
+            }
+        }
+        let policy = PolicyReport::of(policy, &decision, reading.now_ms, value);
+        report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
+        report.policies.push(policy);
+    }
+    // A limit denies whatever else is counted; a block only where it is enforced.
+    report.is_known |= is_denied;
+    report.passes &= report.is_known;
+    Ok(report)
+}
+
+/// What the script could not read, it cannot decide by either.
+fn value(entry: &Entry) -> Result<Option<&StoredValue>> {
+    let value = entry.stored.as_ref().map_err(|error| {
+        let name = &entry.name;
+        Error::server(format_args!(
+            "policy `{name}`: {error}. No check of it can be decided: the service's failure policy applies. \
+             `sluicegate reset` deletes the value"
+        ))
+    })?;
+    Ok(value.as_ref())
+}
+
+fn decision(
+    policy: &Policy,
+    key: &Key,
+    cost: u64,
+    now_ms: u64,
+    value: Option<&StoredValue>,
+) -> Result<Decision> {
+    // As if it were no shadow: what it would decide.
+    let counting = Policy::new(policy.name(), policy.rules().iter().copied());
+    let counting = counting.map_err(Error::usage)?;
+    let check = Check::new([Charge::new(&counting, key.clone(), cost)])?;
+    Ok(decide(&check, now_ms, &[value])?)
+}
+
+/// When a rule that denies admits; `None` for never, and where it does not deny.
+fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
+    Some(now_ms.saturating_add(millis(rule.retry_after()?)))
+}
+
+impl PolicyReport {
+    /// Whether nothing is to be said of it.
+    fn is_empty(&self) -> bool {
+        let is_used = self.rules.iter().any(|rule| rule.used > 0);
+        self.passes && !is_used && self.other_rules.is_empty()
+    }
+
+    /// Whether the service counts other rules than these.
+    fn has_drifted(&self) -> bool {
+        self.other_rules.iter().any(|it| it.is_charged)
+    }
+
+    fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
+        let rules = decision.usage().rules();
+        Self {
+            policy: policy.name().to_owned(),
+            shadow: policy.is_shadow(),
+            passes: decision.is_allowed(),
+            rules: rules
+                .map(|rule| RuleReport::of(rule, now_ms, value))
+                .collect(),
+            other_rules: value.map_or(Vec::new(), |it| OtherRule::of(it, policy, now_ms)),
+        }
+    }
+}
+
+impl RuleReport {
+    fn of(usage: &RuleUsage, now_ms: u64, value: Option<&StoredValue>) -> Self {
+        let rule = usage.rule();
+        let section = value.and_then(|value| value.section(&rule));
+        let used = section.map_or(0, |section| section.used(now_ms));
+        let fits_ms = after(now_ms, usage);
+        let steps = section
+            .into_iter()
+            .flat_map(|section| section.steps(now_ms));
+        let before = steps.filter(|step| fits_ms.is_some_and(|fits_ms| step.release_ms <= fits_ms));
+        Self {
+            rule: rule.to_string(),
+            limit: rule.limit(),
+            used,
+            left: rule.limit().saturating_sub(used),
+            fits: !usage.is_exceeded(),
+            fits_ms,
+            released_first: before.map(|step| StepReport::of(&step)).collect(),
+        }
+    }
+
+    fn row(&self, policy: String, now_ms: u64) -> Vec<Cell> {
+        let fits = match (self.fits, self.fits_ms) {
+            (true, _) => Cell::new("now"),
+            (false, None) => Cell::new("never").fg(Color::Red),
+            (false, Some(ms)) => Cell::new(time(ms, now_ms)).fg(Color::Red),
+        };
+        vec![
+            Cell::new(policy),
+            Cell::new(&self.rule),
+            Cell::new(grouped(self.used)),
+            Cell::new(grouped(self.left)),
+            fits,
+            Cell::new(self.released_first()),
+        ]
+    }
+
+    /// What has to be released, in words.
+    fn released_first(&self) -> String {
+        let units: u64 = self.released_first.iter().map(|step| step.units).sum();
+        match &self.released_first[..] {
+            [] => String::new(),
+            [_] => format!("{} in 1 step", grouped(units)),
+            steps => format!("{} in {} steps", grouped(units), steps.len()),
+        }
+    }
+}
+
+impl Report {
+    /// Why the limits tell nothing; `None` where they do.
+    fn why_unknown(&self) -> Option<String> {
+        let differing = self.published_differs.iter().filter(|it| it.may_deny);
+        let differing: Vec<String> = differing.map(Differing::text).collect();
+        if !differing.is_empty() {
+            return Some(differing.join("; "));
+        }
+        let is_drifted = |it: &PolicyReport| !it.shadow && it.has_drifted();
+        let why = match self.source {
+            Source::File => "the file is not that of the service",
+            Source::Service => "the service also counts rules that it does not publish",
+        };
+        let mut policies = self.policies.iter();
+        policies.any(is_drifted).then(|| why.to_owned())
+    }
+
+    /// Whether there is nothing to show.
+    fn is_empty(&self) -> bool {
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
+    }
+}
+
+fn write(report: &Report, output: &mut Output) -> Result<()> {
+    let (at, cost) = (date_time(report.now_ms), grouped(report.cost));
+    writeln!(
+        output,
+        "{BOLD}{}{BOLD:#}  cost {cost}  {DIM}{at}{DIM:#}",
+        report.title
+    )?;
+    let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
+    let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
+    for policy in &used {
+        for (index, rule) in policy.rules.iter().enumerate() {
+            let name = match (index, policy.shadow) {
+                (0, true) => format!("{}*", policy.policy),
+                (0, false) => policy.policy.clone(),
+                _ => String::new(),
+            };
+            table.add_row(rule.row(name, report.now_ms));
+        }
+    }
+    align_right(&mut table, 2..=3);
+    if !used.is_empty() {
+        output.write_table(&table)?;
+    }
+    if used.iter().any(|policy| policy.shadow) {
+        output.hint("*: a shadow, which denies no request")?;
+    }
+    if !empty.is_empty() {
+        let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
+        let empty = empty.join(", ");
+        output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
+    }
+    output.hint(&report.why)?;
+    write_drift(report, output)?;
+    drift::write_other_policies(&report.other_policies, report.source, output)?;
+    denied::write(report.denied.as_deref(), output)?;
+    write_verdict(report, output)
+}
+
+fn write_drift(report: &Report, output: &mut Output) -> Result<()> {
+    for policy in &report.policies {
+        for other in &policy.other_rules {
+            let text = other.text(&policy.policy);
+            if other.is_charged {
+                let lacks = report.source.lacks();
+                let text = format!("the service counts a rule that {lacks}: {text}");
+                writeln!(output, "{WARN}{text}{WARN:#}")?;
+            } else {
+                output.hint(&format!("left of former rules: {text}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
+    let now_ms = report.now_ms;
+    if let Some(block) = &report.blocked {
+        let text = block.text(now_ms);
+        writeln!(
+            output,
+            "{BAD}It is denied, where blocks are enforced:{BAD:#}\n{text}."
+        )?;
+        if let Some(origin) = block.origin() {
+            output.hint(&origin)?;
+        }
+        if let Some(warning) = &report.warning {
+            writeln!(output, "{WARN}{warning}{WARN:#}")?;
+        }
+    }
+    match (&report.denied_by, report.passes_ms) {
+        (None, _) if !report.is_known => {
+            let elsewhere = match report.blocked {
+                Some(_) => " elsewhere",
+                None => "",
+            };
+            if let Some(why) = report.why_unknown() {
+                writeln!(
+                    output,
+                    "{BAD}It is not known whether it passes{elsewhere}:{BAD:#} {why}."
+                )?;
+            }
+        }
+        (None, _) if report.blocked.is_some() => {}
+        (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
+        (Some(by), None) => writeln!(
+            output,
+            "{BAD}It is denied for ever:{BAD:#} it costs more than the rule {} of {} admits.",
+            by.rule, by.policy
+        )?,
+        (Some(by), Some(until)) => writeln!(
+            output,
+            "{BAD}It is denied until {}{BAD:#} (in {}), if nothing else is charged first:\nby the rule {} of {}.",
+            time(until, now_ms),
+            span(until.saturating_sub(now_ms)),
+            by.rule,
+            by.policy,
+        )?,
+    }
+    Ok(())
+}

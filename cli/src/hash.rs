@@ -1,0 +1,174 @@
+//! `sluicegate hash`: how identities are stored, so that a hash that is listed leads to a name.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, BufRead, Write},
+};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Answer,
+    error::{Error, Result},
+    identity::{self, Identity},
+    output::Output,
+    server,
+    settings::Settings,
+    text::printable,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate hash header:x-user=alice
+  sluicegate hash header:x-user=- < users.txt
+  sluicegate hash header:x-user=- --find '#5877c54e…' < users.txt
+
+Prints how an identity is stored, and its value: of - one line for each line
+of stdin. With --find only those with this hash, as `top`, `blocks` and
+`contributors` list it; its first digits are enough, and several may be given.
+The hashes depend on the secret of the settings, which has to be that of the
+service. No server is asked.
+
+Exit codes: 0 done, 1 no value has the hash of a --find.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct HashArgs {
+    /// Whose: KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; a VALUE of - takes each line of stdin for one
+    #[arg(value_name = "IDENTITY", value_parser = parse_identity)]
+    identity: Identity,
+
+    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    #[arg(long)]
+    hashed: bool,
+
+    /// Only values with this hash: '#5877c54e…' or 'header=#5877c54e…', from 8 digits on; may be repeated
+    #[arg(long, value_name = "HASH", value_parser = parse_digits)]
+    find: Vec<String>,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identities: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    /// As it is stored.
+    identity: String,
+    value: String,
+}
+
+pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let inspector = server::unconnected(settings)?.inspector();
+    let kind = args.identity.kind();
+    let mut rows = Vec::new();
+    let (mut found, mut has_hashes) = (BTreeSet::new(), false);
+    let mut add = |value: &str, output: &mut Output| -> Result<()> {
+        let key = identity::key(kind, value, args.hashed, settings.ipv6_prefix())?;
+        let identity = inspector.name(&key, "").identity().to_owned();
+        let digits = identity.split_once("=#").map(|(_, digits)| digits);
+        has_hashes |= digits.is_some();
+        let is_hash = |wanted: &&String| digits.is_some_and(|it| it.starts_with(&**wanted));
+        let wanted: Vec<&String> = args.find.iter().filter(is_hash).collect();
+        if wanted.is_empty() && !args.find.is_empty() {
+            return Ok(());
+        }
+        found.extend(wanted);
+        if output.is_json() {
+            rows.push(Row {
+                identity,
+                value: value.to_owned(),
+            });
+        } else {
+            writeln!(output, "{identity}  {}", printable(value.as_bytes()))?;
+        }
+        Ok(())
+    };
+    match args.identity.value() {
+        "-" => each_line(|value| add(value, output))?,
+        value => add(value, output)?,
+    }
+    let missing = args.find.iter().filter(|it| !found.contains(it));
+    let missing: Vec<String> = missing.map(|digits| format!("#{digits}")).collect();
+    if output.is_json() {
+        output.document(&Report { identities: rows })?;
+    } else if !missing.is_empty() {
+        let why = why_missing(kind, has_hashes, settings.secret.is_some());
+        output.hint(&format!(
+            "No value has the hash {}: {why}.",
+            missing.join(", ")
+        ))?;
+    }
+    Ok(missing.is_empty().into())
+}
+
+/// Why a value that has the hash may not have been found.
+fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
+    if !has_hashes {
+        return format!(
+            "values of the kind `{kind}` are stored as they are, unless the service keeps their hashes, see --hashed"
+        );
+    }
+    let secret = match has_secret {
+        true => "the secret of the settings may not be that of the service",
+        false => "the service may use a secret, see --secret",
+    };
+    match kind.split_once(':') {
+        Some((what, name)) => format!("it may be of another {what} than `{name}`, or {secret}"),
+        None => format!("it is not among them, or {secret}"),
+    }
+}
+
+/// Lines without their ends, as an identity from stdin is read; empty ones are skipped.
+fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
+    let mut is_empty = true;
+    for (number, line) in (1..).zip(io::stdin().lock().lines()) {
+        let place = format!("stdin:{number}");
+        let line = line.map_err(|error| Error::usage(format_args!("{place}: {error}")))?;
+        let value = line.trim_end_matches('\r');
+        if !value.is_empty() {
+            is_empty = false;
+            add(value).map_err(|error| error.of(&place))?;
+        }
+    }
+    if is_empty {
+        return Err(Error::usage(
+            "stdin: there is no value: give a list of them, one on each line",
+        ));
+    }
+    Ok(())
+}
+
+/// An identity whose value is known; a hash is what this verb looks for.
+fn parse_identity(text: &str) -> Result<Identity, String> {
+    if let Some((kind, hash)) = text.split_once('=')
+        && let Ok(digits) = parse_digits(hash)
+        && hash.starts_with('#')
+    {
+        return Err(format!(
+            "`{text}` is a hash already: to find its value in a list, write {}=- --find '#{digits}' < LIST",
+            match kind {
+                "header" | "cookie" => format!("{kind}:NAME"),
+                kind => kind.to_owned(),
+            }
+        ));
+    }
+    text.parse()
+}
+
+/// The digits of a hash, or the first of them.
+fn parse_digits(text: &str) -> Result<String, String> {
+    let hash = text.rsplit_once('=').map_or(text, |(_, hash)| hash);
+    let digits = hash.strip_prefix('#').unwrap_or(hash).trim_end_matches('…');
+    let is_hash = (8..=32).contains(&digits.len())
+        && digits
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    match is_hash {
+        true => Ok(digits.to_owned()),
+        false => Err("write a hash as it is listed, with 8 to 32 digits: '#5877c54e…'".into()),
+    }
+}

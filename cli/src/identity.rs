@@ -1,0 +1,450 @@
+//! [`Identity`]: who is meant, as a person writes it.
+
+use std::{
+    fmt::Display,
+    fs::File,
+    io::{self, Read},
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use clap::Args;
+use sluicegate::{Header, Key, PeerIp, extract::Cookie, store::redis::inspect::hashed_key};
+
+use super::{
+    error::{Error, Result},
+    text::printable,
+};
+
+/// A secret that is longer is not one.
+const MAX_STDIN: u64 = 1 << 20;
+
+/// A list of identities that is longer is another file, given by mistake.
+const MAX_FILE: u64 = 16 << 20;
+
+/// The argument of verbs about one identity.
+#[derive(Args)]
+pub(crate) struct IdentityArgs {
+    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
+    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as it is listed by `top`
+    /// and `blocks` where the value is not known: 'header=#5877c54e…'
+    #[arg(value_name = "IDENTITY")]
+    identity: Identity,
+
+    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    #[arg(long)]
+    hashed: bool,
+}
+
+impl IdentityArgs {
+    /// The key that the service has for this identity, if its extractors take `ipv6_prefix` bits of an IPv6 address.
+    pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key> {
+        self.identity.key(self.hashed, ipv6_prefix)
+    }
+
+    /// How a person is shown the identity: as it was typed, and as it is stored where that differs.
+    pub(crate) fn title(&self, stored: &str) -> String {
+        self.identity.title(self.hashed, stored)
+    }
+}
+
+/// The arguments of verbs about several identities.
+#[derive(Args)]
+pub(crate) struct IdentitiesArgs {
+    /// Who, one or several: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or
+    /// cookie:session=VALUE; a VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as
+    /// it is listed by `top` and `blocks` where the value is not known: 'header=#5877c54e…'
+    #[arg(value_name = "IDENTITY")]
+    identities: Vec<Identity>,
+
+    /// Identities from a file, one a line; - is stdin. Empty lines and lines that begin with # are skipped
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// The values are secrets, of which the service keeps only hashes (`Key::secret`); headers and cookies always are
+    #[arg(long)]
+    hashed: bool,
+}
+
+/// An identity that was named: its key, and how it was typed.
+pub(crate) struct Named {
+    pub(crate) key: Key,
+    identity: Identity,
+    hashed: bool,
+}
+
+impl Named {
+    /// An identity as the store lists it: `user=alice`, or a hash. `None` if it is none.
+    pub(crate) fn listed(stored: &str) -> Option<Self> {
+        let (kind, value) = stored.split_once('=')?;
+        let key = hashed_key(leaked(kind), value);
+        Some(Self {
+            key: key.unwrap_or_else(|| Key::new(leaked(kind), value)),
+            identity: Identity {
+                kind: kind.into(),
+                value: value.into(),
+            },
+            hashed: false,
+        })
+    }
+
+    /// As [`IdentityArgs::title`].
+    pub(crate) fn title(&self, stored: &str) -> String {
+        self.identity.title(self.hashed, stored)
+    }
+}
+
+impl IdentitiesArgs {
+    /// Whether there may be more than one.
+    pub(crate) fn is_list(&self) -> bool {
+        self.identities.len() > 1 || self.file.is_some()
+    }
+
+    /// All of them, each once: an error in one of them is an error of all, before anything is written.
+    pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
+        let from_stdin = self.identities.iter().filter(|it| it.value == "-").count();
+        let is_stdin = |file: &PathBuf| file.as_os_str() == "-";
+        if from_stdin + usize::from(self.file.as_ref().is_some_and(is_stdin)) > 1 {
+            return Err(Error::usage("only one value can be read from stdin"));
+        }
+        let mut named = Vec::new();
+        for identity in &self.identities {
+            self.add(&mut named, identity.clone(), ipv6_prefix)?;
+        }
+        if let Some(file) = &self.file {
+            let text = read_file(file)?;
+            for (number, line) in (1..).zip(text.lines()) {
+                if line.trim().is_empty() || line.trim_start().starts_with('#') {
+                    continue;
+                }
+                let place = |why: &dyn Display| {
+                    Error::usage(format_args!("{}:{number}: {why}", file.display()))
+                };
+                let identity: Identity = line.parse().map_err(|why: String| place(&why))?;
+                if identity.value == "-" {
+                    return Err(place(&"a value of - is for the command line only"));
+                }
+                let added = self.add(&mut named, identity, ipv6_prefix);
+                added.map_err(|error| place(&error.message()))?;
+            }
+        }
+        if named.is_empty() {
+            return Err(Error::usage(
+                "no identity is named: give KIND=VALUE, or --file FILE with one on each line",
+            ));
+        }
+        Ok(named)
+    }
+
+    fn add(&self, named: &mut Vec<Named>, identity: Identity, ipv6_prefix: u8) -> Result<()> {
+        let (key, hashed) = (identity.key(self.hashed, ipv6_prefix)?, self.hashed);
+        if !named.iter().any(|other| other.key == key) {
+            named.push(Named {
+                key,
+                identity,
+                hashed,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A kind and a value.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    kind: String,
+    value: String,
+}
+
+impl FromStr for Identity {
+    type Err = String;
+
+    /// Refuses what names nobody, such as text that was cut or copied with a blank too many. A value that is so by
+    /// itself can be read from stdin.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (kind, value) = text.split_once('=').unwrap_or_default();
+        if value.is_empty() || kind.is_empty() && !is_hash(value) {
+            return Err("write KIND=VALUE, for instance ip=203.0.113.7 or user=alice".into());
+        }
+        if kind.contains(char::is_whitespace) || value.trim() != value {
+            return Err(format!(
+                "there is a blank too many in `{text}`: if it is part of the value, give that on stdin: {kind}=-"
+            ));
+        }
+        if value.contains('…') || value.starts_with('#') && !is_hash(value) {
+            return Err(format!(
+                "`{text}` was cut: a hash is a # and 32 digits, which `blocks` and `top --wide` list whole. If it is the \
+                 value itself, give it on stdin: {kind}=-"
+            ));
+        }
+        Ok(Self {
+            kind: kind.into(),
+            value: value.into(),
+        })
+    }
+}
+
+impl Identity {
+    fn key(&self, hashed: bool, ipv6_prefix: u8) -> Result<Key> {
+        if self.value == "-" {
+            let stdin = read_stdin(MAX_STDIN)?;
+            let value = stdin.trim_end_matches(['\r', '\n']);
+            if value.is_empty() {
+                return Err(Error::usage("stdin: there is no value"));
+            }
+            return key(&self.kind, value, hashed, ipv6_prefix);
+        }
+        key(&self.kind, &self.value, hashed, ipv6_prefix)
+    }
+
+    pub(crate) fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// As it was typed: - where it is read from stdin.
+    pub(crate) fn value(&self) -> &str {
+        &self.value
+    }
+
+    /// Without a value that was kept out of the shell's history, or said to be a secret.
+    fn title(&self, hashed: bool, stored: &str) -> String {
+        let typed = if hashed || self.value == "-" {
+            self.kind.clone()
+        } else {
+            printable(format!("{}={}", self.kind, self.value).as_bytes())
+        };
+        if typed == stored || stored.starts_with(&format!("{typed}=")) {
+            return stored.to_owned();
+        }
+        format!("{typed} ({stored})")
+    }
+}
+
+/// The key that the service has for this value of a kind.
+pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Result<Key> {
+    if is_hash(value) {
+        let key = hashed_key(leaked(kind), value);
+        return key.ok_or_else(|| Error::usage("write the hash as it is listed: header=#5877…"));
+    }
+    if kind != "ip" && kind.eq_ignore_ascii_case("ip") {
+        return Err(Error::usage("kinds are told apart by case: write ip="));
+    }
+    if let Some(kind) = ["header", "cookie"]
+        .into_iter()
+        .find(|it| kind.eq_ignore_ascii_case(it))
+    {
+        let value = printable(value.as_bytes());
+        return Err(Error::usage(format_args!(
+            "`{kind}={value}` is no identity: of {kind}s the service keeps a hash only. Write {kind}:NAME={value} with the \
+             name of the {kind}, or the hash as it is listed: {kind}=#5877…; `sluicegate hash {kind}:NAME=-` finds the \
+             hash of each value of a list"
+        )));
+    }
+    match kind.split_once(':') {
+        Some((kind @ ("header" | "cookie"), name)) => named(kind, name, value),
+        _ if hashed => Ok(Key::secret(leaked(kind), value)),
+        _ if kind == "ip" => address(value, ipv6_prefix),
+        _ => Ok(Key::new(leaked(kind), value)),
+    }
+}
+
+/// Whether it is what stands for a long, strange or secret value.
+fn is_hash(value: &str) -> bool {
+    let hash = value.strip_prefix('#').unwrap_or_default();
+    hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The key of a header or a cookie, whose names are made of the same characters.
+fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
+    let key = match kind {
+        "cookie" => name.parse().map(|cookie: Cookie| cookie.key(value)),
+        _ => name.parse().map(|header: Header| header.key(value)),
+    };
+    key.map_err(Error::usage)
+}
+
+/// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.
+fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
+    let error = || {
+        Error::usage(format_args!(
+            "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
+        ))
+    };
+    if text
+        .split_once('/')
+        .is_some_and(|(network, _)| network.parse::<Ipv4Addr>().is_ok())
+    {
+        return Err(Error::usage(format_args!(
+            "`{text}`: IPv4 addresses are limited and blocked one by one: list them in a --file, or deny the network in \
+             the service (`RateLimitLayer::block_keys`) or in front of it"
+        )));
+    }
+    let (address, bits) = match text.split_once('/') {
+        None => (text, ipv6_prefix),
+        Some((network, bits)) => (network, bits.parse().map_err(|_| error())?),
+    };
+    let address: IpAddr = address.parse().map_err(|_| error())?;
+    if text.contains('/') && !(32..=128).contains(&bits) {
+        return Err(error());
+    }
+    Ok(PeerIp.ipv6_prefix(bits).key(address))
+}
+
+fn read_stdin(most: u64) -> Result<String> {
+    let mut text = String::new();
+    let read = io::stdin().take(most).read_to_string(&mut text);
+    read.map_err(|error| Error::usage(format_args!("stdin: {error}")))?;
+    Ok(text)
+}
+
+fn read_file(path: &Path) -> Result<String> {
+    let text = if path.as_os_str() == "-" {
+        read_stdin(MAX_FILE)?
+    } else {
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+        read.map_err(|error| Error::file(path, &error))?;
+        text
+    };
+    if text.len() as u64 >= MAX_FILE {
+        let path = path.display();
+        return Err(Error::usage(format_args!(
+            "{path}: the list is longer than 16 MiB"
+        )));
+    }
+    Ok(text)
+}
+
+/// Kinds are written in programs; this one was written on the command line, once.
+pub(crate) fn leaked(kind: &str) -> &'static str {
+    Box::leak(kind.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str, hashed: bool) -> Result<Key, Error> {
+        text.parse::<Identity>().unwrap().key(hashed, 64)
+    }
+
+    #[test]
+    fn an_identity_is_the_key_that_an_extractor_makes() {
+        for (text, hashed, expected) in [
+            ("ip=203.0.113.7", false, Key::new("ip", "203.0.113.7")),
+            (
+                "ip=::ffff:203.0.113.7",
+                false,
+                Key::new("ip", "203.0.113.7"),
+            ),
+            (
+                "ip=2001:db8:1:2::7",
+                false,
+                Key::new("ip", "2001:db8:1:2::/64"),
+            ),
+            (
+                "ip=2001:db8:1:2::/56",
+                false,
+                Key::new("ip", "2001:db8:1::/56"),
+            ),
+            ("user=alice=1", false, Key::new("user", "alice=1")),
+            ("api-key=s3cret", true, Key::secret("api-key", "s3cret")),
+            (
+                "header:X-Api-Key=s3cret",
+                false,
+                Header::new("x-api-key").key("s3cret"),
+            ),
+            (
+                "cookie:session=s3cret",
+                true,
+                Cookie::new("session").key("s3cret"),
+            ),
+            (
+                "cookie:__Host-SID=s3cret",
+                false,
+                Cookie::new("__Host-SID").key("s3cret"),
+            ),
+            (
+                "header=#5877c54e0123456789abcdef01234567",
+                false,
+                hashed_key("header", "#5877c54e0123456789abcdef01234567").unwrap(),
+            ),
+            (
+                "=#5877c54e0123456789abcdef01234567",
+                false,
+                hashed_key("", "#5877c54e0123456789abcdef01234567").unwrap(),
+            ),
+        ] {
+            assert!(key(text, hashed).is_ok_and(|key| key == expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_title_is_what_was_typed_and_what_is_stored() {
+        let title =
+            |text: &str, hashed, stored| text.parse::<Identity>().unwrap().title(hashed, stored);
+        assert_eq!(title("user=alice", false, "user=alice"), "user=alice");
+        let (hash, other) = ("header=#5877", "api-key=#5877");
+        assert_eq!(
+            title("header:x-tenant=acme", false, hash),
+            "header:x-tenant=acme (header=#5877)"
+        );
+        assert_eq!(
+            title("header:x-tenant=-", false, hash),
+            "header:x-tenant (header=#5877)"
+        );
+        assert_eq!(title("api-key=s3cret", true, other), other);
+        assert_eq!(title("api-key=-", true, other), other);
+    }
+
+    #[test]
+    fn a_listed_identity_is_the_key_that_it_was_made_of() {
+        for key in [Key::new("user", "alice"), Key::new("ip", "2001:db8::/64")] {
+            let value = String::from_utf8_lossy(key.value()).into_owned();
+            let named = Named::listed(&format!("{}={value}", key.kind()));
+            assert!(named.is_some_and(|named| named.key == key));
+        }
+        let hash = "#5877c54e0123456789abcdef01234567";
+        let hashed = hashed_key("header", hash);
+        let named = Named::listed(&format!("header={hash}"));
+        assert!(hashed.is_some() && named.map(|named| named.key) == hashed);
+    }
+
+    #[test]
+    fn what_is_no_identity_is_an_error() {
+        for text in [
+            "ip=203.0.113",
+            "ip=10.0.0.0/8",
+            "ip=2001:db8::/16",
+            "ip=2001:db8::/x",
+            "IP=203.0.113.7",
+            "user=#5877C54E0123456789ABCDEF01234567",
+            "header:x=#5877c54e0123456789abcdef01234567",
+            "header:a{b=c",
+            "cookie:a{b=c",
+            "cookie:=x",
+            "header=bob",
+            "Header=bob",
+            "cookie=bob",
+        ] {
+            assert!(key(text, false).is_err(), "{text}");
+        }
+        for text in [
+            "",
+            "ip",
+            "=alice",
+            "ip=",
+            "user=alice ",
+            " user=alice",
+            "user= alice",
+            "user =alice",
+            "header:a b=c",
+            "header=#72047c877111b0c2…",
+            "user=a-very-lo…",
+            "header=#72047c877111b0c2",
+        ] {
+            assert!(text.parse::<Identity>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! `sluicegate inspect`: what is stored for one identity.
+
+use std::io::Write;
+
+use clap::Args;
+use comfy_table::{Cell, Color, Table};
+use serde::Serialize;
+use sluicegate::{
+    Rule,
+    store::redis::inspect::{Section, Step},
+};
+
+use super::{
+    Answer,
+    block::BlockReport,
+    census,
+    denied::{self, DenialReport},
+    drift,
+    error::Result,
+    identity::IdentityArgs,
+    output::{BAD, BOLD, DIM, Output, WARN, align_right},
+    published::Source,
+    reading::{Entry, ReadArgs, Reading},
+    settings::Settings,
+    sparkline::sparkline,
+    text::{date_time, grouped, millis, span, without_limit},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate inspect ip=203.0.113.7 --policies policies.toml
+  sluicegate inspect user=alice --policy api
+  sluicegate inspect header:x-api-key=- < key.txt
+  sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
+
+Reads the keys of the policies that are named, or of the file, or else of
+those that services publish. Only where there are none of these, the tool
+looks at all keys of the server to find those of the identity: slowly, so as
+not to be in the way.
+
+`one more` is when one more unit fits, `empty` when nothing counts any more.
+The picture shows the window of the rule, the newest units at the right; its
+highest bar is full. A `?` stands for a limit that no policy tells:
+of a process with other rules, or from before they were changed.
+
+The last lines say how often the service has denied the identity, as
+`top --denied` does.
+
+Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
+SCAN and DBSIZE where there are no policies, and ZRANGE for past denials.
+Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) identity: String,
+    /// The same for a person.
+    #[serde(skip)]
+    pub(crate) title: String,
+    /// Whether a file or the service tells limits.
+    #[serde(skip)]
+    has_file: bool,
+    #[serde(skip)]
+    source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    #[serde(skip)]
+    unpublished: Option<String>,
+    /// Why nothing is stored.
+    #[serde(skip)]
+    why: String,
+    /// The server's clock, in ms since the Unix epoch, as all times.
+    pub(crate) now_ms: u64,
+    /// The block that holds now; null when none does.
+    pub(crate) blocked: Option<BlockReport>,
+    /// How often the service has denied it lately, by policy; null where that was not read, as by `watch`.
+    pub(crate) denied: Option<Vec<DenialReport>>,
+    /// Denials that count towards a ban.
+    pub(crate) strikes: Vec<StrikesReport>,
+    pub(crate) policies: Vec<PolicyReport>,
+    /// Under which something is stored, where a file has others; not looked for by `watch`.
+    other_policies: Vec<String>,
+    /// Why the block may hold nowhere; not looked for by `watch`.
+    warning: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct PolicyReport {
+    pub(crate) policy: String,
+    /// When the key expires; null where nothing is stored.
+    pub(crate) expires_ms: Option<u64>,
+    /// Why what is stored cannot be read; null where it can.
+    pub(crate) error: Option<String>,
+    pub(crate) rules: Vec<RuleReport>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct StrikesReport {
+    pub(crate) count: u64,
+    /// How many ban; null where no policy that is known tells it.
+    pub(crate) limit: Option<u64>,
+    pub(crate) window_ms: u64,
+}
+
+/// A rule of the policy, or of somebody else's policy of that name.
+#[derive(Serialize)]
+pub(crate) struct RuleReport {
+    /// As text; without a limit where that is not known: `?/1m`.
+    pub(crate) rule: String,
+    pub(crate) limit: Option<u64>,
+    pub(crate) window_ms: u64,
+    pub(crate) step_ms: u64,
+    pub(crate) fixed: bool,
+    /// How many units come back in a window; null where the rule is no bucket.
+    pub(crate) refill: Option<u64>,
+    pub(crate) used: u64,
+    /// Null where the limit is not known.
+    pub(crate) left: Option<u64>,
+    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    pub(crate) fits_ms: Option<u64>,
+    /// When nothing counts any more; null when nothing does.
+    pub(crate) free_ms: Option<u64>,
+    /// Those that count, oldest first.
+    pub(crate) steps: Vec<StepReport>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct StepReport {
+    pub(crate) end_ms: u64,
+    pub(crate) units: u64,
+    pub(crate) release_ms: u64,
+}
+
+pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let reading = args.read.read(settings, &key)?;
+    let mut report = Report::of(&reading)?;
+    report.title = args.identity.title(&reading.identity);
+    if report.has_file && args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
+    if report.is_empty() && !output.is_json() {
+        let asked: Vec<&str> = report
+            .policies
+            .iter()
+            .map(|it| it.policy.as_str())
+            .collect();
+        report.why = census::ask_reason(settings, Some(&key), &asked);
+    }
+    output.report(&report, |report, output| {
+        report.write(output)?;
+        denied::write(report.denied.as_deref(), output)
+    })?;
+    Ok(Answer::Yes)
+}
+
+impl Report {
+    pub(crate) fn of(reading: &Reading) -> Result<Self> {
+        let policies = reading.entries.iter();
+        Ok(Self {
+            identity: reading.identity.clone(),
+            title: reading.identity.clone(),
+            has_file: reading.entries.iter().any(|it| it.policy.is_some()),
+            source: reading.source,
+            unpublished: reading.unpublished.clone(),
+            why: String::new(),
+            now_ms: reading.now_ms,
+            blocked: BlockReport::of(reading.block.clone(), reading.now_ms)?,
+            denied: reading.denied.clone(),
+            strikes: strikes(reading),
+            policies: policies
+                .map(|entry| PolicyReport::of(entry, reading.now_ms))
+                .collect(),
+            other_policies: Vec::new(),
+            warning: reading.unenforced.clone(),
+        })
+    }
+
+    /// Whether there is nothing to show.
+    fn is_empty(&self) -> bool {
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
+    }
+
+    /// For a person.
+    pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
+        let time = date_time(self.now_ms);
+        writeln!(output, "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}", self.title)?;
+        if let Some(block) = &self.blocked {
+            writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
+            if let Some(origin) = block.origin() {
+                output.hint(&origin)?;
+            }
+            if let Some(warning) = &self.warning {
+                writeln!(output, "{WARN}{warning}{WARN:#}")?;
+            }
+        }
+        for strikes in &self.strikes {
+            writeln!(output, "{}", strikes.text())?;
+        }
+        if self.policies.is_empty() {
+            writeln!(output, "Nothing is stored.")?;
+            return output.hint(&self.why);
+        }
+        let empty = self.policies.iter().filter(|it| it.is_empty());
+        let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
+        if empty.len() < self.policies.len() {
+            let table = self.table(output);
+            output.write_table(&table)?;
+        }
+        if !empty.is_empty() {
+            output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
+        }
+        output.hint(&self.why)?;
+        drift::write_other_policies(&self.other_policies, self.source, output)?;
+        for policy in &self.policies {
+            if let Some(error) = &policy.error {
+                writeln!(output, "{}: {error}", policy.policy)?;
+            }
+        }
+        let mut rules = self.policies.iter().flat_map(|it| &it.rules);
+        if rules.any(|rule| rule.limit.is_none()) {
+            let lacks = self.source.lacks();
+            output.hint(&match (self.has_file, &self.unpublished) {
+                (true, _) => format!("?: the limit is not stored, and {lacks} this rule"),
+                (false, None) => "?: the limit is not stored: --policies FILE tells it".to_owned(),
+                (false, Some(why)) => format!(
+                    "?: the limit is not stored, and the published policies could not be read ({why}): --policies FILE tells it"
+                ),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, output: &Output) -> Table {
+        let header = ["policy", "rule", "used", "left", "one more", "empty"];
+        let mut rows: Vec<[(String, Option<Color>); 6]> = Vec::new();
+        let mut rules = Vec::new();
+        for policy in self.policies.iter().filter(|it| !it.is_empty()) {
+            for (index, rule) in policy.rules.iter().enumerate() {
+                let name = if index == 0 {
+                    policy.policy.as_str()
+                } else {
+                    ""
+                };
+                rows.push(rule.row(name, self.now_ms));
+                rules.push(rule);
+            }
+        }
+        // What the others leave, with a blank at both sides of each, and perhaps a line beside it.
+        let widths = (0..header.len()).map(|column| {
+            let cells = rows.iter().map(|row| row[column].0.chars().count());
+            cells.chain([header[column].len()]).max().unwrap_or(0) + 3
+        });
+        let others = u16::try_from(widths.sum::<usize>() + 4).unwrap_or(u16::MAX);
+        let columns = output.width().saturating_sub(others).clamp(6, 30);
+        let mut table = output.table(header.into_iter().chain(["window"]));
+        for (row, rule) in rows.into_iter().zip(rules) {
+            let cells = row.into_iter().map(|(text, color)| match color {
+                Some(color) => Cell::new(text).fg(color),
+                None => Cell::new(text),
+            });
+            table.add_row(cells.chain([Cell::new(rule.picture(self.now_ms, columns))]));
+        }
+        align_right(&mut table, 2..=3);
+        table
+    }
+}
+
+/// Of each window in which strikes count; those that ban after the fewest first.
+fn strikes(reading: &Reading) -> Vec<StrikesReport> {
+    let Ok(Some(stored)) = &reading.strikes else {
+        return Vec::new();
+    };
+    let policies = reading.entries.iter().filter_map(|it| it.policy.as_ref());
+    let bans: Vec<Rule> = policies
+        .filter_map(|policy| Some(policy.banned_by()?.strikes()))
+        .collect();
+    let sections = stored.sections().iter().map(|section| {
+        let limits = bans.iter().filter(|rule| section.is_of(rule));
+        StrikesReport {
+            count: section.used(reading.now_ms),
+            limit: limits.map(Rule::limit).min(),
+            window_ms: millis(section.rule(0).window()),
+        }
+    });
+    sections.filter(|strikes| strikes.count > 0).collect()
+}
+
+impl StrikesReport {
+    /// `3 of 5 strikes in 10m`
+    fn text(&self) -> String {
+        let window = span(self.window_ms);
+        match self.limit {
+            Some(limit) => format!("{} of {limit} strikes in {window}", self.count),
+            None => format!("{} strikes in {window}", self.count),
+        }
+    }
+}
+
+impl PolicyReport {
+    /// Whether nothing is stored, and not for being unreadable.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.expires_ms.is_none() && self.error.is_none()
+    }
+
+    fn of(entry: &Entry, now_ms: u64) -> Self {
+        let stored = entry.stored.as_ref().ok().and_then(Option::as_ref);
+        let known = entry.policy.iter().flat_map(|policy| policy.rules());
+        let known: Vec<Rule> = known.copied().collect();
+        let mut rules: Vec<RuleReport> = Vec::new();
+        if entry.stored.is_ok() {
+            rules.extend(known.iter().map(|rule| {
+                let section = stored.and_then(|value| value.section(rule));
+                RuleReport::of(rule, Some(rule.limit()), section, now_ms)
+            }));
+        }
+        let sections = stored.into_iter().flat_map(|value| value.sections());
+        let others = sections.filter(|section| !known.iter().any(|rule| section.is_of(rule)));
+        rules.extend(
+            others.map(|section| RuleReport::of(&section.rule(0), None, Some(section), now_ms)),
+        );
+        Self {
+            policy: entry.name.clone(),
+            expires_ms: stored.map(|value| value.expires_ms()),
+            error: entry.stored.as_ref().err().map(ToString::to_string),
+            rules,
+        }
+    }
+}
+
+impl RuleReport {
+    fn of(rule: &Rule, limit: Option<u64>, section: Option<&Section>, now_ms: u64) -> Self {
+        let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
+        let used = section.map_or(0, |section| section.used(now_ms));
+        let fits = |limit| section.map(|section| section.fits_at_ms(now_ms, limit, 1));
+        let reset_ms = section.map_or(0, |section| section.reset_at_ms(now_ms));
+        Self {
+            rule: limit.map_or_else(|| without_limit(rule), |_| rule.to_string()),
+            limit,
+            window_ms: millis(rule.window()),
+            step_ms: millis(rule.step()),
+            fixed: rule.is_fixed(),
+            refill: rule.refill(),
+            used,
+            left: limit.map(|limit| limit.saturating_sub(used)),
+            fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
+            free_ms: Some(reset_ms).filter(|ms| *ms > 0),
+            steps: steps.iter().map(StepReport::of).collect(),
+        }
+    }
+
+    /// Whether one more unit does not fit.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    /// All columns but the picture.
+    fn row(&self, policy: &str, now_ms: u64) -> [(String, Option<Color>); 6] {
+        let until = |ms: u64| format!("in {}", span(ms.saturating_sub(now_ms)));
+        let left = self.left.map_or("?".into(), grouped);
+        let fits = match (self.fits_ms, self.left) {
+            (Some(ms), _) => until(ms),
+            (None, Some(0)) => "never".into(),
+            (None, Some(_)) => "now".into(),
+            (None, None) => "?".into(),
+        };
+        let color = self.is_exceeded().then_some(Color::Red);
+        [
+            (policy.into(), None),
+            (self.rule.clone(), None),
+            (grouped(self.used), None),
+            (left, color),
+            (fits, color),
+            (self.free_ms.map_or("now".into(), until), None),
+        ]
+    }
+
+    /// The window that ends with the step of the time. A fixed rule has but one step, and a bucket none: nothing to
+    /// see.
+    fn picture(&self, now_ms: u64, columns: u16) -> String {
+        if self.fixed || self.refill.is_some() {
+            return String::new();
+        }
+        let end = now_ms - now_ms % self.step_ms + self.step_ms;
+        let newest = self.steps.last().map_or(end, |step| step.end_ms.max(end));
+        let span = newest.saturating_sub(self.window_ms + self.step_ms)..newest;
+        let steps = self.steps.iter();
+        sparkline(
+            steps.map(|step| (step.end_ms - self.step_ms..step.end_ms, step.units)),
+            &span,
+            columns,
+        )
+    }
+}
+
+impl StepReport {
+    pub(crate) fn of(step: &Step) -> Self {
+        Self {
+            end_ms: step.end_ms,
+            units: step.units,
+            release_ms: step.release_ms,
+        }
+    }
+}

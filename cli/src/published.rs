@@ -1,0 +1,356 @@
+//! `sluicegate policies`, and the policies that services publish, for verbs that need the limits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    path::Path,
+};
+
+use clap::Args;
+use serde::Serialize;
+use sluicegate::{
+    Key, Policy,
+    error::StoreErrorKind,
+    policies::{Policies, PublishedPolicy},
+    store::redis::inspect::Inspector,
+};
+
+use super::{
+    Answer, census,
+    error::{Error, Result, warn},
+    output::{Output, WARN},
+    policies_file, server,
+    settings::Settings,
+    text::{printable, span},
+};
+
+/// Processes say every five minutes by what they decide: what none has said for so long is not in use.
+const IN_USE_MS: u64 = 15 * 60_000;
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate policies
+  sluicegate policies --json | jq -r '.policies[].policy'
+
+Services publish their policies in the store, a few seconds after the first
+use of each. Where processes differ in a policy, each definition is a row, and
+the newest is what `inspect`, `explain` and `top` take. For 15 minutes after
+a deploy the former definition still counts as one in use.
+
+Exit codes: 0 done, 1 nothing is published.
+
+Rights: HGETALL of the keys `PREFIX:*`, and TIME. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PoliciesArgs {}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    /// By name, the newest definition first.
+    policies: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    policy: String,
+    rules: String,
+    ban: Option<String>,
+    shadow: bool,
+    on_failure: Option<&'static str>,
+    kinds: Vec<String>,
+    enforces_blocks: bool,
+    version: String,
+    /// When a process last said that it decides by it, in ms since the Unix epoch.
+    seen_ms: u64,
+    /// Whether processes differ in it now.
+    differs: bool,
+    #[serde(skip)]
+    now_ms: u64,
+}
+
+pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let report = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        let now_ms = inspector.index_now_ms().await?;
+        Ok(Report::of(inspector.policies().await?, now_ms))
+    })?;
+    output.report(&report, |report, output| write(report, settings, output))?;
+    Ok((!report.policies.is_empty()).into())
+}
+
+impl Report {
+    fn of(published: Vec<PublishedPolicy>, now_ms: u64) -> Self {
+        let mut rows = Vec::new();
+        for definitions in by_name(published).into_values() {
+            let differs = in_use(&definitions).nth(1).is_some();
+            rows.extend(definitions.iter().map(|it| Row::of(it, differs, now_ms)));
+        }
+        Self { policies: rows }
+    }
+}
+
+impl Row {
+    fn of(published: &PublishedPolicy, differs: bool, now_ms: u64) -> Self {
+        let policy = published.policy();
+        let kinds = published.kinds().map(|kind| printable(kind.as_bytes()));
+        Self {
+            policy: policy.name().to_owned(),
+            rules: policy.to_string(),
+            ban: policy.banned_by().map(|ban| ban.to_string()),
+            shadow: policy.is_shadow(),
+            on_failure: policy.failure_policy().map(|it| it.as_str()),
+            kinds: kinds.collect(),
+            enforces_blocks: published.enforces_blocks(),
+            version: printable(published.version().as_bytes()),
+            seen_ms: published.seen_ms(),
+            differs,
+            now_ms,
+        }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let name = match self.shadow {
+            true => format!("{}*", self.policy),
+            false => self.policy.clone(),
+        };
+        [
+            name,
+            self.rules.clone(),
+            self.ban.clone().unwrap_or_default(),
+            self.on_failure.unwrap_or_default().to_owned(),
+            self.kinds.join(", "),
+            match self.enforces_blocks {
+                true => "enforced".to_owned(),
+                false => "not enforced".to_owned(),
+            },
+            format!("{} ago", span(self.now_ms.saturating_sub(self.seen_ms))),
+        ]
+    }
+}
+
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+    if report.policies.is_empty() {
+        writeln!(output, "No policies are published.")?;
+        return output.hint(&census::ask_reason(settings, None, &[]));
+    }
+    let mut table = output.table([
+        "policy",
+        "rules",
+        "ban",
+        "on failure",
+        "kinds",
+        "blocks",
+        "seen",
+    ]);
+    for row in &report.policies {
+        table.add_row(row.cells());
+    }
+    output.write_table(&table)?;
+    if report.policies.iter().any(|row| row.shadow) {
+        output.hint("*: a shadow, which denies no request")?;
+    }
+    let mut differing: Vec<&str> = Vec::new();
+    for row in report.policies.iter().filter(|row| row.differs) {
+        if !differing.contains(&&*row.policy) {
+            differing.push(&row.policy);
+        }
+    }
+    for name in differing {
+        writeln!(output, "{WARN}processes differ in {name}{WARN:#}")?;
+    }
+    Ok(())
+}
+
+/// The limits, for verbs that need them.
+pub(crate) struct Limits {
+    /// Those of the file, or else what services publish; `None` where there are neither.
+    pub(crate) policies: Option<Policies>,
+    /// The policies in which they are not those of every process.
+    pub(crate) differing: Vec<Differing>,
+    pub(crate) source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    pub(crate) unpublished: Option<String>,
+}
+
+/// The source of the limits.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    File,
+    Service,
+}
+
+impl Source {
+    /// Of a policy or a rule that is stored.
+    pub(crate) const fn lacks(self) -> &'static str {
+        match self {
+            Self::File => "the file does not have",
+            Self::Service => "the published policies do not have",
+        }
+    }
+}
+
+/// A policy that services publish otherwise than the file has it, or in two ways at once. Fields are only ever added.
+#[derive(Clone, Serialize)]
+pub(crate) struct Differing {
+    pub(crate) policy: String,
+    /// As services publish it, the newest first: several while processes differ.
+    pub(crate) published: Vec<String>,
+    /// As the file has it; null without a file.
+    pub(crate) file: Option<String>,
+    /// Whether it is more than a shadow in one of these.
+    #[serde(skip)]
+    pub(crate) may_deny: bool,
+}
+
+impl Differing {
+    /// `None` where all say the same of the limits.
+    fn of(definitions: &[PublishedPolicy], of_file: Option<&Policy>) -> Option<Self> {
+        let mut published: Vec<&Policy> = Vec::new();
+        for policy in in_use(definitions).map(PublishedPolicy::policy) {
+            if published.iter().all(|other| is_other(other, policy)) {
+                published.push(policy);
+            }
+        }
+        let newest = *published.first()?;
+        let is_file_other = of_file.is_some_and(|it| is_other(it, newest));
+        (published.len() > 1 || is_file_other).then(|| Self {
+            policy: newest.name().to_owned(),
+            published: published.iter().map(|it| definition(it)).collect(),
+            file: of_file.map(definition),
+            may_deny: !published
+                .iter()
+                .copied()
+                .chain(of_file)
+                .all(Policy::is_shadow),
+        })
+    }
+
+    /// `the service publishes api = 100/10s, the file says 100/20s`
+    pub(crate) fn text(&self) -> String {
+        let (policy, published) = (&self.policy, self.published.join(" and "));
+        match &self.file {
+            Some(file) => {
+                format!("the service publishes {policy} = {published}, the file says {file}")
+            }
+            None => format!(
+                "processes differ in {policy}, which is {published}: see `sluicegate policies`"
+            ),
+        }
+    }
+}
+
+/// A policy as far as it limits.
+fn definition(policy: &Policy) -> String {
+    let ban = policy.banned_by().map(|ban| format!(" with the ban {ban}"));
+    let shadow = if policy.is_shadow() {
+        " as a shadow"
+    } else {
+        ""
+    };
+    format!("{policy}{}{shadow}", ban.unwrap_or_default())
+}
+
+/// Reads the limits, and warns of differences.
+pub(crate) async fn limits(
+    settings: &Settings,
+    file: Option<&Path>,
+    inspector: &Inspector,
+) -> Result<Limits> {
+    let file = match settings.policies_or(file) {
+        Some(path) => Some(policies_file::load(path)?),
+        None => None,
+    };
+    let mut unpublished = None;
+    let published = inspector.policies().await.unwrap_or_else(|error| {
+        // A missing right: the verb does not need it otherwise. They may be on another node of a cluster than the
+        // identity.
+        if error.kind() != StoreErrorKind::AccessDenied {
+            warn(format_args!("published policies are not read: {error}"));
+        }
+        unpublished = Some(Error::from(error).message().to_owned());
+        Vec::new()
+    });
+    let published = by_name(published);
+    let differing = published.iter().filter_map(|(name, definitions)| {
+        let of_file = file.as_ref().and_then(|known| known.get(name));
+        Differing::of(definitions, of_file)
+    });
+    let differing: Vec<Differing> = differing.collect();
+    for it in &differing {
+        warn(it.text());
+    }
+    if let Some(file) = file {
+        return Ok(Limits {
+            policies: Some(file),
+            differing,
+            source: Source::File,
+            unpublished,
+        });
+    }
+    let newest = published
+        .into_values()
+        .filter_map(|it| it.into_iter().next());
+    let policies: Vec<Policy> = newest.map(|it| it.policy().clone()).collect();
+    let policies = match policies.is_empty() {
+        true => None,
+        false => Some(Policies::new(policies).map_err(Error::usage)?),
+    };
+    Ok(Limits {
+        policies,
+        differing,
+        source: Source::Service,
+        unpublished,
+    })
+}
+
+/// The definitions of each name, the newest first.
+fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPolicy>> {
+    let mut by_name = BTreeMap::<String, Vec<PublishedPolicy>>::new();
+    for it in published {
+        by_name
+            .entry(it.policy().name().to_owned())
+            .or_default()
+            .push(it);
+    }
+    for definitions in by_name.values_mut() {
+        definitions.sort_by_key(|it| std::cmp::Reverse(it.seen_ms()));
+    }
+    by_name
+}
+
+/// The definitions that were seen at about the same time as the newest, which is the first.
+fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPolicy> {
+    let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
+    definitions
+        .iter()
+        .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
+}
+
+/// Why a block of this key may hold nowhere, as far as services publish it: no policy for keys of this kind enforces
+/// blocks. Layers that look keys up without a policy are not published. `None` also where that is not known.
+pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
+    let published = by_name(published.to_vec());
+    let in_use = published.values().flat_map(|it| in_use(it));
+    let of_kind: Vec<_> = in_use
+        .filter(|it| it.kinds().any(|kind| kind == key.kind()))
+        .collect();
+    if of_kind.is_empty() || of_kind.iter().any(|it| it.enforces_blocks()) {
+        return None;
+    }
+    let names: BTreeSet<&str> = of_kind.iter().map(|it| it.policy().name()).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    Some(format!(
+        "no published policy for the kind `{}` enforces blocks ({names}): the block holds only where a layer has \
+         `deny_blocked`, see `sluicegate policies`",
+        printable(key.kind().as_bytes())
+    ))
+}
+
+/// A failure policy is no limit.
+fn is_other(policy: &Policy, other: &Policy) -> bool {
+    policy.rules() != other.rules()
+        || policy.banned_by() != other.banned_by()
+        || policy.is_shadow() != other.is_shadow()
+}

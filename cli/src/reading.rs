@@ -1,0 +1,240 @@
+//! [`Reading`]: what is stored for one identity, and the policies that it is compared with.
+
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use clap::Args;
+use sluicegate::{
+    Key, Policy,
+    policies::Policies,
+    store::redis::inspect::{Inspector, StoredBlock, StoredResult},
+};
+
+use super::{
+    census,
+    denied::DenialReport,
+    error::{Result, warn},
+    policies_file,
+    published::{self, Differing, Source},
+    scan::{DEFAULT_LOAD, Scan, of_home},
+    server,
+    settings::Settings,
+    text::millis,
+};
+
+/// The arguments of verbs that read what is stored for an identity.
+#[derive(Args)]
+pub(crate) struct ReadArgs {
+    /// The service's policies, instead of those that it publishes. Without either all keys of the server are looked
+    /// at, to find those of the identity [default: `policies` of the configuration file]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) policies: Option<PathBuf>,
+
+    /// Only this policy; may be repeated
+    #[arg(long = "policy", value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+
+    /// Take this machine's time for the server's: behind a proxy that does not pass TIME on, such as twemproxy
+    #[arg(long)]
+    pub(crate) local_clock: bool,
+}
+
+/// What is stored for an identity at a time.
+pub(crate) struct Reading {
+    /// As it is stored: a secret is a hash.
+    pub(crate) identity: String,
+    /// The server's clock.
+    pub(crate) now_ms: u64,
+    /// Whether the identity is blocked, whatever it has used.
+    pub(crate) block: StoredBlock,
+    /// Denials that count towards a ban, whatever the policy.
+    pub(crate) strikes: StoredResult,
+    pub(crate) entries: Vec<Entry>,
+    /// How often the identity was denied; `None` where that was not read.
+    pub(crate) denied: Option<Vec<DenialReport>>,
+    /// Whether a file or the service tells limits.
+    pub(crate) has_limits: bool,
+    pub(crate) source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    pub(crate) unpublished: Option<String>,
+    /// The policies, of those that were read, whose limits are not those of every process.
+    pub(crate) differing: Vec<Differing>,
+    /// Why the block may hold nowhere; `None` without one, or where that is not known.
+    pub(crate) unenforced: Option<String>,
+}
+
+/// What is stored under one policy.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// `None` where no file tells its limits.
+    pub(crate) policy: Option<Policy>,
+    pub(crate) stored: StoredResult,
+}
+
+/// Where to read, and under which policies.
+pub(crate) struct Reader {
+    pub(crate) inspector: Inspector,
+    key: Key,
+    /// By name; those without limits are named or found.
+    policies: Vec<(String, Option<Policy>)>,
+    local_clock: bool,
+    has_limits: bool,
+    source: Source,
+    unpublished: Option<String>,
+    differing: Vec<Differing>,
+}
+
+impl ReadArgs {
+    /// Reads once.
+    pub(crate) fn read(&self, settings: &Settings, key: &Key) -> Result<Reading> {
+        server::block_on(settings, async {
+            let (_, inspector) = server::connect(settings).await?;
+            let reader = self.reader(settings, inspector, key.clone()).await?;
+            let mut reading = reader.read().await?;
+            reading.denied = reader.denied(&reading).await;
+            if !matches!(reading.block, Ok(None)) {
+                let published = reader.inspector.policies().await.unwrap_or_default();
+                reading.unenforced = published::why_unenforced(&published, key);
+            }
+            Ok(reading)
+        })
+    }
+
+    /// Finds out which keys are to be read: those of the policies that are named or in the file, or what a SCAN finds.
+    pub(crate) async fn reader(
+        &self,
+        settings: &Settings,
+        inspector: Inspector,
+        key: Key,
+    ) -> Result<Reader> {
+        let file = self.policies.as_deref();
+        let limits = published::limits(settings, file, &inspector).await?;
+        let known = limits.policies;
+        let from_file = settings.policies_or(file);
+        let policies: Vec<_> = match &known {
+            Some(known) if self.only.is_empty() => known
+                .iter()
+                .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
+                .collect(),
+            _ if !self.only.is_empty() => self.named(known.as_ref(), from_file)?,
+            _ => {
+                let names = found(&inspector, &key).await?.into_iter();
+                names.map(|name| (name, None)).collect()
+            }
+        };
+        let is_read = |it: &Differing| policies.iter().any(|(name, _)| *name == it.policy);
+        let differing = limits.differing.into_iter().filter(is_read).collect();
+        Ok(Reader {
+            inspector,
+            key,
+            policies,
+            local_clock: self.local_clock,
+            has_limits: known.is_some(),
+            source: limits.source,
+            unpublished: limits.unpublished,
+            differing,
+        })
+    }
+
+    fn named(
+        &self,
+        known: Option<&Policies>,
+        file: Option<&Path>,
+    ) -> Result<Vec<(String, Option<Policy>)>> {
+        let named = self.only.iter().map(|name| {
+            let policy = match (known, file) {
+                (Some(known), Some(file)) => Some(policies_file::named(known, file, name)?),
+                (Some(known), None) => known.get(name),
+                (None, _) => None,
+            };
+            Ok((name.clone(), policy.cloned()))
+        });
+        named.collect()
+    }
+}
+
+impl Reader {
+    /// Why nothing is found for the identity under these policies.
+    pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
+        let asked: Vec<&str> = self
+            .policies
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        census::reason(&self.inspector, settings, Some(&self.key), &asked).await
+    }
+
+    pub(crate) async fn read(&self) -> Result<Reading> {
+        let reading = self.read_from_home().await;
+        reading.map_err(|error| of_home(error, &self.inspector, &self.key))
+    }
+
+    async fn read_from_home(&self) -> Result<Reading> {
+        let now_ms = if self.local_clock {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            millis(since.unwrap_or_default())
+        } else {
+            self.inspector.now_ms(&self.key).await?
+        };
+        let mut entries = Vec::with_capacity(self.policies.len());
+        for (name, policy) in &self.policies {
+            let stored = self.inspector.name(&self.key, name);
+            entries.push(Entry {
+                name: name.clone(),
+                policy: policy.clone(),
+                stored: self.inspector.read(&stored).await?,
+            });
+        }
+        Ok(Reading {
+            identity: self.inspector.name(&self.key, "").identity().to_owned(),
+            now_ms,
+            block: self.inspector.block(&self.key).await?,
+            strikes: self
+                .inspector
+                .read(&self.inspector.strikes(&self.key))
+                .await?,
+            entries,
+            denied: None,
+            has_limits: self.has_limits,
+            source: self.source,
+            unpublished: self.unpublished.clone(),
+            differing: self.differing.clone(),
+            unenforced: None,
+        })
+    }
+
+    /// How often the identity was denied lately, under the policies that were read or by a block. `None` without the
+    /// right to know.
+    async fn denied(&self, reading: &Reading) -> Option<Vec<DenialReport>> {
+        let denials = match self.inspector.denials(reading.now_ms).await {
+            Ok(denials) => denials,
+            Err(error) if error.code() == Some("NOPERM") => return None,
+            // They may be on another node of a cluster than the identity.
+            Err(error) => {
+                warn(format_args!("denials are not read: {error}"));
+                return None;
+            }
+        };
+        let is_read = |policy: &str| reading.entries.iter().any(|it| it.name == policy);
+        let denied = denials
+            .iter()
+            .filter(|it| it.identity() == reading.identity && it.policy().is_none_or(is_read));
+        Some(denied.map(DenialReport::of).collect())
+    }
+}
+
+/// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
+async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    scan.run(&inspector.all_of(key), async |_, found| {
+        names.extend(found.iter().map(|name| name.policy().to_owned()));
+        Ok(())
+    })
+    .await?;
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}

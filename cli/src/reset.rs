@@ -1,0 +1,172 @@
+//! `sluicegate reset`: forgets what an identity has used.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use sluicegate::Policy;
+
+use super::{
+    Answer,
+    block::BlockReport,
+    census, confirm, drift,
+    error::{Error, Result, warn},
+    identity::IdentityArgs,
+    output::Output,
+    published::Source,
+    reading::{ReadArgs, Reading},
+    server,
+    settings::Settings,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate reset user=alice --policy api   asks first
+  sluicegate reset user=alice --policies policies.toml --yes
+  sluicegate reset user=alice                those that are published, asks
+
+Deletes counts under the policies that are named, or of the file, or else of
+those that services publish. Only where there are none of these, the tool
+looks at all keys of the server to find those of the identity. What it sees
+left under other policies, it names.
+
+The identity starts again from zero under these policies, for all replicas of
+the service, with its next request. There is no way back. A value that cannot
+be read is deleted, too. A block or a ban stays: `sluicegate unblock` ends it.
+
+Exit codes: 0 done, 1 there was nothing to delete, or you said no.
+
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); HGETALL for
+published policies; SCAN and DBSIZE where there are none, and for leftovers.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    /// The policies whose counts were deleted.
+    deleted: Vec<String>,
+    /// Where none is named: those under which something is left, as far as it is seen.
+    other_policies: Vec<String>,
+    /// What keeps the identity from being served all the same, or why nothing was deleted; null otherwise.
+    warning: Option<String>,
+}
+
+pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    if !args.yes {
+        confirm::possible("nothing was deleted")?;
+    }
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let reader = args.read.reader(settings, inspector, key.clone()).await?;
+        let reading = reader.read().await?;
+        let stored = stored(&reading);
+        let title = args.identity.title(&reading.identity);
+        let stays = stays(&reading);
+        if let Some(stays) = &stays {
+            warn(stays);
+        }
+        if stored.is_empty() {
+            let why = reader.why_nothing(settings).await;
+            return nothing(&reading, &title, &why, stays, output);
+        }
+        if !args.yes && !agrees(&title, &stored)? {
+            anstream::eprintln!("Nothing was deleted.");
+            return Ok(Answer::No);
+        }
+        let limiter = server::limiter(store, settings);
+        for name in &stored {
+            // The counts belong to the name: the rules do not matter.
+            let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
+            limiter.reset(&policy, &key).await?;
+        }
+        let mut others = Vec::new();
+        if reading.has_limits && args.read.only.is_empty() {
+            let known = reading.entries.iter().map(|it| it.name.as_str());
+            let found = census::other_policies(&reader.inspector, settings, &key, known).await;
+            others = found.unwrap_or_default();
+        }
+        let report = Report {
+            identity: reading.identity.clone(),
+            deleted: stored,
+            other_policies: others,
+            warning: stays,
+        };
+        done(&report, &title, reading.source, output)
+    })
+}
+
+/// What a reset does not end: a block or a ban.
+fn stays(reading: &Reading) -> Option<String> {
+    let how = match BlockReport::of(reading.block.clone(), reading.now_ms) {
+        Ok(block) => block?.text(reading.now_ms),
+        Err(_) => "blocked, in a way that cannot be read".to_owned(),
+    };
+    let identity = &reading.identity;
+    Some(format!(
+        "{identity} stays {how}: a reset does not end that, `sluicegate unblock` does"
+    ))
+}
+
+/// The policies under which there is something to delete.
+fn stored(reading: &Reading) -> Vec<String> {
+    let entries = reading.entries.iter();
+    let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));
+    stored.map(|entry| entry.name.clone()).collect()
+}
+
+fn agrees(identity: &str, policies: &[String]) -> Result<bool> {
+    let policies = policies.join(", ");
+    confirm::asked(format_args!(
+        "Delete what {identity} has used under {policies}?"
+    ))
+}
+
+fn nothing(
+    reading: &Reading,
+    title: &str,
+    why: &str,
+    stays: Option<String>,
+    output: &mut Output,
+) -> Result<Answer> {
+    let nothing = format!("Nothing is stored for {title}: nothing was deleted.");
+    if output.is_json() {
+        let parts = [Some(nothing), Some(why.to_owned()), stays];
+        let parts = parts.into_iter().flatten().filter(|it| !it.is_empty());
+        output.document(&Report {
+            identity: reading.identity.clone(),
+            deleted: Vec::new(),
+            other_policies: Vec::new(),
+            warning: Some(parts.collect::<Vec<_>>().join(" ")),
+        })?;
+    } else {
+        writeln!(output, "{nothing}")?;
+        output.hint(why)?;
+    }
+    Ok(Answer::No)
+}
+
+fn done(report: &Report, title: &str, source: Source, output: &mut Output) -> Result<Answer> {
+    if output.is_json() {
+        output.document(report)?;
+    } else {
+        let policies = report.deleted.join(", ");
+        writeln!(output, "Deleted what {title} had used under {policies}.")?;
+        drift::write_other_policies(&report.other_policies, source, output)?;
+    }
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,145 @@
+//! [`Replay`]: one set of policies with a store of its own, by the log's clock.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use sluicegate::{
+    Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
+    decision::{PolicyUsage, RuleUsage},
+    error::{PolicyError, StoreErrorKind},
+    rule::MAX_UNITS,
+    test_util::TestClock,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    super::error::{Error, Result},
+    request::{Mapped, Request},
+};
+
+/// Above the limits that somebody might choose; it bounds the steps of a key.
+pub(super) const PEAK_FACTOR: u64 = 100;
+
+pub(super) struct Replay {
+    clock: TestClock,
+    store: MemoryStore,
+    limiter: Limiter,
+    /// The limiter counts strikes in a task of its own.
+    runtime: Runtime,
+    capacity: usize,
+    pub(super) policies: Vec<Mapped>,
+}
+
+impl Replay {
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Result<Self> {
+        let clock = TestClock::new(0);
+        let store = MemoryStore::new().capacity(capacity).clock(clock.clone());
+        let runtime = Builder::new_current_thread().enable_time().build();
+        Ok(Self {
+            limiter: Limiter::new(store.clone()),
+            runtime: runtime.map_err(Error::usage)?,
+            store,
+            capacity,
+            clock,
+            policies,
+        })
+    }
+
+    /// Decides one request, as the middleware would: all policies for which it has a key in one check. `None` if there
+    /// are none. The strikes of a denial are counted before the next request.
+    pub(super) fn decide(&self, request: &Request) -> Result<Option<Decision>, StoreError> {
+        let charges = self.policies.iter().filter_map(|it| {
+            let key = request.keys[it.key].as_ref()?;
+            Some(Charge::new(&it.policy, key.clone(), 1))
+        });
+        let mut charges = charges.peekable();
+        if charges.peek().is_none() {
+            return Ok(None);
+        }
+        self.clock.set(request.ms);
+        let _context = self.runtime.enter();
+        let answer = pin!(self.limiter.check(charges));
+        let Poll::Ready(decision) = answer.poll(&mut Context::from_waker(Waker::noop())) else {
+            unreachable!("memory answers at once");
+        };
+        let decision = match decision {
+            // It passes uncounted: `is_full` says so.
+            Err(error) if error.kind() == StoreErrorKind::Full => return Ok(None),
+            decision => decision?,
+        };
+        if !decision.is_allowed() {
+            self.runtime.block_on(self.limiter.strikes_counted());
+        }
+        Ok(Some(decision))
+    }
+
+    /// The place of a policy.
+    pub(super) fn place(&self, policy: &Policy) -> Option<usize> {
+        let mut policies = self.policies.iter();
+        policies.position(|it| it.policy.name() == policy.name())
+    }
+
+    /// Whether it is so full that it may have dropped keys that count, or had no place for others: its parts fill
+    /// unevenly.
+    pub(super) fn is_full(&self) -> bool {
+        self.store.len() >= self.capacity - self.capacity / 10
+    }
+}
+
+/// The same policies, with another limit in one rule of one of them. Bans stay.
+pub(super) fn with_limit(
+    policies: &[Mapped],
+    policy: usize,
+    rule: usize,
+    limit: u64,
+) -> Result<Vec<Mapped>, PolicyError> {
+    let mut policies = policies.to_vec();
+    let changed = &mut policies[policy].policy;
+    let mut rules = changed.rules().to_vec();
+    rules[rule] = limited(&rules[rule], limit);
+    let ban = changed.banned_by();
+    *changed = with_rules(changed, rules)?;
+    if let Some(ban) = ban {
+        *changed = changed.clone().ban(ban);
+    }
+    Ok(policies)
+}
+
+/// The policy with this rule alone, whose limit is so high that it hardly refuses a request; no shadow, and without a
+/// ban.
+pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, PolicyError> {
+    let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
+    let rule = limited(rule, limit.min(MAX_UNITS));
+    Ok(Mapped {
+        policy: Policy::new(mapped.policy.name(), [rule])?,
+        ..mapped.clone()
+    })
+}
+
+/// Whether a rule of this policy refuses the request.
+pub(super) fn refuses(policy: &PolicyUsage<'_>) -> bool {
+    policy.rules().iter().any(RuleUsage::is_exceeded)
+}
+
+fn limited(rule: &Rule, limit: u64) -> Rule {
+    let changed = Rule::new(limit, rule.window());
+    if rule.is_fixed() {
+        changed.fixed()
+    } else if rule.refill().is_some() {
+        let most = MAX_UNITS / u64::try_from(rule.window().as_millis()).unwrap_or(u64::MAX);
+        rule.bucket(limit.min(most))
+    } else {
+        changed.precision(rule.step())
+    }
+}
+
+fn with_rules(policy: &Policy, rules: Vec<Rule>) -> Result<Policy, PolicyError> {
+    let changed = Policy::new(policy.name(), rules)?;
+    Ok(if policy.is_shadow() {
+        changed.shadow()
+    } else {
+        changed
+    })
+}

@@ -1,0 +1,199 @@
+//! [`Request`]: what is replayed of a log line; [`Mapping`]: whom each policy limits.
+
+use sluicegate::{Key, PeerIp, Policy, policies::Policies};
+
+use super::{
+    super::{
+        error::{Error, Result},
+        identity::leaked,
+    },
+    record::{Field, Record, address},
+    stamp::Stamp,
+};
+
+/// A longer value is cut: memory stays bounded, and no real identity is that long.
+const MAX_VALUE: usize = 1_024;
+
+/// One line of a log.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) ms: u64,
+    pub(super) is_whole: bool,
+    /// Which file, and which of its lines, from 1.
+    pub(super) file: usize,
+    pub(super) line: u64,
+    /// One for each field of the mapping.
+    pub(super) keys: Box<[Option<Key>]>,
+}
+
+/// The policies, and the field of a line by which each of them tells clients apart.
+pub(super) struct Mapping {
+    pub(super) policies: Vec<Mapped>,
+    fields: Vec<(Field, &'static str)>,
+    ipv6_prefix: u8,
+}
+
+#[derive(Clone)]
+pub(super) struct Mapped {
+    pub(super) policy: Policy,
+    /// The place of its field, and of its key in a request.
+    pub(super) key: usize,
+    /// Whether its field was named by `--key`.
+    pub(super) is_named: bool,
+    /// The place of its first rule among those of all policies.
+    pub(super) first_rule: usize,
+}
+
+impl Mapping {
+    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy called `user` is by the field `user`, and
+    /// any other by `ip`.
+    pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
+        let mut mapping = Self {
+            policies: Vec::new(),
+            fields: Vec::new(),
+            ipv6_prefix,
+        };
+        for key in keys {
+            if let Some((name, field)) = key.split_once('=') {
+                if policies.get(name).is_none() {
+                    return Err(Error::usage(format_args!(
+                        "--key {key}: no policy `{name}` is replayed"
+                    )));
+                }
+                if field.is_empty() {
+                    return Err(Error::usage(format_args!(
+                        "--key {key}: write POLICY=FIELD"
+                    )));
+                }
+            }
+        }
+        let own = |policy: &str| {
+            keys.iter()
+                .rev()
+                .find_map(|key| key.strip_prefix(policy)?.strip_prefix('='))
+        };
+        let all = keys.iter().rev().find(|key| !key.contains('='));
+        let mut first_rule = 0;
+        for policy in policies.iter() {
+            let named = own(policy.name()).or(all.map(String::as_str));
+            let field = named.unwrap_or(match policy.name() {
+                "user" => "user",
+                _ => "ip",
+            });
+            let mapped = Mapped {
+                policy: policy.clone(),
+                key: mapping.field(field),
+                is_named: named.is_some(),
+                first_rule,
+            };
+            mapping.policies.push(mapped);
+            first_rule += policy.rules().len();
+        }
+        Ok(mapping)
+    }
+
+    fn field(&mut self, name: &str) -> usize {
+        let known = self
+            .fields
+            .iter()
+            .position(|(field, _)| field.name() == name);
+        known.unwrap_or_else(|| {
+            self.fields.push((Field::new(name), leaked(name)));
+            self.fields.len() - 1
+        })
+    }
+
+    /// The name of a field, by its place.
+    pub(super) fn name(&self, field: usize) -> &str {
+        self.fields[field].0.name()
+    }
+
+    pub(super) fn request(
+        &self,
+        record: &Record<'_>,
+        stamp: Stamp,
+        file: usize,
+        line: u64,
+    ) -> Request {
+        let keys = self.fields.iter().map(|(field, kind)| {
+            let value = record.get(field)?;
+            Some(self.key(kind, &value[..value.len().min(MAX_VALUE)]))
+        });
+        Request {
+            ms: stamp.ms,
+            is_whole: stamp.is_whole,
+            file,
+            line,
+            keys: keys.collect(),
+        }
+    }
+
+    /// An address becomes the key that `PeerIp` makes of it, but for the field `user`; anything else is taken as it is.
+    fn key(&self, kind: &'static str, value: &[u8]) -> Key {
+        match address(value) {
+            Some(address) if kind != "user" => {
+                let key = PeerIp.ipv6_prefix(self.ipv6_prefix).key(address);
+                if kind == "ip" {
+                    key
+                } else {
+                    Key::new(kind, key.value())
+                }
+            }
+            _ => Key::new(kind, value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(keys: &[&str]) -> Result<Vec<String>, Error> {
+        let policies = ["api", "ip", "user"].map(|name| Policy::parse(name, "1/1s").unwrap());
+        let keys: Vec<String> = keys.iter().map(|it| (*it).to_owned()).collect();
+        let mapping = Mapping::new(&Policies::new(policies).unwrap(), &keys, 64)?;
+        Ok(mapping
+            .policies
+            .iter()
+            .map(|it| mapping.name(it.key).to_owned())
+            .collect())
+    }
+
+    #[test]
+    fn policies_are_by_the_field_that_is_chosen_for_them() {
+        for (keys, expected) in [
+            (&[][..], ["ip", "ip", "user"]),
+            (&["user"], ["user", "user", "user"]),
+            (&["api=agent"], ["agent", "ip", "user"]),
+            (
+                &["path", "ip=request.remote_ip"],
+                ["path", "request.remote_ip", "path"],
+            ),
+        ] {
+            assert_eq!(fields(keys).ok().unwrap(), expected);
+        }
+        assert!(fields(&["nobody=ip"]).is_err() && fields(&["ip="]).is_err());
+    }
+
+    #[test]
+    fn an_address_is_the_key_of_the_extractor() {
+        let policies = Policies::new([Policy::parse("ip", "1/1s").unwrap()]).unwrap();
+        let mapping = Mapping::new(&policies, &[], 64).ok().unwrap();
+        for (value, expected) in [
+            ("203.0.113.7", "203.0.113.7"),
+            ("203.0.113.7:40001", "203.0.113.7"),
+            ("::ffff:203.0.113.7", "203.0.113.7"),
+            ("2001:db8::7", "2001:db8::/64"),
+            ("[2001:db8::7]", "2001:db8::/64"),
+            ("[2001:db8::7]:443", "2001:db8::/64"),
+            ("host.example", "host.example"),
+            ("host.example:443", "host.example:443"),
+            ("[203.0.113.7", "[203.0.113.7"),
+        ] {
+            assert_eq!(
+                mapping.key("ip", value.as_bytes()),
+                Key::new("ip", expected)
+            );
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! `sluicegate top`: the identities that use most, or are denied most.
+
+mod denied;
+mod ranking;
+
+use std::{collections::BTreeMap, io::Write, path::PathBuf};
+
+use clap::Args;
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
+use serde::Serialize;
+use sluicegate::{
+    Policy,
+    policies::Policies,
+    store::redis::inspect::{Inspector, Server, StoredName},
+};
+
+use self::ranking::{Ranked, Ranking};
+use super::{
+    Answer,
+    block::BlockReport,
+    census::{self, Census},
+    drift::OtherRule,
+    error::{Error, Result},
+    output::{BAD, Output, WARN, align_right},
+    policies_file,
+    published::{self, Limits, Source},
+    scan::{DEFAULT_LOAD, Scan, Share},
+    server,
+    settings::Settings,
+    text::{grouped, span, without_limit},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate top --denied                   who is denied most
+  sluicegate top --policies policies.toml   who is nearest to a limit
+  sluicegate top --policy api -n 50         who has the most units
+  sluicegate top --policies policies.toml --sample 1% --load 1%
+  sluicegate top --json | jq -r '.top[].identity'
+
+Looks at all keys of the server, or of each primary of a cluster: SCAN in
+small batches, and pauses between them, so that the server is busy with it
+for at most the share of time that --load says. The default takes three
+minutes or more for a million keys. Memory does not grow with their number.
+
+With the service's policies, by the share of a limit that is used, whatever
+the rule; and it says who would be denied a request that costs 1. Without
+them, by units: limits are not stored.
+
+--denied lists the identities that the service denied most in the last minute
+and hour, with the share of their requests, blocked identities among them. It
+reads a few keys, however many there are, and needs no policies: the service
+counts denials and reports them once a second.
+
+--sample reads so many of the keys, chosen by chance: for shares and numbers
+as a whole. It misses most single users.
+
+Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
+published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
+
+/// More rows are nobody's top.
+const MAX_ROWS: u16 = 1_000;
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// The identities that were denied most in the last minute and hour
+    #[arg(long, conflicts_with_all = ["policies", "sample", "load"])]
+    denied: bool,
+
+    /// The service's policies: their limits are not stored [default: `policies` of the configuration file]
+    #[arg(long, value_name = "FILE")]
+    policies: Option<PathBuf>,
+
+    /// Only keys under this policy
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+
+    /// How many to show, at most 1000
+    #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
+    number: u16,
+
+    /// Do not cut long identities at the edge of the terminal
+    #[arg(long)]
+    wide: bool,
+
+    /// Which share of the keys to read
+    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = Share::parse)]
+    sample: Share,
+
+    /// For which share of the time a server may be kept busy, from 0.1%
+    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
+    load: Share,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    /// The clock of the server that was read last, in ms since the Unix epoch.
+    now_ms: u64,
+    /// How many keys the servers keep.
+    keys: u64,
+    /// How many of them were read.
+    read: u64,
+    /// Of how many something counts.
+    counting: u64,
+    /// Of how many one more unit does not fit; null where no limits are known.
+    full: Option<u64>,
+    unreadable: u64,
+    /// How many identities are blocked; null with --policy.
+    blocked: Option<u64>,
+    /// How many of them by a ban.
+    banned: Option<u64>,
+    top: Vec<Row>,
+    /// Rules that the service counts and the file does not have.
+    other_rules: Vec<OtherRow>,
+    /// Policies under which keys are stored and that the file does not have.
+    other_policies: Vec<OtherRow>,
+    #[serde(skip)]
+    source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    #[serde(skip)]
+    unpublished: Option<String>,
+    /// Why nothing was read.
+    #[serde(skip)]
+    why: String,
+}
+
+#[derive(Serialize)]
+struct OtherRow {
+    policy: String,
+    /// Null where the file lacks the whole policy.
+    rule: Option<String>,
+    keys: u64,
+}
+
+/// So many are kept of what a file does not have; there are few, unless it is quite another file.
+const MOST_OTHERS: usize = 100;
+
+#[derive(Serialize)]
+struct Row {
+    identity: String,
+    policy: String,
+    /// As text; without a limit where that is not known: `?/1m`.
+    rule: String,
+    limit: Option<u64>,
+    used: u64,
+    steps: usize,
+    /// Whether one more unit does not fit; null where the limit is not known.
+    full: Option<bool>,
+    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    fits_ms: Option<u64>,
+}
+
+pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    if args.denied {
+        return denied::run(args, settings, output);
+    }
+    let file = settings.policies_or(args.policies.as_deref());
+    let report = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
+        if let (Some(policies), Some(file), Some(name)) = (&limits.policies, file, &args.policy) {
+            policies_file::named(policies, file, name)?;
+        }
+        let mut report = Top::new(args, limits).run(&inspector).await?;
+        if report.read > 0 || output.is_json() && args.policy.is_none() {
+            return Ok(report);
+        }
+        if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
+            let census = Census::take(&inspector, settings).await?;
+            if let Some(why) = census.why_no_policy(policy) {
+                return Err(Error::usage(why));
+            }
+        }
+        report.why = census::reason(&inspector, settings, None, &[]).await;
+        Ok(report)
+    })?;
+    output.report(&report, |report, output| write(report, args, output))?;
+    Ok(Answer::Yes)
+}
+
+struct Top<'a> {
+    args: &'a TopArgs,
+    policies: Option<Policies>,
+    source: Source,
+    unpublished: Option<String>,
+    ranking: Ranking,
+    now_ms: u64,
+    read: u64,
+    unreadable: u64,
+    blocked: u64,
+    banned: u64,
+    /// How many keys there are of each policy and rule, or policy, that the file does not have.
+    others: BTreeMap<(String, Option<String>), u64>,
+}
+
+impl<'a> Top<'a> {
+    fn new(args: &'a TopArgs, limits: Limits) -> Self {
+        Self {
+            args,
+            policies: limits.policies,
+            source: limits.source,
+            unpublished: limits.unpublished,
+            ranking: Ranking::new(args.number.into()),
+            now_ms: 0,
+            read: 0,
+            unreadable: 0,
+            blocked: 0,
+            banned: 0,
+            others: BTreeMap::new(),
+        }
+    }
+
+    async fn run(mut self, inspector: &Inspector) -> Result<Report> {
+        let scan = Scan::new(inspector, self.args.load).await?;
+        let selection = match self.args.policy.as_deref() {
+            Some(policy) => inspector.all(Some(policy)),
+            None => inspector.all_with_blocks(),
+        };
+        let batches = async |server: &Server, names| self.batch(server, names).await;
+        scan.run(&selection, batches).await?;
+        if self.now_ms == 0
+            && let Some(server) = inspector.servers().await?.first()
+        {
+            // A server of which no key was read has a time, too.
+            self.now_ms = server.now_ms().await?;
+        }
+        Ok(self.report(scan.total))
+    }
+
+    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
+        names.retain(|name| is_chosen(name, self.args.sample));
+        let (blocks, mut names): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(StoredName::is_of_block);
+        self.count_blocks(server, &blocks).await?;
+        if let Some(policies) = &self.policies {
+            let (known, other): (Vec<_>, Vec<_>) = names
+                .into_iter()
+                .partition(|name| policies.get(name.policy()).is_some());
+            names = known;
+            for name in other {
+                self.add_other(name.policy(), None);
+            }
+        }
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.now_ms = server.now_ms().await?;
+        for (name, stored) in names.iter().zip(server.read(&names).await?) {
+            self.read += 1;
+            let value = match stored {
+                Ok(Some(value)) => value,
+                Ok(None) => continue,
+                Err(_) => {
+                    self.unreadable += 1;
+                    continue;
+                }
+            };
+            let policies = self.policies.as_ref();
+            let policy: Option<Policy> = policies.and_then(|it| it.get(name.policy())).cloned();
+            if let Some(policy) = &policy {
+                let others = OtherRule::of(&value, policy, self.now_ms).into_iter();
+                for other in others.filter(|it| it.is_charged) {
+                    self.add_other(name.policy(), Some(other.rule));
+                }
+            }
+            if let Some(ranked) = Ranked::of(name, &value, policy.as_ref(), self.now_ms) {
+                self.ranking.offer(ranked);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_other(&mut self, policy: &str, rule: Option<String>) {
+        let other = (policy.to_owned(), rule);
+        if self.others.len() < MOST_OTHERS || self.others.contains_key(&other) {
+            *self.others.entry(other).or_default() += 1;
+        }
+    }
+
+    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.now_ms = server.now_ms().await?;
+        for block in server.blocks(names).await? {
+            match BlockReport::of(block, self.now_ms) {
+                Ok(Some(block)) => {
+                    self.blocked += 1;
+                    self.banned += u64::from(block.is_ban());
+                }
+                Ok(None) => {}
+                Err(_) => self.unreadable += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, keys: u64) -> Report {
+        let has_limits = self.policies.is_some();
+        let rows = self.ranking.first.iter();
+        let others = self.others.iter().map(|((policy, rule), keys)| OtherRow {
+            policy: policy.clone(),
+            rule: rule.clone(),
+            keys: *keys,
+        });
+        let (other_rules, other_policies) = others.partition(|it| it.rule.is_some());
+        Report {
+            now_ms: self.now_ms,
+            keys,
+            read: self.read,
+            counting: self.ranking.seen,
+            full: has_limits.then_some(self.ranking.full),
+            unreadable: self.unreadable,
+            blocked: self.args.policy.is_none().then_some(self.blocked),
+            banned: self.args.policy.is_none().then_some(self.banned),
+            top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
+            other_rules,
+            other_policies,
+            source: self.source,
+            unpublished: self.unpublished.clone(),
+            why: String::new(),
+        }
+    }
+}
+
+/// Chosen by a hash of the identity, the same in each run: with one policy of an identity, all.
+fn is_chosen(name: &StoredName, sample: Share) -> bool {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
+    let mut hasher = DefaultHasher::new();
+    name.identity().hash(&mut hasher);
+    #[expect(clippy::cast_precision_loss, reason = "for a share")]
+    let place = hasher.finish() as f64 / u64::MAX as f64;
+    place <= sample.fraction()
+}
+
+impl Row {
+    fn of(ranked: &Ranked, has_limits: bool) -> Self {
+        Self {
+            identity: ranked.name.identity().to_owned(),
+            policy: ranked.name.policy().to_owned(),
+            rule: if has_limits {
+                ranked.rule.to_string()
+            } else {
+                without_limit(&ranked.rule)
+            },
+            limit: has_limits.then(|| ranked.rule.limit()),
+            used: ranked.used,
+            steps: ranked.steps,
+            full: has_limits.then_some(ranked.full),
+            fits_ms: ranked.fits_ms,
+        }
+    }
+
+    fn cells(&self, now_ms: u64) -> Vec<String> {
+        let mut cells = vec![
+            self.identity.clone(),
+            self.policy.clone(),
+            self.rule.clone(),
+            grouped(self.used),
+        ];
+        match self.limit {
+            None => cells.push(self.steps.to_string()),
+            Some(limit) => {
+                let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
+                let denied = match (self.full, self.fits_ms) {
+                    (Some(true), None) => "ever".to_owned(),
+                    (_, None) => String::new(),
+                    (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
+                };
+                cells.extend([format!("{percent}%"), denied]);
+            }
+        }
+        cells
+    }
+}
+
+/// Cuts identities, so that no row takes two lines; not so far that one is no longer of use.
+fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
+    let longest = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or(0)
+    };
+    // With a blank at both sides of each column, and perhaps a line beside it.
+    let others: usize = (1..header.len()).map(|column| longest(column) + 3).sum();
+    let room = width.saturating_sub(others + 4).max(12);
+    for row in rows {
+        let room = room.max(least(&row[0]));
+        if row[0].chars().count() > room {
+            row[0] = row[0].chars().take(room - 1).chain(['…']).collect();
+        }
+    }
+}
+
+/// How many characters of an identity have to stay: all of an address, as half of one may be another; of a hash as
+/// many digits as `hash --find` needs.
+fn least(identity: &str) -> usize {
+    const DIGITS: usize = 8;
+    if identity.starts_with("ip=") {
+        return usize::MAX;
+    }
+    let kind = identity.split_once("=#").map(|(kind, _)| kind);
+    kind.map_or(0, |kind| {
+        kind.chars().count() + "=#…".chars().count() + DIGITS
+    })
+}
+
+/// A table whose names, of identities and policies, are never broken into lines; with `is_wide` nothing is.
+fn table(header: &[&str], is_wide: bool, output: &Output) -> Table {
+    let mut table = output.table(header.iter().copied());
+    if is_wide {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
+    for column in 0..2 {
+        if let Some(names) = table.column_mut(column) {
+            names.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table
+}
+
+fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
+    write!(output, "{} keys", grouped(report.keys))?;
+    if report.read != report.keys {
+        write!(output, ", {} read", grouped(report.read))?;
+    }
+    let counting = grouped(report.counting);
+    write!(output, ", {counting} with units that count")?;
+    match report.full {
+        Some(0) => {
+            writeln!(output, ", none of them full now")?;
+            output.hint("`sluicegate top --denied` lists who was denied in the last hour")?;
+        }
+        Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
+        None => writeln!(output)?,
+    }
+    if let (Some(blocked @ 1..), Some(banned)) = (report.blocked, report.banned) {
+        let blocked = grouped(blocked);
+        let of_bans = match banned {
+            0 => String::new(),
+            banned => format!(", {} of them by a ban", grouped(banned)),
+        };
+        writeln!(
+            output,
+            "{BAD}{blocked} blocked{BAD:#}{of_bans}: `sluicegate blocks` lists them"
+        )?;
+    }
+    output.hint(&report.why)?;
+    if !report.top.is_empty() {
+        write_rows(report, args.wide, output)?;
+    }
+    write_others(report, output)?;
+    if report.unreadable > 0 {
+        let count = grouped(report.unreadable);
+        writeln!(
+            output,
+            "{count} values could not be read: `inspect` says why"
+        )?;
+    }
+    if report.full.is_none() {
+        output.hint(&match &report.unpublished {
+            None => "the service publishes no limits: --policies FILE tells who is denied".to_owned(),
+            Some(why) => format!(
+                "the published policies could not be read ({why}): --policies FILE tells who is denied"
+            ),
+        })?;
+    }
+    Ok(())
+}
+
+/// What a file that is not the service's hides.
+fn write_others(report: &Report, output: &mut Output) -> Result<()> {
+    let lacks = report.source.lacks();
+    for OtherRow { policy, rule, keys } in report.other_rules.iter().chain(&report.other_policies) {
+        let keys = grouped(*keys);
+        let what = match rule {
+            Some(rule) => format!("the rule {rule} of {policy}"),
+            None => format!("the policy {policy}"),
+        };
+        writeln!(
+            output,
+            "{WARN}{lacks} {what}, which the service counts: {keys} keys are not ranked by it{WARN:#}"
+        )?;
+    }
+    Ok(())
+}
+
+fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()> {
+    let mut header = vec!["identity", "policy", "rule", "used"];
+    match report.full {
+        Some(_) => header.extend(["", "denied for"]),
+        None => header.push("steps"),
+    }
+    let rows = report.top.iter().map(|row| row.cells(report.now_ms));
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    if output.is_terminal() && !is_wide {
+        shorten(&mut rows, &header, output.width().into());
+    }
+    let mut table = table(&header, is_wide, output);
+    for row in rows {
+        let cells = row.into_iter().enumerate();
+        table.add_row(cells.map(|(column, text)| match column {
+            5 => Cell::new(text).fg(Color::Red),
+            _ => Cell::new(text),
+        }));
+    }
+    align_right(&mut table, 3..=4);
+    output.write_table(&table)
+}

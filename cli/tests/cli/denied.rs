@@ -1,0 +1,261 @@
+//! Proves that an operator sees who is denied, and how often.
+
+use serde_json::Value;
+use sluicegate::{Charge, Key, Policy, block::Until};
+
+use crate::{common::served::limited, site::Site};
+
+fn visits() -> Policy {
+    Policy::parse("visits", "1000000/1d").unwrap()
+}
+
+/// A site whose policies are `api` and `visits`.
+async fn start() -> Site {
+    let site = Site::start().await;
+    site.tool
+        .write("policies.toml", "api = '10/1d'\nvisits = '1000000/1d'");
+    site
+}
+
+/// A request of a user, which is denied because of its cost or admitted.
+async fn request(site: &Site, user: &str, is_denied: bool) {
+    let (policy, cost) = (visits(), if is_denied { 1_000_001 } else { 1 });
+    let charge = Charge::new(&policy, Key::new("user", user), cost);
+    let decision = site.limiter.check([charge]).await.unwrap();
+    assert_eq!(decision.is_allowed(), !is_denied);
+}
+
+fn row<'a>(said: &'a Value, identity: &str) -> &'a Value {
+    let rows = said["denied"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["identity"] == identity);
+    row.unwrap_or_else(|| panic!("{identity}: {said}"))
+}
+
+#[tokio::test]
+async fn an_office_that_is_denied_48_percent_of_its_requests_is_found_in_30_of_30_samples() {
+    let site = start().await;
+    let mut requests = 0;
+    for sample in 1..=30_u64 {
+        for step in 0..100 {
+            // Of each 25 the first 12: the very first has to be denied, since admissions count from then on.
+            request(&site, "office", step % 25 < 12).await;
+            requests += 1;
+            let other = format!("user-{}", step % 20);
+            request(&site, &other, step % 30 == 0).await;
+        }
+        // Reports what was counted, as happens once a second.
+        site.limiter.denials().await.unwrap();
+        let said = site.json("top --denied", 0);
+        let first = &said["denied"][0];
+        assert_eq!(first["identity"], "user=office", "sample {sample}: {said}");
+        assert_eq!(
+            (&first["policy"], &first["blocked"]),
+            (&"visits".into(), &Value::Null)
+        );
+        for period in ["last_minute", "last_hour"] {
+            let share = first[period]["share"].as_f64().unwrap();
+            assert!((share - 0.48).abs() < 0.01, "sample {sample}: {share}");
+        }
+        assert_eq!(first["last_hour"]["requests"], requests);
+        assert_eq!(first["last_hour"]["denied"], 48 * sample);
+    }
+    let text = site.text("top --denied -n 1");
+    assert!(
+        text.contains("user=office") && text.contains("48%") && !text.contains("user-1"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn explain_and_inspect_say_how_often_an_identity_was_denied() {
+    let site = start().await;
+    for step in 0..25 {
+        request(&site, "alice", step < 12).await;
+    }
+    site.limiter.denials().await.unwrap();
+    let line =
+        "visits: denied 48% of the last minute (12 of 25), 48% of the last hour (12 of 25)\n";
+    for verb in [
+        "explain user=alice --policies policies.toml",
+        "inspect user=alice --policies policies.toml",
+        "inspect user=alice",
+        "inspect user=alice --policy visits",
+    ] {
+        let text = site.text(verb);
+        assert!(text.contains(line), "{verb}: {text}");
+    }
+    let text = site.text("explain user=alice --policies policies.toml");
+    assert!(text.contains("It passes."), "{text}");
+    let text = site.text("inspect user=alice --policy api");
+    assert!(!text.contains("denied"), "of another policy: {text}");
+    let text = site.text("inspect user=bob --policy visits");
+    assert!(!text.contains("denied"), "of another user: {text}");
+    let said = site.json("explain user=alice --policies policies.toml", 0);
+    assert_eq!(said["denied"][0]["last_minute"]["denied"], 12);
+}
+
+#[tokio::test]
+async fn blocked_identities_are_listed_with_the_end_of_their_block() {
+    let site = start().await;
+    request(&site, "mallory", true).await;
+    let mallory = Key::new("user", "mallory");
+    let hour = std::time::Duration::from_secs(3_600);
+    site.limiter
+        .block(&mallory, Until::After(hour))
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        let charge = Charge::new(&visits(), mallory.clone(), 1);
+        site.limiter.check([charge]).await.unwrap();
+    }
+    site.limiter.denials().await.unwrap();
+    let said = site.json("top --denied", 0);
+    assert_eq!(
+        (
+            &said["identities_last_minute"],
+            &said["identities_last_hour"]
+        ),
+        (&1.into(), &1.into())
+    );
+    let first = row(&said, "user=mallory");
+    assert!(first["policy"].is_null() && first["last_minute"]["share"].is_null());
+    assert_eq!(first["last_minute"]["denied"], 3);
+    assert_eq!(first["blocked"]["by"], "operator");
+    assert_eq!(said["denied"][1]["policy"], "visits");
+    let text = site.text("top --denied");
+    assert!(
+        text.contains("(blocked)") && text.contains("blocked until "),
+        "{text}"
+    );
+    let said = site.json("top --denied --policy visits", 0);
+    assert_eq!(said["denied"].as_array().unwrap().len(), 1);
+    let text = site
+        .tool
+        .run("explain user=mallory --policies policies.toml")
+        .stdout;
+    assert!(
+        text.contains("blocked: denied 3 in the last minute, 3 in the last hour\n"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_hashed_identity_is_listed_as_other_verbs_take_it() {
+    let site = start().await;
+    let key = Key::secret("api-key", "s3cret");
+    let charge = Charge::new(&visits(), key.clone(), 1_000_001);
+    site.limiter.check([charge]).await.unwrap();
+    site.limiter.block(&key, Until::ForEver).await.unwrap();
+    site.limiter.denials().await.unwrap();
+    let said = site.json("top --denied", 0);
+    let identity = said["denied"][0]["identity"].as_str().unwrap();
+    assert!(identity.starts_with("api-key=#"), "{identity}");
+    assert!(said["denied"][0]["blocked"].is_object(), "{said}");
+    let text = site.text(&format!("inspect {identity} --policy visits"));
+    assert!(
+        text.contains("visits: denied 100% of the last minute (1 of 1)"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn without_denials_it_says_so() {
+    let site = start().await;
+    site.charge("api", "alice", 1).await;
+    let text = site.text("top --denied");
+    assert!(
+        text.starts_with("No identity was denied within the last hour.\n"),
+        "{text}"
+    );
+    assert_eq!(site.json("top --denied", 0)["denied"], Value::Array(vec![]));
+}
+
+#[tokio::test]
+async fn without_the_right_to_read_denials_other_verbs_say_what_they_can() {
+    let site = start().await;
+    request(&site, "alice", true).await;
+    site.limiter.denials().await.unwrap();
+    let url = limited(&site.server, &["~sluicegate:*", "+get", "+time"]);
+    for verb in ["explain", "inspect"] {
+        let verb = format!("{verb} user=alice --policies policies.toml --redis {url}");
+        let text = site.text(&verb);
+        assert!(
+            text.contains("the right `+zrange` is missing"),
+            "{verb}: {text}"
+        );
+        assert!(site.json(&verb, 0)["denied"].is_null());
+    }
+}
+
+/// What `top --denied` shows at a terminal of this many columns.
+#[cfg(target_os = "linux")]
+fn at_a_terminal(site: &Site, columns: u16, args: &str) -> String {
+    let program = env!("CARGO_BIN_EXE_sluicegate");
+    let command = format!("stty cols {columns}; {program} top --denied {args}");
+    let mut script = std::process::Command::new("script");
+    script
+        .current_dir(site.tool.folder())
+        .env("NO_COLOR", "1")
+        .args(["-qec", &command, "/dev/null"]);
+    let said = crate::tool::said(&mut script, b"");
+    assert_eq!(said.code, 0, "{said:?}");
+    said.stdout
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn identities_stay_of_use_at_a_narrow_terminal() {
+    let site = start().await;
+    let hour = std::time::Duration::from_secs(3_600);
+    let network = "2001:db8:1234:5678::/64";
+    let (hashed, long) = (Key::secret("header", "s3cret"), "a".repeat(30));
+    for key in [
+        Key::new("ip", network),
+        hashed,
+        Key::new("user", long.clone()),
+    ] {
+        let charge = Charge::new(&visits(), key.clone(), 1_000_001);
+        site.limiter.check([charge]).await.unwrap();
+        site.limiter.block(&key, Until::After(hour)).await.unwrap();
+    }
+    site.limiter.denials().await.unwrap();
+    let rows = site.json("top --denied", 0)["denied"].clone();
+    let identities = rows.as_array().unwrap().iter();
+    let mut identities = identities.map(|row| row["identity"].as_str().unwrap());
+    let hashed = identities.find(|it| it.starts_with("header=#")).unwrap();
+    for columns in [80, 100] {
+        let said = at_a_terminal(&site, columns, "");
+        let widest = said.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(columns.into()), "{said}");
+        assert!(said.contains(&format!("ip={network} ")), "{said}");
+        assert!(said.contains(" visits "), "{said}");
+        assert!(said.contains("blocked until"), "{said}");
+        assert!(said.contains(&hashed[.."header=#".len() + 8]), "{said}");
+        assert!(said.contains("user=aaaa") && said.contains('…'), "{said}");
+        let said = at_a_terminal(&site, columns, "--wide");
+        assert!(said.contains(&format!("user={long} ")), "{said}");
+        assert!(
+            said.contains(hashed) && said.contains("blocked until "),
+            "{said}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_denials_under_a_policy_it_says_so_and_a_mistyped_one_is_an_error() {
+    let site = start().await;
+    request(&site, "alice", true).await;
+    site.charge("api", "alice", 1).await;
+    site.limiter.denials().await.unwrap();
+    assert_eq!(
+        site.text("top --denied --policy api"),
+        "No identity was denied within the last hour under api.\n"
+    );
+    let said = site.tool.run("top --denied --policy nosuch");
+    assert_eq!(said.code, 2, "{said:?}");
+    let reason = "Nothing is stored under a policy `nosuch`: the policies are `api`";
+    assert!(said.stderr.contains(reason), "{said:?}");
+    let url = limited(&site.server, &["~sluicegate:*", "+get", "+time", "+zrange"]);
+    let said = site.text(&format!("top --denied --policy nosuch --redis {url}"));
+    assert!(said.contains("could not be checked"), "{said}");
+}

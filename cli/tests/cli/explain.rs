@@ -1,0 +1,211 @@
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+
+use crate::site::{Site, policy};
+
+/// Whatever was charged before: what is foretold is what the service is then answered.
+#[tokio::test]
+async fn what_is_said_is_what_the_service_is_answered() {
+    let site = Site::start().await;
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 0..40 {
+        let (name, user) = (
+            rng.choice(["api", "login"]).unwrap(),
+            rng.choice(["alice", "bob"]).unwrap(),
+        );
+        let cost = rng.u64(0..7);
+        let args =
+            format!("explain user={user} --policies policies.toml --policy {name} --cost {cost}");
+        let said = site.tool.run(&format!("{args} --json"));
+        let document: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        let charge = Charge::new(&policy(name), Key::new("user", user), cost);
+        match site.limiter.check([charge]).await.unwrap() {
+            Decision::Allowed(_) => {
+                assert_eq!(
+                    (said.code, &document["passes"]),
+                    (0, &true.into()),
+                    "{round}: {said:?}"
+                );
+            }
+            Decision::Denied(denial) => {
+                assert_eq!(
+                    (said.code, &document["passes"]),
+                    (1, &false.into()),
+                    "{round}: {said:?}"
+                );
+                let rule = denial.rule().rule().to_string();
+                assert_eq!(document["denied_by"]["rule"], rule, "{round}");
+                let after = denial
+                    .retry_after()
+                    .map(|it| u64::try_from(it.as_millis()).unwrap());
+                let until = after.map(|after| denial.usage().decided_at_ms() + after);
+                assert_eq!(document["passes_ms"].as_u64(), until, "{round}");
+            }
+            other => panic!("no such answer is expected: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_denial_says_which_steps_have_to_be_released() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 10).await;
+    let said = site.json("explain user=alice --policies policies.toml", 1);
+    assert_eq!(said["denied_by"]["policy"], "api");
+    let rule = &said["policies"][0]["rules"][0];
+    assert_eq!(rule["released_first"][0]["units"], 10);
+    assert_eq!(rule["released_first"][0]["release_ms"], said["passes_ms"]);
+    assert_eq!(said["policies"][0]["rules"][1]["fits"], true);
+
+    let text = site
+        .tool
+        .run("explain user=alice --policies policies.toml")
+        .stdout;
+    assert!(
+        text.contains("It is denied until") && text.contains("10 in 1 step"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_costs_more_than_a_limit_never_passes() {
+    let site = Site::start().await;
+    let said = site.json(
+        "explain user=alice --policies policies.toml --policy api --cost 11",
+        1,
+    );
+    assert!(said["passes_ms"].is_null());
+    assert_eq!(said["denied_by"]["rule"], "10/1d");
+    assert!(
+        said["policies"][0]["rules"][0]["released_first"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+    let args = "explain user=alice --policies policies.toml --policy api --cost 11";
+    assert!(site.tool.run(args).stdout.contains("denied for ever"));
+}
+
+#[tokio::test]
+async fn a_shadow_denies_nothing_and_is_told() {
+    let site = Site::start().await;
+    let charge = || Charge::new(&policy("rehearsal"), Key::new("user", "alice"), 2);
+    site.limiter.check([charge()]).await.unwrap();
+    let said = site.json("explain user=alice --policies policies.toml", 0);
+    let shadow = &said["policies"][2];
+    assert_eq!(
+        (&shadow["shadow"], &shadow["passes"]),
+        (&true.into(), &false.into())
+    );
+    let text = site.text("explain user=alice --policies policies.toml");
+    assert!(
+        text.contains("rehearsal*") && text.contains("It passes."),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_decided_is_an_error() {
+    let site = Site::start().await;
+    let said = site.tool.run("explain user=alice");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.stderr.contains("--policies"), "{said:?}");
+    let () = site.server.run("SET sluicegate:{user=alice}:api garbage");
+    let said = site.tool.run("explain user=alice --policies policies.toml");
+    assert_eq!(said.code, 3, "{said:?}");
+    assert!(said.stderr.contains("failure policy applies"), "{said:?}");
+}
+
+/// In a window of a second: denied a millisecond before the time that was told, admitted from then on.
+#[tokio::test]
+async fn the_time_is_exact() {
+    let site = Site::start().await;
+    site.tool.write("policies.toml", "fast = \"1/300ms@exact\"");
+    let policy = Policy::parse("fast", "1/300ms@exact").unwrap();
+    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let mut rounds = 0;
+    while rounds < 3 {
+        site.limiter.check(charge()).await.unwrap();
+        let said = site
+            .tool
+            .run("explain user=alice --policies policies.toml --json");
+        let document: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        let Some(passes_ms) = document["passes_ms"].as_u64() else {
+            continue; // the machine was busy for as long as the window
+        };
+        rounds += 1;
+        loop {
+            let decision = site.limiter.check(charge()).await.unwrap();
+            let at_ms = decision.usage().decided_at_ms();
+            assert_eq!(
+                decision.is_allowed(),
+                at_ms >= passes_ms,
+                "{at_ms} {passes_ms}"
+            );
+            if decision.is_allowed() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+    }
+}
+
+/// A value stays stored for a while after nothing in it counts any more.
+#[tokio::test]
+async fn policies_that_are_listed_are_not_called_other_policies() {
+    let site = Site::start().await;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let two_hours_ago = u64::try_from(since.as_millis()).unwrap() - 7_200_000;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clock(TestClock::new(two_hours_ago)));
+    let policy = Policy::parse("api", "100/1h@1s").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let limiter = limiter.publish_policies(false);
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    site.tool.write("policies.toml", "api = '100/1h@1s'");
+    let said = site.text("explain user=alice --policies policies.toml");
+    assert!(said.contains("nothing counts, under api"), "{said}");
+    assert!(!said.contains("other policies"), "{said}");
+}
+
+#[tokio::test]
+async fn a_block_that_no_published_policy_enforces_makes_nothing_known() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store).enforce_blocks(false);
+    let charge = |cost| [Charge::new(&policy("api"), Key::new("user", "alice"), cost)];
+    limiter.check(charge(1)).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    site.text("block user=alice --forever");
+    let said = site.json("explain user=alice", 1);
+    assert_eq!(
+        (&said["is_known"], &said["passes"]),
+        (&false.into(), &false.into())
+    );
+    // A limit denies it wherever the block holds.
+    limiter.check(charge(9)).await.unwrap();
+    let said = site.json("explain user=alice", 1);
+    assert_eq!(
+        (&said["is_known"], &said["denied_by"]["rule"]),
+        (&true.into(), &"10/1d".into())
+    );
+}
+
+#[tokio::test]
+async fn a_block_does_not_hide_that_a_file_differs_from_the_service() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store);
+    let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    site.text("block user=alice --for 1h");
+    assert_eq!(site.json("explain user=alice", 1)["is_known"], true);
+    site.tool.write("drifted.toml", "api = '99/1d'");
+    let explain = "explain user=alice --policies drifted.toml";
+    assert_eq!(site.json(explain, 1)["is_known"], false);
+    let said = site.tool.run(explain).stdout;
+    let expected = "It is not known whether it passes elsewhere: the service publishes api = ";
+    assert!(said.contains(expected), "{said}");
+}

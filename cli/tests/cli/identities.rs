@@ -1,0 +1,283 @@
+//! Identities are checked before anything is written: `block` reports no success that it did not have.
+
+use serde_json::Value;
+use sluicegate::{Charge, Decision, Key, Limiter, PeerIp, RedisStore, block::Until};
+
+use crate::site::{Site, policy};
+
+#[tokio::test]
+async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    for (identity, expected) in [
+        ("header=bob", "Write header:NAME=bob"),
+        ("cookie=bob", "`sluicegate hash cookie:NAME=-`"),
+        ("header=#72047c877111b0c2…", "was cut"),
+        ("header=#72047c877111b0c2", "was cut"),
+        ("user=alice-the-great-and-…", "was cut"),
+        ("user=alice ", "there is a blank too many"),
+        (" user=alice", "there is a blank too many"),
+        ("IP=203.0.113.7", "write ip="),
+        ("ip=203.0.113.7:40001", "is no IP address"),
+        ("ip=203.0.112.0/22", "one by one"),
+    ] {
+        for verb in [&["block", "--forever"][..], &["unblock"], &["inspect"]] {
+            // Also among others that are right.
+            let others = ["user=carol"].iter().filter(|_| verb[0] != "inspect");
+            let mut command = site.tool.command();
+            command.args(verb).args(others).arg(identity);
+            let said = crate::tool::said(&mut command, b"");
+            assert_eq!(said.code, 2, "{identity}: {said:?}");
+            assert!(said.stderr.contains(expected), "{identity}: {said:?}");
+        }
+    }
+    assert_eq!(site.server.run::<u64>("DBSIZE"), 1);
+    // What is so by itself is read from stdin.
+    let said = site.tool.run_with("block user=- --for 1h", b"alice \n");
+    assert_eq!(said.code, 0, "{said:?}");
+    let blocked = Charge::new(&policy("api"), Key::new("user", "alice "), 1);
+    let decision = site.limiter.check([blocked]).await.unwrap();
+    assert!(matches!(decision, Decision::Blocked(_)));
+}
+
+#[tokio::test]
+async fn an_unknown_identity_is_blocked_with_a_warning() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    let network = PeerIp
+        .ipv6_prefix(64)
+        .key("2001:db8:1:2::7".parse().unwrap());
+    let charge = Charge::new(&policy("api"), network, 1);
+    assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
+    for (args, expected) in [
+        (
+            "usr=alice",
+            "the kinds are `ip`, `user`. Did you mean user=?",
+        ),
+        ("User=alice", "Did you mean user=?"),
+        ("user=bob", "No counts are stored for user=bob"),
+        ("ip=2001:db8:1::/48", "stored as networks of /64"),
+        ("ip=2001:db8:1:2::7 --ipv6-prefix 48", "see --ipv6-prefix"),
+    ] {
+        let said = site.tool.run(&format!("block {args} --for 1h"));
+        assert_eq!(said.code, 0, "{args}: {said:?}");
+        let warning = said.stderr.strip_prefix("warning: ").expect(args);
+        assert!(warning.contains(expected), "{args}: {said:?}");
+        assert!(
+            said.stdout.contains("is blocked by an operator"),
+            "{args}: {said:?}"
+        );
+    }
+    let other = "block user=alice --for 1h --prefix sluicegat";
+    let expected = "under the prefix `sluicegat`, but under `sluicegate`: see --prefix";
+    for _ in 0..2 {
+        let said = site.tool.run(other);
+        assert_eq!(said.code, 2, "{said:?}");
+        assert!(said.stderr.contains(expected), "{said:?}");
+        assert!(said.stderr.contains("nothing was blocked"), "{said:?}");
+    }
+    assert_eq!(site.json("blocks --prefix sluicegat", 0)["total"], 0);
+    let said = site.tool.run(&format!("{other} --force"));
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stderr.contains(expected), "{said:?}");
+    // A block makes no identity known.
+    let said = site.json("block usr=alice --for 1h", 0);
+    assert!(
+        said["warning"]
+            .as_str()
+            .unwrap()
+            .contains("Did you mean user=?")
+    );
+    for known in ["user=alice", "ip=2001:db8:1:2::9"] {
+        let said = site.tool.run(&format!("block {known} --for 1h"));
+        assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{known}");
+    }
+}
+
+#[tokio::test]
+async fn several_identities_and_a_file_of_them_are_blocked_and_unblocked_at_once() {
+    let site = Site::start().await;
+    for user in ["alice", "bob", "carol"] {
+        site.charge("api", user, 1).await;
+    }
+    site.tool.write(
+        "list.txt",
+        "# from the incident\nuser=bob\n\nuser=carol\r\nuser=alice\n",
+    );
+    let said = site.text("block user=alice -f list.txt --for 1h");
+    assert_eq!(
+        said.matches(" is blocked by an operator until ").count(),
+        3,
+        "{said}"
+    );
+    assert_eq!(site.json("blocks", 0)["total"], 3);
+    let listed = site
+        .tool
+        .run_with("unblock --file - --json", b"user=bob\nuser=carol\n");
+    let report: Value = serde_json::from_str(&listed.stdout).unwrap();
+    assert_eq!(report["identities"][1]["identity"], "user=carol");
+    assert_eq!(site.json("blocks", 0)["total"], 1);
+    // One of them was not blocked.
+    let said = site.tool.run("unblock user=alice user=bob");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert_eq!(
+        said.stdout,
+        "user=alice is no longer blocked.\nuser=bob was not blocked.\n"
+    );
+}
+
+#[tokio::test]
+async fn a_mistake_in_a_file_is_named_with_its_line_and_blocks_no_identity() {
+    let site = Site::start().await;
+    for (wrong, expected) in [
+        ("user=bob\nbob\n", "list.txt:2: write KIND=VALUE"),
+        (
+            "user=bob\n\nheader=bob\n",
+            "list.txt:3: `header=bob` is no identity",
+        ),
+        (
+            "user=-\n",
+            "list.txt:1: a value of - is for the command line",
+        ),
+        (
+            "user=bob\nuser=carol \n",
+            "list.txt:2: there is a blank too many",
+        ),
+        (" user=carol\n", "list.txt:1: there is a blank too many"),
+        ("# nobody\n", "no identity is named"),
+    ] {
+        site.tool.write("list.txt", wrong);
+        let said = site.tool.run("block -f list.txt --for 1h");
+        assert_eq!(said.code, 2, "{said:?}");
+        assert!(said.stderr.contains(expected), "{said:?}");
+    }
+    let said = site.tool.run("block user=- -f - --for 1h");
+    assert!(
+        said.stderr
+            .contains("only one value can be read from stdin"),
+        "{said:?}"
+    );
+    assert_eq!(site.tool.run("block --for 1h").code, 2);
+    assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
+}
+
+#[tokio::test]
+async fn all_blocks_are_ended_after_a_yes() {
+    let site = Site::start().await;
+    for key in [Key::new("user", "alice"), Key::secret("api-key", "s3cret")] {
+        site.limiter.block(&key, Until::ForEver).await.unwrap();
+    }
+    let () = site
+        .server
+        .run("SET sluicegate:{user=mallory}:!block strange");
+    let said = site.tool.run("unblock --all");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(
+        said.stderr
+            .contains("nothing was unblocked: there is no terminal"),
+        "{said:?}"
+    );
+    assert_eq!(site.json("blocks", 0)["total"], 2);
+    let said = site.text("unblock --all --yes");
+    assert_eq!(said.lines().count(), 3, "{said}");
+    assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
+    assert_eq!(site.tool.run("unblock --all --yes").code, 1);
+    assert_eq!(site.tool.run("unblock --all user=alice").code, 2);
+}
+
+#[tokio::test]
+async fn the_span_that_was_asked_for_is_the_span_that_is_shown() {
+    let site = Site::start().await;
+    for _ in 0..5 {
+        let said = site.text("block user=alice --for 20s");
+        let first = said.lines().next().unwrap();
+        assert!(first.ends_with(" (20s)."), "{said}");
+        site.text("unblock user=alice");
+    }
+}
+
+#[tokio::test]
+async fn a_shorter_block_says_that_the_longer_one_stays() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    site.text("block user=alice --for 65s");
+    for shorter in ["--for 60s", "--for 1s"] {
+        let said = site.tool.run(&format!("block user=alice {shorter}"));
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(
+            said.stderr
+                .contains("that block was there before and stays"),
+            "{said:?}"
+        );
+        assert_eq!(
+            site.json(&format!("block user=alice {shorter}"), 0)["kept"],
+            true
+        );
+    }
+    let said = site.tool.run("block user=alice --for 1h");
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+    assert_eq!(site.json("block user=alice --forever", 0)["kept"], false);
+    assert_eq!(site.json("block user=alice --forever", 0)["kept"], false);
+}
+
+#[tokio::test]
+async fn an_identity_is_shown_as_it_was_typed_and_as_it_is_stored() {
+    let site = Site::start().await;
+    for (verb, code) in [
+        ("block header:x-tenant=acme --for 1h", 0),
+        ("inspect header:x-tenant=acme", 0),
+        ("explain header:x-tenant=acme --policies policies.toml", 1),
+        ("unblock header:x-tenant=acme", 0),
+        ("reset header:x-tenant=acme --yes", 1),
+    ] {
+        let said = site.tool.run(verb);
+        assert_eq!(said.code, code, "{said:?}");
+        assert!(
+            said.stdout.contains("header:x-tenant=acme (header=#"),
+            "{verb}: {said:?}"
+        );
+    }
+    let said = site
+        .tool
+        .run_with("block header:x-tenant=- --for 1h", b"acme");
+    assert!(
+        said.stdout.contains("header:x-tenant (header=#"),
+        "{said:?}"
+    );
+    assert!(!said.stdout.contains("acme"), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_forgotten_prefix_is_refused_and_a_fresh_server_is_not() {
+    let site = Site::start().await;
+    for (prefix, expected) in [
+        ("", "keeps no keys at all"),
+        (" --prefix shop", "keeps no keys at all"),
+    ] {
+        let said = site.tool.run(&format!("block user=alice --for 1h{prefix}"));
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(said.stderr.contains(expected), "{said:?}");
+        let () = site.server.run("FLUSHALL");
+    }
+    let shop = RedisStore::connect(site.server.url()).await.unwrap();
+    let shop = Limiter::new(shop.prefix("shop")).publish_policies(false);
+    let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    assert!(shop.check([charge]).await.unwrap().is_allowed());
+    let expected = "under the prefix `sluicegate`, but under `shop`: see --prefix";
+    let said = site.tool.run("block user=alice --for 1h");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(
+        said.stderr.contains(expected) && said.stderr.contains("nothing was blocked"),
+        "{said:?}"
+    );
+    site.text("block user=alice --for 1h --prefix shop");
+
+    // More keys than are looked at.
+    let keys: String = (0..30_000)
+        .map(|number| format!(" session:{number} x"))
+        .collect();
+    let () = site.server.run(&format!("MSET{keys}"));
+    let said = site.tool.run("block user=alice --for 1h --prefix blog");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stderr.contains(" among 10\u{202f}000 of "), "{said:?}");
+}

@@ -1,0 +1,32 @@
+//! The operators' tool, run as a program.
+
+mod common;
+
+#[path = "../../../tests/examples/chromium.rs"]
+#[allow(dead_code, reason = "the tests of the examples use all of it")]
+mod chromium;
+
+mod block;
+mod blocks;
+mod check;
+mod connect;
+mod contributors;
+mod denied;
+mod drift;
+mod explain;
+mod guide;
+mod hash;
+mod identities;
+mod inspect;
+mod nothing;
+mod places;
+mod policies;
+mod readme;
+mod reset;
+mod rights;
+mod scaffold;
+mod simulate;
+mod site;
+mod tool;
+mod top;
+mod watch;

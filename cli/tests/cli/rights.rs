@@ -1,0 +1,184 @@
+//! The rights that the tool's page names are enough for each verb, and none of them can be left out.
+
+use sluicegate::{Charge, Key, block::Until};
+
+use crate::{common::served::limited, site::Site};
+
+/// A verb, the rights that it needs, and the exit code with them.
+const NEEDS: [(&str, &[&str], i32); 13] = [
+    ("inspect user=alice --policies policies.toml", &READ, 0),
+    ("inspect user=alice", &SCAN, 0),
+    ("explain user=alice --policies policies.toml", &READ, 0),
+    ("top", &SCAN, 0),
+    ("top --policies policies.toml", &SCAN, 0),
+    ("top --denied", &DENIED, 0),
+    ("reset user=alice --policy api --yes", &RESET, 0),
+    ("reset user=alice --yes", &RESET_FOUND, 0),
+    ("blocks", &BLOCKS, 0),
+    ("blocks --scan", &SCAN, 0),
+    ("block user=alice --for 1h", &BLOCK, 0),
+    ("unblock user=alice", &RESET, 1), // she is not blocked
+    (
+        "contributors user=alice --policy api --window 1h",
+        &CONTRIBUTORS,
+        1,
+    ), // there are none
+];
+
+const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
+const SCAN: [&str; 5] = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+const DENIED: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zrange"];
+const BLOCKS: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zscan"];
+const RESET: [&str; 6] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+evalsha",
+    "+eval",
+    "+del",
+];
+const BLOCK: [&str; 6] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+evalsha",
+    "+eval",
+    "+set",
+];
+const CONTRIBUTORS: [&str; 3] = ["~sluicegate:*", "+time", "+zrange"];
+const RESET_FOUND: [&str; 8] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+scan",
+    "+dbsize",
+    "+evalsha",
+    "+eval",
+    "+del",
+];
+
+#[tokio::test]
+async fn each_verb_does_with_its_rights_and_with_no_fewer() {
+    for (verb, rights, code) in NEEDS {
+        for missing in std::iter::once(None).chain(rights.iter().map(Some)) {
+            // A server that has not seen the script.
+            let site = Site::start().await;
+            let given: Vec<&str> = rights
+                .iter()
+                .filter(|it| Some(*it) != missing)
+                .copied()
+                .collect();
+            let url = limited(&site.server, &given);
+            site.charge("api", "alice", 1).await;
+            let bob = Key::new("user", "bob");
+            site.limiter.block(&bob, Until::ForEver).await.unwrap();
+            let charge = Charge::new(&crate::site::policy("api"), bob, 1);
+            site.limiter.check([charge]).await.unwrap();
+            site.limiter.denials().await.unwrap();
+            let () = site.server.run("SCRIPT FLUSH");
+            let said = site.tool.run(&format!("{verb} --redis {url}"));
+            let code = if missing.is_none() { code } else { 3 };
+            assert_eq!(said.code, code, "{verb} without {missing:?}: {said:?}");
+            if missing.is_some() {
+                assert!(
+                    said.stderr.contains("lacks rights"),
+                    "{verb} without {missing:?}: {said:?}"
+                );
+            }
+            let named = [
+                "+time", "+scan", "+zscan", "+dbsize", "+evalsha", "+eval", "+zrange",
+            ];
+            if let Some(right) = missing.filter(|it| named.contains(it)) {
+                let expected = format!("the right `{right}` is missing");
+                assert!(said.stderr.contains(&expected), "{verb}: {said:?}");
+            }
+        }
+    }
+}
+
+/// Servers from Redis 7.0 on know rights to read keys.
+#[tokio::test]
+async fn to_read_the_right_to_read_keys_is_enough() {
+    let site = Site::start().await;
+    let info: String = site.server.run("INFO server");
+    if info.contains("redis_version:6.") {
+        return;
+    }
+    site.charge("api", "alice", 1).await;
+    let mut rights = SCAN;
+    rights[0] = "%R~sluicegate:*";
+    let url = limited(&site.server, &rights);
+    for verb in [
+        "inspect user=alice",
+        "explain user=alice --policies policies.toml",
+        "top",
+    ] {
+        site.text(&format!("{verb} --redis {url}"));
+    }
+}
+
+#[test]
+fn the_page_names_these() {
+    let page = include_str!("../../README.md");
+    for rights in [
+        &READ[..],
+        &SCAN,
+        &DENIED,
+        &BLOCKS,
+        &RESET,
+        &RESET_FOUND,
+        &BLOCK,
+        &CONTRIBUTORS,
+    ] {
+        let rights = rights[1..].join(" ");
+        assert!(page.contains(&format!("`{rights}`")), "{rights}");
+    }
+}
+
+#[tokio::test]
+async fn verbs_that_read_write_nothing_and_run_no_script() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    let before: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
+    let () = site.server.run("CONFIG RESETSTAT");
+    for verb in [
+        "inspect user=alice",
+        "inspect user=alice --policies policies.toml",
+        "explain user=alice --policies policies.toml",
+        "top --policies policies.toml",
+        "blocks",
+        "top --denied",
+    ] {
+        site.text(verb);
+    }
+    for nothing in [
+        "reset user=bob --yes",
+        "contributors user=alice --policy api --window 1h",
+    ] {
+        let said = site.tool.run(nothing);
+        assert_eq!(said.code, 1, "{said:?}");
+    }
+    let info: String = site.server.run("INFO commandstats");
+    let called = info
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next());
+    let mut called: Vec<&str> = called.filter(|it| !it.starts_with("config")).collect();
+    called.sort_unstable();
+    assert_eq!(
+        called,
+        [
+            "dbsize", "get", "hello", "hgetall", "ping", "scan", "time", "zrange", "zscan"
+        ]
+    );
+    let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
+    assert_eq!(before, after);
+}
+
+#[test]
+fn the_help_of_each_verb_names_the_right_to_read_published_policies() {
+    let tool = crate::tool::Tool::new();
+    for verb in ["inspect", "explain", "top", "block", "policies", "reset"] {
+        let help = tool.run(&format!("{verb} --help")).stdout;
+        assert!(help.contains("HGETALL"), "{verb}: {help}");
+    }
+}

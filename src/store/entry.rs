@@ -1,0 +1,175 @@
+//! [`Entry`]: the counts of one policy and one key, as the memory store keeps them and transactions decide by them.
+
+use smallvec::SmallVec;
+
+use crate::domain::{
+    charge::Charge,
+    decision::{Count, PolicyUsage, RuleUsage},
+    policy::Policy,
+    rule::Rule,
+    window::{Section, Spec},
+};
+
+/// What is kept for one policy's name and one key: a section for each spec that somebody's rules have.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// A single one is in the map itself: each further place in memory has to be waited for.
+    sections: SmallVec<[Section; 1]>,
+}
+
+#[cfg(feature = "bb8")]
+impl Entry {
+    /// An entry of these sections, each of another spec.
+    pub(super) fn of(sections: Vec<Section>) -> Self {
+        Self {
+            sections: sections.into(),
+        }
+    }
+
+    pub(super) fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+}
+
+impl Entry {
+    pub(super) const fn new() -> Self {
+        Self {
+            sections: SmallVec::new_const(),
+        }
+    }
+
+    /// Counts under each rule of a charge, and answers how often its cost fits all.
+    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
+        let cost = charge.cost();
+        let mut fitting = u64::MAX;
+        for (rule, count) in charge.policy().rules().iter().zip(counts) {
+            *count = self.with_section(Spec::of(rule), |section| {
+                section.look(now_ms, rule.limit(), cost)
+            });
+            let fits = match rule.limit().checked_sub(count.units(rule)) {
+                // What costs nothing fits any number of times, but not above the limit.
+                Some(left) => left.checked_div(cost).unwrap_or(u64::MAX),
+                None => 0,
+            };
+            fitting = fitting.min(fits);
+        }
+        u16::try_from(fitting).unwrap_or(u16::MAX)
+    }
+
+    /// Adds units, more than 0, under each rule, and counts again.
+    pub(super) fn charge(
+        &mut self,
+        policy: &Policy,
+        units: u64,
+        now_ms: u64,
+        counts: &mut [Count],
+    ) {
+        for (rule, count) in policy.rules().iter().zip(counts) {
+            let section = self.section_mut(Spec::of(rule));
+            section.charge(now_ms, rule.limit(), units);
+            *count = section.kept();
+        }
+        // The policy's own hold what was just charged: only those of others may have to go.
+        if self.sections.len() > policy.rules().len() {
+            self.tidy(policy, now_ms);
+        }
+    }
+
+    /// Whether adding `difference` to the steps that were charged would change anything.
+    pub(super) fn would_settle(
+        &self,
+        usage: PolicyUsage<'_>,
+        now_ms: u64,
+        difference: i64,
+    ) -> bool {
+        usage.rules().iter().any(|rule| {
+            self.with_section(spec(rule), |section| {
+                section.would_settle(now_ms, rule.rule().limit(), rule.step_end_ms(), difference)
+            })
+        })
+    }
+
+    /// Adds `difference` to the steps that were charged, and counts.
+    pub(super) fn settle(
+        &mut self,
+        usage: PolicyUsage<'_>,
+        now_ms: u64,
+        difference: i64,
+        counts: &mut [Count],
+    ) {
+        for (rule, count) in usage.rules().iter().zip(counts) {
+            let section = self.section_mut(spec(rule));
+            let limit = rule.rule().limit();
+            section.settle(now_ms, limit, rule.step_end_ms(), difference);
+            *count = section.kept();
+        }
+        self.tidy(usage.policy(), now_ms);
+    }
+
+    /// The count under a rule at this time, for a charge of one unit.
+    pub(super) fn count(&self, rule: &Rule, at_ms: u64) -> Count {
+        self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
+    }
+
+    /// Whether it holds nothing that can ever count.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sections.iter().all(Section::is_empty)
+    }
+
+    /// When the last unit of all is released; 0 when there is none.
+    pub(super) fn release_ms(&self) -> u64 {
+        let releases = self.sections.iter().map(Section::release_ms);
+        releases.max().unwrap_or(0)
+    }
+
+    /// Calls `read` with the section of this spec, an empty one if there is none.
+    fn with_section<T>(&self, spec: Spec, read: impl FnOnce(&Section) -> T) -> T {
+        let known = self.sections.iter().find(|section| section.spec() == spec);
+        match known {
+            Some(section) => read(section),
+            None => read(&Section::new(spec)),
+        }
+    }
+
+    fn section_mut(&mut self, spec: Spec) -> &mut Section {
+        let mut sections = self.sections.iter();
+        let index = sections
+            .position(|section| section.spec() == spec)
+            .unwrap_or_else(|| {
+                self.sections.push(Section::new(spec));
+                self.sections.len() - 1
+            });
+        &mut self.sections[index]
+    }
+
+    /// Drops the sections that hold nothing. Of those that `policy` does not know, drops what is not believed, and the
+    /// sections that count no more.
+    fn tidy(&mut self, policy: &Policy, now_ms: u64) {
+        self.sections.retain_mut(|section| {
+            let mut rules = policy.rules().iter();
+            if rules.any(|rule| Spec::of(rule) == section.spec()) {
+                return !section.is_empty();
+            }
+            section.drop_unbelieved(now_ms);
+            section.release_ms() > now_ms
+        });
+    }
+}
+
+/// Each charge, its place or token, and the counts of its rules.
+pub(super) fn by_charge<'a, P: Copy>(
+    charges: &'a [Charge],
+    places: &'a [P],
+    mut counts: &'a mut [Count],
+) -> impl Iterator<Item = (&'a Charge, P, &'a mut [Count])> {
+    charges.iter().zip(places).map(move |(charge, place)| {
+        let rules = charge.policy().rules().len();
+        let own;
+        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+        (charge, *place, own)
+    })
+}
+
+fn spec(usage: &RuleUsage) -> Spec {
+    Spec::of(&usage.rule())
+}

@@ -1,0 +1,91 @@
+//! [`StoreExt`]: a method for each operation, in one place.
+
+use crate::{
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        contributors::Contributors,
+        decision::Usage,
+        denials::Denials,
+        error::StoreError,
+        key::Key,
+        operation::{Operation, Reply, answer_of},
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+    },
+    store::{Store, StoreFuture},
+};
+
+/// [Executes](Store::execute) operations on any [`Store`], and reads their replies.
+///
+/// Each method answers the error of the store, such as
+/// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) where it does not know the operation.
+pub trait StoreExt: Store {
+    /// [`Operation::Settle`]; answers what is left.
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        let settle = Operation::Settle(settlement.clone());
+        read(self.execute(settle), answer_of!(Settle))
+    }
+
+    /// [`Operation::Reset`].
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        let (policy, key) = (policy.clone(), key.clone());
+        let reset = self.execute(Operation::Reset { policy, key });
+        reset.map(drop)
+    }
+
+    /// [`Operation::Block`]; answers the block that holds.
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        let key = key.clone();
+        let block = self.execute(Operation::Block { key, request });
+        read(block, answer_of!(Block))
+    }
+
+    /// [`Operation::Ban`]; answers the block that holds, or `None` if there are too few strikes.
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        let key = key.clone();
+        let ban = Operation::Ban {
+            key,
+            strikes,
+            request,
+        };
+        read(self.execute(ban), answer_of!(Ban))
+    }
+
+    /// [`Operation::Unblock`].
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let key = key.clone();
+        self.execute(Operation::Unblock { key }).map(drop)
+    }
+
+    /// [`Operation::ListBlocks`].
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let blocks = self.execute(Operation::ListBlocks { most });
+        read(blocks, answer_of!(ListBlocks))
+    }
+
+    /// [`Operation::Contributors`].
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let (policy, key) = (policy.clone(), key.clone());
+        let contributors = self.execute(Operation::Contributors { policy, key });
+        read(contributors, answer_of!(Contributors))
+    }
+
+    /// [`Operation::Denials`].
+    fn denials(&self) -> StoreFuture<Denials> {
+        read(self.execute(Operation::Denials), answer_of!(Denials))
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}
+
+/// What `read` finds in the reply.
+pub(crate) fn read<T: Send + 'static>(
+    reply: StoreFuture<Reply>,
+    read: fn(Reply) -> Option<T>,
+) -> StoreFuture<T> {
+    reply.then(move |reply| read(reply?).ok_or(ANOTHER_REPLY))
+}
+
+pub(crate) const ANOTHER_REPLY: StoreError =
+    StoreError::protocol("the store answered another operation");

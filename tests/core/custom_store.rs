@@ -1,0 +1,53 @@
+//! Proves that the documentation's own store answers calls as it has to, by the default of `Store::call`, and that its
+//! layer changes nothing.
+
+use sluicegate::{
+    Charge, Key, Limiter, Policy,
+    block::Until,
+    error::StoreErrorKind,
+    store::{Operation, Store},
+    test_util::TestClock,
+};
+
+#[path = "../../examples/custom_store.rs"]
+mod example;
+
+use example::MapStore;
+
+crate::calls!(new);
+
+async fn new() -> (MapStore, TestClock) {
+    let clock = TestClock::new(0);
+    let now_ms = {
+        let clock = clock.clone();
+        move || clock.now_ms()
+    };
+    (MapStore::new(now_ms), clock)
+}
+
+#[tokio::test]
+async fn a_store_without_buckets_says_so() {
+    let (store, _) = new().await;
+    let policy = Policy::parse("p", "2+1/1s@bucket").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let error = Limiter::new(store).check([charge]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(error.to_string(), "the store has no buckets");
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_no_blocks_says_so() {
+    let (store, _) = new().await;
+    let alice = Key::new("user", "alice");
+    let unblock = Operation::Unblock { key: alice.clone() };
+    let replies = store.call(vec![unblock]).await.unwrap();
+    let limiter = Limiter::new(store);
+    for error in [
+        limiter.block(&alice, Until::ForEver).await.unwrap_err(),
+        limiter.unblock(&alice).await.unwrap_err(),
+        replies.into_iter().next().unwrap().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+        assert_eq!(error.to_string(), "the store keeps no blocks");
+    }
+}

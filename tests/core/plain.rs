@@ -1,0 +1,147 @@
+//! Proves that a layer with only `check`, `execute` and `inner` changes nothing, wherever it is among the layers.
+
+use std::time::Duration;
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store,
+    store::{Check, DenyCache, Leases, Operation, Reply, StoreFuture},
+    test_util::TestClock,
+};
+use tokio::time::Instant;
+
+use crate::common::{history::START_MS, plain::Plain};
+
+fn memory() -> (MemoryStore, TestClock) {
+    let clock = TestClock::new(START_MS);
+    (MemoryStore::new().clock(clock.clone()), clock)
+}
+
+mod around_a_store {
+    use super::{MemoryStore, Plain, TestClock, memory};
+
+    crate::contract!(new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::denials!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Plain<MemoryStore>, TestClock) {
+        let (store, clock) = memory();
+        (Plain(store), clock)
+    }
+}
+
+mod around_a_cache {
+    use super::{DenyCache, Plain, TestClock, memory};
+
+    crate::contract!(new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::denials!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Plain<DenyCache>, TestClock) {
+        let (store, clock) = memory();
+        (Plain(DenyCache::new(store).clock(clock.clone())), clock)
+    }
+}
+
+mod around_leases {
+    use super::{Leases, Plain, TestClock, memory};
+
+    crate::contract!(apart new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::denials!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Plain<Leases>, TestClock) {
+        let (store, clock) = memory();
+        (Plain(Leases::new(store).clock(clock.clone())), clock)
+    }
+}
+
+mod around_and_within_all_layers {
+    use super::{DenyCache, Plain, TestClock, layered, memory};
+
+    crate::contract!(apart new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::denials!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Plain<DenyCache>, TestClock) {
+        let (store, clock) = memory();
+        (layered(store, &clock), clock)
+    }
+}
+
+/// A cache around leases around a store, with a plain layer between each two of them.
+fn layered(store: impl Store, clock: &TestClock) -> Plain<DenyCache> {
+    let leases = Leases::new(Plain(store)).clock(clock.clone());
+    let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
+    Plain(cache)
+}
+
+/// Answers no check of a call, so that no lease arrives.
+#[derive(Debug)]
+struct LeasesNothing(MemoryStore);
+
+impl Store for LeasesNothing {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Check(_) => StoreFuture::pending(std::future::pending()),
+            other => self.0.execute(other),
+        }
+    }
+}
+
+fn charge() -> Charge {
+    let policy = Policy::parse("p", "100000/1h@1s").unwrap();
+    Charge::new(&policy, Key::new("user", "alice"), 1)
+}
+
+/// How long a reset of an identity takes whose lease never arrives. Leases wait for it for half of the timeout.
+async fn time_of_a_reset(limiter: &Limiter, clock: &TestClock) -> Duration {
+    let charge = charge();
+    for _ in 0..1_000 {
+        clock.advance(Duration::from_millis(1));
+        let decision = limiter.check([charge.clone()]).await.unwrap();
+        assert!(decision.is_allowed());
+        tokio::task::yield_now().await;
+    }
+    let start = Instant::now();
+    let reset = limiter.reset(charge.policy(), charge.key()).await;
+    reset.expect("the store has time to answer");
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_within_know_how_long_their_limiter_waits() {
+    let layers: [fn(LeasesNothing, TestClock) -> Limiter; 3] = [
+        |store, clock| Limiter::new(Leases::new(store).clock(clock)),
+        |store, clock| Limiter::new(Plain(Leases::new(store).clock(clock))),
+        |store, clock| Limiter::new(layered(store, &clock)),
+    ];
+    for limiter in layers {
+        for (timeout_ms, half_ms) in [(None, 50), (Some(30), 15), (Some(4_000), 2_000)] {
+            let (store, clock) = memory();
+            let mut limiter = limiter(LeasesNothing(store), clock.clone());
+            if let Some(ms) = timeout_ms {
+                limiter = limiter.timeout(Duration::from_millis(ms));
+            }
+            let waited = time_of_a_reset(&limiter, &clock).await;
+            let half = Duration::from_millis(half_ms);
+            // The timer of tokio is coarse: it counts whole milliseconds.
+            let late = waited.saturating_sub(half);
+            assert!(
+                waited >= half && late.as_millis() <= 1,
+                "{waited:?}, and not {half:?}"
+            );
+        }
+    }
+}

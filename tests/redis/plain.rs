@@ -1,0 +1,88 @@
+//! Proves that a layer with only `check`, `execute` and `inner` changes nothing around a cluster.
+
+use std::{net::TcpListener, time::Duration};
+
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, Store,
+    error::StoreErrorKind,
+    store::{DenyCache, Leases},
+};
+
+use crate::common::plain::Plain;
+
+mod around_a_cluster {
+    use std::sync::Arc;
+
+    use sluicegate::test_util::TestClock;
+
+    use crate::{
+        cluster,
+        common::{cluster::Cluster, plain::Plain, served::Served},
+    };
+
+    crate::contract!(apart fresh);
+    crate::calls!(fresh);
+    crate::contributors!(fresh);
+    crate::denials!(fresh);
+    crate::blocks!(fresh);
+
+    async fn fresh() -> (Plain<Served<Arc<Cluster>>>, TestClock) {
+        let (store, clock) = cluster::fresh().await;
+        (Plain(store), clock)
+    }
+}
+
+mod between_a_cache_and_leases_of_a_cluster {
+    use sluicegate::{
+        store::{DenyCache, Leases},
+        test_util::TestClock,
+    };
+
+    use crate::{cluster, common::plain::Plain};
+
+    crate::contract!(apart fresh);
+    crate::calls!(fresh);
+    crate::contributors!(fresh);
+    crate::denials!(fresh);
+    crate::blocks!(fresh);
+
+    async fn fresh() -> (Plain<DenyCache>, TestClock) {
+        let (store, clock) = cluster::fresh().await;
+        let leases = Leases::new(Plain(store)).clock(clock.clone());
+        let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
+        (Plain(cache), clock)
+    }
+}
+
+/// An address at which no server answers.
+fn nowhere() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("redis://{}", listener.local_addr().unwrap())
+}
+
+/// Whether a limiter stops to call a store that fails each time.
+async fn has_a_breaker(store: impl Store) -> bool {
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let policy = Policy::parse("p", "5/1h").unwrap();
+    for _ in 0..20 {
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let error = limiter.check([charge]).await.unwrap_err();
+        if error.kind() == StoreErrorKind::CircuitOpen {
+            return true;
+        }
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+    false
+}
+
+#[tokio::test]
+async fn a_limiter_over_a_cluster_has_no_breaker_whatever_is_between_them() {
+    let alone = || RedisStore::connect_lazy(nowhere()).unwrap();
+    let cluster = || RedisStore::connect_lazy_cluster([nowhere()]).unwrap();
+    assert!(has_a_breaker(alone()).await);
+    assert!(has_a_breaker(Plain(alone())).await);
+    assert!(!has_a_breaker(cluster()).await);
+    assert!(!has_a_breaker(Plain(cluster())).await);
+    let leases = Leases::new(Plain(cluster()));
+    assert!(!has_a_breaker(Plain(DenyCache::new(Plain(leases)))).await);
+}
