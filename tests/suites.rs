@@ -1,4 +1,4 @@
-//! Says which of the other test programs Cargo has left out, which it does in silence where their features are off.
+//! Reports the test programs that Cargo has left out. Cargo does so silently if their features are off.
 
 #[allow(dead_code, reason = "the tests use the rest")]
 #[path = "common/example.rs"]

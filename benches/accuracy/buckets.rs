@@ -1,4 +1,4 @@
-//! Buckets: what they admit beyond their burst.
+//! Buckets: the units that they admit beyond their burst.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn row(page: &mut Page, text: &str, label: &str, records: &[Record]) {
     );
 }
 
-/// Each unit is one request.
+/// A bucket for requests of one unit.
 struct Bucket {
     burst: u64,
     refill: u64,
@@ -94,7 +94,7 @@ impl Bucket {
         }
     }
 
-    /// The most admissions within the time of a full refill, both ends included.
+    /// The maximum number of admissions within the time of a full refill, both ends included.
     fn most_in_a_refill(&self, history: &[Record]) -> u64 {
         let times = admissions(history);
         let full_ms = self.burst * self.window_ms / self.refill;
@@ -103,7 +103,7 @@ impl Bucket {
         most.unwrap_or(0) as u64
     }
 
-    /// The most admissions in any span, less the burst and what came back in it.
+    /// The maximum number of admissions in any span, minus the burst and the refill of that span.
     fn beyond(&self, history: &[Record]) -> u64 {
         let times = admissions(history);
         let spans = times.iter().enumerate().flat_map(|(first, from)| {
@@ -117,7 +117,7 @@ impl Bucket {
         over.max().unwrap_or(0).div_ceil(self.window_ms)
     }
 
-    /// Denials for which there was room.
+    /// The number of denials although there was room.
     fn denied_early(&self, history: &[Record]) -> usize {
         let (mut missing, mut last) = (0_u64, 0);
         let denials = history.iter().filter(|record| {

@@ -1,4 +1,4 @@
-//! Many processes, many requests at once, wrong clocks.
+//! Many processes, many simultaneous requests, wrong clocks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Servers that die, hang, forget and move while limits are used up.
+//! Servers that die, hang, lose their data and move while limits are being used up.
 
 use std::{thread::sleep, time::Duration};
 
@@ -11,13 +11,13 @@ use crate::{
     rule,
 };
 
-/// A window longer than a failover, so that what was forgotten would show.
+/// A window longer than a failover, so that lost data would show.
 const FAILED_OVER: &str = "300/6s";
 const WINDOW: Duration = Duration::from_secs(6);
 
 const PROCESSES: usize = 2;
 
-/// Time enough to use up half a limit, so that all keys are being charged.
+/// Enough time to use up half a limit, so that all keys are being charged.
 const BEFORE: Duration = Duration::from_millis(1_500);
 
 pub(crate) fn faults(page: &mut Page) {
@@ -131,7 +131,7 @@ fn outage(page: &mut Page) {
     );
 }
 
-/// All is forgotten: shows that the model would see it.
+/// The server loses everything. This shows that the model notices.
 fn emptied(page: &mut Page) {
     let mut server = Server::start();
     let fleet = Fleet::start(

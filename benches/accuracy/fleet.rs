@@ -16,15 +16,15 @@ pub(crate) struct Fleet(Vec<Worker>);
 
 struct Worker {
     process: Child,
-    /// It works until this is closed.
+    /// The worker works until this pipe is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its clock when it was ready, less ours when we were told.
+    /// The worker's clock when it was ready, minus our clock when the message arrived.
     ahead_s: i64,
 }
 
 impl Fleet {
-    /// Starts this many processes at once, as soon as all are ready.
+    /// Starts this number of processes together, as soon as all are ready.
     pub(crate) fn start(job: &Job, processes: usize) -> Self {
         Self::go((0..processes).map(|_| Worker::start(job, None)).collect())
     }
@@ -49,14 +49,14 @@ impl Fleet {
         Self(workers)
     }
 
-    /// By how much the clock of each is ahead of ours, about.
+    /// The time by which each clock is ahead of ours, in minutes, about.
     pub(crate) fn minutes_ahead(&self) -> impl Iterator<Item = i64> {
         self.0
             .iter()
             .map(|worker| (worker.ahead_s + 30).div_euclid(60))
     }
 
-    /// What all have seen, after this much more time.
+    /// The records of all processes, after this additional time.
     pub(crate) fn end_after(mut self, time: Duration) -> Vec<Record> {
         std::thread::sleep(time);
         for worker in &mut self.0 {

@@ -1,4 +1,4 @@
-//! What a worker is to do.
+//! The job of a worker.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rule;
 
-/// In a worker: its job.
+/// The variable with a worker's job.
 pub(crate) const JOB: &str = "SLUICEGATE_ACCURACY_JOB";
 
 /// Far more than a busy machine needs.
@@ -24,28 +24,29 @@ pub(crate) enum Where {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) at: Where,
-    /// Each is a policy of its own; a request is charged to one of them.
+    /// One policy for each rule. Each request is charged to one of them.
     pub(crate) rules: Vec<String>,
-    /// Tells the keys of this load from those of others.
+    /// Separates the keys of this load from those of others.
     pub(crate) load: String,
-    /// Keys under each rule.
+    /// The number of keys under each rule.
     pub(crate) keys: u64,
-    /// Requests, or bursts of them, that are under way at the same time.
+    /// The number of simultaneous requests, or bursts of requests.
     pub(crate) tasks: u64,
-    /// The mean between two bursts of a task; zero for as fast as it goes.
+    /// The mean pause between two bursts of a task. With zero, there is none.
     pub(crate) pause: Duration,
-    /// Requests of one key at the same time.
+    /// The number of simultaneous requests of one key.
     pub(crate) burst: u64,
-    /// For each decision.
+    /// The timeout of each decision.
     pub(crate) timeout: Duration,
-    /// Decide locally when the store cannot, as one of this many.
+    /// Decide locally as one of this number of replicas when the store cannot decide.
     pub(crate) replicas: Option<u32>,
-    /// With a deny cache and leases around the store. These cannot be under the rule that tells the time.
+    /// Adds a deny cache and leases around the store. Leases are impossible under the rule that measures time, so that
+    /// rule is left out.
     pub(crate) with_leases_and_cache: bool,
 }
 
 impl Job {
-    /// As many requests as go, each for one of four keys.
+    /// As many requests as possible, each for one of four keys.
     pub(crate) fn crowd(at: Where, rule: &str, load: String, tasks: u64) -> Self {
         Self {
             at,
@@ -61,7 +62,7 @@ impl Job {
         }
     }
 
-    /// Requests for twice the limit of each key, in bursts of this many; rules of the same rate.
+    /// Requests for twice the limit of each key, in bursts of this size. All rules must have the same rate.
     pub(crate) fn calm(at: Where, rules: &[&str], keys: u64, processes: usize, burst: u64) -> Self {
         const TASKS: u64 = 16;
         let each = rule(rules[0]);

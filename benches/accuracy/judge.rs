@@ -13,7 +13,7 @@ use sluicegate::Rule;
 pub(crate) struct Record {
     pub(crate) rule: usize,
     pub(crate) key: u64,
-    /// When it was decided, in ms of the clock of who decided it.
+    /// The time of the decision in ms, by the clock of the store or process that decided.
     pub(crate) at: u64,
     pub(crate) answer: Answer,
 }
@@ -21,12 +21,12 @@ pub(crate) struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Admitted,
-    /// With this `retry_after`.
+    /// Denied with this `retry_after`.
     Denied(Duration),
-    /// By the memory of the process that asked, not by the store.
+    /// The memory of the asking process decided, not the store.
     AdmittedHere,
     DeniedHere,
-    /// An error; it may have been charged.
+    /// An error. The request may have been charged.
     Nothing,
 }
 
@@ -36,22 +36,22 @@ impl Answer {
     }
 }
 
-/// What happened to the requests under one rule.
+/// The results of the requests under one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) requests: usize,
     pub(crate) admitted: usize,
     pub(crate) denied: usize,
     pub(crate) unanswered: usize,
-    /// The most that one key was admitted in any span of the window, less the limit.
+    /// The maximum that one key was admitted in any span of the window, minus the limit.
     pub(crate) beyond: u64,
-    /// Denials of what an exact window would have admitted after the same admissions.
+    /// Denials that an exact window would have admitted after the same admissions.
     pub(crate) early: usize,
-    /// How much later than in an exact window a denied request is admitted, in ms: the least and the most.
+    /// The delay of admissions after a denial, compared with an exact window, in ms: the minimum and the maximum.
     pub(crate) late_ms: Option<(i64, i64)>,
-    /// For how long an exact window would have admitted, while requests were denied again and again, in ms, at most.
+    /// The longest time in ms during which requests were denied, and an exact window would have admitted them.
     pub(crate) early_for_ms: u64,
-    /// How many denials came before the limit had been admitted at all.
+    /// Denials before the limit had been admitted once.
     pub(crate) baseless: usize,
 }
 
@@ -70,7 +70,7 @@ impl Verdict {
         verdict
     }
 
-    /// An exact window is open again as soon as the oldest of the newest `limit` admissions is older than the window.
+    /// An exact window opens as soon as the oldest of the newest `limit` admissions is older than the window.
     fn judge_denials(&mut self, rule: &Rule, history: &[Record]) {
         let limit = usize::try_from(rule.limit()).unwrap();
         let mut newest = VecDeque::new();
@@ -115,7 +115,7 @@ impl Verdict {
     }
 }
 
-/// By time; within a millisecond, admissions come before denials.
+/// Sorted by time. Within a millisecond, admissions come before denials.
 pub(crate) fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
     let mut histories: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
     for record in records {
@@ -127,7 +127,7 @@ pub(crate) fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
     histories
 }
 
-/// Within any span of a window, first and last millisecond included.
+/// The admissions beyond the limit in any span of a window, with the first and last millisecond.
 fn beyond(rule: &Rule, history: &[Record]) -> u64 {
     let admissions = history.iter().filter(|record| record.answer.is_admission());
     let times: Vec<u64> = admissions.map(|record| record.at).collect();
@@ -136,7 +136,7 @@ fn beyond(rule: &Rule, history: &[Record]) -> u64 {
     (most.unwrap_or(0) as u64).saturating_sub(rule.limit())
 }
 
-/// The same, within any window that is aligned to the epoch: what a fixed rule promises.
+/// The same in any window that is aligned to the epoch. This is the promise of a fixed rule.
 pub(crate) fn beyond_aligned(rule: &Rule, records: &[Record]) -> u64 {
     let mut counts: BTreeMap<(u64, u64), u64> = BTreeMap::new();
     for record in records.iter().filter(|record| record.answer.is_admission()) {

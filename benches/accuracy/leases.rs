@@ -1,4 +1,4 @@
-//! Shared calls, leases and a deny cache, all three together.
+//! Shared calls, leases and a deny cache together.
 
 use std::{thread::sleep, time::Duration};
 
@@ -12,16 +12,16 @@ use crate::{
     rule,
 };
 
-/// Used up once; used up and released again.
+/// The first is used up once, the second is used up and released again.
 const RULES: [&str; 2] = ["20000/1h", "2000/10s"];
 
-/// Of all processes together, for both rules.
+/// The rate of all processes together, for both rules.
 const PER_SECOND: f64 = 5_000.0;
 
-/// In which the first rule is used up, and units of the second are released.
+/// Enough to use up the first rule, and to release units of the second.
 const TIME: Duration = Duration::from_secs(13);
 
-/// The longest that units lie unspent, and the longest that a denial is repeated.
+/// The maximum time that units stay unspent, and that a denial is repeated.
 const LONGEST: Duration = Duration::from_secs(10);
 const REPEATED: Duration = Duration::from_secs(1);
 
@@ -89,7 +89,7 @@ fn clocks(page: &mut Page) {
     rows(page, clocks.len(), what, &records, 0);
 }
 
-/// What the new primary had not received is forgotten: up to the limit is admitted once more.
+/// The new primary lacks unreplicated charges, so up to the limit is admitted again.
 fn failover(page: &mut Page) {
     const PROCESSES: usize = 2;
     let mut group = Group::start(&[]);
@@ -107,7 +107,7 @@ fn failover(page: &mut Page) {
     rows(page, PROCESSES, what, &records, 1);
 }
 
-/// A row for each rule; its limit may have been forgotten so many times.
+/// Adds a row for each rule. The server may have lost the counts `losses` times.
 fn rows(page: &mut Page, processes: usize, what: &str, records: &[Record], losses: u64) {
     for (index, text) in RULES.into_iter().enumerate() {
         let of_rule = records.iter().filter(|it| it.rule == index);

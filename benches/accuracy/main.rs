@@ -1,9 +1,9 @@
-//! How exact the limits are, against an exact model: `cargo bench --bench accuracy --features bb8,cluster,sentinel`.
+//! The accuracy of the limits, against an exact model: `cargo bench --bench accuracy --features bb8,cluster,sentinel`.
 //!
-//! Starts Redis servers and worker processes that share limits through them, has them ask for more than they may, and
-//! judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, draws
-//! `target/figures/accuracy.svg`; ends in 1 when a promise is broken. Takes about five minutes. An argument chooses one
-//! section: `-- leases`.
+//! Starts Redis servers and worker processes that share limits through them, lets them ask for more than the limits,
+//! and judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, and draws
+//! `target/figures/accuracy.svg`. Ends with 1 when a promise is broken. Takes about five minutes. You can choose one
+//! section with an argument: `-- leases`.
 
 mod buckets;
 #[path = "../common/chart.rs"]
@@ -30,7 +30,7 @@ use std::{env, process::ExitCode};
 use page::Page;
 use sluicegate::Rule;
 
-/// By its name.
+/// A section and a name.
 type Section = (&'static str, fn(&mut Page));
 
 fn main() -> ExitCode {

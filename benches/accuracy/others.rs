@@ -1,4 +1,4 @@
-//! The three algorithms that limiters commonly use, in their simplest form, to be fed with the same arrivals.
+//! The three algorithms that limiters commonly use, in their simplest form, for the same arrivals.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Algorithm {
         ),
     ];
 
-    /// The same requests, decided by this algorithm.
+    /// The same requests with the decisions of this algorithm.
     pub(crate) fn decide(self, rule: &Rule, arrivals: &[Record]) -> Vec<Record> {
         let mut arrivals = arrivals.to_vec();
         arrivals.sort_by_key(|record| (record.key, record.at));
@@ -48,11 +48,11 @@ impl Algorithm {
         let fits = match self {
             Self::FixedCounter => state.count < limit,
             Self::SlidingCounter => {
-                // All times the window, to stay with whole numbers.
+                // Multiplied by the window, to keep whole numbers.
                 let weighted = state.previous * (window - at % window);
                 weighted + (state.count + 1) * window <= limit * window
             }
-            // A token takes window / limit to come back; the bucket is full when its time has come.
+            // A token comes back in window / limit. The bucket is full when that time has come.
             Self::TokenBucket => state.full_at.max(at * limit) + window <= (at + window) * limit,
         };
         if fits {
@@ -65,7 +65,7 @@ impl Algorithm {
 
 #[derive(Default)]
 struct State {
-    /// The aligned window, and what was admitted in it and in the one before.
+    /// The aligned window, and the admissions in this window and the one before.
     window: u64,
     count: u64,
     previous: u64,

@@ -1,4 +1,4 @@
-//! The tables, and whether all promises were kept.
+//! Prints the tables, and checks the promises.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use sluicegate::Rule;
 
 use crate::judge::{Answer, Record, Verdict, beyond_aligned, ms};
 
-/// What every table of verdicts says of its rows.
+/// The columns of every table of verdicts.
 const FIGURES: [&str; 7] = [
     "requests",
     "admitted",
@@ -17,14 +17,14 @@ const FIGURES: [&str; 7] = [
     "opens late by, ms",
 ];
 
-/// What must hold of a row.
+/// The promise for a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
     /// Never more than the limit, and open again less than a step late.
     Intact,
-    /// The store has forgotten, as replicas and empty servers do: never more than the limit again.
+    /// The store has lost data, like replicas and empty servers: never more than the limit once more.
     Forgotten,
-    /// The store was away, and its clients decided: never more than the limit by the store, and that again by clients.
+    /// The store was away and its clients decided: never more than the limit by the store, and once more by clients.
     Local,
 }
 
@@ -40,7 +40,7 @@ impl Page {
         }
     }
 
-    /// Judges what was seen under one rule, and holds it to what was promised.
+    /// Judges the records under one rule, and checks the promise.
     pub(crate) fn row(
         &mut self,
         labels: &[&dyn Display],
@@ -49,7 +49,7 @@ impl Page {
         promise: Promise,
     ) {
         let verdict = Verdict::of(rule, records);
-        // An answer that was lost may have been an admission, which the model knows nothing of.
+        // A lost answer may have been an admission that the model does not know.
         let knows_all = promise == Promise::Intact && verdict.unanswered == 0;
         let late = match verdict.late_ms {
             Some((least, most)) if knows_all && !rule.is_fixed() => {
@@ -118,7 +118,7 @@ impl Page {
         self.promise(verdict.denied > 0, format!("{row}: nothing was denied"));
     }
 
-    /// Whether all promises were kept; names those that were not.
+    /// Whether all promises were kept. Prints those that were not.
     pub(crate) fn end(self) -> bool {
         println!();
         for what in &self.broken {
@@ -146,7 +146,7 @@ pub(crate) fn line(cells: &[&dyn Display]) {
     println!("| {} |", cells.join(" | "));
 }
 
-/// As the rule counts: a fixed one promises nothing of windows that are not aligned.
+/// As the rule counts: a fixed rule promises nothing about windows that are not aligned.
 fn most_beyond(rule: &Rule, records: &[Record]) -> u64 {
     if rule.is_fixed() {
         beyond_aligned(rule, records)

@@ -1,4 +1,4 @@
-//! Clients who are alone on their key, are denied, and come back: at the millisecond they were told, or earlier.
+//! Clients that are alone on their key, are denied, and come back exactly when they may, or earlier.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::{
 const CLIENTS: u64 = 32;
 const ROUNDS: u64 = 6;
 
-/// How early the clients that do not wait come back.
+/// The time by which impatient clients come back too early.
 const EARLY: Duration = Duration::from_millis(5);
 
-/// Asked, and of these admitted.
+/// The number of requests, and the number of admissions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     times: u64,
@@ -28,9 +28,9 @@ struct Asked {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Returns {
-    /// Slept for as long as they were told, and asked once.
+    /// Clients that waited for the delay, and asked once.
     obedient: Asked,
-    /// Came back too early and kept asking, by the store's clock: before the millisecond, in it, later.
+    /// Clients that came back too early and kept asking, by the store's clock: before the millisecond, in it, after it.
     before: Asked,
     exactly: Asked,
     later: Asked,
@@ -110,7 +110,7 @@ async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
     returns
 }
 
-/// Asks now and then until it is too much: when that was, and for how long.
+/// Asks until there is a denial. Returns the time and the delay.
 async fn until_denied(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, Duration) {
     for _ in 0..1_000 {
         match ask(limiter, policy, key.clone()).await {

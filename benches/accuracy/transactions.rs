@@ -1,4 +1,4 @@
-//! Decisions by transactions, and how many there are a second beside those by the script.
+//! Decisions by transactions, and their rate beside that of the script.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 
 const CROWDED: &str = "100/1s";
 
-/// Nobody reaches it: each decision is written.
+/// A limit that is never reached, so that each decision is written.
 const PLENTY: &str = "1000000000/1m";
 
 const MANY_KEYS: u64 = 10_000;

@@ -15,7 +15,7 @@ use crate::{
     rule,
 };
 
-/// All of one rate.
+/// All rules have the same rate.
 const RULES: [&str; 8] = [
     "20/1s",
     "20/1s@exact",
@@ -63,7 +63,7 @@ fn of(records: &[Record], rule: usize) -> Vec<Record> {
         .collect()
 }
 
-/// What other algorithms make of the same arrivals; draws how much each admits beyond the limit.
+/// Feeds the same arrivals to other algorithms, and draws the admissions of each beyond the limit.
 fn compare(seen: &[(&str, Vec<Record>)]) {
     head(
         "The same requests, decided by other algorithms",
@@ -128,12 +128,12 @@ fn draw(groups: Vec<Group>) {
     chart.save("accuracy").unwrap();
 }
 
-/// Prints its row, and gives what it admitted beyond the limit.
+/// Prints a row. Returns the admissions beyond the limit.
 fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) -> u64 {
     let mut records = records.to_vec();
     for record in &mut records {
         if let Answer::Denied(wait) = &mut record.answer {
-            // By how much requests that came were late; not how late others would have been.
+            // Counts only the delay of requests that came, not the possible delay of others.
             *wait = Duration::ZERO;
         }
     }

@@ -1,4 +1,4 @@
-//! A process of its own that makes requests, and reports in the end what happened to each.
+//! A process that makes requests, and reports the result of each at the end.
 
 use std::{
     io::{Read, stdin, stdout},
@@ -21,11 +21,11 @@ use crate::{
     judge::{Answer, Record},
 };
 
-/// Beside the rule under test: it denies nothing, and tells the millisecond of each decision by the store's clock:
-/// the end of its step.
+/// A rule beside the rule under test. It denies nothing, and the end of its step is the millisecond of each decision by
+/// the store's clock.
 const CLOCK: &str = "1000000000/1ms";
 
-/// Tells what time it is when it is ready, and does the job from the first byte of standard input to its end.
+/// Prints the time when it is ready, and works from the first byte of standard input to its end.
 pub(crate) fn work(job: &str) {
     let job: Job = serde_json::from_str(job).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -78,7 +78,7 @@ impl Load {
         let mut random = fastrand::Rng::new();
         while !self.is_over.load(Relaxed) {
             if !self.job.pause.is_zero() {
-                // As far apart as requests are that know nothing of each other.
+                // Random pauses, as between independent requests.
                 tokio::time::sleep(self.job.pause.mul_f64(-(1.0 - random.f64()).ln())).await;
             }
             let (rule, key) = (
@@ -129,7 +129,7 @@ async fn by_transactions(url: &str) -> TransactionStore {
     RedisStore::transactions(pool.build(manager).await.unwrap())
 }
 
-/// A policy of this rule, whose decisions tell their time.
+/// A policy of this rule and the clock rule.
 pub(crate) fn timed(index: usize, rule: &str) -> Policy {
     Policy::parse(format!("rule-{index}"), &format!("{rule},{CLOCK}")).unwrap()
 }
@@ -138,14 +138,14 @@ fn untimed(index: usize, rule: &str) -> Policy {
     Policy::parse(format!("rule-{index}"), rule).unwrap()
 }
 
-/// One request: when it was decided, in ms of the store's clock, and how.
+/// Makes one request. Returns the time of the decision, in ms of the store's clock, and the answer.
 pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, Answer) {
     let Ok(decision) = limiter.check([Charge::new(policy, who, 1)]).await else {
         return (0, Answer::Nothing);
     };
     let at = match decision.usage().rules().nth(1) {
         Some(clock) => clock.step_end_ms() - 1,
-        // Where a unit of a lease was spent, up to a round trip late, but within the step that was charged.
+        // For a unit of a lease, this is up to a round trip late, but within the charged step.
         None => decision.usage().decided_at_ms(),
     };
     let answer = match &decision {

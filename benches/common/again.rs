@@ -1,6 +1,8 @@
+//! Rebuilds a bench with the features that you left out.
+
 use std::process::{Command, ExitCode};
 
-/// Runs this bench anew with the features that it needs and was built without.
+/// Runs this bench again with the features that it needs and was built without.
 pub(crate) fn with_features(bench: &str, features: &str) -> ExitCode {
     let again = ["bench", "--bench", bench, "--features", features];
     println!("cargo {}", again.join(" "));

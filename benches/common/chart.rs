@@ -1,4 +1,4 @@
-//! A chart of horizontal bars as SVG: readable on light and on dark ground, without a script or a font of its own.
+//! A chart of horizontal bars as SVG, readable on light and dark backgrounds, without scripts or fonts.
 
 use std::{
     fmt::{Display, Write as _},
@@ -11,10 +11,10 @@ const WIDTH: u32 = 800;
 const MARGIN: u32 = 12;
 const ROW: u32 = 24;
 const BAR: u32 = 14;
-/// How far the baseline of text is below the middle of its line.
+/// The distance from the middle of a line to the baseline of the text.
 const BASELINE: u32 = 5;
 
-/// An upper bound for most sans-serif fonts: which one draws the text is not known here.
+/// An upper bound of the width of a character, since the font of the viewer is not known.
 const CHARACTER: u32 = 8;
 
 const STYLE: &str = "<style>
@@ -35,7 +35,7 @@ rect.other { fill: #7d8590; }
 
 pub(crate) struct Chart {
     pub(crate) title: String,
-    /// Lines that say what is measured, how, and in which unit.
+    /// Lines about the measured value, the method, and the unit.
     pub(crate) notes: Vec<String>,
     pub(crate) groups: Vec<Group>,
 }
@@ -48,14 +48,14 @@ pub(crate) struct Group {
 pub(crate) struct Bar {
     pub(crate) label: String,
     pub(crate) value: f64,
-    /// The value as text, with its unit.
+    /// The value as text, with the unit.
     pub(crate) figure: String,
-    /// Whether it is drawn in the colour that stands out.
+    /// Whether the bar has the highlight colour.
     pub(crate) is_ours: bool,
 }
 
 impl Chart {
-    /// Writes `figures/{name}.svg` in the folder of what cargo has built.
+    /// Writes `figures/{name}.svg` in cargo's target folder.
     pub(crate) fn save(&self, name: &str) -> io::Result<()> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("figures");
         fs::create_dir_all(&folder)?;
@@ -96,7 +96,7 @@ impl Chart {
         )
     }
 
-    /// All that the picture says, for those who do not see it.
+    /// The content as text, for readers that do not see the picture.
     fn described(&self) -> String {
         let mut text = self.notes.join(" ");
         for group in &self.groups {
@@ -119,7 +119,7 @@ struct Drawing {
     svg: String,
     /// The middle of the line that is being drawn.
     y: u32,
-    /// Where all bars begin.
+    /// The left end of all bars.
     left: u32,
     /// The length of the longest bar, and its value.
     longest: u32,
@@ -142,7 +142,7 @@ impl Drawing {
             longest: WIDTH
                 .checked_sub(left + figures + 2 * MARGIN)
                 .expect("the labels leave no room for the bars"),
-            // All bars may be of length 0.
+            // All bars may have the length 0.
             most: chart
                 .bars()
                 .map(|bar| bar.value)
@@ -177,7 +177,7 @@ impl Drawing {
         self.text(format_args!("{end:.1}"), class, &bar.figure);
     }
 
-    /// The line at which the bars above begin, so that a bar of length 0 is seen to be one.
+    /// The line at the left end of the bars, so that you see a bar of length 0.
     fn axis(&mut self, top: u32) {
         let (x, height) = (self.left - 1, self.y + ROW / 2 - top);
         writeln!(

@@ -1,4 +1,4 @@
-//! The same through a socket: axum servers of one worker, in turn under the same load, which has the other core.
+//! The same through a socket: axum servers with one worker, in turn under the same load, which runs on the other core.
 
 use std::{
     fs,
@@ -24,9 +24,9 @@ const ROUND: Duration = Duration::from_secs(1);
 struct Server {
     name: &'static str,
     address: SocketAddr,
-    /// Where the kernel tells for how long its thread has run.
+    /// The kernel's file with the running time of the thread.
     schedstat: String,
-    /// Of each round: requests a second, ms of half of all requests, µs of the thread for each.
+    /// For each round: requests a second, the median latency in ms, µs of the thread for each request.
     rounds: Vec<[f64; 3]>,
 }
 

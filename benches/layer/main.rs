@@ -1,7 +1,7 @@
-//! What the layer adds to a request: `cargo bench --bench layer`.
+//! The cost of the layer for a request: `cargo bench --bench layer`.
 //!
-//! It measures observers and a server, for which the crate needs the features `axum`, `metrics` and `tracing`: built
-//! without them, this builds it anew.
+//! Measures observers and a server, and needs the features `axum`, `metrics` and `tracing`. If you leave them out,
+//! cargo runs again with them.
 
 #[cfg(all(feature = "axum", feature = "metrics", feature = "tracing"))]
 mod end_to_end;

@@ -1,13 +1,13 @@
-//! What the layer with a `MemoryStore` adds to a request, in nanoseconds and allocations, beside a bare service.
+//! The cost of the layer with a `MemoryStore`, in nanoseconds and allocations for each request, beside a bare service.
 //!
-//! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs
-//! to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
-//! recorder. So it does when counting who contributes adds more than that, with the extraction of the label; and when
-//! counting denials adds more than 100 ns to a denial, or 30 ns to an admission of a client that was denied.
-//! Allocations are not counted while time is taken.
+//! Prints a table, and fails when three rules add a microsecond or more. It also fails when an observer adds more than
+//! 0.3 µs to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
+//! recorder. Counting contributors may add the same, including the extraction of the label. Counting denials may add
+//! 100 ns to a denial, and 30 ns to an admission of a client that was denied. Allocations are counted separately from
+//! time.
 //!
-//! Beside it stands `tower_governor`, with its headers and by the same address: one rule is to add no more than that,
-//! and three rules at most 1.5 times what one does.
+//! `tower_governor`, with its headers and by the same address, is the yardstick: one rule must add no more than that,
+//! and three rules at most 1.5 times what one rule adds.
 
 use std::{
     convert::Infallible,
@@ -32,12 +32,12 @@ use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
 };
 
-/// Few in a row and many rounds: in most of them, no other program gets the processor.
+/// Few requests in a row and many rounds, so that no other program disturbs most rounds.
 const REQUESTS: u16 = 200;
 const ROUNDS: usize = 3_000;
 const CLIENTS: usize = 1_000;
 
-/// Rounds after which the recorder's buckets are emptied.
+/// The number of rounds after which the recorder's buckets are emptied.
 const UPKEEP: usize = 50;
 const BUDGET_NS: f64 = 1_000.0;
 const OBSERVER_BUDGET_NS: f64 = 300.0;
@@ -50,7 +50,7 @@ pub(crate) const ONE: &str = "1000000000/1m";
 pub(crate) const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
 const FULL: &str = "0/1s,0/1m,0/1h";
 
-/// Answers at once, with nothing.
+/// Answers at once with an empty body.
 #[derive(Clone)]
 struct Bare;
 
@@ -84,7 +84,7 @@ fn limited_by(limiter: Limiter, rules: &str, keys: usize) -> RateLimit<Bare> {
     layer.layer(Bare)
 }
 
-/// The layer of `tower_governor`, which denies nobody here.
+/// The layer of `tower_governor`, which denies nothing here.
 pub(crate) fn governor() -> GovernorLayer<PeerIpKeyExtractor, StateInformationMiddleware, Body> {
     let mut config = GovernorConfigBuilder::default();
     config.per_nanosecond(1).burst_size(u32::MAX);
@@ -110,7 +110,7 @@ fn request((address, api_key): &Client) -> Request<()> {
     request
 }
 
-/// One request that is answered at once, as it is without a store to wait for.
+/// Makes one request, which is answered at once, since there is no store to wait for.
 fn serve<S>(service: &mut S, client: &Client)
 where
     S: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
@@ -121,7 +121,7 @@ where
     assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
 }
 
-/// A subject of the measurement, and the time of one request in each round.
+/// A measured subject, and the time of one request in each round.
 struct Row {
     name: &'static str,
     serve: Box<dyn FnMut(&Client)>,
@@ -144,12 +144,12 @@ impl Row {
         }
     }
 
-    /// The best of all rounds: one that no other program disturbed.
+    /// The time of the best round, which no other program disturbed.
     fn ns(&self) -> f64 {
         self.rounds_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// How much more this takes than `other`: the median of what it takes more in each round.
+    /// The additional time over `other`: the median of the differences within each round.
     fn exceeds(&self, other: &Self) -> f64 {
         let rounds = self.rounds_ns.iter().zip(&other.rounds_ns);
         let mut differences: Vec<f64> = rounds.map(|(own, others)| own - others).collect();
@@ -177,7 +177,7 @@ impl Row {
     }
 }
 
-/// Three rules that all clients share, and who has used them up: without that, and with it.
+/// Three rules that all clients share: without counting contributors, and with it.
 fn contributed() -> [Row; 2] {
     let shared = || {
         let policy = Policy::parse("all", THREE).unwrap();
@@ -190,8 +190,8 @@ fn contributed() -> [Row; 2] {
     ]
 }
 
-/// Three rules that deny, and one rule that admits clients that were denied a moment ago: each without counting
-/// denials, and with it. Of few clients, as those that are denied are.
+/// Three rules that deny, and one rule that admits clients that were just denied: each without counting denials, and
+/// with it. There are few clients, because denied clients usually are few.
 fn denied(clients: &[Client]) -> [Row; 4] {
     let limiter = |counts| Limiter::new(MemoryStore::new()).count_denials(counts);
     let once_denied = |counts| {
@@ -239,7 +239,7 @@ fn observed_row(name: &'static str, observer: impl Observer) -> Row {
     }
 }
 
-/// Installs a recorder as production has one; what is returned empties its buckets, as its upkeep does.
+/// Installs a recorder as in production. The returned function empties its buckets.
 fn recorder() -> impl Fn() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
@@ -248,7 +248,7 @@ fn recorder() -> impl Fn() {
 }
 
 pub(crate) fn run() -> ExitCode {
-    // What is counted is told to the store by tasks, which are spawned and never run.
+    // Tasks report the counts to the store. They are spawned, and never run.
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_time().build().unwrap();
     let _entered = runtime.enter();

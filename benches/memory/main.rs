@@ -1,9 +1,9 @@
 //! Whether a process's memory stays bounded while ten million identities pass through shared calls, leases and a deny
-//! cache: `cargo bench --bench memory`. Some four minutes; Linux.
+//! cache: `cargo bench --bench memory`. Takes some four minutes; Linux only.
 //!
-//! Every identity is checked twice within its window: the first check is admitted, the second is denied and
-//! remembered. Every tenth check is one of a single hot identity, for which units are leased. Fails when the process
-//! grows by more than 16 MiB after the first million.
+//! Every identity is checked twice within its window: the first check is admitted, and the second is denied and cached.
+//! Every tenth check is for a single hot identity, which gets leases. Fails when the process grows by more than 16 MiB
+//! after the first million.
 
 #[allow(dead_code, reason = "tests use the rest")]
 #[path = "../../tests/common/redis.rs"]
@@ -19,7 +19,7 @@ use sluicegate::{
 use tokio::task::LocalSet;
 
 const IDENTITIES: u64 = 10_000_000;
-/// When it is measured.
+/// The number of identities between two measurements.
 const EACH: u64 = 1_000_000;
 const TASKS: usize = 256;
 const BUDGET_KIB: u64 = 16 * 1_024;

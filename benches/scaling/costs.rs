@@ -1,28 +1,27 @@
-//! What a thing costs: the figures that the simulation is fed with.
+//! The costs of single operations: the input of the simulation.
 
-/// In µs, but for the ratios.
+/// In µs, except for the ratios.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Costs {
-    /// Redis: to be woken, to read what a connection has sent and to write the replies; once for all calls that came
-    /// together.
+    /// Redis: wakes up, reads from a connection and writes the replies, once for all calls that arrive together.
     pub(crate) server_read: f64,
-    /// Redis: to parse a call and to find its script.
+    /// Redis: parses a call and finds its script.
     pub(crate) server_call: f64,
     /// Redis: a script call of one check.
     pub(crate) check: f64,
     /// Redis: each further check in the call.
     pub(crate) further: f64,
-    /// Redis: what a fill takes more than a check.
+    /// Redis: the additional cost of a fill over a check.
     pub(crate) fill: f64,
-    /// Redis: a denied check, of an admitted one.
+    /// Redis: the cost of a denied check, relative to an admitted one.
     pub(crate) denied_ratio: f64,
-    /// Redis: the settlement that returns what is left of a lease, of a check.
+    /// Redis: the cost of the settlement that returns the rest of a lease, relative to a check.
     pub(crate) settle_ratio: f64,
-    /// The service: all of a request but its check.
+    /// The service: everything about a request except its check.
     pub(crate) request: f64,
-    /// The service: a check that is not answered here, without the operation that it is sent in.
+    /// The service: a check that needs a call, without the operation in the call.
     pub(crate) process_check: f64,
-    /// The service: an operation of a call, which identical checks share; half before it is sent.
+    /// The service: an operation of a call, which identical checks share. Half of the cost comes before sending.
     pub(crate) process_operation: f64,
     /// From the service to Redis and back, without the work of either.
     pub(crate) round_trip: f64,
@@ -31,12 +30,12 @@ pub(crate) struct Costs {
 impl Costs {
     /// Three rules; two cores of a virtual machine, Redis 7.0.15, all on loopback.
     pub(crate) const REFERENCE: Self = Self {
-        // `cargo bench --bench script`: "3 rules"; what "3 rules, 16 a call" takes more, by 15; "a fill of 16" without
-        // "3 rules"
+        // `cargo bench --bench script`: "3 rules"; the additional cost of "3 rules, 16 a call", divided by 15; "a fill
+        // of 16" minus "3 rules"
         check: 14.65,
         further: 9.17,
         fill: 3.11,
-        // The same: "3 rules, denied by the last / 3 rules", and "settling 20 ms later / a check"
+        // The same bench: "3 rules, denied by the last / 3 rules", and "settling 20 ms later / a check"
         denied_ratio: 0.92,
         settle_ratio: 2.34,
         // `cargo bench --bench scaling -- compare`
@@ -46,13 +45,13 @@ impl Costs {
         process_operation: 1.8,
         // An estimate: the server of `cargo bench --bench server` takes 12 to 14 with the check.
         request: 10.0,
-        // Assumed, for machines of one data centre.
+        // An assumption for machines in one data centre.
         round_trip: 300.0,
     };
 
-    /// The same with one rule.
+    /// The same costs with one rule.
     pub(crate) const ONE_RULE: Self = Self {
-        // `cargo bench --bench script`: "1 rule", and what "1 rule, 16 a call" takes more, by 15
+        // `cargo bench --bench script`: "1 rule", and the additional cost of "1 rule, 16 a call", divided by 15
         check: 11.18,
         further: 5.07,
         ..Self::REFERENCE

@@ -1,4 +1,4 @@
-//! What happens next: events in the order of their times, those of one time in the order in which they were noted.
+//! The next events, in the order of their times. Events with the same time keep the order in which they were added.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
@@ -36,7 +36,7 @@ impl<E> Events<E> {
 }
 
 impl<E> Ord for Entry<E> {
-    /// The first is the greatest.
+    /// The first event is the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_time = other.at.total_cmp(&self.at);
         by_time.then(other.number.cmp(&self.number))

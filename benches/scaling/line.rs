@@ -1,10 +1,10 @@
-//! Checks that wait for a call, and what goes together: as in `src/store/redis/batch/`.
+//! Checks that wait for a call, and how they are combined: like `src/store/redis/batch/`.
 
 use std::collections::VecDeque;
 
 use crate::{costs::Costs, traffic::is_attacker};
 
-/// As there.
+/// The same constants as there.
 const FEW_CHARGES: usize = 8;
 const MAX_CHARGES: usize = 256;
 const MAX_CALLERS: usize = 1_024;
@@ -13,9 +13,9 @@ const COMPARED: usize = 16;
 #[derive(Clone, Copy)]
 pub(crate) struct Waiting {
     pub(crate) identity: u32,
-    /// In µs, when the request came.
+    /// The time of the request's arrival, in µs.
     pub(crate) arrived: f64,
-    /// It asks for a lease, and nobody waits for it.
+    /// Whether this fetches a lease, so that no request waits for it.
     pub(crate) is_lease: bool,
 }
 
@@ -60,7 +60,7 @@ impl Line {
         let share = self.charges.div_ceil(most.max(1));
         let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
         let mut waiting: Vec<Waiting> = Vec::new();
-        // Each identity, whether it is a lease, and how many ask for it.
+        // Each identity, whether this is a lease, and the number of checks.
         let mut operations: Vec<(u32, bool, usize)> = Vec::new();
         let mut charges = 0;
         while let Some(&next) = self.waiting.front() {

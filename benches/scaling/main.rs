@@ -1,9 +1,9 @@
-//! How many decisions a second one Redis server carries, and how many of them: `cargo bench --bench scaling`.
+//! How many decisions a second one Redis server can make, and several servers: `cargo bench --bench scaling`.
 //!
-//! First the small end, measured and simulated: one process and one server that this starts. It fails when both are
-//! more than a quarter apart. Then what servers carry beyond this machine, simulated with the costs in `costs.rs`; the
-//! pictures `target/figures/scaling.svg` and `scaling_latency.svg`. With the argument `compare` or `simulate`, only one
-//! of both.
+//! First the small end, measured and simulated: one process and one server that this program starts. Fails when the
+//! results differ by more than a quarter. Then the capacity of more servers than this machine has, simulated with the
+//! costs in `costs.rs`, and the pictures `target/figures/scaling.svg` and `scaling_latency.svg`. With the argument
+//! `compare` or `simulate`, runs only one part.
 
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 

@@ -7,8 +7,8 @@
 //!      denied a moment ago
 //! ```
 //!
-//! A core does one thing after the other. Not simulated: the network's width, packets that are lost, pauses of a
-//! process, what more than one core of a process would change, and the moments in which a limit is about to be reached.
+//! A core does one thing after the other. Not simulated: the bandwidth of the network, lost packets, pauses of a
+//! process, the effects of several cores for a process, and the moments before a limit is reached.
 
 use std::collections::HashMap;
 
@@ -21,11 +21,11 @@ use crate::{
     traffic::{IDENTITIES, Placement, Traffic, Users, is_attacker, place},
 };
 
-/// A refusal is repeated for so long, as `DenyCache` does at most.
+/// The time for which a refusal is repeated, the maximum of `DenyCache`.
 const REPEATED: f64 = 1e6;
-/// Checks in a span from which an identity is leased, as in `Leases`.
+/// The number of checks in a span that make an identity hot, as in `Leases`.
 const HOT: u32 = 8;
-/// The span of leases: the step of a rule of a minute.
+/// The span of leases: the step of a rule with a window of a minute.
 const SPAN: f64 = 1e6;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Setting {
     pub(crate) processes: usize,
     pub(crate) servers: usize,
     pub(crate) placement: Placement,
-    /// Calls in flight in each line; 0: no call is shared.
+    /// The number of calls in flight in each line. With 0, no call is shared.
     pub(crate) in_flight: usize,
     pub(crate) users: Users,
     pub(crate) deny_cache: bool,
@@ -44,13 +44,13 @@ pub(crate) struct Setting {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Load {
-    /// Requests a second, at random moments, whether or not others are answered.
+    /// Requests a second at random moments, independent of answers.
     Open(f64),
-    /// So many callers, each of whom asks again as soon as it is answered.
+    /// The number of callers. Each asks again as soon as it has an answer.
     Closed(usize),
 }
 
-/// What was seen after the warm-up.
+/// The results after the warm-up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// Decisions a second.
@@ -59,11 +59,11 @@ pub(crate) struct Seen {
     pub(crate) p99: f64,
     /// Calls of Redis for each decision.
     pub(crate) calls: f64,
-    /// How busy cores are, 0 to 1: the busiest process, the busiest server, the average server.
+    /// How busy cores are, from 0 to 1: the busiest process, the busiest server, the average server.
     pub(crate) process: f64,
     pub(crate) server: f64,
     pub(crate) servers: f64,
-    /// More came than was answered.
+    /// Whether more requests came than were answered.
     pub(crate) is_overloaded: bool,
 }
 
@@ -80,7 +80,7 @@ enum Event {
 struct Process {
     free_at: f64,
     busy: f64,
-    /// Until when an attacker is denied here.
+    /// The times until which attackers are denied here.
     denied: HashMap<u32, f64>,
     hot: HashMap<u32, Hot>,
 }
@@ -136,14 +136,14 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// What is seen from `warm_up` to `end`.
+    /// Runs the simulation. Returns the results between `warm_up` and `end`.
     pub(crate) fn run(mut self, warm_up: f64, end: f64) -> Seen {
         self.warm_up = warm_up;
         match self.setting.load {
             Load::Open(_) => self.events.note(0.0, Event::Arrives),
             Load::Closed(callers) => (0..callers).for_each(|_| self.arrive(0.0)),
         }
-        // None may wait for longer than some 20 ms and four round trips.
+        // No check may wait for longer than some 20 ms and four round trips.
         let longest = 0.02 + self.setting.costs.round_trip * 4.0 / 1e6;
         let most = match self.setting.load {
             Load::Open(rate) => rate * longest + 1_000.0,
@@ -217,7 +217,7 @@ impl<'a> Model<'a> {
         self.events.note(done, Event::Enters { process, waiting });
     }
 
-    /// Whether no call is needed. Counts how hot an identity is, and asks for a lease.
+    /// Whether the check needs no call. Counts how hot an identity is, and fetches a lease.
     fn is_answered_here(&mut self, now: f64, process: usize, identity: u32) -> bool {
         let state = &mut self.processes[process];
         if is_attacker(identity) {
@@ -262,7 +262,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Sends those who wait, if there are any.
+    /// Sends the waiting checks, if there are any.
     fn begin(&mut self, now: f64, process: usize, line: usize, server: usize) {
         let costs = &self.setting.costs;
         let state = self.lines.entry((process, line)).or_default();
@@ -285,7 +285,7 @@ impl<'a> Model<'a> {
         self.events.note(sent + way, Event::Reaches(call));
     }
 
-    /// The server takes all calls that have come, and answers them together.
+    /// The server takes all calls that have arrived, and answers them together.
     fn work(&mut self, now: f64, server: usize) {
         let costs = &self.setting.costs;
         let state = &mut self.servers[server];
@@ -302,7 +302,7 @@ impl<'a> Model<'a> {
         self.events.note(now + work, Event::HasWorked { server });
     }
 
-    /// The next call goes, and then those of this one are answered.
+    /// Sends the next call, and then answers the checks of this one.
     fn end(&mut self, now: f64, call: &Call) {
         if let Some(line) = self.lines.get_mut(&(call.process, call.line)) {
             line.in_flight -= 1;
@@ -334,7 +334,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Lets a process work as soon as it is free; answers when that is done.
+    /// Lets a process work as soon as it is free. Returns the time when the work is done.
     fn book(&mut self, now: f64, process: usize, work: f64) -> f64 {
         let state = &mut self.processes[process];
         state.free_at = state.free_at.max(now) + work;

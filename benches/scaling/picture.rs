@@ -7,7 +7,7 @@ use crate::{
     sweep::{Carried, Latencies},
 };
 
-/// Draws what servers carry, and the latencies before one, by the rate without and with sharing calls.
+/// Draws the capacity of servers, and the latencies with one server by rate, without and with shared calls.
 pub(crate) fn draw(carried: &[Carried], latencies: &[Latencies]) -> io::Result<()> {
     let groups = carried.iter().map(|(case, row)| Group {
         heading: case.name.into(),

@@ -1,8 +1,7 @@
-//! The small end for real: one process and one Redis server, which share this machine's cores with nobody if possible.
+//! The small end, measured: one process and one Redis server, which share the cores with no other program if possible.
 //!
-//! Each has a core of its own. The costs are how long these work for 32 callers, where calls are shared, where they are
-//! not, and where all ask for one user. Then 64 callers ask at once, and the simulation, fed with these costs, must say
-//! how many decisions a second come of it.
+//! Each has its own core. The costs are the working times for 32 callers: with shared calls, without, and with one user
+//! for all. Then 64 callers ask at once, and the simulation with these costs must predict the rate of decisions.
 
 #[path = "../../tests/common/redis.rs"]
 #[allow(dead_code, unreachable_pub, reason = "made for the tests")]
@@ -38,17 +37,17 @@ const IN_FLIGHT: usize = 4;
 const PIPELINE: usize = 16;
 const PLENTY: u64 = 1_000_000_000;
 
-/// As far as the simulation may be from what was measured.
+/// The maximum deviation of the simulation from the measurement.
 pub(crate) const MOST: f64 = 0.25;
 
-/// What is compared.
+/// The compared cases.
 const CASES: [(&str, Users, usize); 3] = [
     ("random users, calls shared", Users::Random, IN_FLIGHT),
     ("random users, a call each", Users::Random, 0),
     ("one user, calls shared", Users::One, IN_FLIGHT),
 ];
 
-/// Answers whether the simulation was close enough in each case.
+/// Returns whether the simulation was close enough in each case.
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn compare() -> Result<bool, Error> {
     let server = Server::start();
@@ -117,7 +116,7 @@ struct Bench {
     policy: Policy,
 }
 
-/// What callers and cores have done in a while.
+/// The work of callers and cores in a span of time.
 struct Measured {
     time: Duration,
     decisions: f64,
@@ -125,7 +124,7 @@ struct Measured {
     process_us: f64,
     server_us: f64,
     script_us: f64,
-    /// How often the server has read from a connection.
+    /// The number of times that the server has read from a connection.
     reads: f64,
 }
 
@@ -134,7 +133,7 @@ impl Measured {
         self.decisions / self.time.as_secs_f64()
     }
 
-    /// A call without its script.
+    /// The cost of a call without the script.
     fn server_around(&self) -> f64 {
         (self.server_us - self.script_us) / self.calls
     }
@@ -169,12 +168,12 @@ impl Bench {
         let piped = self.empty_scripts(4, PIPELINE).await?;
         let read = (single.server_around() - piped.server_around()) / (1.0 - 1.0 / PIPELINE as f64);
         let call = single.server_around() - read;
-        // Of a call of several checks, what is there once for each further one.
+        // The cost of each further check in a call of several checks.
         let further = |of: &Measured| of.decisions / of.calls - 1.0;
         let around = |of: &Measured| of.server_around() - read * of.reads / of.calls;
         let parsed = (around(&shared) - around(&apart)) / further(&shared);
         let process = |of: &Measured| of.process_us / of.decisions;
-        // Of random users, each check is an operation; of one user, each call is one.
+        // With random users, each check is an operation; with one user, each call is one.
         let process_operation =
             (process(&shared) - process(&one_user)) / (1.0 - one_user.calls / one_user.decisions);
         let alone_us = one.time.as_secs_f64() * 1e6 - one.process_us - one.server_us;
@@ -192,7 +191,7 @@ impl Bench {
         })
     }
 
-    /// Lets callers check for a while, each as soon as it is answered.
+    /// Lets callers check for a while. Each asks again as soon as it has an answer.
     async fn run(&self, users: Users, callers: usize, in_flight: usize) -> Result<Measured, Error> {
         let store = self.store.clone().in_flight(in_flight);
         let limiter = Limiter::new(store).timeout(Duration::from_secs(5));
@@ -215,7 +214,7 @@ impl Bench {
         .await
     }
 
-    /// One caller, whose calls hold a fill each.
+    /// One caller. Each call holds a fill.
     async fn fills(&self) -> Result<Measured, Error> {
         self.measure(|end| {
             let mut user = user(Users::Random, 0);
@@ -235,7 +234,7 @@ impl Bench {
         .await
     }
 
-    /// Callers with a connection each, who send so many calls of a script that does nothing at once.
+    /// Callers with one connection each. Each sends `at_once` calls of an empty script at the same time.
     async fn empty_scripts(&self, callers: usize, at_once: usize) -> Result<Measured, Error> {
         let client = redis::Client::open(self.server.url())?;
         let script = redis::Script::new("return 0");
@@ -269,7 +268,7 @@ impl Bench {
         .await
     }
 
-    /// Runs it to warm up, and again.
+    /// Runs the closure as a warm-up, and again to measure.
     async fn measure<F>(&self, mut run: impl FnMut(Instant) -> F) -> Result<Measured, Error>
     where
         F: Future<Output = Result<u32, Error>>,
@@ -292,7 +291,7 @@ impl Bench {
         })
     }
 
-    /// What the server has worked, its own and the system's work for it.
+    /// The working time of the server, including the system's work for it.
     fn server_us(&self) -> Result<f64, Error> {
         let info: String = self.server.run("INFO cpu");
         let of = |name| info.lines().find_map(|line| line.strip_prefix(name));
@@ -301,7 +300,7 @@ impl Bench {
         Ok((user + system) * 1e6)
     }
 
-    /// Calls of scripts since the statistics were emptied, and the time in them.
+    /// The number of script calls since the statistics were reset, and their time.
     fn scripts(&self) -> Result<(f64, f64), Error> {
         let info: String = self.server.run("INFO commandstats");
         let line = info
@@ -314,14 +313,14 @@ impl Bench {
     }
 }
 
-/// The time that this thread has run, which does all the work of the process.
+/// The running time of this thread, which does all the work of the process.
 fn thread_us() -> Result<f64, Error> {
     let stat = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos: f64 = stat.split(' ').next().ok_or("empty schedstat")?.parse()?;
     Ok(nanos / 1e3)
 }
 
-/// Lets a process run on one core alone, as the simulation has it, where the system can.
+/// Pins a process to one core, as in the simulation, if the system can.
 fn pin(process: u32, core: &str) {
     let process = process.to_string();
     let status = Command::new("taskset")
@@ -347,7 +346,7 @@ fn user(users: Users, seed: usize) -> impl FnMut() -> Key {
     }
 }
 
-/// One of them.
+/// One of the costs.
 type Figure = fn(&Costs) -> f64;
 
 fn print_costs(turns: &[Costs]) {

@@ -1,5 +1,5 @@
-//! How much a service and its servers carry, simulated: as much as leaves the 99th percentile below 5 ms
-//! beside the round trip.
+//! The simulated capacity of a service and its servers: the load at which the 99th percentile stays below 5 ms plus the
+//! round trip.
 
 use std::thread;
 
@@ -10,15 +10,15 @@ use crate::{
 };
 
 const SERVERS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Service processes for each server, of one core each.
+/// The number of service processes for each server. Each has one core.
 const PROCESSES: usize = 4;
-/// In µs, beside the round trip.
+/// In µs, in addition to the round trip.
 const P99: f64 = 5_000.0;
-/// Halvings of the span in which the rate is searched: to 2.7 %.
+/// The number of halvings in the search for the rate, for a precision of 2.7 %.
 const STEPS: u32 = 7;
 const OCTAVES: f64 = 5.0;
 
-/// Users, what is switched on for them, and how they are called.
+/// Users, the features for them, and the name of the case.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -62,13 +62,13 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// A case, and the simulated load that it can carry at each number of servers.
+/// A case, and the simulated capacity for each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
-/// A rate, and the 99th percentiles at it in ms, without and with sharing calls; `None` where too much comes.
+/// A rate, and the 99th percentiles at that rate in ms, without and with shared calls; `None` above the capacity.
 pub(crate) type Latencies = (f64, [Option<f64>; 2]);
 
-/// Prints the rows, and returns those that are drawn.
+/// Prints the rows, and returns those to draw.
 pub(crate) fn run() -> (Vec<Carried>, Vec<Latencies>) {
     println!("\nsimulated: one process before one server");
     print_head("processes");
@@ -133,7 +133,7 @@ fn one_rule() {
     }
 }
 
-/// Calls grow with the round trip, so that a check takes a few of them, however many come.
+/// Calls grow with the round trip, so that a check takes only a few round trips, at any rate.
 fn round_trips() {
     for rate in [4e3, 20e3, 80e3] {
         println!(
@@ -150,7 +150,7 @@ fn round_trips() {
     }
 }
 
-/// The 99th percentile before one server, without and with sharing calls, in ms; none where too much comes.
+/// The 99th percentiles with one server in ms, without and with shared calls; `None` above the capacity.
 fn latencies() -> Vec<Latencies> {
     println!(
         "\nsimulated: one server, {PROCESSES} processes, random users: p99 in ms, a call each and shared"
@@ -170,7 +170,7 @@ fn latencies() -> Vec<Latencies> {
     rows.into()
 }
 
-/// The most that it carries.
+/// The greatest load that this setting can carry.
 fn carried(setting: &Setting) -> Seen {
     let traffic = Traffic::new(setting.users);
     let most = setting.processes as f64 * 1e6 / setting.costs.request;
@@ -192,7 +192,7 @@ fn carried(setting: &Setting) -> Seen {
     best
 }
 
-/// For so long that a lease ends, and a refusal is asked for anew, while it is measured.
+/// Simulates long enough that a lease ends, and that a refusal is asked for again.
 fn simulate(setting: &Setting, traffic: &Traffic) -> Seen {
     let remembers = setting.leases || setting.deny_cache;
     let (warm_up, end) = if remembers { (5e5, 1.5e6) } else { (2e5, 7e5) };

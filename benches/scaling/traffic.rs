@@ -1,29 +1,29 @@
-//! Who asks: the identity of each check.
+//! The users: the identity of each check.
 
 use fastrand::Rng;
 
-/// How many identities ask, beside attackers.
+/// The number of identities, without attackers.
 pub(crate) const IDENTITIES: u32 = 100_000;
-/// They come behind the others, and have used up their limit.
+/// Attackers have the numbers behind the others, and have used up their limit.
 const ATTACKERS: u32 = 100;
-/// Of all requests, those of attackers.
+/// The share of attackers' requests.
 const ATTACK_SHARE: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Users {
-    /// All are as likely.
+    /// All identities are equally likely.
     Random,
     /// By Zipf's law, exponent 1: the second is half as likely as the first.
     Zipf,
-    /// Random ones, and nine times as many requests of 100 attackers who are all denied.
+    /// Random identities, and nine times as many requests of 100 attackers that are all denied.
     Attack,
-    /// Only one.
+    /// A single identity.
     One,
 }
 
 pub(crate) struct Traffic {
     users: Users,
-    /// How likely it is one of the identities up to each of them.
+    /// The probability of an identity with at most this number.
     shares: Vec<f64>,
 }
 
@@ -67,18 +67,18 @@ fn zipf() -> Vec<f64> {
     shares.collect()
 }
 
-/// Where the counts of an identity are.
+/// The server that has the counts of an identity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Placement {
-    /// On the server for which the hash of both is highest. Checks for a server share calls.
+    /// The server with the highest hash of both. Checks for a server share calls.
     Rendezvous,
-    /// In one of 16 384 slots, as many on each server. Checks for a slot share calls.
+    /// One of 16 384 slots, with the same number on each server. Checks for a slot share calls.
     Cluster,
 }
 
 const SLOTS: u64 = 16_384;
 
-/// The line in which checks of an identity wait, and the server that it is for.
+/// The line in which checks of an identity wait, and the server of that line.
 pub(crate) fn place(placement: Placement, servers: usize, identity: u32) -> (usize, usize) {
     match placement {
         Placement::Rendezvous => {

@@ -1,8 +1,8 @@
-//! What a decision costs the server, by the server's own statistics: `cargo bench --bench script`.
+//! The cost of a decision for the server, by the server's own statistics: `cargo bench --bench script`.
 //!
 //! Draws `target/figures/cost.svg`.
 //!
-//! It moves a clock by hand, for which the crate needs the feature `test-util`: built without it, this builds it anew.
+//! Moves a clock by hand, and so needs the feature `test-util`. If you leave it out, cargo runs again with it.
 
 #[cfg(feature = "test-util")]
 #[path = "../common/chart.rs"]

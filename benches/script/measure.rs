@@ -1,6 +1,6 @@
-//! The table: every case runs for a while in turn, several times over; the figure of a case is its median. A bar
-//! compares two cases: they take turns that are so short that a noisy machine disturbs both alike, and the figure is
-//! the median of the ratios. Ends in 1 when a bar is missed.
+//! The table: each case runs for a while in turn, several times, and the figure of a case is the median. A bar compares
+//! two cases. They take turns that are so short that a busy machine disturbs both alike, and the figure is the median
+//! of the ratios. Ends with 1 when a bar is missed.
 
 #[path = "../../tests/common/redis.rs"]
 #[allow(
@@ -30,10 +30,10 @@ use crate::picture;
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
 const TURNS: usize = 5;
-/// Each case runs until steps come and go before it is measured.
+/// Each case runs until steps begin and end before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 const TURN: Duration = Duration::from_millis(500);
-/// The rounds of two cases that are compared. Odd, too.
+/// The rounds of a comparison. Also odd.
 const SHORT_TURNS: usize = 61;
 const SHORT_TURN: Duration = Duration::from_millis(50);
 const CALLERS: u64 = 32;
@@ -41,20 +41,20 @@ const CALLERS: u64 = 32;
 const GET_SET: &str = "local v = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1], 'PX', 60000) return 1";
 const HASH_LAYOUT: &str = include_str!("hash_layout.lua");
 
-/// The script as it was before it decided in two passes: faster in places, and hard to read.
+/// The script before it decided in two passes: faster in places, and hard to read.
 const BEFORE: &str = include_str!("before.lua");
 
-/// The script as it is, to be called in the same way.
+/// The present script, called in the same way.
 const NOW: &str = include!("../../lua/source.rs");
 
 const PLENTY: u64 = 1_000_000_000;
 
 type Error = Box<dyn std::error::Error>;
 
-/// One way to use the server, called again and again.
+/// One way to use the server, repeated again and again.
 struct Case {
     name: String,
-    /// Decisions in a call.
+    /// The number of decisions in a call.
     checks: usize,
     work: Work,
     turns: Vec<Figures>,
@@ -71,25 +71,25 @@ enum Work {
         policies: Vec<Policy>,
         blocks: Blocks,
     },
-    /// As many checks, all of one key.
+    /// This number of checks of one key.
     Fill { store: RedisStore, policy: Policy },
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Blocks {
-    /// Not asked for.
+    /// The checks do not enforce blocks.
     Unread,
-    /// Asked for; nobody is blocked.
+    /// The checks enforce blocks, and no identity is blocked.
     Enforced,
-    /// Everybody is blocked.
+    /// All identities are blocked.
     All,
 }
 
 #[derive(Clone, Copy)]
 struct Figures {
-    /// What scripts took.
+    /// The time of scripts.
     micros: f64,
-    /// What the whole server took of its processor: calls are read, parsed and answered, too.
+    /// The processor time of the whole server, which also reads, parses and answers calls.
     cpu: f64,
     commands: f64,
 }
@@ -135,7 +135,7 @@ fn verdict(met: bool) -> Result<(), Error> {
     }
 }
 
-/// As they come: in steps of 17 ms, 1 s and 1 min.
+/// The default steps: 17 ms, 1 s and 1 min.
 fn rules(limit: u64) -> [Rule; 3] {
     [
         Rule::per_second(limit),
@@ -144,7 +144,7 @@ fn rules(limit: u64) -> [Rule; 3] {
     ]
 }
 
-/// Which refill about as fast as they are charged.
+/// Buckets that refill about as fast as they are charged.
 fn buckets() -> [Rule; 3] {
     [
         Rule::per_second(10).bucket(PLENTY),
@@ -153,13 +153,13 @@ fn buckets() -> [Rule; 3] {
     ]
 }
 
-/// In steps of 1 s, 1 s and 1 min: finer ones cost the hash layout twice as much.
+/// Steps of 1 s, 1 s and 1 min, since finer ones cost the hash layout twice as much.
 fn coarse_rules(limit: u64) -> [Rule; 3] {
     let [second, minute, hour] = rules(limit);
     [second.precision(Duration::from_secs(1)), minute, hour]
 }
 
-/// The first two as they come, and the last so small that it denies nearly all.
+/// The first two are the default, and the last is so small that it denies nearly everything.
 fn denied_by_the_last() -> [Rule; 3] {
     let [second, minute, _] = rules(PLENTY);
     [second, minute, Rule::per_hour(1)]
@@ -188,12 +188,12 @@ fn hash_layout(name: &str, rules: &[Rule]) -> Case {
     script(name, HASH_LAYOUT, vec![json.into(), b"1".to_vec()])
 }
 
-/// A number in so many bytes, the lowest first.
+/// A number in `size` bytes, the lowest first.
 fn number(number: u128, size: usize) -> Vec<u8> {
     number.to_le_bytes()[..size].to_vec()
 }
 
-/// The rules, as both scripts receive them.
+/// The rules in the form that both scripts receive.
 fn described(rules: &[Rule]) -> Vec<u8> {
     let limits = rules.iter().map(|rule| number(rule.limit().into(), 7));
     let steps = rules.iter().flat_map(|rule| {
@@ -211,7 +211,7 @@ fn before(name: &str, rules: &[Rule]) -> Case {
     script(name, BEFORE, vec![arg])
 }
 
-/// A check of one unit by the script as it is: version, action, count, units and blocks to read, the rules, and the
+/// A check of one unit by the present script: version, action, count, units and blocks to read, the rules, and the
 /// version.
 fn now(name: &str, rules: &[Rule]) -> Case {
     let head = [
@@ -225,14 +225,14 @@ fn now(name: &str, rules: &[Rule]) -> Case {
     script(name, NOW, vec![arg])
 }
 
-/// The prefix of a case's keys. All are of one length, since the longer a key, the dearer it is.
+/// The prefix of a case's keys. All have the same length, since longer keys cost more.
 fn prefix(name: &str) -> String {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// `checks` of one key in a call.
+/// A call with `checks` checks of one key.
 fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
     let policies = vec![Policy::new("p", rules.iter().copied())?];
     let store = store.clone().prefix(&prefix(name));
@@ -248,7 +248,7 @@ fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Resu
     ))
 }
 
-/// The same, enforcing blocks.
+/// The same case with enforced blocks.
 fn enforcing(mut case: Case, how: Blocks) -> Case {
     if let Work::Checks { store, blocks, .. } = &mut case.work {
         case.name += if how == Blocks::All {
@@ -262,7 +262,7 @@ fn enforcing(mut case: Case, how: Blocks) -> Case {
     case
 }
 
-/// A check of so many keys, each under three rules, admitted or denied by the last key.
+/// A check of `count` keys, each under three rules, admitted or denied by the last key.
 fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
     let name = if denied {
         format!("{count} keys, denied by the last")
@@ -346,7 +346,7 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
 }
 
 impl Case {
-    /// All identities of this case are blocked.
+    /// Blocks all identities of this case.
     async fn block_all(&self) -> Result<(), Error> {
         let Work::Checks {
             store,
@@ -372,7 +372,7 @@ impl Case {
         Ok(())
     }
 
-    /// Calls as fast as it goes for a while, and reads the server's statistics.
+    /// Calls without a break for a while, and reads the server's statistics.
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     async fn measure(
         &self,
@@ -388,7 +388,7 @@ impl Case {
         Ok(figures)
     }
 
-    /// The cost beside another script, in turns.
+    /// The cost relative to another script, measured in turns.
     async fn ratio(
         &self,
         server: &Server,
@@ -469,7 +469,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// A charge under each policy, each of a key of its own: nobody else's, but shared by all checks of this user.
+/// A check with a charge under each policy, each with a different key. All checks of this user share the keys.
 fn check_of(policies: &[Policy], user: u64) -> Result<Check, Error> {
     let charges = policies.iter().enumerate().map(|(place, policy)| {
         let key = Key::new("user", format!("{user}-{place}"));
@@ -478,7 +478,7 @@ fn check_of(policies: &[Policy], user: u64) -> Result<Check, Error> {
     Ok(Check::new(charges)?)
 }
 
-/// Fails if any operation does.
+/// Fails if any operation fails.
 async fn call(store: &RedisStore, operations: Vec<Operation>) -> Result<(), Error> {
     for result in store.call(operations).await? {
         result?;
@@ -486,7 +486,7 @@ async fn call(store: &RedisStore, operations: Vec<Operation>) -> Result<(), Erro
     Ok(())
 }
 
-/// Waits as long as it takes: a busy machine is no failure.
+/// Waits without a timeout, since a busy machine is no failure.
 async fn connect(server: &Server) -> Result<MultiplexedConnection, Error> {
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let client = redis::Client::open(server.url())?;
@@ -496,8 +496,8 @@ async fn connect(server: &Server) -> Result<MultiplexedConnection, Error> {
 }
 
 impl Figures {
-    /// Reads what the server counted since its statistics were reset: the time of script calls, and all commands, those
-    /// inside scripts too.
+    /// Reads the server's statistics since their reset: the time of script calls, and the number of all commands,
+    /// including those inside scripts.
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn read(server: &Server, decisions: u64) -> Self {
         let info: String = server.run("INFO commandstats");
@@ -538,9 +538,8 @@ fn print_cases(cases: &[Case]) {
     }
 }
 
-/// Of cases that are chosen, each beside the first, as in
-/// `cargo bench --bench script -- "3 rules" "3 rules, enforcing blocks"`. (`-- settling` and `-- silence` are bars
-/// alone.)
+/// Compares the chosen cases with the first of them, as in `cargo bench --bench script -- "3 rules" "3 rules, enforcing
+/// blocks"`. (`-- settling` and `-- silence` are bars only.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
@@ -560,7 +559,7 @@ fn find<'cases>(cases: &'cases [Case], name: &str) -> &'cases Case {
     case.unwrap_or_else(|| panic!("no case: {name}"))
 }
 
-/// The processor time of the thread that executes commands, in all.
+/// The total processor time of the thread that executes commands.
 fn cpu_micros(server: &Server) -> f64 {
     let info: String = server.run("INFO cpu");
     let seconds = |name: &str| {
@@ -615,7 +614,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
         met &= bar(&format!("{one} / {other}"), ratio.await?, most);
     }
-    // One string more is to be parsed, too: so it is the whole server that counts.
+    // The server has another string to parse, so compare the time of the whole server.
     for (one, other, most) in [
         ("1 rule, enforcing blocks", "1 rule", 1.15),
         ("3 rules, enforcing blocks", "3 rules", 1.15),
@@ -646,8 +645,8 @@ fn bar(what: &str, figure: f64, most: f64) -> bool {
     met
 }
 
-/// What it costs to settle a check at once, and 20 ms later, when the charged step of the first rule is not its newest
-/// any more or has ended; beside a check, on keys full of steps.
+/// The cost of settling a check at once, and 20 ms later, when the charged step of the first rule is no longer its
+/// newest or has ended. Relative to a check, on keys full of steps.
 async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
     let clock = TestClock::new(1_700_000_000_000);
@@ -690,8 +689,9 @@ async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     Ok(met)
 }
 
-/// What the first check after an hour of silence costs beside others, on keys full of steps: one 59 s later, like those
-/// that filled them, and one 17 ms later, which opens a step under the first rule alone and so may cost less.
+/// The cost of the first check after an hour of silence, on keys full of steps, relative to two others: one after 59 s,
+/// like those that filled the keys, and one after 17 ms, which opens a step only under the first rule and so may cost
+/// less.
 async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
     const PAUSES: [Duration; 3] = [
@@ -741,7 +741,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     Ok(met)
 }
 
-/// The memory of 100 000 identities with 60 live steps each, on a server that has no others.
+/// The memory of 100 000 identities with 60 live steps each, on a server without other keys.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 async fn memory() -> Result<bool, Error> {
     const KEYS: u64 = 100_000;

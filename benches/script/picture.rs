@@ -1,10 +1,10 @@
-//! The cost of a decision beside simple scripts and the hash layout, as a picture.
+//! Draws the cost of a decision beside simple scripts and the hash layout.
 
 use std::io;
 
 use crate::chart::{Bar, Chart, Group};
 
-/// Each case, and what the picture calls it.
+/// Each case, and the label in the picture.
 type Labels = [(&'static str, &'static str)];
 
 const BASELINES: &Labels = &[
@@ -29,7 +29,7 @@ const HASH_LAYOUT: &Labels = &[
     ("hash layout, 3 rules, 17 ms", "3 rules, finest step 17 ms"),
 ];
 
-/// Draws the microseconds of these cases; `how` says where they come from.
+/// Draws the microseconds of these cases; `how` describes the measurement.
 pub(crate) fn draw(micros: impl Fn(&str) -> f64, how: &str) -> io::Result<()> {
     let bar = |is_ours, case: &str, label: &str| {
         let value = micros(case);

@@ -1,4 +1,4 @@
-//! Users who are all denied and come again at once: with a deny cache before Redis, without, and in memory.
+//! Users that are all denied and come again at once: with a deny cache before Redis, without, and in memory.
 
 use std::{
     io::{Read, Write},
@@ -15,10 +15,10 @@ const USERS: usize = 64;
 const LIMIT: &str = "header:x-api-key=1/1h,2/2h,3/1d";
 const ROUNDS: usize = 10;
 const MIN_REQUESTS_PER_CALL: f64 = 200.0;
-/// Of the requests a second of the memory store.
+/// A share of the memory store's requests a second.
 const BUDGET: f64 = 0.8;
 
-/// Answers whether all is as it should be.
+/// Returns whether all results are good.
 pub(crate) fn run() -> bool {
     let redis = Server::start();
     let args = ["--redis", &redis.url()];
@@ -74,7 +74,7 @@ pub(crate) fn run() -> bool {
     ratio >= BUDGET && per_call >= MIN_REQUESTS_PER_CALL && is_admitted
 }
 
-/// Calls are those of the warm-up, too, which is a fourth of the time.
+/// The calls include those of the warm-up, which is a fourth of the time.
 fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
     median(
         rounds
@@ -83,7 +83,7 @@ fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
     )
 }
 
-/// Whether a user who is denied by the cache is admitted after exactly the time told, each of ten times.
+/// Whether a user that the cache denies is admitted after exactly the delay, ten times.
 fn comes_back(redis: &Server) -> bool {
     let mut command = with_limit("header:x-api-key=1/700ms@exact");
     let server = serve(command.args(["--redis", &redis.url(), "--deny-cache"]));

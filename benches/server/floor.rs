@@ -1,4 +1,4 @@
-//! The least that the example can do while it calls Redis: one empty script for each request is its only limit.
+//! The lower bound for a server that calls Redis: the only limit of this example is one empty script for each request.
 
 use axum::{
     extract::{Request, State},
@@ -11,7 +11,7 @@ use redis::{
 
 use super::app;
 
-/// The variable that makes the bench's own program this server, and names its Redis.
+/// The variable that turns the bench's own program into this server, and names its Redis.
 pub(crate) const REDIS: &str = "SLUICEGATE_BENCH_FLOOR";
 
 #[tokio::main]
@@ -32,7 +32,7 @@ pub(crate) async fn serve(url: &str) {
     app::serve(([127, 0, 0, 1], 0).into(), app).await.unwrap();
 }
 
-/// As the store of the crate connects.
+/// Connects like the store of the crate.
 async fn connect(url: &str) -> MultiplexedConnection {
     let info = url.into_connection_info().unwrap();
     let tcp = info.tcp_settings().clone().set_nodelay(true);

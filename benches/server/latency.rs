@@ -1,7 +1,7 @@
-//! Checks before a Redis that is far away, with the limiter's own settings: how many are decided in the timeout.
+//! Checks with a distant Redis and the limiter's default settings: the share that is decided within the timeout.
 //!
-//! Requests begin by the clock, whatever comes of those before them. A proxy on a thread of its own keeps each reply
-//! for the round trip.
+//! Requests begin by the clock, independent of earlier answers. A proxy on a separate thread keeps each reply for the
+//! round trip.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -20,10 +20,10 @@ use super::redis_server::Server;
 /// Requests a second, and the round trip in ms.
 const ROWS: [(u32, u64); 4] = [(1_000, 1), (1_000, 10), (600, 20), (5_000, 10)];
 const SECONDS: u32 = 4;
-/// The share of requests that must be decided.
+/// The minimum share of decided requests.
 const LEAST_DECIDED: f64 = 0.9975;
 
-/// Answers whether enough was decided in each row.
+/// Returns whether enough requests were decided in each row.
 #[tokio::main]
 pub(crate) async fn run() -> bool {
     println!(
@@ -62,7 +62,7 @@ async fn row(rate: u32, away: Duration) -> bool {
     share >= LEAST_DECIDED
 }
 
-/// How long each took from the moment it was due; `None` if it was not decided.
+/// The time of each request from the moment when it was due; `None` without a decision.
 async fn send(limiter: &Limiter, rate: u32, requests: u32) -> Vec<Option<Duration>> {
     let (begun, pause) = (Instant::now(), Duration::from_secs(1) / rate);
     let mut tasks = JoinSet::new();
@@ -84,7 +84,7 @@ fn charges(user: u32) -> [Charge; 3] {
     })
 }
 
-/// The address of a proxy before this server.
+/// The address of a proxy in front of this server.
 fn far_away(server: SocketAddr, away: Duration) -> SocketAddr {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.set_nonblocking(true).unwrap();

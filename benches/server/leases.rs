@@ -1,4 +1,4 @@
-//! What leases do for users who come again and again.
+//! The effect of leases for users that come again and again.
 
 use std::process::ExitCode;
 
@@ -7,11 +7,12 @@ use super::{Load, Measured, Server, measure, median, run, run_floor, with_limit}
 const ROUNDS: usize = 7;
 
 const MINUTES: &str = "header:x-api-key=100000/1m,1000000/1h";
-/// No user can send so many: nobody is denied.
+/// No user can send this number, so no request is denied.
 const ROOMY_MINUTES: &str = "header:x-api-key=100000000/1m,1000000000/1h";
 const SECONDS: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
 
-/// Prints requests a second, and the CPU time of each request, beside the floor or the memory store in the same round.
+/// Prints requests a second, and the CPU time of each request, relative to the floor or the memory store in the same
+/// round.
 pub(super) fn measure_all() -> ExitCode {
     let mut zipf = Load::of(10_000, 1.0);
     let mut one = Load::of(1, 0.0);
@@ -65,7 +66,7 @@ fn row(name: &str, limit: &str, load: &mut Load, beside_memory: bool) {
             median_of(|it| it.0.rate()),
             median_of(|it| it.0.server_us),
             median_of(|it| it.0.redis_us),
-            // The warm-up takes a third as long again.
+            // The warm-up adds a third.
             median_of(|it| it.1 / (it.0.round.requests() * 4.0 / 3.0)),
         );
     }

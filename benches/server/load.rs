@@ -1,7 +1,7 @@
-//! A closed loop of connections, each with one request under way: the user of each request is drawn by chance.
+//! A closed loop of connections, each with one request under way. The user of each request is random.
 //!
-//! The load shares two cores with what it measures, so it does as little as it can: one thread, one write and one read
-//! for each request.
+//! The load shares two cores with the measured server, so it does as little as possible: one thread, one write and one
+//! read for each request.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -14,7 +14,7 @@ use mio::{Events, Interest, Poll, Token, net::TcpStream};
 pub(crate) const USERS: usize = 10_000;
 pub(crate) const CONNECTIONS: usize = 64;
 
-/// What every answer begins and ends with: all servers send the same body.
+/// The beginning and the end of each answer: all servers send the same body.
 #[derive(Clone, Copy)]
 struct Answer {
     begin: &'static [u8],
@@ -30,25 +30,25 @@ const REFUSED: Answer = Answer {
     end: b"]}",
 };
 
-/// No server takes longer to answer.
+/// The maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Load {
     connections: usize,
     requests: Vec<Vec<u8>>,
-    /// How often each user comes or one before, of one.
+    /// The probability of this user or one before.
     shares: Vec<f64>,
     random: fastrand::Rng,
     expected: Answer,
 }
 
 impl Load {
-    /// All users come equally often.
+    /// All users are equally likely.
     pub(crate) fn new() -> Self {
         Self::of(USERS, 0.0)
     }
 
-    /// So many users, who are all denied.
+    /// This number of users, all denied.
     pub(crate) fn refused(users: usize) -> Self {
         Self {
             expected: REFUSED,
@@ -56,7 +56,7 @@ impl Load {
         }
     }
 
-    /// So many users, the n-th of whom comes `1/n^exponent` as often as the first.
+    /// This number of users. The n-th comes `1/n^exponent` times as often as the first.
     #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
     pub(crate) fn of(users: usize, exponent: f64) -> Self {
         let weights = (1..=users).map(|user| (user as f64).powf(-exponent));
@@ -157,15 +157,15 @@ impl Connection {
     }
 
     fn send(&mut self, request: &[u8], now: Instant) {
-        // Fits: the server has read all that came before.
+        // The request fits, since the server has read everything before.
         self.stream.write_all(request).unwrap();
         self.sent = now;
         self.len = 0;
     }
 
-    /// Whether the answer is complete; it must be the right one.
+    /// Whether the answer is complete. It must be the right one.
     fn is_answered(&mut self, Answer { begin, end }: Answer) -> bool {
-        // One read takes all that there is: nothing more is sent before the next request.
+        // One read takes everything: the server sends no more before the next request.
         let more = match self.stream.read(&mut self.answer[self.len..]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
             more => more.unwrap(),
@@ -178,7 +178,7 @@ impl Connection {
     }
 }
 
-/// What one run has shown.
+/// The results of one run.
 pub(crate) struct Round {
     time: Duration,
     latencies: Vec<Duration>,

@@ -1,7 +1,7 @@
-//! End to end: the server example with three sliding rules through Redis, beside the same server
-//! whose only limit is one empty script.
+//! End to end: the server example with three sliding rules through Redis, beside the same server with only an empty
+//! script as its limit.
 //!
-//! `cargo bench --bench server` runs both in turn under the same load, for eight minutes, and fails when the example
+//! `cargo bench --bench server` runs both in turn under the same load, for eight minutes. Fails when the example
 //! answers less than 0.7 times as many requests a second. Each server has one worker thread; the load and Redis share
 //! the machine with it.
 //!
@@ -9,13 +9,13 @@
 //! cargo bench --bench server -- --in-flight 0,4 --connections 256 --users zipf --rounds 20
 //! ```
 //!
-//! runs the example with each of these settings in turn beside the floor, and tells what each takes of what the first
-//! of them takes. `--connections` is 64 by default, `--users` `random`. `--blocks --limit header:x-api-key=1000000/1s`
-//! tells what enforcing blocks takes in the same way, here with one rule.
+//! runs the example with each of these settings in turn beside the floor, and prints the cost of each relative to the
+//! first. `--connections` is 64 by default, `--users` is `random`. You can measure the cost of enforced blocks in the
+//! same way, here with one rule: `--blocks --limit header:x-api-key=1000000/1s`.
 //!
-//! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache
-//! before Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes;
-//! `cargo bench --bench server -- latency` measures how many checks are decided where Redis is far away, in twenty
+//! Before that, for two minutes, or alone with the argument `attack`: users that are all denied, with a deny cache
+//! before Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes.
+//! `cargo bench --bench server -- latency` measures how many checks are decided with a distant Redis, in twenty
 //! seconds.
 
 mod attack;
@@ -51,7 +51,7 @@ use redis_server::Server;
 
 const LIMIT: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
 const BUDGET: f64 = 0.7;
-/// Many: on a machine that others use, too, the ratio of one round is good to 0.08, and the median of so many to 0.01.
+/// Many rounds: on a shared machine, the ratio of one round is accurate to 0.08, and the median of these to 0.01.
 const ROUNDS: usize = 60;
 /// Long enough that a user's first check after the other server's turn, which opens all steps, is one of many.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         floor::serve(&url);
         return ExitCode::SUCCESS;
     }
-    // By itself where it is named.
+    // Only this part if you name it.
     if env::args().any(|it| it == "attack") {
         return exit(attack::run());
     }
@@ -154,7 +154,7 @@ fn run(command: &mut Command) -> Example {
     Example::run(command.env("TOKIO_WORKER_THREADS", "1"))
 }
 
-/// One round, and the time that each request cost the server, Redis, and this program, in µs.
+/// One round, and the time of each request in the server, in Redis, and in this program, in µs.
 struct Measured {
     round: Round,
     server_us: f64,
@@ -184,7 +184,7 @@ fn measure(load: &mut Load, server: &Example, redis: &Server) -> Measured {
     }
 }
 
-/// The time that a process has used, its own and the system's on its behalf; zero where there is no `/proc`.
+/// The time that a process has used, including the system's work for it; zero without `/proc`.
 fn ticks(process: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let behind_name = stat.rsplit(')').next().unwrap_or_default();
@@ -192,7 +192,7 @@ fn ticks(process: u32) -> f64 {
     fields.filter_map(|field| field.parse::<f64>().ok()).sum()
 }
 
-/// Of the ratios within each round, since the machine's pace changes from one to the next.
+/// Compares within each round, since the speed of the machine changes from round to round.
 fn verdict(floor: &[Measured], ours: &[Measured]) -> bool {
     let rounds = ours.iter().zip(floor);
     let ratios: Vec<f64> = rounds

@@ -1,4 +1,4 @@
-//! The example with several settings, beside each other.
+//! The example with several settings, side by side.
 
 use std::env;
 
@@ -10,17 +10,17 @@ use super::{
 const ROUNDS: usize = 20;
 
 pub(crate) struct Settings {
-    /// The arguments of each.
+    /// The arguments of each server.
     servers: Vec<Vec<String>>,
     limit: String,
     connections: usize,
-    /// Of Zipf's law; 0 for users who come equally often.
+    /// The exponent of Zipf's law; 0 for equally likely users.
     exponent: f64,
     rounds: usize,
 }
 
 impl Settings {
-    /// `None` when there are none.
+    /// Reads the arguments; `None` if there are none.
     pub(crate) fn read() -> Option<Self> {
         let mut settings = Self {
             servers: Vec::new(),
@@ -61,7 +61,7 @@ impl Settings {
         let mut load = Load::of(load::USERS, self.exponent).connections(self.connections);
         let mut results: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
         for round in 0..self.rounds {
-            // Each is the first in its turn, since the machine's pace changes within a round, too.
+            // Each is the first in turn, since the speed of the machine also changes within a round.
             for place in 0..servers.len() {
                 let place = (place + round) % servers.len();
                 results[place].push(measure(&mut load, &servers[place], redis));

@@ -1,4 +1,4 @@
-//! The command line: [`Cli`]. Each verb's own arguments stand in the verb's file.
+//! The command line: [`Cli`]. The file of each verb defines its arguments.
 
 use std::path::PathBuf;
 
@@ -27,11 +27,11 @@ Exit codes:
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
      no block, `contributors` none, `hash` no value, `policies` none, `reset`
      nothing to delete; or you said no
-  2  the arguments, the configuration or a file cannot be used
-  3  the server cannot be reached, or said no
+  2  the tool cannot use the arguments, the configuration or a file
+  3  the tool cannot reach the server, or the server answered with an error
 
-The server is named on the command line, or else by variables of the
-environment (SLUICEGATE_REDIS and so on), or else in a configuration file
+You name the server on the command line, or else in environment variables
+(SLUICEGATE_REDIS and so on), or else in a configuration file
 (sluicegate.toml):
   redis = \"redis://10.0.0.5/\"
   # or: cluster = [\"redis://10.0.0.5/\"]
@@ -42,9 +42,9 @@ environment (SLUICEGATE_REDIS and so on), or else in a configuration file
   policies = \"policies.toml\"
 
 Results go to stdout, messages to stderr. There are no colours in a pipe, or
-where NO_COLOR is set.";
+if NO_COLOR is set.";
 
-/// See, explain and rehearse what sluicegate limits.
+/// See, explain and rehearse the limits of sluicegate.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
 #[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]
@@ -70,13 +70,13 @@ pub(crate) struct Cli {
     pub(crate) settings: Settings,
 }
 
-/// Reads the command line; ends the process where it is wrong, or asks for help.
+/// Parses the command line. Ends the process if it is wrong, or if it asks for help.
 pub(crate) fn parse() -> Cli {
     let matches = command().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// Hides in the help of each verb the options that all verbs share: the help of the tool has them.
+/// Hides the options that all verbs share in the help of each verb. You find them in the help of the tool.
 fn command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
@@ -96,31 +96,31 @@ fn command() -> clap::Command {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Show what an identity has used, and when it is free again
+    /// Show the usage of an identity, and when it is free again
     Inspect(InspectArgs),
     /// Say whether a request would pass now, and if not, why and until when
     Explain(ExplainArgs),
-    /// Show who uses most, and who is denied
+    /// Show the identities that use most, or are denied
     Top(TopArgs),
-    /// Show what an identity has used, live
+    /// Show the usage of an identity, live
     Watch(WatchArgs),
-    /// Deny an identity whatever it asks, for a time
+    /// Deny all requests of an identity for a time
     Block(BlockArgs),
     /// End all blocks of an identity
     Unblock(UnblockArgs),
-    /// List who is blocked
+    /// List the blocked identities
     Blocks(BlocksArgs),
     /// List the policies that services publish
     Policies(PoliciesArgs),
-    /// Delete what an identity has used
+    /// Delete the counts of an identity
     Reset(ResetArgs),
-    /// Show who has used a shared limit up
+    /// Show the contributors that use up a shared limit
     Contributors(ContributorsArgs),
-    /// Print how an identity is stored, to get from a hash to a name
+    /// Print the stored form of an identity, to get from a hash to a name
     Hash(HashArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
-    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    /// Replay access logs against policies: see the requests that would be denied, when, and by which rule
     Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),

@@ -37,19 +37,19 @@ Examples:
   sluicegate block header:x-api-key=- --forever < key.txt
   sluicegate block -f abusers.txt --for 1d
 
-The identity is denied whatever it asks, from its next request on, by every
-replica whose limiter enforces blocks, as limiters do by default. Of two
-blocks the later end holds: to shorten one, unblock first. Times without an
-offset are UTC.
+From its next request on, every replica denies the identity, if its limiter
+enforces blocks, as limiters do by default. If there are two blocks, the later
+end is in force: to shorten a block, unblock first. Times without an offset are
+UTC.
 
-All identities are checked before the first is blocked. One for which nothing
-is stored is blocked, and a warning says why the service may not know it: for
-that, up to 10 000 keys are looked at. A warning also says where no published
-policy for this kind enforces blocks. Where all keys were looked at, and all of
-them are under other prefixes, that is an error, unless there is a --force.
+The tool checks all identities before it blocks the first. If nothing is stored
+for an identity, the tool blocks it and warns you why the service may not know
+it; for this it looks at up to 10 000 keys. It also warns you if no published
+policy for this kind enforces blocks. If it has looked at all keys and all have
+other prefixes, it blocks nothing and reports an error, unless you add --force.
 
 Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
-warnings SCAN, DBSIZE, ZRANGE and HGETALL too.";
+warnings also SCAN, DBSIZE, ZRANGE and HGETALL.";
 
 const UNBLOCK_EXAMPLES: &str = "\
 Examples:
@@ -57,17 +57,17 @@ Examples:
   sluicegate unblock -f abusers.txt
   sluicegate unblock --all
 
-Ends every block of the identity, bans among them, for all replicas at once,
-and forgets its strikes. What it has used stays: `sluicegate reset` deletes
-that. --all asks first. It looks at all keys of the server, slowly, so as not
-to be in the way, as `sluicegate blocks --scan` does: so it also ends blocks
-that are not in the index.
+Ends every block and ban of the identity for all replicas at once, and forgets
+its strikes. The counts stay: `sluicegate reset` deletes them. --all asks
+first, and scans all keys of the server like `sluicegate blocks --scan`, slowly
+enough that other clients do not notice. So it also ends blocks that are not in
+the index.
 
-Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
-the same; or you said no.
+Exit codes: 0 done, 1 an identity was not blocked (its strikes are forgotten in
+any case), or you said no.
 
 Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
-or to say why an identity was not blocked, SCAN and DBSIZE too.";
+or to say why an identity was not blocked, also SCAN and DBSIZE.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -78,15 +78,16 @@ pub(crate) struct BlockArgs {
     #[command(flatten)]
     until: UntilArgs,
 
-    /// Why: shown to all who may list blocks; at most 200 bytes [default: that of an operator's block that holds]
+    /// The reason, visible to all who may list blocks; at most 200 bytes [default: that of the operator's block in
+    /// force]
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 
-    /// Who asks for it, shown like the reason [default: USER@HOST]
+    /// The person that asks for it, shown like the reason [default: USER@HOST]
     #[arg(long, value_name = "NAME")]
     author: Option<String>,
 
-    /// Block also under a prefix that no service has, where others are in use
+    /// Block even if no service uses this prefix, but services use others
     #[arg(long)]
     force: bool,
 }
@@ -94,15 +95,15 @@ pub(crate) struct BlockArgs {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct UntilArgs {
-    /// For how long: 90s, 2h, 7d, 1h30m
+    /// The duration: 90s, 2h, 7d, 1h30m
     #[arg(long = "for", value_name = "TIME", value_parser = text::parse_duration)]
     span: Option<Duration>,
 
-    /// Until when: 2026-12-01T08:00:00+01:00, or without an offset in UTC
+    /// The end: 2026-12-01T08:00:00+01:00, or without an offset in UTC
     #[arg(long, value_name = "DATE", value_parser = parse_date)]
     until: Option<SystemTime>,
 
-    /// Until it is unblocked
+    /// Until you unblock the identity
     #[arg(long = "forever", alias = "for-ever")]
     for_ever: bool,
 }
@@ -117,7 +118,7 @@ pub(crate) struct UnblockArgs {
     #[arg(long, conflicts_with_all = ["identities", "file"])]
     all: bool,
 
-    /// Do not ask, with --all
+    /// With --all, do not ask
     #[arg(long, short, requires = "all")]
     yes: bool,
 }
@@ -125,15 +126,16 @@ pub(crate) struct UnblockArgs {
 /// A block as JSON; fields are only ever added.
 #[derive(Serialize)]
 pub(crate) struct BlockReport {
-    /// In ms since the Unix epoch; null for ever.
+    /// In ms since the Unix epoch; null: forever.
     pub(crate) until_ms: Option<u64>,
     /// `operator` or `ban`.
     pub(crate) by: &'static str,
-    /// When it was made, in ms since the Unix epoch; null in a block of an older version, as all below.
+    /// The time of the block, in ms since the Unix epoch. Blocks of an older version have null here and in the next
+    /// fields.
     pub(crate) created_ms: Option<u64>,
     pub(crate) reason: Option<String>,
     pub(crate) author: Option<String>,
-    /// Of a ban: the policy, and its rule that denied.
+    /// For a ban: the policy and the rule that denied.
     pub(crate) policy: Option<String>,
     pub(crate) rule: Option<String>,
 }
@@ -146,19 +148,19 @@ struct Report {
     title: String,
     /// The server's clock, in ms since the Unix epoch.
     now_ms: u64,
-    /// The block that holds now; null when none does.
+    /// The block in force; null if there is none.
     blocked: Option<BlockReport>,
-    /// Of `block`: whether a block that was there before ends later than what was asked for, and so holds.
+    /// For `block`: whether an existing block ends later than the requested one, and therefore stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<bool>,
-    /// Of `unblock`: whether it was blocked.
+    /// For `unblock`: whether the identity was blocked.
     #[serde(skip_serializing_if = "Option::is_none")]
     was_blocked: Option<bool>,
-    /// Why the block may hold nowhere, or why the service may not know this identity: null where neither is in doubt.
+    /// The reason why the block may have no effect, or why the service may not know this identity; null without doubts.
     warning: Option<String>,
 }
 
-/// The answer about several.
+/// The answer about several identities.
 #[derive(Serialize)]
 struct ListReport<'a> {
     identities: &'a [Report],
@@ -178,7 +180,7 @@ impl BlockReport {
         }
     }
 
-    /// The block that holds at this time, of what is stored.
+    /// The block in force at this time, from the stored value.
     pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
             Error::server(format_args!(
@@ -204,7 +206,7 @@ impl BlockReport {
         }
     }
 
-    /// The same without how long it still lasts: it changes with the block alone.
+    /// The same without the remaining time, so that the text changes only with the block.
     pub(crate) fn text_without_span(&self) -> String {
         let by = if self.is_ban() {
             "banned"
@@ -217,7 +219,7 @@ impl BlockReport {
         }
     }
 
-    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, as far as it is known.
+    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, without the parts that are not stored.
     pub(crate) fn origin(&self) -> Option<String> {
         let since = format!("since {}", date_time(self.created_ms?));
         Some(match self.why() {
@@ -248,7 +250,7 @@ impl UntilArgs {
         }
     }
 
-    /// In ms since the Unix epoch; `None` for ever.
+    /// In ms since the Unix epoch; `None` for a block without an end.
     fn ms(&self, now_ms: u64) -> Option<u64> {
         let date = |date: SystemTime| millis(date.duration_since(UNIX_EPOCH).unwrap_or_default());
         let span = |span| now_ms.saturating_add(millis(span));
@@ -267,7 +269,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         }
         let mut reports = Vec::new();
         for named in &named {
-            // Before the block itself is stored.
+            // Look before the block is stored, since a block would hide that the service does not know the identity.
             let warning = doubts.of(&named.key).await;
             let blocked = block_one(named, args, &limiter, &inspector).await;
             let (report, asked_ms) = blocked.map_err(|error| {
@@ -282,7 +284,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
     })
 }
 
-/// Also the end that was asked for.
+/// Also returns the requested end.
 async fn block_one(
     named: &Named,
     args: &BlockArgs,
@@ -308,7 +310,7 @@ async fn block_one(
     let is_as_before = before
         .as_ref()
         .is_some_and(|before| before.until_ms == held.until_ms);
-    // The server counts a span from its own time, a little later than this was asked.
+    // The server counts the duration from its own time, a little later than `now_ms`.
     let span_ms = until.span.map(millis).filter(|_| !is_as_before);
     let begun_ms = held
         .until_ms
@@ -362,7 +364,7 @@ impl Report {
     }
 }
 
-/// The keys, the denials and the published policies are looked at once, when they are needed.
+/// Reads the keys, the denials and the published policies once, and only when needed.
 struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
@@ -382,7 +384,7 @@ impl<'a> Doubts<'a> {
         }
     }
 
-    /// Why a block of this identity may hold nowhere, or why the service may not know it.
+    /// The reason why a block of this identity may have no effect, or why the service may not know the identity.
     async fn of(&mut self, key: &Key) -> Option<String> {
         let unenforced = published::why_unenforced(self.published().await, key);
         let reasons = [unenforced, self.of_name(key).await];
@@ -390,7 +392,8 @@ impl<'a> Doubts<'a> {
         (!reasons.is_empty()).then_some(reasons)
     }
 
-    /// Why the service may not know this identity. Counts alone do not tell: a blocked identity has none after a while.
+    /// The reason why the service may not know this identity. Missing counts prove nothing: those of a blocked identity
+    /// expire.
     async fn of_name(&mut self, key: &Key) -> Option<String> {
         let inspector = self.inspector;
         let why = match self.census().await {
@@ -410,7 +413,7 @@ impl<'a> Doubts<'a> {
         }
     }
 
-    /// Whether the service has denied the identity within the hour, as far as that can be read.
+    /// Whether the service has denied the identity within the last hour. False if the tool may not read denials.
     async fn was_denied(&mut self, identity: &str) -> bool {
         if self.denials.is_none() {
             let denials = match self.inspector.index_now_ms().await {
@@ -423,8 +426,8 @@ impl<'a> Doubts<'a> {
         { denials }.any(|it| it.identity() == identity)
     }
 
-    /// An error where services use other prefixes and none uses this one: it was probably mistyped, or forgotten. What
-    /// is not known to be so is only warned of: a fresh server keeps nothing of a service yet.
+    /// An error if services use other prefixes and none uses this one, since you probably mistyped or forgot the
+    /// prefix. A doubt without proof is only a warning: a fresh server has no keys of the service yet.
     async fn refuse_other_prefix(&mut self) -> Result<()> {
         if !self.published().await.is_empty() {
             return Ok(());
@@ -437,7 +440,7 @@ impl<'a> Doubts<'a> {
         }
     }
 
-    /// None where they cannot be read.
+    /// Empty if the tool cannot read them.
     async fn published(&mut self) -> &[PublishedPolicy] {
         if self.published.is_none() {
             let published = self.inspector.policies().await;
@@ -459,7 +462,7 @@ impl<'a> Doubts<'a> {
     }
 }
 
-/// The error of one identity, with how many came before it.
+/// The error about one identity, with the number of identities done before it.
 fn after(reports: &[Report], what: &str, error: Error) -> Error {
     match reports.len() {
         0 => error,
@@ -467,7 +470,7 @@ fn after(reports: &[Report], what: &str, error: Error) -> Error {
     }
 }
 
-/// Where it is a list, one document of all.
+/// Writes one document, with all identities if the arguments are a list.
 fn write_documents(reports: &[Report], is_list: bool, output: &mut Output) -> Result<()> {
     match reports {
         _ if !output.is_json() => Ok(()),
@@ -497,6 +500,7 @@ pub(crate) fn unblock(
 
 fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<Answer> {
     if !yes {
+        // Fail here and not after the scan, which may take minutes.
         confirm::possible("nothing was unblocked")?;
     }
     server::block_on(settings, async {
@@ -518,7 +522,7 @@ fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<An
     })
 }
 
-/// All identities with a stored block, also one that cannot be read.
+/// All identities with a stored block, including blocks that cannot be read.
 async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
     let mut identities = BTreeSet::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
@@ -555,7 +559,7 @@ async fn unblock_each(
     Ok(reports)
 }
 
-/// Also whether the block could be read.
+/// Also returns whether the block could be read.
 async fn unblock_one(
     named: &Named,
     limiter: &Limiter,
@@ -591,7 +595,7 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
         .map_or(Ok(()), |why| output.hint(why))
 }
 
-/// Who runs the tool, as far as the system says so.
+/// The user that runs the tool, if the system says so.
 fn user_and_host() -> Option<String> {
     let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
     let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set);
@@ -604,7 +608,7 @@ fn user_and_host() -> Option<String> {
     })
 }
 
-/// The number of the user: jobs and containers often have no name for it in their environment.
+/// The number of the user, because jobs and containers often have no user name in their environment.
 fn user_id() -> Option<String> {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! `sluicegate blocks`: who is blocked.
+//! `sluicegate blocks`: the blocked identities.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,45 +27,48 @@ Examples:
   sluicegate blocks
   sluicegate blocks --json | jq -r '.blocks[].identity'
 
-A secret is shown as its hash. Blocks are listed from an index. Not in it are those that an older version or a
-service that decides by transactions has made, or one that lacks the rights to write it: --scan finds them, by
-looking at all keys of the server, slowly, so as not to be in the way.
+The tool shows a secret as its hash, and reads the blocks from an index. The
+index lacks the blocks of older versions, of services that decide by
+transactions, and of services without the right to write to it. --scan finds
+them: it scans all keys of the server, slowly enough that other clients do not
+notice.
 
-Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE instead of ZSCAN. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE
+instead of ZSCAN. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BlocksArgs {
-    /// How many to show
+    /// The maximum number to show
     #[arg(short, long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     number: u32,
 
-    /// Look at all keys of the server, for blocks that are not in the index
+    /// Scan all keys of the server, for blocks that are not in the index
     #[arg(long)]
     scan: bool,
 
-    /// With --scan, for which share of the time a server may be kept busy, from 0.1%
+    /// With --scan, the share of the time in which a server may be busy, from 0.1%
     #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
     load: Share,
 }
 
-/// How many blocks are read at a time.
+/// The number of blocks to read at a time.
 const BATCH: u32 = 250;
 
 /// The answer as JSON; fields are only ever added.
 #[derive(Serialize)]
 struct Report {
-    /// Whether all keys were looked at, and not the index.
+    /// Whether the tool has scanned all keys instead of reading the index.
     scanned: bool,
-    /// By identity.
+    /// Sorted by identity.
     blocks: Vec<Row>,
-    /// How many blocks there are.
+    /// The number of blocks.
     total: usize,
-    /// Whose cannot be read, at most as many as are listed.
+    /// The blocks that cannot be read, at most as many as are listed.
     unreadable: Vec<Unreadable>,
 }
 
-/// No check of this identity that enforces blocks can be decided; `unblock` deletes what cannot be read.
+/// The service can decide no check of this identity that enforces blocks; `unblock` deletes the block.
 #[derive(Serialize)]
 struct Unreadable {
     identity: String,
@@ -143,6 +146,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
         };
         scan.run(&inspector.all_blocks(), batch).await?;
     } else {
+        // A cursor may return an identity twice; `Found` counts it once.
         let mut cursor = 0;
         loop {
             let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
@@ -157,11 +161,11 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
     Ok(found.report(args.scan))
 }
 
-/// Keeps so many as are listed, and of the others what counts them.
+/// Keeps the blocks to list, and counts the others.
 struct Found {
     number: usize,
     rows: BTreeMap<String, Row>,
-    /// Hashes: an identity that comes twice counts once.
+    /// Hashes of the identities, because a scan may return an identity twice.
     dropped: BTreeSet<u64>,
     unreadable: BTreeMap<String, String>,
 }

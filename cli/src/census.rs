@@ -1,5 +1,4 @@
-//! [`Census`]: what is stored, as far as a look at some of the keys shows; and so why nothing was
-//! found.
+//! [`Census`]: a sample of the stored keys. It explains why nothing was found.
 
 use std::collections::BTreeSet;
 
@@ -13,28 +12,28 @@ use super::{
     text::{grouped, nearest, printable},
 };
 
-/// How many keys are looked at at a time: a server does nothing else meanwhile, for less than a millisecond.
+/// The number of keys for each SCAN. A server serves nothing else during a SCAN, for less than a millisecond.
 const BATCH: u32 = 500;
 
-/// The most keys that are looked at. `SCAN` goes by hashes, so that they are a sample.
+/// The maximum number of keys to look at. `SCAN` follows hashes, so these keys are a sample.
 const MOST: u64 = 10_000;
 
-/// A service has fewer policies: each is one GET.
+/// A service has fewer policies than this. Each takes one GET.
 const MOST_POLICIES: usize = 64;
 
-/// What was seen.
+/// The sample.
 pub(crate) struct Census {
     prefix: String,
-    /// The keys of the servers, also those of other programs.
+    /// The number of all keys on the servers, including those of other programs.
     total: u64,
-    /// The part of them that was looked at.
+    /// The number of keys in the sample.
     looked_at: u64,
-    /// The prefixes under which counts are stored.
+    /// The prefixes with stored counts.
     prefixes: BTreeSet<String>,
-    /// Under the prefix of the settings.
+    /// The kinds of identities under the prefix of the settings.
     kinds: BTreeSet<String>,
     pub(crate) policies: BTreeSet<String>,
-    /// How wide the networks are that stand for IPv6 addresses.
+    /// The widths of the stored IPv6 networks.
     ipv6_prefixes: BTreeSet<u8>,
 }
 
@@ -69,6 +68,7 @@ impl Census {
                 looked_at += u64::from(BATCH);
                 cursor = next;
                 if cursor == 0 {
+                    // The scan is complete, whatever the sizes of its batches were.
                     looked_at = count;
                     break;
                 }
@@ -80,7 +80,7 @@ impl Census {
     }
 
     fn add(&mut self, prefix: &str, identity: &str, policy: &str, is_block: bool) {
-        // An operator can block an identity that does not exist, under a prefix that no service has.
+        // Ignore blocks: an operator can block an identity that does not exist, under a prefix that no service has.
         if is_block {
             return;
         }
@@ -94,7 +94,7 @@ impl Census {
         self.ipv6_prefixes.extend(ipv6_prefix(kind, value));
     }
 
-    /// Why nothing is found at all under this prefix; `None` where something is.
+    /// The reason why there is nothing under this prefix; `None` if there is something.
     pub(crate) fn why_empty(&self) -> Option<String> {
         if self.prefixes.contains(&self.prefix) {
             return None;
@@ -114,14 +114,14 @@ impl Census {
         ))
     }
 
-    /// Why a service is sure to be under another prefix: all keys were looked at.
+    /// The proof that the service uses another prefix; `None` unless the sample holds all keys.
     pub(crate) fn why_elsewhere(&self) -> Option<String> {
         let is_whole = self.looked_at >= self.total;
         let is_elsewhere = is_whole && !self.prefixes.is_empty();
         self.why_empty().filter(|_| is_elsewhere)
     }
 
-    /// Why the service may not know this identity; `None` where something is stored for it.
+    /// The reason why the service may not know this identity; `None` if counts are stored for it.
     pub(crate) async fn why_unknown(
         &self,
         inspector: &Inspector,
@@ -143,7 +143,7 @@ impl Census {
         })))
     }
 
-    /// The policies under which something is stored for an identity, also what cannot be read.
+    /// The policies with a stored value for an identity, including values that cannot be read.
     async fn stored_under(&self, inspector: &Inspector, key: &Key) -> Result<Vec<&str>> {
         let mut stored = Vec::new();
         for policy in self.policies.iter().take(MOST_POLICIES) {
@@ -157,7 +157,8 @@ impl Census {
         Ok(stored)
     }
 
-    /// Why no service seems to name any identity so; `None` where others like it are stored, or none at all.
+    /// The reason why no service seems to use identities of this form; `None` if similar identities are stored, or
+    /// none.
     pub(crate) fn why_misnamed(&self, identity: &str) -> Option<String> {
         let (kind, value) = identity.split_once('=').unwrap_or_default();
         let among = self.among();
@@ -185,7 +186,7 @@ impl Census {
         None
     }
 
-    /// Why nothing is found under this policy; `None` where something is.
+    /// The reason why there is nothing under this policy; `None` if there is something.
     pub(crate) fn why_no_policy(&self, policy: &str) -> Option<String> {
         if self.policies.contains(policy) {
             return None;
@@ -199,7 +200,7 @@ impl Census {
         })
     }
 
-    /// Where not all keys were looked at.
+    /// Names the size of the sample; empty if the sample holds all keys.
     fn among(&self) -> String {
         if self.looked_at >= self.total {
             return String::new();
@@ -209,8 +210,8 @@ impl Census {
     }
 }
 
-/// Why nothing was found for this identity under the policies that were asked for, or at all, in a sentence; empty
-/// where there is no reason to give.
+/// One sentence that says why there is nothing for this identity under the `asked` policies. With no key, why there is
+/// nothing under the prefix. Empty without a reason.
 pub(crate) async fn reason(
     inspector: &Inspector,
     settings: &Settings,
@@ -224,7 +225,7 @@ pub(crate) async fn reason(
         };
         match census.why_unknown(inspector, key).await? {
             None => {
-                // Under one that was asked for, a value may be stored in which nothing counts any more.
+                // An `asked` policy may have a stored value whose units no longer count.
                 census.policies.retain(|it| !asked.contains(&it.as_str()));
                 let others = census.stored_under(inspector, key).await?;
                 let text =
@@ -240,7 +241,7 @@ pub(crate) async fn reason(
     }
 }
 
-/// The same, over a connection of its own.
+/// The same, over a new connection.
 pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str]) -> String {
     let asked = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
@@ -249,8 +250,8 @@ pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str])
     asked.unwrap_or_else(|error| unknown(error.message()))
 }
 
-/// The policies under which something is stored for an identity, and that a file does not have: as far as they are
-/// seen, and none where the user may not look.
+/// The policies with a stored value for an identity that are not `known`, within the sample. Empty if the user may not
+/// look.
 pub(crate) fn ask_other_policies<'a>(
     settings: &Settings,
     key: &Key,
@@ -278,12 +279,12 @@ pub(crate) async fn other_policies<'a>(
     Ok(stored.map(str::to_owned).collect())
 }
 
-/// What is said where the user may not SCAN, for instance.
+/// The message when the sample could not be taken, for example because the user may not SCAN.
 pub(crate) fn unknown(why: &str) -> String {
     format!("Whether the service names it so could not be checked: {why}")
 }
 
-/// The bits of an IPv6 network that stands for an address.
+/// The prefix length of an IPv6 network.
 fn ipv6_prefix(kind: &str, value: &str) -> Option<u8> {
     let (network, bits) = value.split_once('/')?;
     (kind == "ip" && network.contains(':')).then(|| bits.parse().ok())?

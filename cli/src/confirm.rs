@@ -1,4 +1,4 @@
-//! Asks before what cannot be taken back.
+//! Asks for confirmation before a change that you cannot undo.
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
 
 use super::error::{Error, Result};
 
-/// An error where there is no terminal to ask at, with what was not done for that.
+/// An error if there is no terminal to ask at. The message begins with `not_done`.
 pub(crate) fn possible(not_done: &str) -> Result<()> {
     if io::stdin().is_terminal() && io::stderr().is_terminal() {
         return Ok(());

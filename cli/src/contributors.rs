@@ -1,4 +1,4 @@
-//! `sluicegate contributors`: who has used a shared limit up.
+//! `sluicegate contributors`: the contributors that use up a shared limit.
 
 use std::{io::Write, path::PathBuf};
 
@@ -23,17 +23,17 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1h
   sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits for which the service names who contributes (`Charge::by`, or
-`contributors` of the layer) have any. Of several rules the longest window
-counts: the last window, and up to a sixth of it more; a fixed window, since
-it began. The window of a bucket is the time of a full refill: of
-600+1/1s@bucket, 10m. The service tells the server once a second. Units are
-never too high; the next column tells how many they may be.
+Only limits with named contributors (`Charge::by`, or `contributors` of the
+layer) have any. If a policy has several rules, the longest window counts: the
+last window and up to a sixth more, or a fixed window since it began. The window
+of a bucket is the time of a full refill: 10m for 600+1/1s@bucket. The service
+reports contributions once a second. Units are never too high; the next column
+shows the greatest number that is possible.
 
-Exit codes: 0 done, 1 nobody is known.
+Exit codes: 0 done, 1 no contributors are known.
 
-Rights: TIME and ZRANGE; to say why there are none, GET, SCAN and DBSIZE
-too. Nothing is written.";
+Rights: TIME and ZRANGE; to say why there are none, also GET, SCAN and DBSIZE.
+Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -45,20 +45,20 @@ pub(crate) struct ContributorsArgs {
     #[arg(long, value_name = "NAME")]
     policy: String,
 
-    /// The policies of the service, which tell the window; default: the file that sluicegate.toml names
+    /// The policies of the service, for the window; default: the file in sluicegate.toml
     #[arg(long, value_name = "FILE", conflicts_with = "window")]
     policies: Option<PathBuf>,
 
-    /// The longest window of the policy, in place of a file: 1m, 1h, 1d@fixed
+    /// The longest window of the policy, instead of a file: 1m, 1h, 1d@fixed
     #[arg(long, value_name = "TIME", value_parser = parse_window)]
     window: Option<Rule>,
 
-    /// How many to show
+    /// The maximum number to show
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     number: u16,
 }
 
-/// A window that is shorter is taken as so long.
+/// The shortest time that contributions are kept for, even if the window is shorter.
 const SHORTEST_MS: u64 = 12_000;
 
 /// The answer as JSON; fields are only ever added.
@@ -66,7 +66,7 @@ const SHORTEST_MS: u64 = 12_000;
 struct Report {
     policy: String,
     window_ms: u64,
-    /// Of all contributors, those that are not listed among them.
+    /// The units of all contributors, including those that are not listed.
     total: u64,
     contributors: Vec<ContributorReport>,
     #[serde(skip)]
@@ -100,7 +100,7 @@ pub(crate) fn run(
     Ok((!report.contributors.is_empty()).into())
 }
 
-/// The policy of the service, or one with this window: its limit does not matter here.
+/// The policy of the service, or one with this window: the limit does not matter here.
 fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
     if let Some(rule) = args.window {
         return Policy::new(&args.policy, [rule]).map_err(Error::usage);
@@ -121,7 +121,7 @@ fn parse_window(text: &str) -> Result<Rule, String> {
 }
 
 fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
-    // Of equal windows the first one counts.
+    // If two windows are equal, use the first rule.
     let longest = policy.rules().iter().rev().max_by_key(|it| window_ms(it));
     let contributors = told.iter().take(number).map(|it| ContributorReport {
         label: it.label().to_owned(),
@@ -137,7 +137,7 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     }
 }
 
-/// The time that contributions are told of, as [`sluicegate::contributors`] has it.
+/// The time that the counts cover, as [`sluicegate::contributors`] describes.
 fn period(rule: &Rule) -> String {
     let window_ms = window_ms(rule);
     if rule.is_fixed() && window_ms >= SHORTEST_MS {
@@ -148,7 +148,7 @@ fn period(rule: &Rule) -> String {
     format!("in the last {} to {}", span(from_ms), span(to_ms))
 }
 
-/// Of a bucket, the time of a full refill.
+/// The window of a rule; for a bucket, the time of a full refill.
 fn window_ms(rule: &Rule) -> u64 {
     let window_ms = millis(rule.window());
     match rule.refill() {
@@ -203,6 +203,7 @@ fn write(report: &Report, why: &str, output: &mut Output) -> Result<()> {
     }
     align_right(&mut table, 1..=3);
     output.write_table(&table)?;
+    // The service does not keep labels with few units, so the rest includes units without a label.
     let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
     let others = report.total.saturating_sub(listed);
     if others > 0 {

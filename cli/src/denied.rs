@@ -1,4 +1,4 @@
-//! How often an identity was denied, as `top --denied`, `explain` and `inspect` tell it.
+//! The number of denials of an identity, for `top --denied`, `explain` and `inspect`.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ use super::{
 /// The denials of one identity as JSON; fields are only ever added.
 #[derive(Clone, Serialize)]
 pub(crate) struct DenialReport {
-    /// Null: denied by a block or a ban.
+    /// Null if a block or a ban denied the requests.
     pub(crate) policy: Option<String>,
     pub(crate) last_minute: CountsReport,
     pub(crate) last_hour: CountsReport,
@@ -23,9 +23,9 @@ pub(crate) struct DenialReport {
 #[derive(Clone, Serialize)]
 pub(crate) struct CountsReport {
     pub(crate) denied: u64,
-    /// Denied and admitted; null under a block, which admits none.
+    /// Denied and admitted requests; null for a block, which admits none.
     pub(crate) requests: Option<u64>,
-    /// Denied of the requests; null without any.
+    /// The share of denied requests; null without requests.
     pub(crate) share: Option<f64>,
 }
 
@@ -61,7 +61,7 @@ impl CountsReport {
         }
     }
 
-    /// `212 of 441`, or `90` under a block.
+    /// `212 of 441`, or `90` for a block.
     pub(crate) fn counts(&self) -> String {
         let denied = grouped(self.denied);
         match self.requests {
@@ -70,7 +70,7 @@ impl CountsReport {
         }
     }
 
-    /// `48%`, or nothing under a block and without requests.
+    /// `48%`, or nothing for a block or without requests.
     pub(crate) fn percent(&self) -> String {
         let percent = self.share.map(|it| format!("{:.0}%", it * 100.0));
         percent.unwrap_or_default()
@@ -84,7 +84,7 @@ impl CountsReport {
     }
 }
 
-/// Writes what is known of an identity's denials; `None` where the tool has no right to know.
+/// Writes the denials of an identity. `None` means that the tool has no right to read them.
 pub(crate) fn write(denied: Option<&[DenialReport]>, output: &mut Output) -> Result<()> {
     let Some(denied) = denied else {
         return output

@@ -1,5 +1,5 @@
-//! What is stored for rules that the file of policies does not have: with a file that is not the service's, a denied
-//! identity seems to pass.
+//! Stored rules that the file of policies does not have. If the file is not that of the service, a denied identity
+//! seems to pass.
 
 use std::io::Write;
 
@@ -16,18 +16,18 @@ use super::{
     text::{grouped, millis, without_limit},
 };
 
-/// A rule that is stored and not in the file. Fields are only ever added.
+/// A rule that is stored, but not in the file. Fields are only ever added.
 #[derive(Serialize)]
 pub(crate) struct OtherRule {
-    /// Without its limit, which is not stored: `?/10s`.
+    /// The rule without its limit, which is not stored: `?/10s`.
     pub(crate) rule: String,
     pub(crate) used: u64,
-    /// Whether the last charge added to it; otherwise it is left of former rules.
+    /// Whether the last charge added units to this rule. If not, a former rule left them.
     pub(crate) is_charged: bool,
 }
 
 impl OtherRule {
-    /// The rules of a value that the policy does not have, and whose units count at this time.
+    /// The rules of a stored value that the policy does not have, and whose units count at this time.
     pub(crate) fn of(value: &StoredValue, policy: &Policy, now_ms: u64) -> Vec<Self> {
         let sections = value.sections().iter();
         let others = sections.filter(|section| {
@@ -52,7 +52,7 @@ impl OtherRule {
     }
 }
 
-/// Says under which other policies something is stored for an identity.
+/// Names the other policies with a stored value for an identity.
 pub(crate) fn write_other_policies(
     policies: &[String],
     source: Source,
@@ -68,8 +68,8 @@ pub(crate) fn write_other_policies(
     Ok(())
 }
 
-/// Whether the section was charged together with the first one, which the last charge has written: each charge adds to
-/// all rules of a policy.
+/// Whether the last charge wrote this section. Each charge adds to all rules of a policy and writes the first section,
+/// so compare with that one.
 fn is_charged(section: &Section, value: &StoredValue) -> bool {
     let first = value.sections().first().map(newest_step);
     first.is_some_and(|first| {
@@ -78,7 +78,7 @@ fn is_charged(section: &Section, value: &StoredValue) -> bool {
     })
 }
 
-/// When the newest units were charged.
+/// The time in which the newest units were charged.
 fn newest_step(section: &Section) -> std::ops::Range<u64> {
     let (rule, end_ms) = (section.rule(0), section.newest_end_ms());
     match rule.refill() {

@@ -1,13 +1,13 @@
-//! [`Error`]: why a verb could not do what it was asked. A "no" is not an error: that is an [`Answer`](super::Answer).
+//! [`Error`]: the reason why a verb failed. A "no" is not an error but an [`Answer`](super::Answer).
 
 use std::{fmt, io, path::Path, process::ExitCode};
 
 use sluicegate::{StoreError, error::StoreErrorKind};
 
-/// A plain message for a person, and the exit code for a program.
+/// A message for you, and the exit code for a program.
 pub(crate) struct Error {
     exit: u8,
-    /// Empty: the reader has closed the pipe.
+    /// Empty if the reader has closed the pipe.
     message: String,
 }
 
@@ -30,7 +30,7 @@ impl Error {
         Self::usage(format_args!("{}: {error}", path.display()))
     }
 
-    /// A server that cannot be reached, or said no: exit code 3.
+    /// A server that cannot be reached, or that answered with an error: exit code 3.
     pub(crate) fn server(message: impl fmt::Display) -> Self {
         Self {
             exit: SERVER,
@@ -38,12 +38,12 @@ impl Error {
         }
     }
 
-    /// What it says to a person.
+    /// The message for you.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// The same, with what it is about in front; one without a message stays so.
+    /// The same error with a place in front. An error without a message stays unchanged.
     pub(crate) fn of(mut self, place: impl fmt::Display) -> Self {
         if !self.message.is_empty() {
             self.message = format!("{place}: {}", self.message);
@@ -51,7 +51,7 @@ impl Error {
         self
     }
 
-    /// The same, with the server that it is about in front.
+    /// The same error with the name of the server in front, if the error is about a server.
     pub(crate) fn about(mut self, server: impl fmt::Display) -> Self {
         if self.exit == SERVER {
             self = self.of(server);
@@ -59,7 +59,7 @@ impl Error {
         self
     }
 
-    /// Tells a person on stderr.
+    /// Prints the error on stderr, and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
             let (bad, reset) = (super::style::BAD, super::style::BAD.render_reset());
@@ -69,13 +69,13 @@ impl Error {
     }
 }
 
-/// Says on stderr what is probably not meant, though it was done.
+/// Prints a warning on stderr about something that was done, but is probably a mistake.
 pub(crate) fn warn(message: impl fmt::Display) {
     let (style, reset) = (super::style::WARN, super::style::WARN.render_reset());
     anstream::eprintln!("{style}warning:{reset} {message}");
 }
 
-/// An error of writing results. Whoever has closed the pipe (`| head`) has seen enough: that is no failure.
+/// An error from writing results. A reader that closes the pipe (`| head`) has seen enough, so that is no failure.
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
@@ -89,7 +89,7 @@ impl From<io::Error> for Error {
     }
 }
 
-/// What the library says never holds the URL, which may have a password.
+/// The library's messages never contain the URL, which may have a password.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let cause = std::error::Error::source(&error).map(ToString::to_string);

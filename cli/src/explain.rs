@@ -35,21 +35,20 @@ Examples:
   sluicegate explain user=alice --policies policies.toml
   sluicegate explain ip=203.0.113.7 --policies policies.toml --cost 5
 
-Answers what the service would be answered if it charged the identity under
-all policies of the file, or those that are named. What fits is told by the
-policies that the service publishes, or of the file. Nothing is charged.
+Shows the decision that the service would get if it charged the identity under
+all policies, or under those that you name with --policy. The limits are those
+that the service publishes, or those of the file. Nothing is charged.
 
-Name the policies of a route with --policy. A request that is charged for
-several identities, an address and a user for instance, needs a question for
-each.
+Name the policies of a route with --policy. If a request is charged for several
+identities, such as an address and a user, ask for each of them.
 
-Exit codes: 0 the request would pass, 1 it would be denied, or that is not
-known, since the service publishes or counts other rules than the file has, or
-its processes differ, as for 15 minutes after a deploy, or no published policy
-enforces the block.
+Exit codes: 0 the request would pass, 1 it would be denied, or the answer is not
+known. It is not known if the service publishes or counts other rules than the
+file has, if its processes differ (as for 15 minutes after a deploy), or if no
+published policy enforces the block.
 
-Also says how often the service has denied the identity in the last minute
-and hour under these policies, as `top --denied` does.
+Also shows how many requests of the identity the service has denied in the last
+minute and hour under these policies, like `top --denied`.
 
 Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
 and ZRANGE for past denials. Nothing is written.";
@@ -63,7 +62,7 @@ pub(crate) struct ExplainArgs {
     #[command(flatten)]
     read: ReadArgs,
 
-    /// What the request costs
+    /// The cost of the request
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     cost: u64,
 }
@@ -72,36 +71,36 @@ pub(crate) struct ExplainArgs {
 #[derive(Serialize)]
 struct Report {
     identity: String,
-    /// The same for a person.
+    /// The identity as you wrote it.
     #[serde(skip)]
     title: String,
-    /// Where the limits are from.
+    /// The source of the limits.
     #[serde(skip)]
     source: Source,
-    /// Why nothing counts.
+    /// The reason why nothing counts.
     #[serde(skip)]
     why: String,
-    /// The server's clock, in ms since the Unix epoch, as all times.
+    /// The server's clock. All times are in ms since the Unix epoch.
     now_ms: u64,
     cost: u64,
-    /// Where this is not known, because the service publishes or counts other rules, or no published policy enforces
-    /// the block, it is false.
+    /// False if the answer is not known: the service publishes or counts other rules, or no published policy enforces
+    /// the block.
     passes: bool,
     is_known: bool,
-    /// The block of the identity: null when none holds.
+    /// The block of the identity; null if there is none.
     blocked: Option<BlockReport>,
-    /// When the same request passes, if no other comes first: null when it passes now or never does.
+    /// The time when the same request passes, if no other comes first; null if that is now or never.
     passes_ms: Option<u64>,
-    /// What denies it for longest; null when it passes.
+    /// The rule that denies for longest; null if the request passes.
     denied_by: Option<DeniedBy>,
-    /// How often the service has denied it lately, by policy; null without the right to know.
+    /// The recent denials by policy; null if the tool may not read them.
     denied: Option<Vec<DenialReport>>,
     policies: Vec<PolicyReport>,
-    /// Where none is named: those under which something is stored, and that the file does not have.
+    /// Without --policy: the policies with a stored value that the file does not have.
     other_policies: Vec<String>,
-    /// The policies that services publish otherwise than the file has them, or in several ways.
+    /// The policies that services publish with rules that differ from the file, or in several versions.
     published_differs: Vec<Differing>,
-    /// Why the block may hold nowhere.
+    /// The reason why the block may have no effect.
     warning: Option<String>,
 }
 
@@ -118,7 +117,7 @@ struct PolicyReport {
     shadow: bool,
     passes: bool,
     rules: Vec<RuleReport>,
-    /// Rules that are stored and not in the file.
+    /// Rules that are stored, but not in the file.
     other_rules: Vec<OtherRule>,
 }
 
@@ -129,9 +128,9 @@ struct RuleReport {
     used: u64,
     left: u64,
     fits: bool,
-    /// When the cost fits: null when it does now or never does.
+    /// The time when the cost fits; null if that is now or never.
     fits_ms: Option<u64>,
-    /// The steps that have to be released before it fits, oldest first.
+    /// The steps whose release makes room for the cost, oldest first.
     released_first: Vec<StepReport>,
 }
 
@@ -152,6 +151,7 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     }
     let mut report = report(&reading, &key, args.cost)?;
     report.title = args.identity.title(&reading.identity);
+    // With --policy you know that other policies are left out.
     if args.read.only.is_empty() {
         let known = report.policies.iter().map(|it| it.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
@@ -191,10 +191,10 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
     let mut is_denied = false;
     if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
         if reading.unenforced.is_some() {
-            // Only a layer that looks keys up without a policy would deny it: that is not known.
+            // A layer that looks up keys without a policy may enforce the block, but nothing publishes that.
             report.is_known = false;
         } else {
-            // Nothing beats for ever.
+            // A block without an end lasts longest.
             longest = block.until_ms.unwrap_or(u64::MAX);
         }
         report.passes = false;
@@ -211,12 +211,12 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
             .differing
             .iter()
             .any(|it| it.may_deny && it.policy == entry.name);
-        // By limits that may not be those of the service, nothing is known either way.
+        // If the service may have other limits, these prove neither a denial nor a pass.
         let is_certain = !policy.is_shadow() && !differs;
         if let (Decision::Denied(denial), true) = (&decision, is_certain) {
             is_denied = true;
             report.passes = false;
-            // Never beats any time.
+            // A rule that never admits lasts longest.
             let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
             if until > longest {
                 longest = until;
@@ -231,13 +231,13 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
         report.policies.push(policy);
     }
-    // A limit denies whatever else is counted; a block only where it is enforced.
+    // A limit denies even if other rules are unknown. A block denies only if it is enforced.
     report.is_known |= is_denied;
     report.passes &= report.is_known;
     Ok(report)
 }
 
-/// What the script could not read, it cannot decide by either.
+/// The script cannot decide with a value that it cannot read.
 fn value(entry: &Entry) -> Result<Option<&StoredValue>> {
     let value = entry.stored.as_ref().map_err(|error| {
         let name = &entry.name;
@@ -256,20 +256,20 @@ fn decision(
     now_ms: u64,
     value: Option<&StoredValue>,
 ) -> Result<Decision> {
-    // As if it were no shadow: what it would decide.
+    // Decide as if the policy were not a shadow.
     let counting = Policy::new(policy.name(), policy.rules().iter().copied());
     let counting = counting.map_err(Error::usage)?;
     let check = Check::new([Charge::new(&counting, key.clone(), cost)])?;
     Ok(decide(&check, now_ms, &[value])?)
 }
 
-/// When a rule that denies admits; `None` for never, and where it does not deny.
+/// The time when a rule that denies admits again; `None` for never, or if the rule does not deny.
 fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
     Some(now_ms.saturating_add(millis(rule.retry_after()?)))
 }
 
 impl PolicyReport {
-    /// Whether nothing is to be said of it.
+    /// Whether there is nothing to say about this policy.
     fn is_empty(&self) -> bool {
         let is_used = self.rules.iter().any(|rule| rule.used > 0);
         self.passes && !is_used && self.other_rules.is_empty()
@@ -331,7 +331,7 @@ impl RuleReport {
         ]
     }
 
-    /// What has to be released, in words.
+    /// The units and steps to be released, in words.
     fn released_first(&self) -> String {
         let units: u64 = self.released_first.iter().map(|step| step.units).sum();
         match &self.released_first[..] {
@@ -343,7 +343,7 @@ impl RuleReport {
 }
 
 impl Report {
-    /// Why the limits tell nothing; `None` where they do.
+    /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
         let differing = self.published_differs.iter().filter(|it| it.may_deny);
         let differing: Vec<String> = differing.map(Differing::text).collect();
@@ -449,6 +449,7 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
                 )?;
             }
         }
+        // The block above is the verdict.
         (None, _) if report.blocked.is_some() => {}
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(

@@ -1,4 +1,4 @@
-//! `sluicegate hash`: how identities are stored, so that a hash that is listed leads to a name.
+//! `sluicegate hash`: the stored form of identities, to find the name of a listed hash.
 
 use std::{
     collections::BTreeSet,
@@ -24,22 +24,22 @@ Examples:
   sluicegate hash header:x-user=- < users.txt
   sluicegate hash header:x-user=- --find '#5877c54e…' < users.txt
 
-Prints how an identity is stored, and its value: of - one line for each line
-of stdin. With --find only those with this hash, as `top`, `blocks` and
-`contributors` list it; its first digits are enough, and several may be given.
-The hashes depend on the secret of the settings, which has to be that of the
-service. No server is asked.
+Prints the stored form of an identity and its value; with - as the value, one
+line for each line of stdin. With --find, prints only the values with a hash
+that `top`, `blocks` or `contributors` has listed; the first digits are enough,
+and you may give several. The hashes depend on the secret of the settings, so use
+the secret of the service. This verb calls no server.
 
 Exit codes: 0 done, 1 no value has the hash of a --find.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct HashArgs {
-    /// Whose: KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; a VALUE of - takes each line of stdin for one
+    /// KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; with - as VALUE, each line of stdin is one
     #[arg(value_name = "IDENTITY", value_parser = parse_identity)]
     identity: Identity,
 
-    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    /// The service keeps only a hash of the value (`Key::secret`), as it always does for headers and cookies
     #[arg(long)]
     hashed: bool,
 
@@ -56,7 +56,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Row {
-    /// As it is stored.
+    /// The stored form.
     identity: String,
     value: String,
 }
@@ -77,6 +77,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
             return Ok(());
         }
         found.extend(wanted);
+        // Print text at once, since the list may be long. JSON is one document.
         if output.is_json() {
             rows.push(Row {
                 identity,
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
     Ok(missing.is_empty().into())
 }
 
-/// Why a value that has the hash may not have been found.
+/// The reason why no value with this hash was found.
 fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
     if !has_hashes {
         return format!(
@@ -122,7 +123,7 @@ fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
     }
 }
 
-/// Lines without their ends, as an identity from stdin is read; empty ones are skipped.
+/// The non-empty lines of stdin without their ends, read in the same way as an identity from stdin.
 fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
     let mut is_empty = true;
     for (number, line) in (1..).zip(io::stdin().lock().lines()) {
@@ -142,7 +143,7 @@ fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// An identity whose value is known; a hash is what this verb looks for.
+/// Parses an identity with a known value, and rejects a hash: you use this verb to find the value of one.
 fn parse_identity(text: &str) -> Result<Identity, String> {
     if let Some((kind, hash)) = text.split_once('=')
         && let Ok(digits) = parse_digits(hash)
@@ -159,7 +160,7 @@ fn parse_identity(text: &str) -> Result<Identity, String> {
     text.parse()
 }
 
-/// The digits of a hash, or the first of them.
+/// The digits of a hash, or its first digits.
 fn parse_digits(text: &str) -> Result<String, String> {
     let hash = text.rsplit_once('=').map_or(text, |(_, hash)| hash);
     let digits = hash.strip_prefix('#').unwrap_or(hash).trim_end_matches('…');

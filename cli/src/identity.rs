@@ -1,4 +1,4 @@
-//! [`Identity`]: who is meant, as a person writes it.
+//! [`Identity`]: an identity, as you write it in an argument.
 
 use std::{
     fmt::Display,
@@ -17,33 +17,33 @@ use super::{
     text::printable,
 };
 
-/// A secret that is longer is not one.
+/// The limit for a secret. Longer input is something else.
 const MAX_STDIN: u64 = 1 << 20;
 
-/// A list of identities that is longer is another file, given by mistake.
+/// The limit for a list of identities. A longer file was probably given by mistake.
 const MAX_FILE: u64 = 16 << 20;
 
 /// The argument of verbs about one identity.
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
-    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
-    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as it is listed by `top`
-    /// and `blocks` where the value is not known: 'header=#5877c54e…'
+    /// KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE. With - as
+    /// VALUE, it is read from stdin, which keeps a secret out of the shell's history. If you do not know the value, the
+    /// form that `top` and `blocks` list: 'header=#5877c54e…'
     #[arg(value_name = "IDENTITY")]
     identity: Identity,
 
-    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    /// The service keeps only a hash of the value (`Key::secret`), as it always does for headers and cookies
     #[arg(long)]
     hashed: bool,
 }
 
 impl IdentityArgs {
-    /// The key that the service has for this identity, if its extractors take `ipv6_prefix` bits of an IPv6 address.
+    /// The service's key for this identity, if its extractors use `ipv6_prefix` bits of an IPv6 address.
     pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key> {
         self.identity.key(self.hashed, ipv6_prefix)
     }
 
-    /// How a person is shown the identity: as it was typed, and as it is stored where that differs.
+    /// The identity as you typed it, with the stored form if that differs.
     pub(crate) fn title(&self, stored: &str) -> String {
         self.identity.title(self.hashed, stored)
     }
@@ -52,22 +52,22 @@ impl IdentityArgs {
 /// The arguments of verbs about several identities.
 #[derive(Args)]
 pub(crate) struct IdentitiesArgs {
-    /// Who, one or several: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or
-    /// cookie:session=VALUE; a VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as
-    /// it is listed by `top` and `blocks` where the value is not known: 'header=#5877c54e…'
+    /// One or several: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or
+    /// cookie:session=VALUE. With - as VALUE, it is read from stdin, which keeps a secret out of the shell's history.
+    /// If you do not know the value, the form that `top` and `blocks` list: 'header=#5877c54e…'
     #[arg(value_name = "IDENTITY")]
     identities: Vec<Identity>,
 
-    /// Identities from a file, one a line; - is stdin. Empty lines and lines that begin with # are skipped
+    /// A file with one identity on each line; - is stdin. Empty lines and lines that begin with # are skipped
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// The values are secrets, of which the service keeps only hashes (`Key::secret`); headers and cookies always are
+    /// The service keeps only hashes of the values (`Key::secret`), as it always does for headers and cookies
     #[arg(long)]
     hashed: bool,
 }
 
-/// An identity that was named: its key, and how it was typed.
+/// An identity from the arguments: its key, and the text that you typed.
 pub(crate) struct Named {
     pub(crate) key: Key,
     identity: Identity,
@@ -75,7 +75,7 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// An identity as the store lists it: `user=alice`, or a hash. `None` if it is none.
+    /// An identity in the form that the store lists: `user=alice`, or a hash. `None` for other text.
     pub(crate) fn listed(stored: &str) -> Option<Self> {
         let (kind, value) = stored.split_once('=')?;
         let key = hashed_key(leaked(kind), value);
@@ -89,20 +89,22 @@ impl Named {
         })
     }
 
-    /// As [`IdentityArgs::title`].
+    /// Like [`IdentityArgs::title`].
     pub(crate) fn title(&self, stored: &str) -> String {
         self.identity.title(self.hashed, stored)
     }
 }
 
 impl IdentitiesArgs {
-    /// Whether there may be more than one.
+    /// Whether the arguments can name more than one identity.
     pub(crate) fn is_list(&self) -> bool {
         self.identities.len() > 1 || self.file.is_some()
     }
 
-    /// All of them, each once: an error in one of them is an error of all, before anything is written.
+    /// All identities without duplicates. An error in one of them is an error of the command, before anything is
+    /// written.
     pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
+        // The first reader of stdin takes all input, so there can be only one.
         let from_stdin = self.identities.iter().filter(|it| it.value == "-").count();
         let is_stdin = |file: &PathBuf| file.as_os_str() == "-";
         if from_stdin + usize::from(self.file.as_ref().is_some_and(is_stdin)) > 1 {
@@ -160,8 +162,7 @@ pub(crate) struct Identity {
 impl FromStr for Identity {
     type Err = String;
 
-    /// Refuses what names nobody, such as text that was cut or copied with a blank too many. A value that is so by
-    /// itself can be read from stdin.
+    /// Rejects text that is probably a mistake: cut, or copied with an extra blank. You can pass such a value on stdin.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (kind, value) = text.split_once('=').unwrap_or_default();
         if value.is_empty() || kind.is_empty() && !is_hash(value) {
@@ -202,12 +203,12 @@ impl Identity {
         &self.kind
     }
 
-    /// As it was typed: - where it is read from stdin.
+    /// The value as you typed it: `-` if it comes from stdin.
     pub(crate) fn value(&self) -> &str {
         &self.value
     }
 
-    /// Without a value that was kept out of the shell's history, or said to be a secret.
+    /// Leaves out a value that you kept out of the shell's history or marked as a secret.
     fn title(&self, hashed: bool, stored: &str) -> String {
         let typed = if hashed || self.value == "-" {
             self.kind.clone()
@@ -221,12 +222,13 @@ impl Identity {
     }
 }
 
-/// The key that the service has for this value of a kind.
+/// The service's key for a value of this kind.
 pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Result<Key> {
     if is_hash(value) {
         let key = hashed_key(leaked(kind), value);
         return key.ok_or_else(|| Error::usage("write the hash as it is listed: header=#5877…"));
     }
+    // Kinds are case-sensitive, and no extractor of addresses uses another spelling.
     if kind != "ip" && kind.eq_ignore_ascii_case("ip") {
         return Err(Error::usage("kinds are told apart by case: write ip="));
     }
@@ -249,13 +251,13 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
     }
 }
 
-/// Whether it is what stands for a long, strange or secret value.
+/// Whether the value is a hash, which replaces long, strange or secret values.
 fn is_hash(value: &str) -> bool {
     let hash = value.strip_prefix('#').unwrap_or_default();
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The key of a header or a cookie, whose names are made of the same characters.
+/// The key of a header or a cookie. The names of both allow the same characters.
 fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
     let key = match kind {
         "cookie" => name.parse().map(|cookie: Cookie| cookie.key(value)),
@@ -264,7 +266,7 @@ fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
     key.map_err(Error::usage)
 }
 
-/// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.
+/// The key that `PeerIp` and `ForwardedIp` make: for an IPv6 address, its network.
 fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
     let error = || {
         Error::usage(format_args!(
@@ -285,6 +287,7 @@ fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
         Some((network, bits)) => (network, bits.parse().map_err(|_| error())?),
     };
     let address: IpAddr = address.parse().map_err(|_| error())?;
+    // Bits from the settings have been checked already.
     if text.contains('/') && !(32..=128).contains(&bits) {
         return Err(error());
     }
@@ -316,7 +319,7 @@ fn read_file(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Kinds are written in programs; this one was written on the command line, once.
+/// Services write kinds into their code. The tool has one from the command line, and leaks it once.
 pub(crate) fn leaked(kind: &str) -> &'static str {
     Box::leak(kind.into())
 }

@@ -1,4 +1,4 @@
-//! `sluicegate inspect`: what is stored for one identity.
+//! `sluicegate inspect`: everything that is stored for one identity.
 
 use std::io::Write;
 
@@ -33,21 +33,21 @@ Examples:
   sluicegate inspect header:x-api-key=- < key.txt
   sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
 
-Reads the keys of the policies that are named, or of the file, or else of
-those that services publish. Only where there are none of these, the tool
-looks at all keys of the server to find those of the identity: slowly, so as
-not to be in the way.
+Reads the keys of the policies that you name, or of the file, or else of those
+that services publish. Without any of these, the tool scans all keys of the
+server to find those of the identity, slowly enough that other clients do not
+notice.
 
-`one more` is when one more unit fits, `empty` when nothing counts any more.
-The picture shows the window of the rule, the newest units at the right; its
-highest bar is full. A `?` stands for a limit that no policy tells:
-of a process with other rules, or from before they were changed.
+`one more` is the time when one more unit fits, `empty` the time when no units
+count. The picture shows the window of the rule, with the newest units at the
+right; the highest bar is full. A `?` is a limit that no policy has: the rule
+belongs to a process with other rules, or the rules have changed.
 
-The last lines say how often the service has denied the identity, as
-`top --denied` does.
+The last lines show how many requests of the identity the service has denied,
+like `top --denied`.
 
 Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
-SCAN and DBSIZE where there are no policies, and ZRANGE for past denials.
+SCAN and DBSIZE without policies, and ZRANGE for past denials.
 Nothing is written.";
 
 #[derive(Args)]
@@ -64,41 +64,41 @@ pub(crate) struct InspectArgs {
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) identity: String,
-    /// The same for a person.
+    /// The identity as you wrote it.
     #[serde(skip)]
     pub(crate) title: String,
-    /// Whether a file or the service tells limits.
+    /// Whether a file or the service supplies limits.
     #[serde(skip)]
     has_file: bool,
     #[serde(skip)]
     source: Source,
-    /// Why what services publish could not be read; `None` where it could.
+    /// The reason why the published policies could not be read; `None` if they were.
     #[serde(skip)]
     unpublished: Option<String>,
-    /// Why nothing is stored.
+    /// The reason why nothing is stored.
     #[serde(skip)]
     why: String,
-    /// The server's clock, in ms since the Unix epoch, as all times.
+    /// The server's clock. All times are in ms since the Unix epoch.
     pub(crate) now_ms: u64,
-    /// The block that holds now; null when none does.
+    /// The block in force; null if there is none.
     pub(crate) blocked: Option<BlockReport>,
-    /// How often the service has denied it lately, by policy; null where that was not read, as by `watch`.
+    /// The recent denials by policy; null if they were not read, as by `watch`.
     pub(crate) denied: Option<Vec<DenialReport>>,
     /// Denials that count towards a ban.
     pub(crate) strikes: Vec<StrikesReport>,
     pub(crate) policies: Vec<PolicyReport>,
-    /// Under which something is stored, where a file has others; not looked for by `watch`.
+    /// Policies with a stored value that the file does not have. `watch` does not look for them.
     other_policies: Vec<String>,
-    /// Why the block may hold nowhere; not looked for by `watch`.
+    /// The reason why the block may have no effect. `watch` does not look for it.
     warning: Option<String>,
 }
 
 #[derive(Serialize)]
 pub(crate) struct PolicyReport {
     pub(crate) policy: String,
-    /// When the key expires; null where nothing is stored.
+    /// The time when the key expires; null if nothing is stored.
     pub(crate) expires_ms: Option<u64>,
-    /// Why what is stored cannot be read; null where it can.
+    /// The reason why the stored value cannot be read; null if it can.
     pub(crate) error: Option<String>,
     pub(crate) rules: Vec<RuleReport>,
 }
@@ -106,30 +106,30 @@ pub(crate) struct PolicyReport {
 #[derive(Serialize)]
 pub(crate) struct StrikesReport {
     pub(crate) count: u64,
-    /// How many ban; null where no policy that is known tells it.
+    /// The number of strikes that leads to a ban; null if no known policy has one.
     pub(crate) limit: Option<u64>,
     pub(crate) window_ms: u64,
 }
 
-/// A rule of the policy, or of somebody else's policy of that name.
+/// A rule of the policy, or of another process's policy with that name.
 #[derive(Serialize)]
 pub(crate) struct RuleReport {
-    /// As text; without a limit where that is not known: `?/1m`.
+    /// The rule as text; without a limit if that is not known: `?/1m`.
     pub(crate) rule: String,
     pub(crate) limit: Option<u64>,
     pub(crate) window_ms: u64,
     pub(crate) step_ms: u64,
     pub(crate) fixed: bool,
-    /// How many units come back in a window; null where the rule is no bucket.
+    /// The units that come back in each window; null if the rule is no bucket.
     pub(crate) refill: Option<u64>,
     pub(crate) used: u64,
-    /// Null where the limit is not known.
+    /// Null if the limit is not known.
     pub(crate) left: Option<u64>,
-    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    /// The time when one more unit fits; null if that is now or never, or if the limit is not known.
     pub(crate) fits_ms: Option<u64>,
-    /// When nothing counts any more; null when nothing does.
+    /// The time when no units count; null if that is now.
     pub(crate) free_ms: Option<u64>,
-    /// Those that count, oldest first.
+    /// The steps that count, oldest first.
     pub(crate) steps: Vec<StepReport>,
 }
 
@@ -193,7 +193,7 @@ impl Report {
             && self.policies.iter().all(PolicyReport::is_empty)
     }
 
-    /// For a person.
+    /// Writes the report as text.
     pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
         let time = date_time(self.now_ms);
         writeln!(output, "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}", self.title)?;
@@ -213,6 +213,7 @@ impl Report {
             writeln!(output, "Nothing is stored.")?;
             return output.hint(&self.why);
         }
+        // Policies without counts get one line together, so that the table stays short.
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
         if empty.len() < self.policies.len() {
@@ -258,7 +259,7 @@ impl Report {
                 rules.push(rule);
             }
         }
-        // What the others leave, with a blank at both sides of each, and perhaps a line beside it.
+        // The width of the other columns. Each has a blank on both sides, and perhaps a line beside it.
         let widths = (0..header.len()).map(|column| {
             let cells = rows.iter().map(|row| row[column].0.chars().count());
             cells.chain([header[column].len()]).max().unwrap_or(0) + 3
@@ -278,7 +279,7 @@ impl Report {
     }
 }
 
-/// Of each window in which strikes count; those that ban after the fewest first.
+/// The strikes in each window with strikes. The limit is that of the strictest ban with this window.
 fn strikes(reading: &Reading) -> Vec<StrikesReport> {
     let Ok(Some(stored)) = &reading.strikes else {
         return Vec::new();
@@ -310,7 +311,7 @@ impl StrikesReport {
 }
 
 impl PolicyReport {
-    /// Whether nothing is stored, and not for being unreadable.
+    /// Whether nothing is stored. An unreadable value counts as stored.
     pub(crate) const fn is_empty(&self) -> bool {
         self.expires_ms.is_none() && self.error.is_none()
     }
@@ -366,7 +367,7 @@ impl RuleReport {
         self.left == Some(0)
     }
 
-    /// All columns but the picture.
+    /// All columns except the picture.
     fn row(&self, policy: &str, now_ms: u64) -> [(String, Option<Color>); 6] {
         let until = |ms: u64| format!("in {}", span(ms.saturating_sub(now_ms)));
         let left = self.left.map_or("?".into(), grouped);
@@ -387,8 +388,8 @@ impl RuleReport {
         ]
     }
 
-    /// The window that ends with the step of the time. A fixed rule has but one step, and a bucket none: nothing to
-    /// see.
+    /// A picture of the window that ends with the current step. Empty for a fixed rule, which has one step, and for a
+    /// bucket, which has none.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
         if self.fixed || self.refill.is_some() {
             return String::new();

@@ -1,4 +1,4 @@
-//! `sluicegate`: the operators' tool. Its page is the `README.md` of this package.
+//! `sluicegate`: the operators' tool. You find its documentation in the `README.md` of this package.
 
 mod args;
 mod block;
@@ -41,11 +41,11 @@ use self::{
     settings::Settings,
 };
 
-/// What a verb answers, when it could do what it was asked.
+/// The answer of a verb that succeeded.
 enum Answer {
-    /// Done, or: yes.
+    /// Done, or "yes".
     Yes,
-    /// Done, and the answer is no: exit code 1.
+    /// Done, and the answer is "no": exit code 1.
     No,
 }
 

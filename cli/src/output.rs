@@ -1,4 +1,4 @@
-//! [`Output`]: results on stdout, as text and tables for people or as JSON for programs.
+//! [`Output`]: results on stdout, as text and tables for you or as JSON for programs.
 
 use std::{
     io::{self, IsTerminal, StdoutLock, Write},
@@ -13,13 +13,13 @@ use super::{error::Result, text};
 
 pub(crate) use super::style::{BAD, BOLD, DIM, GOOD, WARN};
 
-/// A line below the header, and no others.
+/// One line below the header, and no other lines.
 const STYLE: TableStyle = presets::NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'));
 
-/// The width of a page where there is no terminal to ask.
+/// The width of a page without a terminal.
 const COLUMNS: u16 = 80;
 
-/// Where results go. Colours are taken out of what is written unless stdout is a terminal that wants them.
+/// The destination of results. Removes colours unless stdout is a terminal that wants them.
 pub(crate) struct Output {
     json: bool,
     is_terminal: bool,
@@ -43,18 +43,18 @@ impl Output {
         self.json
     }
 
-    /// Whether a person looks at stdout.
+    /// Whether stdout is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// How many columns a line may have.
+    /// The maximum number of columns of a line.
     pub(crate) fn width(&self) -> u16 {
         let width = self.is_terminal.then(|| Table::new().width()).flatten();
         width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
-    /// Writes one JSON document: pretty for a person who looks at it, else on one line.
+    /// Writes one JSON document: indented for a terminal, otherwise on one line.
     pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<()> {
         let json = if self.is_terminal() {
             serde_json::to_string_pretty(document)
@@ -66,7 +66,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes a report: as JSON for a program, else as `write` does.
+    /// Writes a report as JSON with `--json`, otherwise with `write`.
     pub(crate) fn report<T: Serialize>(
         &mut self,
         report: &T,
@@ -79,7 +79,7 @@ impl Output {
         }
     }
 
-    /// Writes a line that matters less; none where there is nothing to say.
+    /// Writes a less important line; nothing if the text is empty.
     pub(crate) fn hint(&mut self, text: &str) -> Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Output {
         Ok(writeln!(self, "{DIM}{text}{DIM:#}")?)
     }
 
-    /// An empty table that fits the terminal; in a pipe its lines are as long as they are.
+    /// An empty table that fits the terminal. In a pipe, lines have any length.
     pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
         let mut table = Table::new();
         if self.is_terminal {
@@ -111,7 +111,7 @@ impl Output {
     }
 }
 
-/// Numbers stand at the right of these columns.
+/// Aligns these columns to the right, for numbers.
 pub(crate) fn align_right(table: &mut Table, columns: RangeInclusive<usize>) {
     for column in columns {
         if let Some(column) = table.column_mut(column) {
@@ -120,7 +120,7 @@ pub(crate) fn align_right(table: &mut Table, columns: RangeInclusive<usize>) {
     }
 }
 
-/// The same JSON, with what a terminal obeys written as `\u…`. Such characters stand in its strings only.
+/// The same JSON with control characters for terminals written as `\u…`. These occur only within strings.
 fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

@@ -1,9 +1,9 @@
 //! Files of policies: TOML, or JSON if the name ends in `.json`.
 //!
-//! The file is a map from policies' names to their rules, as [`sluicegate::policies`] describes it. If it has a table
-//! `policies` at its top that is not a policy itself, the policies are those in there, and the rest of the file is
-//! somebody else's. The same goes for a table `limits`, as the example server has it: there `header:x-tenant` is the
-//! policy `header-x-tenant`.
+//! The file maps policies' names to their rules, as [`sluicegate::policies`] describes. If it has a table `policies` at
+//! the top that is not a policy, the policies are in that table, and the rest of the file belongs to another program.
+//! The same is true of a table `limits`, which the example server uses: its `header:x-tenant` is the policy
+//! `header-x-tenant`.
 
 use std::{
     borrow::Cow,
@@ -27,22 +27,22 @@ use super::{
 const TABLE: &str = "policies";
 const LIMITS: &str = "limits";
 
-/// The policies that were read, and the mistakes in them.
+/// The policies of a file, and the mistakes in it.
 pub(crate) struct PoliciesFile {
     pub(crate) path: PathBuf,
     pub(crate) text: String,
-    /// In the order of the file, without those that have an error.
+    /// In the order of the file, without policies that have a mistake.
     pub(crate) policies: Vec<Found>,
     pub(crate) errors: Vec<Mistake>,
 }
 
-/// A policy, and where its value stands in the text; JSON does not tell.
+/// A policy, and the place of its value in the text; `None` for JSON.
 pub(crate) struct Found {
     pub(crate) policy: Policy,
     pub(crate) span: Option<Range<usize>>,
 }
 
-/// Something that is wrong at a place of the text.
+/// A mistake at a place in the text.
 pub(crate) struct Mistake {
     pub(crate) message: String,
     pub(crate) span: Option<Range<usize>>,
@@ -63,7 +63,7 @@ impl PoliciesFile {
         })
     }
 
-    /// `file:line:column`, as far as it is known.
+    /// `file:line:column`, or only the file if the place is unknown.
     pub(crate) fn place(&self, span: Option<&Range<usize>>) -> String {
         let file = self.path.display();
         match span {
@@ -73,7 +73,7 @@ impl PoliciesFile {
     }
 }
 
-/// The policies of a file, for verbs that use them; an error tells the first mistake, and its place.
+/// The policies of a file, for verbs that use them. The error names the first mistake and its place.
 pub(crate) fn load(path: &Path) -> Result<Policies> {
     let file = PoliciesFile::read(path)?;
     if let Some(mistake) = file.errors.first() {
@@ -90,7 +90,7 @@ pub(crate) fn load(path: &Path) -> Result<Policies> {
     Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
 }
 
-/// The policy of this name, of the policies of this file.
+/// The policy with this name from this file.
 pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Result<&'a Policy> {
     policies.get(name).ok_or_else(|| {
         let (file, name) = (file.display(), printable(name.as_bytes()));
@@ -102,10 +102,11 @@ pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Resu
     })
 }
 
-/// Reads each policy by itself, so that all that have an error are told.
+/// Reads each policy separately, so that you see all policies with a mistake.
 fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     let (root, errors) = DeTable::parse_recoverable(text);
     let mut mistakes: Vec<Mistake> = errors.iter().map(mistake).collect();
+    // After a syntax error, more mistakes would only be consequences of it.
     if !mistakes.is_empty() {
         return (Vec::new(), mistakes);
     }
@@ -148,7 +149,7 @@ fn chosen(mut root: DeTable<'_>) -> DeTable<'_> {
     root
 }
 
-/// The names of the policies of the example server, whose limits are named by the keys that they are for.
+/// Renames policies as the example server does: it names limits by their keys.
 fn renamed(limits: DeTable<'_>) -> DeTable<'_> {
     let limits = limits.into_iter().map(|(key, value)| {
         let key = match key.get_ref().split_once(':') {
@@ -170,7 +171,7 @@ fn mistake(error: &toml::de::Error) -> Mistake {
     }
 }
 
-/// Points at the rule that the message names, if it stands in the span once.
+/// Narrows the span to the rule that the message names, if the span contains the rule.
 fn narrowed(mistake: Mistake, text: &str) -> Mistake {
     let rule = mistake
         .message
@@ -186,7 +187,7 @@ fn narrowed(mistake: Mistake, text: &str) -> Mistake {
     }
 }
 
-/// Where this rule stands in the span.
+/// The place of this rule in the span.
 pub(crate) fn within(text: &str, span: &Range<usize>, rule: &str) -> Option<Range<usize>> {
     let value = text.get(span.clone())?;
     let ends = |at: usize| {
@@ -205,6 +206,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     struct Nested {
         policies: Policies,
     }
+    // Parse the text again for the policies, because errors need their positions in it.
     let is_nested = serde_json::from_str::<serde_json::Value>(text)
         .is_ok_and(|root| root[TABLE].is_object() && root[TABLE].get("rules").is_none());
     let read = if is_nested {
@@ -234,7 +236,7 @@ fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
         .split_inclusive('\n')
         .take(error.line().saturating_sub(1));
     let end = lines.map(str::len).sum::<usize>() + error.column();
-    // The error is told at the end of the text that is wrong.
+    // serde_json reports an error at the end of the wrong text.
     let start = text.get(..end).and_then(|read| read.rfind('\n'));
     let is_rule = message.contains("rule `");
     let start = match start {

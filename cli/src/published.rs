@@ -1,4 +1,4 @@
-//! `sluicegate policies`, and the policies that services publish, for verbs that need the limits.
+//! `sluicegate policies`, and the published policies for verbs that need the limits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use super::{
     text::{printable, span},
 };
 
-/// Processes say every five minutes by what they decide: what none has said for so long is not in use.
+/// A process publishes its policies every five minutes. A definition that is older than this is not in use.
 const IN_USE_MS: u64 = 15 * 60_000;
 
 const EXAMPLES: &str = "\
@@ -32,10 +32,10 @@ Examples:
   sluicegate policies
   sluicegate policies --json | jq -r '.policies[].policy'
 
-Services publish their policies in the store, a few seconds after the first
-use of each. Where processes differ in a policy, each definition is a row, and
-the newest is what `inspect`, `explain` and `top` take. For 15 minutes after
-a deploy the former definition still counts as one in use.
+Services publish their policies in the store, a few seconds after the first use
+of each. If processes differ in a policy, each definition has a row, and
+`inspect`, `explain` and `top` use the newest. For 15 minutes after a deploy the
+former definition still counts as one in use.
 
 Exit codes: 0 done, 1 nothing is published.
 
@@ -48,7 +48,7 @@ pub(crate) struct PoliciesArgs {}
 /// The answer as JSON; fields are only ever added.
 #[derive(Serialize)]
 struct Report {
-    /// By name, the newest definition first.
+    /// Sorted by name, with the newest definition first.
     policies: Vec<Row>,
 }
 
@@ -62,9 +62,9 @@ struct Row {
     kinds: Vec<String>,
     enforces_blocks: bool,
     version: String,
-    /// When a process last said that it decides by it, in ms since the Unix epoch.
+    /// The last time at which a process published the policy, in ms since the Unix epoch.
     seen_ms: u64,
-    /// Whether processes differ in it now.
+    /// Whether processes use different definitions now.
     differs: bool,
     #[serde(skip)]
     now_ms: u64,
@@ -153,6 +153,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     }
     let mut differing: Vec<&str> = Vec::new();
     for row in report.policies.iter().filter(|row| row.differs) {
+        // Each definition of such a policy has a row, but one warning is enough.
         if !differing.contains(&&*row.policy) {
             differing.push(&row.policy);
         }
@@ -165,12 +166,12 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 
 /// The limits, for verbs that need them.
 pub(crate) struct Limits {
-    /// Those of the file, or else what services publish; `None` where there are neither.
+    /// The limits from the file, or from the published policies; `None` if there are neither.
     pub(crate) policies: Option<Policies>,
-    /// The policies in which they are not those of every process.
+    /// The policies with other limits in some processes.
     pub(crate) differing: Vec<Differing>,
     pub(crate) source: Source,
-    /// Why what services publish could not be read; `None` where it could.
+    /// The reason why the published policies could not be read; `None` if they were.
     pub(crate) unpublished: Option<String>,
 }
 
@@ -182,7 +183,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Of a policy or a rule that is stored.
+    /// Completes a sentence about a stored policy or rule that this source does not have.
     pub(crate) const fn lacks(self) -> &'static str {
         match self {
             Self::File => "the file does not have",
@@ -191,21 +192,21 @@ impl Source {
     }
 }
 
-/// A policy that services publish otherwise than the file has it, or in two ways at once. Fields are only ever added.
+/// A policy that services publish with other limits than the file, or in two versions. Fields are only ever added.
 #[derive(Clone, Serialize)]
 pub(crate) struct Differing {
     pub(crate) policy: String,
-    /// As services publish it, the newest first: several while processes differ.
+    /// The published definitions, the newest first. There are several while processes differ.
     pub(crate) published: Vec<String>,
-    /// As the file has it; null without a file.
+    /// The definition in the file; null without a file.
     pub(crate) file: Option<String>,
-    /// Whether it is more than a shadow in one of these.
+    /// Whether the policy is more than a shadow in one of these definitions.
     #[serde(skip)]
     pub(crate) may_deny: bool,
 }
 
 impl Differing {
-    /// `None` where all say the same of the limits.
+    /// `None` if all definitions have the same limits.
     fn of(definitions: &[PublishedPolicy], of_file: Option<&Policy>) -> Option<Self> {
         let mut published: Vec<&Policy> = Vec::new();
         for policy in in_use(definitions).map(PublishedPolicy::policy) {
@@ -241,7 +242,7 @@ impl Differing {
     }
 }
 
-/// A policy as far as it limits.
+/// The parts of a policy that limit.
 fn definition(policy: &Policy) -> String {
     let ban = policy.banned_by().map(|ban| format!(" with the ban {ban}"));
     let shadow = if policy.is_shadow() {
@@ -252,7 +253,7 @@ fn definition(policy: &Policy) -> String {
     format!("{policy}{}{shadow}", ban.unwrap_or_default())
 }
 
-/// Reads the limits, and warns of differences.
+/// Reads the limits, and warns about differences.
 pub(crate) async fn limits(
     settings: &Settings,
     file: Option<&Path>,
@@ -264,8 +265,8 @@ pub(crate) async fn limits(
     };
     let mut unpublished = None;
     let published = inspector.policies().await.unwrap_or_else(|error| {
-        // A missing right: the verb does not need it otherwise. They may be on another node of a cluster than the
-        // identity.
+        // A missing right is no reason for a warning: the verb works without it, and in a cluster the published
+        // policies may be on another node than the identity.
         if error.kind() != StoreErrorKind::AccessDenied {
             warn(format_args!("published policies are not read: {error}"));
         }
@@ -320,7 +321,7 @@ fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPol
     by_name
 }
 
-/// The definitions that were seen at about the same time as the newest, which is the first.
+/// The definitions that were published at about the same time as the newest. The newest comes first.
 fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPolicy> {
     let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
     definitions
@@ -328,8 +329,8 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
         .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
 }
 
-/// Why a block of this key may hold nowhere, as far as services publish it: no policy for keys of this kind enforces
-/// blocks. Layers that look keys up without a policy are not published. `None` also where that is not known.
+/// The reason why a block of this key may have no effect: no published policy for keys of this kind enforces blocks.
+/// Layers that look up keys without a policy are not published. `None` if nothing is published for the kind.
 pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
     let published = by_name(published.to_vec());
     let in_use = published.values().flat_map(|it| in_use(it));
@@ -348,7 +349,7 @@ pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option
     ))
 }
 
-/// A failure policy is no limit.
+/// Whether the limits differ. A failure policy is no limit.
 fn is_other(policy: &Policy, other: &Policy) -> bool {
     policy.rules() != other.rules()
         || policy.banned_by() != other.banned_by()

@@ -1,4 +1,4 @@
-//! [`Reading`]: what is stored for one identity, and the policies that it is compared with.
+//! [`Reading`]: everything that is stored for one identity, and the policies to compare it with.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,11 +24,11 @@ use super::{
     text::millis,
 };
 
-/// The arguments of verbs that read what is stored for an identity.
+/// The arguments of verbs that read the counts of an identity.
 #[derive(Args)]
 pub(crate) struct ReadArgs {
-    /// The service's policies, instead of those that it publishes. Without either all keys of the server are looked
-    /// at, to find those of the identity [default: `policies` of the configuration file]
+    /// The service's policies, instead of those that it publishes. Without either, the tool scans all keys of the
+    /// server to find those of the identity [default: `policies` of the configuration file]
     #[arg(long, value_name = "FILE")]
     pub(crate) policies: Option<PathBuf>,
 
@@ -36,48 +36,48 @@ pub(crate) struct ReadArgs {
     #[arg(long = "policy", value_name = "NAME")]
     pub(crate) only: Vec<String>,
 
-    /// Take this machine's time for the server's: behind a proxy that does not pass TIME on, such as twemproxy
+    /// Use this machine's time: behind a proxy that does not pass TIME on, such as twemproxy
     #[arg(long)]
     pub(crate) local_clock: bool,
 }
 
-/// What is stored for an identity at a time.
+/// Everything that is stored for an identity at one time.
 pub(crate) struct Reading {
-    /// As it is stored: a secret is a hash.
+    /// The stored form: a secret is a hash.
     pub(crate) identity: String,
     /// The server's clock.
     pub(crate) now_ms: u64,
-    /// Whether the identity is blocked, whatever it has used.
+    /// The block of the identity. Independent of the counts.
     pub(crate) block: StoredBlock,
-    /// Denials that count towards a ban, whatever the policy.
+    /// The denials that count towards a ban, independent of the policy.
     pub(crate) strikes: StoredResult,
     pub(crate) entries: Vec<Entry>,
-    /// How often the identity was denied; `None` where that was not read.
+    /// The number of denials; `None` if it was not read.
     pub(crate) denied: Option<Vec<DenialReport>>,
-    /// Whether a file or the service tells limits.
+    /// Whether a file or the service supplies limits.
     pub(crate) has_limits: bool,
     pub(crate) source: Source,
-    /// Why what services publish could not be read; `None` where it could.
+    /// The reason why the published policies could not be read; `None` if they were.
     pub(crate) unpublished: Option<String>,
-    /// The policies, of those that were read, whose limits are not those of every process.
+    /// The policies of this reading that have other limits in some processes.
     pub(crate) differing: Vec<Differing>,
-    /// Why the block may hold nowhere; `None` without one, or where that is not known.
+    /// The reason why the block may have no effect; `None` without a block, or if that is not known.
     pub(crate) unenforced: Option<String>,
 }
 
-/// What is stored under one policy.
+/// The stored value under one policy.
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// `None` where no file tells its limits.
+    /// `None` if no file has its limits.
     pub(crate) policy: Option<Policy>,
     pub(crate) stored: StoredResult,
 }
 
-/// Where to read, and under which policies.
+/// The server and the policies to read from.
 pub(crate) struct Reader {
     pub(crate) inspector: Inspector,
     key: Key,
-    /// By name; those without limits are named or found.
+    /// By name. Policies without limits come from arguments or from a scan.
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
     has_limits: bool,
@@ -102,7 +102,7 @@ impl ReadArgs {
         })
     }
 
-    /// Finds out which keys are to be read: those of the policies that are named or in the file, or what a SCAN finds.
+    /// Chooses the keys to read: for the policies in the arguments or the file, or those that a SCAN finds.
     pub(crate) async fn reader(
         &self,
         settings: &Settings,
@@ -120,6 +120,7 @@ impl ReadArgs {
                 .collect(),
             _ if !self.only.is_empty() => self.named(known.as_ref(), from_file)?,
             _ => {
+                // Nothing names a policy, so only a scan finds the keys.
                 let names = found(&inspector, &key).await?.into_iter();
                 names.map(|name| (name, None)).collect()
             }
@@ -156,7 +157,7 @@ impl ReadArgs {
 }
 
 impl Reader {
-    /// Why nothing is found for the identity under these policies.
+    /// The reason why nothing is stored for the identity under these policies.
     pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
         let asked: Vec<&str> = self
             .policies
@@ -205,13 +206,12 @@ impl Reader {
         })
     }
 
-    /// How often the identity was denied lately, under the policies that were read or by a block. `None` without the
-    /// right to know.
+    /// The recent denials of the identity, by these policies or by a block. `None` if the tool may not read them.
     async fn denied(&self, reading: &Reading) -> Option<Vec<DenialReport>> {
         let denials = match self.inspector.denials(reading.now_ms).await {
             Ok(denials) => denials,
             Err(error) if error.code() == Some("NOPERM") => return None,
-            // They may be on another node of a cluster than the identity.
+            // In a cluster, the denials may be on another node than the identity.
             Err(error) => {
                 warn(format_args!("denials are not read: {error}"));
                 return None;
@@ -225,7 +225,7 @@ impl Reader {
     }
 }
 
-/// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
+/// The policies with a stored value for an identity, sorted by name. This scans all keys.
 async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;

@@ -1,4 +1,4 @@
-//! `sluicegate reset`: forgets what an identity has used.
+//! `sluicegate reset`: deletes the counts of an identity.
 
 use std::io::Write;
 
@@ -23,21 +23,21 @@ const EXAMPLES: &str = "\
 Examples:
   sluicegate reset user=alice --policy api   asks first
   sluicegate reset user=alice --policies policies.toml --yes
-  sluicegate reset user=alice                those that are published, asks
+  sluicegate reset user=alice                published policies; asks first
 
-Deletes counts under the policies that are named, or of the file, or else of
-those that services publish. Only where there are none of these, the tool
-looks at all keys of the server to find those of the identity. What it sees
-left under other policies, it names.
+Deletes counts under the policies that you name, or of the file, or else of
+those that services publish. Without any of these, the tool scans all keys of
+the server to find those of the identity. It names other policies with counts
+that it has seen.
 
-The identity starts again from zero under these policies, for all replicas of
-the service, with its next request. There is no way back. A value that cannot
-be read is deleted, too. A block or a ban stays: `sluicegate unblock` ends it.
+With its next request the identity starts again from zero under these policies,
+for all replicas of the service. You cannot undo this. A value that cannot be
+read is also deleted. A block or a ban stays: `sluicegate unblock` ends it.
 
 Exit codes: 0 done, 1 there was nothing to delete, or you said no.
 
 Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); HGETALL for
-published policies; SCAN and DBSIZE where there are none, and for leftovers.";
+published policies; SCAN and DBSIZE without these, and for leftovers.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -59,9 +59,9 @@ struct Report {
     identity: String,
     /// The policies whose counts were deleted.
     deleted: Vec<String>,
-    /// Where none is named: those under which something is left, as far as it is seen.
+    /// Without --policy: other policies with a stored value, within the sample of keys.
     other_policies: Vec<String>,
-    /// What keeps the identity from being served all the same, or why nothing was deleted; null otherwise.
+    /// The block that a reset does not end, or the reason why nothing was deleted; null otherwise.
     warning: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let limiter = server::limiter(store, settings);
         for name in &stored {
-            // The counts belong to the name: the rules do not matter.
+            // Counts belong to the name of a policy, so the rules do not matter.
             let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
             limiter.reset(&policy, &key).await?;
         }
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
     })
 }
 
-/// What a reset does not end: a block or a ban.
+/// The block or ban that a reset does not end.
 fn stays(reading: &Reading) -> Option<String> {
     let how = match BlockReport::of(reading.block.clone(), reading.now_ms) {
         Ok(block) => block?.text(reading.now_ms),
@@ -122,7 +122,7 @@ fn stays(reading: &Reading) -> Option<String> {
     ))
 }
 
-/// The policies under which there is something to delete.
+/// The policies with something to delete.
 fn stored(reading: &Reading) -> Vec<String> {
     let entries = reading.entries.iter();
     let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));

@@ -1,4 +1,4 @@
-//! [`Scan`]: looks at all keys of the servers, slowly enough that they stay free for others.
+//! [`Scan`]: looks at all keys of the servers, slowly enough that other clients do not notice.
 
 use std::{
     cell::Cell,
@@ -17,16 +17,16 @@ use super::{
     text::grouped,
 };
 
-/// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
+/// The number of keys for each SCAN. A server serves nothing else during a SCAN, for less than half a millisecond.
 const BATCH: u32 = 250;
 
-/// What is over so soon needs no bar.
+/// A shorter scan shows no bar.
 const NO_PROGRESS: Duration = Duration::from_secs(1);
 
-/// How busy a server is kept, unless it is said.
+/// The default share of the time in which a server is busy.
 pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
 
-/// With less, a pause would be longer than anybody waits.
+/// With a smaller share, each pause would be too long to wait for.
 const MIN_LOAD: f64 = 0.001;
 
 /// A share of a whole, above 0.
@@ -47,7 +47,7 @@ impl Share {
         }
     }
 
-    /// The same, of the time that a server is kept busy: at least 0.1%.
+    /// Reads a share of the time in which a server is busy: at least 0.1%.
     pub(crate) fn parse_load(text: &str) -> Result<Self, String> {
         match Self::parse(text) {
             Ok(Self(load)) if load < MIN_LOAD => Err("write a share from 0.1% to 100%".into()),
@@ -66,12 +66,12 @@ impl fmt::Display for Share {
     }
 }
 
-/// The error with the node that it is of, where there are several.
+/// Adds the address of the node to an error, if there are several nodes.
 pub(crate) fn of_node(error: Error, server: &Server) -> Error {
     of_address(error, server.node_address())
 }
 
-/// The same of the node that keeps this identity.
+/// Adds the address of the node that keeps this identity.
 pub(crate) fn of_home(error: Error, inspector: &Inspector, key: &Key) -> Error {
     of_address(error, inspector.node_address(key))
 }
@@ -83,19 +83,20 @@ fn of_address(error: Error, address: Option<String>) -> Error {
     }
 }
 
-/// All keys of all servers.
+/// A scan of all keys of all servers.
 pub(crate) struct Scan {
     servers: Vec<Server>,
     load: Share,
     progress: ProgressBar,
-    /// Whether a bar or a message has said that a scan goes on.
+    /// Whether a bar or a message has announced the scan.
     is_announced: Cell<bool>,
-    /// How many keys the servers keep.
+    /// The number of keys on all servers.
     pub(crate) total: u64,
 }
 
 impl Scan {
-    /// Keeps a server busy for at most this share of the time. Shows on stderr how far it is, if that is a terminal.
+    /// Creates a scan that keeps a server busy for at most this share of the time. Shows the progress if stderr is a
+    /// terminal.
     pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
         let servers = inspector.servers().await?;
         let mut total = 0;
@@ -117,7 +118,7 @@ impl Scan {
         })
     }
 
-    /// Calls `found` with each batch of keys that are selected; some may come twice.
+    /// Calls `found` with each batch of selected keys. A key may come twice.
     pub(crate) async fn run(
         &self,
         selection: &Selection,
@@ -140,6 +141,7 @@ impl Scan {
                 if cursor == 0 {
                     break;
                 }
+                // This time includes the network, so the server is idle for longer than `load` requires.
                 let busy = begun.elapsed();
                 tokio::time::sleep(busy.mul_f64(1.0 / self.load.fraction() - 1.0)).await;
             }
@@ -148,7 +150,7 @@ impl Scan {
         Ok(())
     }
 
-    /// On one server, a cursor tells how far it is by its bits from the lowest to the highest.
+    /// With one server, the bits of the cursor show the progress, from the lowest bit to the highest.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -160,7 +162,7 @@ impl Scan {
             self.is_announced.set(true);
             self.progress.set_draw_target(ProgressDrawTarget::stderr());
             if self.progress.is_hidden() {
-                // There is no terminal to draw a bar at.
+                // Without a terminal there is no bar, so print one line.
                 let (total, load) = (grouped(self.total), self.load);
                 anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
             }

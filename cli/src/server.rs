@@ -1,4 +1,4 @@
-//! The server that the settings name.
+//! The server in the settings.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use super::{
     settings::Settings,
 };
 
-/// The names of keys may begin with this, as `RedisStore::prefix` has it.
+/// The maximum length of a prefix, the same as in `RedisStore::prefix`.
 const MAX_PREFIX: usize = 48;
 
-/// Runs a verb that asks the server of these settings; what it says no to is told with its name.
+/// Runs a verb that calls the server in these settings. An error of the server gets its name in front.
 pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime =
         Runtime::new().map_err(|error| Error::usage(format_args!("no runtime: {error}")))?;
     let result = runtime.block_on(verb);
-    // A name that is being resolved would be waited for.
+    // Do not wait for a name that is being resolved.
     runtime.shutdown_timeout(Duration::ZERO);
     result.map_err(|error| match name(settings) {
         Ok((name, origin)) => error.about(format_args!("{name} ({origin})")),
@@ -27,7 +27,7 @@ pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result
     })
 }
 
-/// Connects to the server of these settings, and names its keys as they say: a store, and what reads over it.
+/// Connects to the server in these settings. Returns a store, and an inspector that reads through it.
 pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspector)> {
     let (_, origin) = name(settings)?;
     let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
@@ -40,7 +40,7 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
     if !inspector.is_cluster_node().await? {
         return Ok((store, inspector));
     }
-    // One node keeps some of the keys only, and refuses commands about all others.
+    // One node keeps only some of the keys, and refuses commands about the others.
     let cluster = RedisStore::connect_lazy_cluster([url]).map_err(|error| {
         unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
     })?;
@@ -50,13 +50,13 @@ pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspecto
     Ok((store, inspector))
 }
 
-/// A store that never connects: for the names of keys.
+/// A store that never connects: only for the names of keys.
 pub(crate) fn unconnected(settings: &Settings) -> Result<RedisStore> {
     let store = RedisStore::connect_lazy("redis://127.0.0.1/").map_err(Error::from)?;
     named(store, settings)
 }
 
-/// The store whose keys are named as the settings say.
+/// The store with the prefix and the secret in the settings.
 fn named(store: RedisStore, settings: &Settings) -> Result<RedisStore> {
     let store = store.prefix(valid_prefix(settings.prefix())?);
     Ok(match &settings.secret {
@@ -65,7 +65,7 @@ fn named(store: RedisStore, settings: &Settings) -> Result<RedisStore> {
     })
 }
 
-/// The same store, as a limiter.
+/// A limiter around this store.
 pub(crate) fn limiter(store: RedisStore, settings: &Settings) -> Limiter {
     Limiter::new(store).timeout(settings.timeout())
 }
@@ -85,7 +85,7 @@ fn primary(settings: &Settings) -> &str {
     settings.primary.as_deref().unwrap_or("mymaster")
 }
 
-/// The server as messages name it, without users and passwords, and the setting that it comes from.
+/// The name of the server for messages, without user and password, and the setting that it comes from.
 fn name(settings: &Settings) -> Result<(String, String)> {
     if let Some(url) = &settings.redis {
         let origin = settings.origin("redis");
@@ -111,7 +111,7 @@ fn name(settings: &Settings) -> Result<(String, String)> {
 fn addresses<'a>(urls: impl IntoIterator<Item = &'a String>, origin: &str) -> Result<String> {
     let addresses = urls.into_iter().map(|url| {
         let server = url.as_str().into_connection_info();
-        // Not the URL: there may be a password in it.
+        // Do not print the URL: it may contain a password.
         let server = server.map_err(|_| {
             Error::usage(format_args!(
                 "{origin}: this is no URL of a server: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH, and a \

@@ -1,5 +1,4 @@
-//! [`Settings`]: where the counts are, and how they are named: from the command line, else the environment, else a
-//! file.
+//! [`Settings`]: the server and the names of its keys. The command line comes first, then the environment, then a file.
 
 use std::{
     env, fs,
@@ -18,7 +17,7 @@ use super::{
 const DEFAULT_FILE: &str = "sluicegate.toml";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What one source says, and after [`load`](Self::load) what all of them say together. Not `Debug`: it has passwords.
+/// The settings of one source, or, after [`load`](Self::load), of all together. Not `Debug`, because of the passwords.
 #[derive(Args, Clone, Default, Deserialize)]
 #[command(next_help_heading = "Server options")]
 #[serde(deny_unknown_fields)]
@@ -37,7 +36,7 @@ pub(crate) struct Settings {
     )]
     pub(crate) cluster: Option<Vec<String>>,
 
-    /// Sentinels, separated by commas; they are asked for --primary [env: SLUICEGATE_SENTINEL]
+    /// Sentinels, separated by commas; they name the address of --primary [env: SLUICEGATE_SENTINEL]
     #[arg(
         long,
         global = true,
@@ -47,12 +46,11 @@ pub(crate) struct Settings {
     )]
     pub(crate) sentinel: Option<Vec<String>>,
 
-    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY]
-    /// [default: mymaster]
+    /// The name of the primary: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY] [default: mymaster]
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub(crate) primary: Option<String>,
 
-    /// What the names of all keys begin with, as in `RedisStore::prefix` [env: SLUICEGATE_PREFIX] [default: sluicegate]
+    /// The prefix of all keys, as in `RedisStore::prefix` [env: SLUICEGATE_PREFIX] [default: sluicegate]
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) prefix: Option<String>,
 
@@ -61,23 +59,23 @@ pub(crate) struct Settings {
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) secret: Option<String>,
 
-    /// How long one call of the server, or an attempt to connect, may take [env: SLUICEGATE_TIMEOUT] [default: 2s]
+    /// The timeout of one call, or of an attempt to connect [env: SLUICEGATE_TIMEOUT] [default: 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = text::parse_duration, hide_short_help = true)]
     #[serde(default, deserialize_with = "duration")]
     timeout: Option<Duration>,
 
-    /// How many leading bits of an IPv6 address are one identity, as in `PeerIp::ipv6_prefix`
-    /// [env: SLUICEGATE_IPV6_PREFIX] [default: 64]
+    /// The number of leading bits of an IPv6 address that are one identity, as in `PeerIp::ipv6_prefix` [env:
+    /// SLUICEGATE_IPV6_PREFIX] [default: 64]
     #[arg(long, global = true, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128), hide_short_help = true)]
     #[serde(default, deserialize_with = "ipv6_prefix")]
     ipv6_prefix: Option<u8>,
 
-    /// The policies of the service, for verbs that read them; beside the configuration file. Only in a file: these
+    /// The policies of the service, for verbs that read them; relative to the configuration file. Only for files: these
     /// verbs have an argument of their own.
     #[arg(skip)]
     pub(crate) policies: Option<PathBuf>,
 
-    /// Who names the server, for messages.
+    /// The source that names the server, for messages.
     #[arg(skip)]
     #[serde(skip)]
     source: Source,
@@ -92,7 +90,7 @@ enum Source {
 }
 
 impl Settings {
-    /// Adds the environment and the configuration file to what the command line says.
+    /// Adds the environment and the configuration file to the command line's settings.
     pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self> {
         let environment = Self::from_environment(|name| env::var(name).ok())?;
         let variable = env::var_os("SLUICEGATE_CONFIG").filter(|it| !it.is_empty());
@@ -116,6 +114,7 @@ impl Settings {
     }
 
     fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        // An empty variable counts as not set, so that you can switch one off for a single command.
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let list = |name| get(name).map(|list| list.split(',').map(str::to_owned).collect());
         let timeout = get("SLUICEGATE_TIMEOUT").map(|text| text::parse_duration(&text));
@@ -142,12 +141,12 @@ impl Settings {
     fn from_file(file: &Path) -> Result<Self> {
         let text = fs::read_to_string(file).map_err(|error| Error::file(file, &error))?;
         let mut settings: Self = toml::from_str(&text).map_err(|error| {
-            // Without the line: there may be a password in it.
+            // Do not print the line: it may contain a password.
             let at = Position::of(&text, error.span().map_or(0, |span| span.start));
             let (file, message) = (file.display(), error.message());
             Error::usage(format_args!("{file}:{at}: {message}"))
         })?;
-        // As everybody expects who starts the tool in another folder.
+        // Relative to the configuration file, so that the tool works in any folder.
         settings.policies = settings.policies.map(|path| file.with_file_name(path));
         settings.source = Source::File(file.to_owned());
         Ok(settings)
@@ -157,12 +156,12 @@ impl Settings {
         self.prefix.as_deref().unwrap_or("sluicegate")
     }
 
-    /// The file of policies that an argument names, or else the configuration file.
+    /// The file of policies in an argument, or else in the configuration file.
     pub(crate) fn policies_or<'a>(&'a self, argument: Option<&'a Path>) -> Option<&'a Path> {
         argument.or(self.policies.as_deref())
     }
 
-    /// Where the setting of this name was found: `--redis`, `SLUICEGATE_REDIS`, or `redis` of a file.
+    /// The source of the setting with this name: `--redis`, `SLUICEGATE_REDIS`, or `redis` in a file.
     pub(crate) fn origin(&self, name: &str) -> String {
         match &self.source {
             Source::CommandLine => format!("--{name}"),
@@ -171,7 +170,7 @@ impl Settings {
         }
     }
 
-    /// In how many ways a server is named.
+    /// The number of settings that name a server.
     fn servers(&self) -> usize {
         let named = [
             self.redis.is_some(),
@@ -195,7 +194,7 @@ impl Settings {
         Ok(())
     }
 
-    /// These settings, and where they say nothing, `other`. The server is one setting, however it is named.
+    /// These settings, completed by `other`. All settings that name the server come from one source.
     fn or(self, other: Self) -> Self {
         let server = if self.servers() > 0 { &self } else { &other }.clone();
         Self {
@@ -259,7 +258,7 @@ mod tests {
         assert_eq!(all.timeout(), Duration::from_secs(7));
         assert_eq!(all.primary.as_deref(), Some("file"));
         assert_eq!(all.ipv6_prefix(), 56);
-        // One server, however it is named.
+        // The settings that name the server come from one source.
         assert_eq!(all.cluster.unwrap(), ["redis://a", "redis://b"]);
         assert!(all.redis.is_none());
     }

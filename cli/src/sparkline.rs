@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-/// From little to much; nothing is a dot.
+/// From few units to many. No units are a dot.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws steps, each with the time that it takes and its units, over a span of time; the highest bar is full.
+/// Draws the steps of a span. Each step has a range of times and a number of units. The highest bar is full.
 ///
-/// A step stands in the column that its middle falls into, of which there is at least one.
+/// The middle of a step decides its column. `columns` is at least 1.
 pub(crate) fn sparkline(
     steps: impl IntoIterator<Item = (Range<u64>, u64)>,
     span: &Range<u64>,
@@ -20,6 +20,7 @@ pub(crate) fn sparkline(
         let behind = u128::from(middle.saturating_sub(span.start));
         let column = behind * u128::from(columns) / length;
         let column = usize::try_from(column).unwrap_or(usize::MAX);
+        // A step outside of the span goes into the first or the last column.
         let column = column.min(sums.len() - 1);
         sums[column] = sums[column].saturating_add(units);
     }

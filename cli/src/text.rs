@@ -1,4 +1,4 @@
-//! How the tool reads and writes times, numbers, and text that strangers wrote.
+//! Reads and writes times and numbers, and writes text from strangers safely.
 
 use std::{fmt, time::Duration};
 
@@ -21,7 +21,7 @@ pub(crate) fn parse_date(text: &str) -> Option<Timestamp> {
     text.parse().ok().or_else(in_utc)
 }
 
-/// Whole milliseconds, as far as a number goes.
+/// Whole milliseconds, at most `u64::MAX`.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -31,7 +31,7 @@ pub(crate) fn date(ms: u64) -> String {
     formatted(ms, "%Y-%m-%d %H:%M:%S")
 }
 
-/// The same where there is little room: `22 Nov 14:00:05`.
+/// The same in a shorter form: `22 Nov 14:00:05`.
 pub(crate) fn short_date(ms: u64) -> String {
     formatted(ms, "%d %b %H:%M:%S")
 }
@@ -72,7 +72,7 @@ pub(crate) fn span(ms: u64) -> String {
     }
 }
 
-/// As `strftime` has it.
+/// Formats a time with a format of `strftime`.
 pub(crate) fn formatted(ms: u64, format: &str) -> String {
     let timestamp = i64::try_from(ms)
         .ok()
@@ -105,7 +105,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// A rule whose limit is not known: `?/1m`, `?+10/1s@bucket`.
+/// A rule without its limit: `?/1m`, `?+10/1s@bucket`.
 pub(crate) fn without_limit(rule: &Rule) -> String {
     let rule = rule.to_string();
     format!(
@@ -119,19 +119,19 @@ pub(crate) fn grouped(number: u64) -> String {
     HumanCount(number).to_string().replace(',', "\u{202f}")
 }
 
-/// Text of a stranger in one line, without what a terminal would obey, or what turns the direction of the text around.
+/// Text from a stranger on one line, without control characters and without characters that change its direction.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let shown = |c: char| if is_unsafe(c) { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()
 }
 
-/// An identity, as the tool's arguments name it.
+/// An identity in the form of the tool's arguments.
 pub(crate) fn identity(key: &Key) -> String {
     format!("{}={}", key.kind(), printable(key.value()))
 }
 
-/// Of these words, the one that was probably meant: the same in other letters, or with two mistakes at most.
+/// The word that was probably meant: equal except for case, or with at most two mistakes.
 pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let distances = words
@@ -142,7 +142,7 @@ pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) 
     close.min().map(|(_, it)| it)
 }
 
-/// How many letters have to be put in, left out or replaced to get from one word to the other.
+/// The number of letters to insert, delete or replace to get from one word to the other.
 fn distance(from: &str, to: &str) -> usize {
     let mut row: Vec<usize> = (0..=to.chars().count()).collect();
     for (index, c) in from.chars().enumerate() {
@@ -156,7 +156,7 @@ fn distance(from: &str, to: &str) -> usize {
     row[row.len() - 1]
 }
 
-/// Whether a terminal obeys it, or shows what follows in another order.
+/// Whether a terminal acts on the character, or the character changes the order of the text.
 pub(crate) fn is_unsafe(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || c.is_control()

@@ -26,12 +26,12 @@ Examples:
   sluicegate watch user=alice --policy api --interval 200ms | tee alice.log
   sluicegate watch user=alice --json | jq -c '.policies[].rules[].used'
 
-At a terminal the page is drawn anew at each interval; in a pipe there is
-one line for each change, with its time by the server's clock in UTC, or one
-JSON document as of `inspect`. Ends with Ctrl-C.
+At a terminal, the tool redraws the page at each interval. In a pipe, it prints
+one line for each change, with the time of the server's clock in UTC, or one
+JSON document like `inspect`. Stop with Ctrl-C.
 
-Policies that are not named, nor in a file, are looked for once, in the
-beginning.
+If you name no policies and give no file, the tool looks for policies once, at
+the start.
 
 Rights: as for `inspect`. Nothing is written.";
 
@@ -44,7 +44,7 @@ pub(crate) struct WatchArgs {
     #[command(flatten)]
     read: ReadArgs,
 
-    /// How often to look
+    /// The interval between two readings
     #[arg(long, short, value_name = "TIME", value_parser = text::parse_duration, default_value = "1s")]
     interval: Duration,
 }
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
     })
 }
 
-/// Draws a page at each interval, without end. A server that is away is told of there.
+/// Draws a page at each interval, without end. Shows an error of the server on the page.
 async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Result<()> {
     let mut ticks = ticks(interval);
     let mut latest = None;
@@ -85,6 +85,7 @@ async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Resul
             }
             Err(error) => Some(error),
         };
+        // Keep the latest usage on the page while the server does not answer.
         if let Some(report) = &latest {
             report.write(output)?;
         }
@@ -96,7 +97,7 @@ async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Resul
     }
 }
 
-/// Prints each change, without end. A server that is away is told of once, on stderr.
+/// Prints each change, without end. Reports an outage once, on stderr.
 async fn print(
     reader: &Reader,
     interval: Duration,
@@ -111,6 +112,7 @@ async fn print(
         let reading = match reader.read().await {
             Ok(reading) => reading,
             Err(error) => {
+                // Report an outage once, and not at each reading.
                 if !is_away {
                     error.report();
                 }
@@ -137,7 +139,7 @@ async fn print(
     }
 }
 
-/// What is used, without times: `api 10/1s 3, 120/1m 120 full`; behind the block that holds, if one does.
+/// The usage without times: `api 10/1s 3, 120/1m 120 full`. The text of a block comes first.
 fn line(report: &Report) -> String {
     match &report.blocked {
         Some(block) => format!("{}; {}", block.text_without_span(), used(report)),
@@ -173,7 +175,7 @@ fn ticks(every: Duration) -> tokio::time::Interval {
     ticks
 }
 
-/// Waits for Ctrl-C, or for whatever ends programs.
+/// Waits for Ctrl-C, or for another signal that ends programs.
 async fn interrupted() -> Result<()> {
     let failed = |error| Error::usage(format_args!("Ctrl-C cannot be noticed: {error}"));
     #[cfg(unix)]
@@ -191,9 +193,9 @@ async fn interrupted() -> Result<()> {
     tokio::signal::ctrl_c().await.map_err(failed)
 }
 
-/// The terminal's other page, without a cursor; left when dropped.
+/// The terminal's second page, without a cursor. Leaves the page when dropped.
 ///
-/// Written past [`Output`], which takes everything out that a terminal obeys where colours are not wanted.
+/// Writes directly to stdout, because [`Output`] removes control sequences if colours are not wanted.
 struct Screen;
 
 impl Screen {

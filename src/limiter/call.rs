@@ -80,6 +80,7 @@ impl Limiter {
         let mut scope = observer.and_then(|it| it.on_call(&info()));
         let mut answer = in_scope(&mut scope, begin);
         match answer.known() {
+            // An answer that is ready needs neither a timer nor a task.
             Some(result) => {
                 let timing = self.note(&result, permit, start);
                 Eventual::ready(Answer { result, timing })

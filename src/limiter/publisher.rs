@@ -196,6 +196,7 @@ impl Publisher {
         let answer = self.store.execute(Operation::Publish(policies));
         let result = timeout(TIMEOUT, answer).await;
         let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
+        // A store that does not know this operation will not learn it.
         if let Err(error) = &result
             && error.kind() == StoreErrorKind::InvalidRequest
         {
@@ -205,6 +206,7 @@ impl Publisher {
         if result.is_ok() {
             self.forget_uses();
         }
+        // Warn about the first failure only.
         let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
         if let (Err(error), false) = (&result, had_failed) {
             warning::policies_not_published(error);
@@ -257,6 +259,7 @@ async fn run(publisher: Weak<Publisher>, changed: Arc<Notify>, _running: Running
                 jitter::around(REFRESH)
             }
             Err(_) => {
+                // Wait twice as long after each failure, but keep to the normal interval.
                 retry = (retry * 2).min(REFRESH);
                 sleep_without(publisher, retry / 2).await;
                 continue;

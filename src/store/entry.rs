@@ -1,4 +1,4 @@
-//! [`Entry`]: the counts of one policy and one key, as the memory store keeps them and transactions decide by them.
+//! [`Entry`]: the counts of one policy and one key. The memory store keeps entries, and transactions decide with them.
 
 use smallvec::SmallVec;
 
@@ -10,16 +10,16 @@ use crate::domain::{
     window::{Section, Spec},
 };
 
-/// What is kept for one policy's name and one key: a section for each spec that somebody's rules have.
+/// The counts for one policy's name and one key: a section for each spec among the rules that use this name.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// A single one is in the map itself: each further place in memory has to be waited for.
+    /// A single section lies in the map's own memory, because each pointer costs another cache miss.
     sections: SmallVec<[Section; 1]>,
 }
 
 #[cfg(feature = "bb8")]
 impl Entry {
-    /// An entry of these sections, each of another spec.
+    /// An entry with these sections. Each has another spec.
     pub(super) fn of(sections: Vec<Section>) -> Self {
         Self {
             sections: sections.into(),
@@ -38,7 +38,7 @@ impl Entry {
         }
     }
 
-    /// Counts under each rule of a charge, and answers how often its cost fits all.
+    /// Counts under each rule of a charge. Returns how many times the cost fits under all of them.
     pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
         let cost = charge.cost();
         let mut fitting = u64::MAX;
@@ -47,7 +47,7 @@ impl Entry {
                 section.look(now_ms, rule.limit(), cost)
             });
             let fits = match rule.limit().checked_sub(count.units(rule)) {
-                // What costs nothing fits any number of times, but not above the limit.
+                // A cost of 0 fits any number of times, unless the count is above the limit.
                 Some(left) => left.checked_div(cost).unwrap_or(u64::MAX),
                 None => 0,
             };
@@ -56,7 +56,7 @@ impl Entry {
         u16::try_from(fitting).unwrap_or(u16::MAX)
     }
 
-    /// Adds units, more than 0, under each rule, and counts again.
+    /// Adds units under each rule, and counts again. `units` is more than 0.
     pub(super) fn charge(
         &mut self,
         policy: &Policy,
@@ -69,13 +69,13 @@ impl Entry {
             section.charge(now_ms, rule.limit(), units);
             *count = section.kept();
         }
-        // The policy's own hold what was just charged: only those of others may have to go.
+        // The sections of this policy hold the new units. Only sections of other rules may have to go.
         if self.sections.len() > policy.rules().len() {
             self.tidy(policy, now_ms);
         }
     }
 
-    /// Whether adding `difference` to the steps that were charged would change anything.
+    /// Whether adding `difference` to the charged steps would change a section.
     pub(super) fn would_settle(
         &self,
         usage: PolicyUsage<'_>,
@@ -89,7 +89,7 @@ impl Entry {
         })
     }
 
-    /// Adds `difference` to the steps that were charged, and counts.
+    /// Adds `difference` to the charged steps, and counts again.
     pub(super) fn settle(
         &mut self,
         usage: PolicyUsage<'_>,
@@ -111,18 +111,18 @@ impl Entry {
         self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
     }
 
-    /// Whether it holds nothing that can ever count.
+    /// Whether no section holds a unit that can ever count.
     pub(super) fn is_empty(&self) -> bool {
         self.sections.iter().all(Section::is_empty)
     }
 
-    /// When the last unit of all is released; 0 when there is none.
+    /// The time when the last unit is released; 0 if there are no units.
     pub(super) fn release_ms(&self) -> u64 {
         let releases = self.sections.iter().map(Section::release_ms);
         releases.max().unwrap_or(0)
     }
 
-    /// Calls `read` with the section of this spec, an empty one if there is none.
+    /// Calls `read` with the section of this spec, or with an empty section.
     fn with_section<T>(&self, spec: Spec, read: impl FnOnce(&Section) -> T) -> T {
         let known = self.sections.iter().find(|section| section.spec() == spec);
         match known {
@@ -142,8 +142,8 @@ impl Entry {
         &mut self.sections[index]
     }
 
-    /// Drops the sections that hold nothing. Of those that `policy` does not know, drops what is not believed, and the
-    /// sections that count no more.
+    /// Drops the empty sections. From the sections that `policy` does not know, also drops steps that are not believed,
+    /// and the sections that no longer count.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
         self.sections.retain_mut(|section| {
             let mut rules = policy.rules().iter();
@@ -156,7 +156,7 @@ impl Entry {
     }
 }
 
-/// Each charge, its place or token, and the counts of its rules.
+/// Each charge with its place or token, and with the counts of its rules.
 pub(super) fn by_charge<'a, P: Copy>(
     charges: &'a [Charge],
     places: &'a [P],

@@ -1,4 +1,4 @@
-//! [`Eventual`]: a value that is known at once, or has to be waited for.
+//! [`Eventual`]: a value that is ready, or a future of one.
 
 use std::{
     future::poll_fn,
@@ -6,12 +6,12 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A value that is known at once, or has to be waited for.
+/// A value that is ready, or a future of one.
 ///
-/// What is known costs no allocation, and can be [taken](Self::known) without a task: a store in memory is asked, and a
-/// request passed on, in one go.
+/// A value that is ready needs no allocation, and [`known`](Self::known) takes it without a task. So a decision in
+/// memory and the inner service share one poll of the request.
 pub(crate) enum Eventual<T> {
-    /// `None` once it was taken.
+    /// `None` after you took the value.
     Known(Option<T>),
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
@@ -25,7 +25,7 @@ impl<T> Eventual<T> {
         Self::Pending(Box::pin(future))
     }
 
-    /// Takes the value if it is known already.
+    /// Takes the value if it is ready.
     pub(crate) const fn known(&mut self) -> Option<T> {
         match self {
             Self::Known(value) => value.take(),
@@ -41,7 +41,7 @@ impl<T> Future for Eventual<T> {
 
     /// # Panics
     ///
-    /// When polled again after the value was taken.
+    /// When polled again after it returned the value.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         match &mut *self {
             Self::Known(value) => match value.take() {
@@ -53,7 +53,7 @@ impl<T> Future for Eventual<T> {
     }
 }
 
-/// Waits for all at the same time. Their outputs are in their order.
+/// Waits for all at the same time, and returns their outputs in the order of the futures.
 pub(crate) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     poll_fn(|cx| {

@@ -18,10 +18,10 @@ use crate::{
 
 /// [Executes](Store::execute) operations on any [`Store`], and reads their replies.
 ///
-/// Each method answers the error of the store, such as
-/// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) where it does not know the operation.
+/// Each method returns the store's error, such as [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) if
+/// the store does not know the operation.
 pub trait StoreExt: Store {
-    /// [`Operation::Settle`]; answers what is left.
+    /// [`Operation::Settle`]; returns the usage after settling.
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         let settle = Operation::Settle(settlement.clone());
         read(self.execute(settle), answer_of!(Settle))
@@ -34,14 +34,14 @@ pub trait StoreExt: Store {
         reset.map(drop)
     }
 
-    /// [`Operation::Block`]; answers the block that holds.
+    /// [`Operation::Block`]; returns the block that is in force.
     fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
         let block = self.execute(Operation::Block { key, request });
         read(block, answer_of!(Block))
     }
 
-    /// [`Operation::Ban`]; answers the block that holds, or `None` if there are too few strikes.
+    /// [`Operation::Ban`]; returns the block that is in force, or `None` if there are too few strikes.
     fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let key = key.clone();
         let ban = Operation::Ban {
@@ -79,7 +79,7 @@ pub trait StoreExt: Store {
 
 impl<S: Store + ?Sized> StoreExt for S {}
 
-/// What `read` finds in the reply.
+/// Extracts the answer from the reply with `read`. A reply to another operation is an error.
 pub(crate) fn read<T: Send + 'static>(
     reply: StoreFuture<Reply>,
     read: fn(Reply) -> Option<T>,

@@ -41,74 +41,76 @@ pub use memory::MemoryStore;
 
 /// Keeps the counts and decides atomically.
 ///
-/// The contract, which one test suite holds every store to:
+/// The contract, which one test suite checks for every store:
 ///
-/// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every
-///   rule of its policy, or nothing changes.
-/// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or
-///   nothing among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them
-///   changes nothing else.
-/// - The store's own clock decides, in whole milliseconds; no caller's.
+/// - A check is all or nothing, also against checks that run at the same time: either the store adds every charge to
+///   every rule of its policy, or nothing changes.
+/// - The store decides [shadow charges](Check::shadow_charges) after the others, only if those were admitted, and all
+///   or nothing among themselves. [`Decision::with_shadow`] reports that decision. A failure of the shadows changes
+///   nothing else.
+/// - The store's own clock decides, in whole milliseconds. Callers' clocks have no effect.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
-/// - A future that is dropped leaves each operation either wholly done or not at all.
-/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) has a timeout.
+/// - If you drop a future, the store has executed each operation either completely or not at all.
+/// - A store need not limit its waiting time: the [`Limiter`](crate::Limiter) has a timeout.
 ///
-/// Futures own what they need, so that a caller can keep them without keeping the store.
+/// Futures own their data, so you can keep them longer than the store.
 ///
-/// [`StoreExt`] has a method for each operation that you may want to call yourself.
+/// [`StoreExt`] has a method for each operation that you may want to use.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store",
     note = "a store has to be connected: `RedisStore::connect(url).await?`; for counts in memory, `MemoryStore::new()`"
 )]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides a check and charges it if it is allowed: [`Operation::Check`], by the shortest way.
+    /// Decides a check, and charges if all charges fit. The same as [`Operation::Check`], without the detour by
+    /// `execute`.
     fn check(&self, check: &Check) -> StoreFuture<Decision>;
 
-    /// Does one operation, of any kind. One that the store does not know is answered
-    /// [`unsupported`](Operation::unsupported).
+    /// Executes one operation of any kind. Return [`unsupported`](Operation::unsupported) for operations that your
+    /// store does not know.
     fn execute(&self, operation: Operation) -> StoreFuture<Reply>;
 
-    /// Does several operations, in this order, each all or nothing on its own and answered on its own.
+    /// Executes several operations in this order. Each is all or nothing separately, and has its own result.
     ///
-    /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
-    /// The default [executes](Self::execute) one after the other: it makes the futures of all, and then awaits them in
-    /// this order.
+    /// After an error of the whole call you know nothing about the operations: the store may have executed each of them
+    /// or not. The default [executes](Self::execute) one after the other: it creates all futures, and then awaits them
+    /// in this order.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         one_by_one(self, operations)
     }
 
-    /// The store within, of a layer around a store. The default is `None`.
+    /// The store that this layer wraps. The default is `None`: not a layer.
     ///
-    /// A [`Limiter`](crate::Limiter) looks through it for what it has to know about the stores of this crate.
+    /// A [`Limiter`](crate::Limiter) follows this chain to read the properties of the stores of this crate.
     fn inner(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// For the stores of this crate: what a limiter has to know about this one, apart from those within.
+    /// The properties of this store alone, without those of the store that it wraps. Only for the stores of this crate.
     #[doc(hidden)]
     fn properties(&self) -> Properties<'_> {
         Properties::default()
     }
 }
 
-/// What a [`Limiter`](crate::Limiter) has to know about a store. It asks each layer itself, so that none has to forward
-/// it.
+/// The properties of a store that a [`Limiter`](crate::Limiter) uses. It asks each layer directly, so a layer need not
+/// forward the properties of the store that it wraps.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Properties<'a> {
-    /// Whether the store has several parts that fail apart, so that a failure of one says nothing about the others.
+    /// Whether the store has several parts that fail independently, so that a failure of one says nothing about the
+    /// others.
     pub(crate) fails_apart: bool,
-    /// Where the store wants to know how long a limiter waits for one call, in ms.
+    /// The limiter writes its timeout here, in ms, for a store that uses it.
     pub(crate) timeout_ms: Option<&'a AtomicU64>,
 }
 
-/// The properties of a store and of all stores within it, the outermost first.
+/// The properties of a store and of all stores that it wraps, the outermost first.
 pub(crate) fn properties(store: &dyn Store) -> impl Iterator<Item = Properties<'_>> {
     let layers = std::iter::successors(Some(store), |layer| layer.inner());
     layers.map(Store::properties)
 }
 
-/// Executes operations one after the other; answers at once if all answers are known.
+/// Executes operations one after the other. The returned future is ready if all replies are.
 fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> CallFuture {
     let mut results = Vec::with_capacity(operations.len());
     let replies = operations.into_iter().map(|it| store.execute(it));
@@ -129,7 +131,7 @@ fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> Call
     StoreFuture::ready(Ok(results))
 }
 
-/// A shared store is a store.
+/// You can use a shared store as a store.
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         (**self).check(check)
@@ -152,20 +154,20 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// The future of a call: a result for each of its operations, in their order.
+/// The future of a call: a result for each operation, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
-/// The future of a store's answer: known at once, or to be waited for.
+/// The future of a store's answer. It may be ready from the start.
 ///
-/// A store that answers at once allocates nothing for it.
+/// A store that answers without waiting allocates nothing for the future.
 pub struct StoreFuture<T> {
     answer: Eventual<Result<T, StoreError>>,
-    /// Of an operation that may share its call with others.
+    /// Set for an operation that may share its call with others.
     journey: Option<Journey>,
 }
 
 impl<T> StoreFuture<T> {
-    /// An answer that is known already.
+    /// An answer that is ready.
     #[must_use]
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
@@ -174,7 +176,7 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// An answer that has to be waited for.
+    /// An answer that you have to wait for.
     #[must_use]
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
@@ -183,34 +185,33 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// The same answer, which comes from a call that others may share.
+    /// The same answer, which arrives with a call that others may share.
     #[cfg(feature = "redis")]
     pub(crate) fn travelling(mut self, journey: Journey) -> Self {
         self.journey = Some(journey);
         self
     }
 
-    /// The call that a caller may blame after it has waited this long in vain: none that was in flight for less than
-    /// half of it.
-    /// `None` if the call is the caller's alone.
+    /// The call to blame for a timeout after the caller has `waited` this long. A call that was in flight for less than
+    /// half of that time is not to blame. `None` if the caller shares the call with no other.
     pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
         self.journey.as_ref().map(|it| it.blame(waited / 2))
     }
 
-    /// Takes the answer if it is known already.
+    /// Takes the answer if it is ready.
     pub(crate) const fn known(&mut self) -> Option<Result<T, StoreError>> {
         self.answer.known()
     }
 }
 
 impl<T: Send + 'static> StoreFuture<T> {
-    /// The same answer in another form.
+    /// Converts the answer, and leaves an error unchanged.
     #[must_use]
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> StoreFuture<U> {
         self.then(|result| result.map(change))
     }
 
-    /// What `change` makes of the answer or the error.
+    /// Converts the answer or the error.
     pub(crate) fn then<U>(
         self,
         change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
@@ -225,7 +226,7 @@ impl<T: Send + 'static> StoreFuture<T> {
         }
     }
 
-    /// The answers of both, which are begun and waited for at the same time.
+    /// Waits for both answers at the same time.
     pub(crate) fn both(self, other: Self) -> StoreFuture<Vec<Result<T, StoreError>>> {
         let journey = self.journey.clone();
         let answers = join_all(vec![self, other]);
@@ -235,8 +236,8 @@ impl<T: Send + 'static> StoreFuture<T> {
         }
     }
 
-    /// The same answer. The guard, which is to be made before the call begins, is dropped when the answer is there,
-    /// whatever it is, or when nobody waits for it any more.
+    /// The same answer, with a guard that the caller made before the call began. The guard is dropped when the answer
+    /// or an error arrives, or with this future.
     pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
         self.then(move |result| {
             drop(guard);

@@ -1,4 +1,4 @@
-//! What every store that keeps blocks has to do: tests made by [`blocks!`](crate::blocks).
+//! The contract of stores that keep blocks, as tests: see [`blocks!`](crate::blocks).
 
 use std::{
     convert::Infallible,
@@ -90,7 +90,7 @@ async fn block(store: &dyn Store, key: &Key, until: impl Into<Until>, by: Blocke
     store.block(key, request(until, by)).await.unwrap()
 }
 
-/// A block by an operator, or a ban by a policy that denies all.
+/// A block by an operator, or a ban by a policy that denies everything.
 pub(crate) fn request(until: impl Into<Until>, by: BlockedBy) -> BlockRequest {
     match by {
         BlockedBy::Ban => {
@@ -116,7 +116,7 @@ async fn is_blocked(store: &dyn Store, name: &str) -> bool {
     matches!(decide(store, &[name]).await, Decision::Blocked(_))
 }
 
-/// What is left for each of these users.
+/// The units that each of these users has left.
 async fn left(store: &dyn Store, users: &[&str]) -> Vec<u64> {
     let usage = store.check(&check(users).without_cost()).await.unwrap();
     assert!(usage.is_allowed());
@@ -148,7 +148,7 @@ pub(crate) async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>,
 
 pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestClock) {
     block_user(&store, "alice", at(START_MS + 1_500)).await;
-    // What is between two milliseconds is rounded up.
+    // A time between two milliseconds is rounded up.
     let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
     block_user(&store, "bob", soon).await;
     for name in ["alice", "bob"] {
@@ -187,7 +187,7 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
         assert_eq!(block(&store, &first, long, late).await, long_block);
         assert_eq!(block(&store, &second, long, late).await, long_block);
         assert_eq!(block(&store, &second, short, early).await, long_block);
-        // Of two that end at the same time, the first.
+        // If two blocks end at the same time, the first one counts.
         assert_eq!(block(&store, &third, long, late).await, long_block);
         assert_eq!(block(&store, &third, long, early).await, long_block);
         for key in [first, second, third] {
@@ -201,7 +201,7 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
             clock.set(START_MS);
         }
     }
-    // One that has ended is no block.
+    // A block that has ended is no block.
     let ended = block_user(&store, "alice", Duration::from_secs(1)).await;
     clock.set(START_MS + 1_000);
     let next = block(&store, &user("alice"), Duration::from_millis(1), Ban).await;
@@ -215,7 +215,8 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
 }
 
 async fn details(store: &dyn Store) -> BlockDetails {
-    // The index of a cluster may be on another node, to which a first connection takes longer than a caller waits.
+    // In a cluster, the index may be on another node, and a first connection to that node takes longer than the
+    // timeout.
     for _ in 0..200 {
         let listed = store.blocks(10).await.unwrap();
         if let Some(first) = listed.first() {
@@ -236,7 +237,7 @@ pub(crate) async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     let first = request(HOUR, "scrapes\nprices");
     limiter.block(&alice, first).await.unwrap();
     clock.advance(Duration::from_secs(1));
-    // Ends earlier: nothing of it is kept.
+    // The second block ends earlier, so the store keeps none of its details.
     let earlier = request(HOUR / 2, "again");
     limiter.block(&alice, earlier).await.unwrap();
     let kept = details(&store).await;
@@ -248,7 +249,7 @@ pub(crate) async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     let kept = details(&store).await;
     assert_eq!(kept.created_ms(), Some(START_MS + 1_000));
     assert_eq!((kept.reason(), kept.author()), (None, None));
-    // Checks see the block as ever, next to others in one call.
+    // Checks see the block as before, also next to others in one call.
     let checks = [&["bob"][..], &["alice"], &["bob"]].map(|users| Operation::Check(check(users)));
     let replies = store.call(checks.to_vec()).await.unwrap();
     let allowed = replies.into_iter().map(|reply| match reply.unwrap() {
@@ -304,7 +305,7 @@ pub(crate) async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClo
     assert_eq!(left(&store, &["alice"]).await, [3], "its counts stay");
 }
 
-/// A limiter, and what it decides about a user under a policy that denies all and bans for an hour.
+/// Charges a user under a policy that denies everything and bans for an hour, and waits for the strike.
 async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
     let charge = Charge::new(policy, user(name), 2);
     let decision = limiter.check([charge]).await.unwrap();
@@ -349,7 +350,7 @@ pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
         strike(&limiters[place], &policy, "alice").await
     };
     for (place, at_ms) in [(0, 0), (1, 5_000), (1, 11_000), (0, 12_000)] {
-        // The first is released at 11 s; the second, the third and the fourth are three.
+        // The first strike is released at 11 s, so the fourth one here is the third that counts.
         let decision = decide(place, at_ms).await;
         assert!(matches!(decision, Decision::Denied(_)), "{at_ms}");
     }
@@ -361,7 +362,7 @@ pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
         );
         assert_eq!(blocked.retry_after().map(ms), Some(72_000 - at_ms));
     }
-    // It forgot the strikes, and what it denied was none.
+    // The ban has reset the strikes, and denials during the ban were not strikes.
     for at_ms in [72_000, 72_001, 72_002] {
         assert!(matches!(decide(0, at_ms).await, Decision::Denied(_)));
     }
@@ -395,14 +396,14 @@ pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
     assert_eq!(ban("1/10s@1s").await, None, "its strikes are forgotten");
     store.unblock(&user("alice")).await.unwrap();
 
-    // They count for as long as their rule says.
+    // Strikes count for the time in their rule.
     strike(&limiter, &policy, "alice").await;
     clock.advance(Duration::from_secs(1));
     strike(&limiter, &policy, "alice").await;
     clock.set(START_MS + 11_000);
     assert_eq!(ban("2/10s@1s").await, None);
 
-    // A longer block holds, and the strikes are forgotten.
+    // A longer block stays in force, and the strikes are reset.
     let block = block_user(&store, "alice", 2 * HOUR).await;
     assert_eq!(ban("1/10s@1s").await, Some(block));
     store.unblock(&user("alice")).await.unwrap();
@@ -410,7 +411,7 @@ pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
     assert!(!is_blocked(&store, "alice").await);
 }
 
-/// A store whose alice is unblocked before whatever is called for but checks.
+/// A store that unblocks alice before each operation other than a check.
 #[derive(Debug)]
 struct Unblocking(Arc<dyn Store>);
 
@@ -449,7 +450,7 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
         assert!(matches!(decision, Decision::Denied(_)));
     }
     assert!(!is_blocked(&store, "alice").await);
-    // Her strikes are forgotten.
+    // Unblocking has reset her strikes.
     for expected in [false, true] {
         strike(&limiter, &policy, "alice").await;
         assert_eq!(is_blocked(&store, "alice").await, expected);
@@ -478,7 +479,7 @@ pub(crate) async fn checks_that_enforce_no_blocks_are_not_denied(
     assert!(told[0].is_allowed() && told[2].is_allowed());
     assert!(matches!(told[1], Decision::Blocked(_)));
     assert_eq!(left(&store, &["alice"]).await, [2]);
-    // A check that enforces no blocks is denied by its limits, the others by the block.
+    // Limits deny a check that enforces no blocks; the block denies the other checks.
     for _ in 0..2 {
         assert!(store.check(&plain).await.unwrap().is_allowed());
     }
@@ -501,13 +502,13 @@ pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
         (&["alice", "bob", "carol"][..], "bob"),
         (&["bob", "carol", "alice"], "bob"),
         (&["zoe", "alice", "carol"], "carol"),
-        // An identity is asked for once.
+        // The store looks up each identity once.
         (&["alice", "alice", "alice", "carol"], "carol"),
     ] {
         let blocked = blocked(decide(&store, users).await);
         assert_eq!(blocked.key(), &user(expected), "{users:?}");
     }
-    // Under several policies, too.
+    // The same with several policies.
     let names = ["a", "b", "c"];
     let charges = ["alice", "bob"].iter().flat_map(|name| {
         names.map(|it| Charge::new(&Policy::parse(it, "5/1d").unwrap(), user(name), 1))
@@ -551,7 +552,7 @@ pub(crate) async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClo
         ));
     }
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 2]);
-    // One that nobody is blocked in is filled.
+    // Without a blocked identity, the batch is filled.
     let check = check(&["alice"]);
     let replies = store.call(vec![Operation::Fill { check, count: 9 }]).await;
     let Ok(Reply::Fill(decisions)) = &replies.unwrap()[0] else {
@@ -582,7 +583,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
     let left: Vec<_> = usage.usage().rules().map(|it| it.remaining()).collect();
     assert_eq!(left, [5, 4]);
 
-    // Of shadows alone, none counts.
+    // A check with nothing but shadows is not denied.
     let alone = [Charge::new(&trial.shadow(), user("bob"), 1)];
     let alone = Check::new(alone).unwrap().enforce_blocks(true);
     assert!(store.check(&alone).await.unwrap().is_allowed());
@@ -656,7 +657,7 @@ pub(crate) async fn a_block_holds_though_the_clock_steps_back(
     clock.set(START_MS - 5_000);
     let blocked = blocked(decide(&store, &["alice"]).await);
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(65)));
-    // What ends earlier by the clock of now is no later block.
+    // A block that ends earlier by the store's present clock does not replace the first.
     let block = block_user(&store, "alice", Duration::from_secs(64)).await;
     assert_eq!(block.until_ms(), Some(START_MS + 60_000));
     clock.set(START_MS + 59_999);
@@ -677,13 +678,13 @@ pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, cloc
         let block = block_user(&store, "alice", until).await;
         assert!(block.until_ms().unwrap() <= START_MS, "{until:?}");
         assert!(decide(&store, &["alice"]).await.is_allowed());
-        // Nor when the clock steps back.
+        // The same after the clock has stepped back.
         clock.set(START_MS - 1);
         assert!(!is_blocked(&store, "alice").await, "{until:?}");
         clock.set(START_MS);
         store.reset(&api(), &user("alice")).await.unwrap();
     }
-    // Nor does it end a block.
+    // A time in the past ends no existing block either.
     block_user(&store, "alice", HOUR).await;
     for until in past {
         let block = block_user(&store, "alice", until).await;
@@ -703,7 +704,7 @@ pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
     assert!(is_blocked(&store, "alice").await, "a reset ends no block");
     clock.advance(Duration::from_secs(1));
     assert!(decide(&store, &["alice"]).await.is_allowed());
-    // An identity of another kind is another one.
+    // The same value of another kind is another identity.
     block(&store, &Key::new("ip", "alice"), HOUR, BlockedBy::Operator).await;
     assert!(!is_blocked(&store, "alice").await);
 }
@@ -732,7 +733,7 @@ pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: Te
     assert!(Settlement::new(decision.usage(), |_| 0).is_err());
 }
 
-/// A layer's answer: the status, and what is left under the only rule that it shows.
+/// The layer's answer: the status, and the remaining units in the only shown rule.
 async fn ask(layer: &RateLimitLayer) -> (u16, Option<u64>) {
     let inner =
         service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
@@ -766,7 +767,7 @@ pub(crate) async fn identities_that_are_only_looked_up_are_denied_and_charged_no
         )
         .deny_blocked(users(&["alice", "bob", "carol", "dave"]));
     assert_eq!(ask(&layer).await, (200, Some(4)));
-    // What the identities that are looked up have used is theirs alone.
+    // The usage of each looked-up identity is separate.
     for (left, name) in ["alice", "bob", "carol", "dave"].into_iter().enumerate() {
         limiter.block(&user(name), HOUR).await.unwrap();
         assert_eq!(ask(&layer).await, (403, None), "{name}");

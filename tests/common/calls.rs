@@ -1,5 +1,4 @@
-//! What every store has to do with a call of several operations, with fills and with shadows: tests made by
-//! [`calls!`](crate::calls).
+//! The contract for calls of several operations, for batches and for shadows, as tests: see [`calls!`](crate::calls).
 
 use std::time::Duration;
 
@@ -97,7 +96,7 @@ fn remaining(decision: &Decision) -> Vec<u64> {
         .collect()
 }
 
-/// What is left under each rule.
+/// The units that are left under each rule.
 async fn left(store: &dyn Store, charges: impl IntoIterator<Item = Charge>) -> Vec<u64> {
     remaining(&store.check(&check(charges).without_cost()).await.unwrap())
 }

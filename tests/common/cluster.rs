@@ -8,13 +8,13 @@ const SLOTS: usize = 16_384;
 
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// The primaries, and then their replicas in the same order, as it was in the beginning.
+    /// The primaries, followed by their replicas in the same order, as they were at the start.
     pub(crate) nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// Starts a cluster in which a node that is silent for `node_timeout` is failed over. Slots that no node serves do
-    /// not keep the others from being served.
+    /// Starts a cluster that fails over a node that is silent for `node_timeout`. The cluster serves the other slots if
+    /// no node serves some.
     pub(crate) fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
         let cluster = Self { nodes };
@@ -68,18 +68,18 @@ impl Cluster {
         self.nodes.iter().map(Server::url).collect()
     }
 
-    /// The slot of everything that belongs to this identity: `user=alice`.
+    /// The slot of all keys of this identity: `user=alice`.
     pub(crate) fn slot(&self, identity: &str) -> usize {
         self.nodes[3].run(&format!("CLUSTER KEYSLOT {{{identity}}}"))
     }
 
-    /// The primary that serves this identity in the beginning.
+    /// The index of the primary that serves this identity at the start.
     pub(crate) fn home(&self, identity: &str) -> usize {
         let slot = self.slot(identity);
         (0..3).find(|index| slots(*index).contains(&slot)).unwrap()
     }
 
-    /// Waits until the replica of this primary has taken over, in the eyes of the other primaries.
+    /// Waits until the other primaries see that the replica of this primary has taken over.
     pub(crate) fn wait_for_promotion(&self, primary: usize) {
         let heir = format!("127.0.0.1:{}@", port(&self.nodes[primary + 3]));
         wait("the replica is promoted", || {
@@ -92,7 +92,7 @@ impl Cluster {
         });
     }
 
-    /// From now on new keys of this slot are made at the other primary.
+    /// Begins to move a slot. Nodes create new keys of the slot at the other primary.
     pub(crate) fn begin_move(&self, slot: usize, from: usize, to: usize) {
         let (from, to) = (&self.nodes[from], &self.nodes[to]);
         let () = to.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
@@ -109,7 +109,7 @@ impl Cluster {
         !keys.is_empty()
     }
 
-    /// Moves the keys that are left, and then the slot.
+    /// Moves the remaining keys, and then the slot.
     pub(crate) fn end_move(&self, slot: usize, from: usize, to: usize) {
         while self.move_a_key(slot, from, to) {}
         let id = id(&self.nodes[to]);
@@ -118,7 +118,7 @@ impl Cluster {
         }
     }
 
-    /// Starts all nodes again, after all were killed.
+    /// Restarts all nodes after all have been killed.
     pub(crate) fn restart(&mut self) {
         for node in &mut self.nodes {
             let mut restarts = (0..20).map(|_| {
@@ -134,7 +134,7 @@ impl Cluster {
     }
 }
 
-/// Which slots a primary serves in the beginning.
+/// The slots that a primary serves at the start.
 fn slots(primary: usize) -> std::ops::Range<usize> {
     primary * SLOTS / 3..(primary + 1) * SLOTS / 3
 }

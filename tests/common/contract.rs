@@ -1,4 +1,4 @@
-//! What every store has to do: tests made by [`contract!`](crate::contract).
+//! The contract of stores, as tests: see [`contract!`](crate::contract).
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ macro_rules! contract {
         $crate::contract! { apart $new }
         $crate::contract! { @each $new: a_check_over_many_keys_is_atomic_under_concurrency }
     };
-    // For a store that may decide the keys of one check apart.
+    // For a store that may decide the keys of one check separately.
     (apart $new:path) => {
         $crate::contract! { @each $new:
             a_denied_check_is_charged_nowhere
@@ -101,7 +101,7 @@ async fn try_acquire(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> b
     check(gate, policy, key, cost).await.is_allowed()
 }
 
-/// What is left under each rule.
+/// The units that are left under each rule.
 async fn left(gate: &Limiter, policy: &Policy, key: &str) -> Vec<u64> {
     let peeked = gate.peek([Charge::new(policy, user(key), 0)]);
     remaining(&peeked.await.unwrap())
@@ -111,7 +111,7 @@ fn remaining(usage: &Usage) -> Vec<u64> {
     usage.rules().map(|rule| rule.remaining()).collect()
 }
 
-/// In ms; `None` for never.
+/// The delay in ms; `None` for never.
 fn retry_after(decision: &Decision) -> Option<u64> {
     match decision {
         Decision::Denied(denial) => denial.retry_after().map(ms),
@@ -190,7 +190,7 @@ pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
             Outcome::from(&decision)
         );
     }
-    // Seen from far ahead all is released, and yet nothing was dropped.
+    // Far in the future everything is released, but the store has dropped nothing.
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(remaining(&peek().await.unwrap()), [2, 3]);
     clock.set(START_MS + 500);
@@ -222,7 +222,7 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
         assert_eq!(left(gate, &policy, "alice").await, [MAX_UNITS - 1]);
         clock.advance(Duration::from_millis(1));
     }
-    // Running totals of such numbers soon leave 64 bits.
+    // Running totals of such numbers soon overflow 64 bits.
     for _ in 0..3_000 {
         clock.advance(Duration::from_millis(1_001));
         assert!(try_acquire(gate, &policy, "alice", MAX_UNITS).await);
@@ -230,7 +230,7 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
     assert_eq!(left(gate, &policy, "alice").await, [0]);
 }
 
-/// What counts and the cost together are above 2^53 here, where the script's numbers are no longer exact.
+/// The used units and the cost add up to more than 2^53 here, where the script's numbers are not exact.
 pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -242,12 +242,12 @@ pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter,
     }
 }
 
-/// The script keeps running totals: in four bytes as long as what counts fits into them.
+/// The script stores running totals in four bytes as long as the units that count fit.
 pub(crate) async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: TestClock) {
     for cost in [1 << 25, 1 << 29, 1 << 40, MAX_UNITS / 11] {
         let policy = policy("p", &format!("{}/1s@100ms", 11 * cost));
         let key = cost.to_string();
-        // Eleven steps count at a time.
+        // Eleven steps count at the same time.
         for step in 0..300_u64 {
             assert!(try_acquire(gate, &policy, &key, cost).await, "{step}");
             let room = cost * 10_u64.saturating_sub(step);
@@ -335,7 +335,7 @@ pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, c
     let usage = gate.settle(unused.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&usage), [4, 4]);
 
-    // What was added counts as long as what had been charged with it.
+    // The added units count as long as the units of the charge.
     clock.set(START_MS + 1_000);
     assert_eq!(left(gate, &policy, "alice").await, [4, 4]);
     clock.set(START_MS + 1_001);
@@ -376,12 +376,12 @@ pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clo
     clock.advance(Duration::from_secs(120));
     let usage = gate.settle(down.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&usage), [10, 10]);
-    // Nothing was written either: what had been released is still there for a clock that steps back.
+    // Nothing was written either: after a step back of the clock, the released units still count.
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [10, 1]);
 }
 
-/// The clock was far ahead when the step was charged: from the oldest to it there are more than 2^32 steps.
+/// The clock was far ahead at the charge: there are more than 2^32 steps between that step and the oldest.
 pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
     gate: &Limiter,
     clock: TestClock,
@@ -400,12 +400,12 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
     assert_eq!(left(gate, &policy, "alice").await, [97]);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(left(gate, &policy, "alice").await, [96]);
-    // They stay released when the clock steps back and the step ahead is believed no longer.
+    // They stay released when the clock steps back, and the step ahead is no longer believed.
     clock.set(day(38));
     assert_eq!(left(gate, &policy, "alice").await, [99]);
 }
 
-/// Totals of what is charged outgrow 16 bits in between.
+/// In between, the totals of the charges outgrow 16 bits.
 pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_before(
     gate: &Limiter,
     clock: TestClock,
@@ -422,7 +422,7 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
     assert_eq!(rule.reset_after(), Duration::from_secs(31));
 }
 
-/// What was charged there is forgotten; others charged that step, and one before it, since the clock had stepped back.
+/// The reset forgot this charge. After the clock had stepped back, others charged this step and an earlier one.
 pub(crate) async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1m");
     clock.advance(Duration::from_secs(5));
@@ -535,7 +535,7 @@ pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
     gate.settle(decision.usage(), |_| 2).await.unwrap();
     assert_eq!(left(gate, &old, "alice").await, [7, 7, 4]);
 
-    // A second later the shortest section is dropped with the next write: no clock that steps back brings it back.
+    // A second later, the next write drops the shortest section for good, even if the clock steps back.
     clock.advance(Duration::from_millis(1_001));
     assert!(try_acquire(gate, &new, "alice", 1).await);
     clock.set(START_MS);
@@ -546,7 +546,7 @@ pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, 
     let policy = policy("p", "2/1s@100ms");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 1_000);
-    // Charged to the newest step, not to an older one that would be released too early.
+    // The charge goes to the newest step, since an older step would be released too early.
     let decision = check(gate, &policy, "alice", 1).await;
     let reset_after = decision.usage().rules().next().unwrap().reset_after();
     assert_eq!(ms(reset_after), 1_000 + 100 + 1_000);
@@ -560,7 +560,7 @@ pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, 
     assert!(try_acquire(gate, &policy, "alice", 2).await);
 }
 
-/// Without units there is no newest step, even if there was one.
+/// A key without units has no newest step, even if it had one before.
 pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
     gate: &Limiter,
     clock: TestClock,
@@ -578,7 +578,7 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
     assert_eq!(remaining(&settled), [3, 2]);
 }
 
-/// Whoever writes drops it, also where he has other rules.
+/// Each write drops the step, also a write with other rules.
 pub(crate) async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: TestClock) {
     let (own, other) = (policy("p", "10/1m"), policy("p", "10/1s"));
     clock.advance(Duration::from_secs(3_600));
@@ -664,7 +664,7 @@ pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
     );
     clock.set(START_MS - 2_001);
     assert_eq!(left(gate, &policy, "alice").await, [2]);
-    // Who knows a larger burst waits longer for the clock.
+    // With a larger burst, a state further ahead is believed.
     let larger = Policy::parse("p", "5+1/1s@bucket").unwrap();
     assert_eq!(left(gate, &larger, "alice").await, [3]);
     clock.set(START_MS - 5_001);
@@ -712,7 +712,7 @@ pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: Test
     assert_eq!(left(gate, &policy, "alice").await, [0]);
     clock.set(START_MS - 1_101);
     assert_eq!(left(gate, &policy, "alice").await, [2]);
-    // Nothing was dropped by looking; a charge drops it for good.
+    // A look drops nothing; a charge drops the step for good.
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [0]);
     clock.set(START_MS - 1_101);
@@ -778,7 +778,7 @@ pub(crate) async fn a_check_over_many_keys_is_atomic_under_concurrency(
     _: TestClock,
 ) {
     let (policy, shared) = (policy("own", "12/1h"), policy("shared", "500/1h"));
-    // In opposite orders, and with one key that all share.
+    // Different orders of the keys, and one key that all tasks share.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let (own, all) = (policy.clone(), shared.clone());
     let admitted = by_64_tasks(gate, move |task| {
@@ -796,7 +796,7 @@ pub(crate) async fn a_check_over_many_keys_is_atomic_under_concurrency(
     }
 }
 
-/// How many checks were admitted of 64 tasks that make 40 each.
+/// The number of admitted checks of 64 tasks that make 40 each.
 async fn by_64_tasks(
     gate: &Limiter,
     charges: impl Fn(usize) -> Vec<Charge> + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! What every store has to do that keeps contributors: tests made by [`contributors!`](crate::contributors).
+//! The contract of stores that keep contributors, as tests: see [`contributors!`](crate::contributors).
 
 use std::{sync::Arc, time::Duration};
 
@@ -109,7 +109,7 @@ pub(crate) async fn settling_changes_what_was_contributed(store: Arc<dyn Store>,
     let (limiter, policy) = (patient(store), policy("100/1m"));
     for (user, cost) in [("alice", 0), ("bob", 25), ("carol", 4)] {
         let decision = check(&limiter, &policy, user, 10).await;
-        // Whether it was told before it was settled or not.
+        // The result is the same whether the limiter reports before or after the settlement.
         if user == "carol" {
             assert_eq!(told(&limiter, &policy).await, "bob 25, carol 10");
         }
@@ -154,7 +154,7 @@ pub(crate) async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
     check(&first, &policy, "alice", 5).await;
     check(&second, &policy, "alice", 6).await;
     check(&second, &policy, "bob", 7).await;
-    // The first one has not told of alice before it is asked.
+    // The first limiter reports alice only when it is asked.
     assert_eq!(told(&second, &policy).await, "bob 7, alice 6");
     assert_eq!(told(&first, &policy).await, "alice 11, bob 7");
     check(&first, &policy, "bob", 10).await;
@@ -176,7 +176,7 @@ pub(crate) async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
 }
 
 pub(crate) async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: TestClock) {
-    // Of several rules the longest window counts.
+    // If there are several rules, the longest window counts.
     let (limiter, policy) = (patient(store), policy("100/1s,100/1m"));
     let span_ms = 10_000;
     let start = START_MS - START_MS % span_ms + 1_234;

@@ -1,4 +1,4 @@
-//! What every store has to do that keeps denials: tests made by [`denials!`](crate::denials).
+//! The contract of stores that keep denials, as tests: see [`denials!`](crate::denials).
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ async fn check(limiter: &Limiter, policy: &Policy, user: &str, cost: u64) -> Dec
     limiter.check([charge]).await.unwrap()
 }
 
-/// `api user=alice 4/7 5/9`: denied of all, of the last minute and of the last hour.
+/// `api user=alice 4/7 5/9`: denied requests of all requests, in the last minute and in the last hour.
 fn text(it: &DeniedIdentity) -> String {
     let (policy, identity) = (it.policy().unwrap_or("(blocked)"), it.identity());
     let (minute, hour) = (it.last_minute(), it.last_hour());
@@ -69,7 +69,7 @@ pub(crate) async fn an_identity_that_is_denied_48_percent_of_its_requests_is_lis
     let spacious = policy("api", "1000/1h");
     assert_eq!(listed(&limiter).await, [""; 0]);
     for request in 0..100 {
-        // The first is denied, so that the admissions after it count.
+        // The first request is denied, because admissions count only after a denial.
         let policy = if request % 25 < 12 { &api } else { &spacious };
         check(&limiter, policy, "office", 1).await;
         check(&limiter, &spacious, "alice", 1).await;

@@ -1,4 +1,4 @@
-//! An example that serves, mostly the server example, as a process of its own, killed when dropped.
+//! An example that serves, usually the server example: in a separate process, which is killed on drop.
 
 use std::{
     env,
@@ -16,12 +16,12 @@ pub(crate) struct Example {
 }
 
 impl Example {
-    /// Starts the server example on a port of its choice.
+    /// Starts the server example on a free port.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::run(Self::command().args(["--listen", "127.0.0.1:0"]).args(args))
     }
 
-    /// Starts any server whose first line says where it listens.
+    /// Starts any server that prints the address on the first line.
     pub(crate) fn run(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -42,35 +42,35 @@ impl Example {
         Self { child, address }
     }
 
-    /// What the server example says when it does not serve.
+    /// The output of the server example when it does not serve.
     pub(crate) fn output(args: &[&str]) -> Output {
         Self::command().args(args).output().unwrap()
     }
 
-    /// The program, built as this test was.
+    /// The program, built with the features of this test.
     pub(crate) fn command() -> Command {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
         Command::new(PROGRAM.get_or_init(|| build("server")))
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its process.
+    /// The number of the process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal, such as `HUP`.
+    /// Sends a signal, such as `HUP`.
     pub(crate) fn signal(&self, name: &str) {
         let id = self.id().to_string();
         let kill = Command::new("kill").args(["-s", name, &id]).status();
         assert!(kill.unwrap().success());
     }
 
-    /// Ends it; answers all that it said on stderr.
+    /// Kills the server. Returns its output on stderr.
     pub(crate) fn end(&mut self) -> String {
         let _ = self.child.kill();
         let mut stderr = String::new();
@@ -80,18 +80,18 @@ impl Example {
         stderr
     }
 
-    /// The next line that it says on stderr.
+    /// The next line on stderr.
     pub(crate) fn complaint(&mut self) -> String {
         let pipe = self.child.stderr.as_mut().unwrap();
         let (mut line, mut byte) = (Vec::new(), [0]);
-        // Byte by byte: what follows is for the next call.
+        // Read byte by byte, so that the next line stays in the pipe for the next call.
         while pipe.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
             line.push(byte[0]);
         }
         String::from_utf8(line).unwrap()
     }
 
-    /// Asks it to stop; answers whether it ended well, and all that it said on stderr.
+    /// Asks the server to stop. Returns whether it ended with success, and its output on stderr.
     pub(crate) fn stop(mut self) -> (bool, String) {
         self.signal("TERM");
         let mut stderr = String::new();
@@ -127,7 +127,7 @@ pub(crate) fn features() -> Vec<&'static str> {
     features.into_iter().flatten().collect()
 }
 
-/// The source of an example: a file, or the program of a package of its own.
+/// The source of an example: a file, or the main program of its own package.
 pub(crate) fn source(example: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let file = folder.join(example).with_extension("rs");
@@ -138,14 +138,14 @@ pub(crate) fn source(example: &str) -> PathBuf {
     }
 }
 
-/// The package of an example, where it is not a file of this package.
+/// The package of an example; `None` if the example is a file of this package.
 pub(crate) fn package(example: &str) -> Option<String> {
     let is_package = source(example).ends_with("src/main.rs");
     is_package.then(|| format!("example-{}", example.replace('_', "-")))
 }
 
-/// Builds an example unless it is up to date, with the profile of this test and, of the library, its features. Where
-/// `EXAMPLES_ARE_BUILT` is set, it is believed to be: Cargo need not be asked, which may be compiling for others.
+/// Builds an example with the profile and, for the library, the features of this test. If `EXAMPLES_ARE_BUILT` is set,
+/// does not call Cargo, which may be compiling for other tests.
 pub(crate) fn build(example: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let target = test.ancestors().nth(2).unwrap();
@@ -159,7 +159,8 @@ pub(crate) fn build(example: &str) -> PathBuf {
     }
     let mut cargo = cargo(target);
     match &package {
-        // Nothing but what tests of the library depend on: with one of them, all that is compiled already serves.
+        // Selects only packages that tests of the library depend on, together with one such test, so that Cargo reuses
+        // the compiled dependencies.
         Some(package) if example == "server" => {
             library(&mut cargo).args(["-p", package, "--bin", package, "--test", "suites"])
         }
@@ -179,7 +180,7 @@ fn cargo(target: &Path) -> Command {
         profile => profile,
     };
     let mut cargo = Command::new(env!("CARGO"));
-    // What cargo tells a test of its package makes build scripts of dependencies run anew.
+    // With the variables that cargo sets for a test's package, build scripts of dependencies would run again.
     for (name, _) in env::vars() {
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
             cargo.env_remove(name);

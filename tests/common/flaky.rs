@@ -18,13 +18,13 @@ pub(crate) enum State {
     Up,
     /// Each call fails at once.
     Down,
-    /// No call is answered.
+    /// No call returns.
     Hanging,
-    /// Does a call at once, and answers it a second later.
+    /// Executes a call at once, and answers a second later.
     Slow,
 }
 
-/// Clones share the memory and the state.
+/// A memory store that can fail or hang. Clones share the memory and the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Flaky {
     memory: MemoryStore,

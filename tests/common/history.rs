@@ -1,4 +1,4 @@
-//! Random histories, and what plays them: two stores that must agree, or a store and the model.
+//! Random histories, and players for them: two stores that must agree, or a store and the model.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,23 +17,23 @@ use sluicegate::{
 
 use super::outcome::Outcome;
 
-/// A day's first millisecond, so that every shorter window is aligned to it.
+/// The first millisecond of a day, so that all shorter windows are aligned.
 pub(crate) const START_MS: u64 = 1_700_006_400_000;
 
 const YEAR_MS: u64 = 365 * 86_400_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct History {
-    /// What the clock shows first: the epoch, now and then.
+    /// The start of the clock; sometimes the epoch.
     pub(crate) start_ms: u64,
-    /// For each name, the policies that it stands for in turn.
+    /// For each name, the policies that use that name in turn.
     pub(crate) policies: Vec<Vec<Policy>>,
     pub(crate) steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// How far the clock moves before the step.
+    /// The time that the clock moves before the step.
     pub(crate) gap_ms: i64,
     pub(crate) act: Act,
 }
@@ -42,21 +42,21 @@ pub(crate) struct Step {
 pub(crate) enum Act {
     /// Checks charges of (policy, key, cost).
     Check(Vec<(usize, usize, u64)>),
-    /// Settles one of the admitted checks, if one is left; costs are repeated as needed.
+    /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
-    /// Gives a policy's name its next rules.
+    /// Gives the next rules to the name of a policy.
     NextRules(usize),
-    /// Does all of these in one call.
+    /// Executes all of these in one call.
     Call(Vec<Part>),
-    /// Puts a value that nothing can be done with in the place of what was counted.
+    /// Replaces the counts by a value that the store cannot use.
     Spoil(usize, usize, Spoiled),
 }
 
 /// A part of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// A check that is not a fill; and whether it enforces blocks.
+    /// A single check, and whether it enforces blocks.
     Check(Vec<(usize, usize, u64)>, bool),
     Fill(Vec<(usize, usize, u64)>, u16, bool),
     Settle(Index, Vec<u64>),
@@ -65,7 +65,7 @@ pub(crate) enum Part {
     Unblock(usize),
 }
 
-/// Why a value cannot be read.
+/// The reason why a value cannot be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Spoiled {
     WrongType,
@@ -73,7 +73,7 @@ pub(crate) enum Spoiled {
     Garbage,
 }
 
-/// What a part of a call answers: of each check of it, what was decided, and what its shadows decided.
+/// The answer to a part of a call: the decision of each check, with that of the shadows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
@@ -84,7 +84,7 @@ pub(crate) enum Answer {
     Failed,
 }
 
-/// What came out of an act.
+/// The result of an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Came {
     Nothing,
@@ -92,13 +92,13 @@ pub(crate) enum Came {
     Answers(Vec<Answer>),
 }
 
-/// The histories that the semantics are defined for: the clock goes forward and the rules stay.
+/// Histories within the defined semantics: the clock goes forward and the rules stay.
 pub(crate) fn steady() -> impl Strategy<Value = History> {
     let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
     histories(1, gaps(), acts)
 }
 
-/// All that may happen: also rules that change, clocks that step back and far ahead.
+/// Histories of everything that can happen, also with changed rules, and clocks that step back or far ahead.
 pub(crate) fn wild() -> impl Strategy<Value = History> {
     let acts = prop_oneof![
         8 => checks(),
@@ -110,8 +110,8 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
     histories(3, gaps, acts)
 }
 
-/// Some identities that are checked several times in a millisecond, so that leases of them are worth it: up to their
-/// limits, and again when these are released. The clock goes forward and the rules stay.
+/// A few identities with several checks in each millisecond, so that leases are worth a call: up to their limits, and
+/// again after the release. The clock goes forward and the rules stay.
 pub(crate) fn hot() -> impl Strategy<Value = History> {
     let checks = prop_oneof![
         4 => (0..2_usize).prop_map(|policy| vec![(policy, 0)]),
@@ -140,7 +140,7 @@ pub(crate) fn hot() -> impl Strategy<Value = History> {
     })
 }
 
-/// A configuration for few cases, since each of them is long; the environment may ask for more.
+/// A configuration with few cases, because each case is long. You can ask for more in the environment.
 pub(crate) fn few_cases() -> ProptestConfig {
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
     let default = ProptestConfig::default();
@@ -155,7 +155,7 @@ pub(crate) fn calls() -> impl Strategy<Value = History> {
     calls_of(Just(None::<Act>).boxed())
 }
 
-/// The same, with values that cannot be read.
+/// The same calls, with values that cannot be read.
 pub(crate) fn spoiled_calls() -> impl Strategy<Value = History> {
     let kinds = prop_oneof![
         Just(Spoiled::WrongType),
@@ -199,7 +199,7 @@ fn parts() -> impl Strategy<Value = Part> {
     ]
 }
 
-/// When blocks end: soon, mostly, and some of them have.
+/// The ends of blocks: most are soon, and some are over.
 fn ends() -> impl Strategy<Value = Until> {
     let time = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
     prop_oneof![
@@ -210,7 +210,7 @@ fn ends() -> impl Strategy<Value = Until> {
     ]
 }
 
-/// One key that is charged so much that its totals outgrow what is stored of them: 16 bits, 32, and 53.
+/// One key with so many charges that the totals outgrow their stored form: 16 bits, 32, and 53.
 pub(crate) fn large() -> impl Strategy<Value = History> {
     let bits = prop_oneof![Just(16), Just(32), Just(53)];
     bits.prop_flat_map(|bits| {
@@ -321,7 +321,7 @@ fn rule() -> impl Strategy<Value = Rule> {
             3 => rule.fixed(),
             6 | 7 => {
                 let burst = limit.min(most);
-                // Full within a hundred years: no clock goes much further.
+                // At least one refill within a hundred years, because no clock goes much further.
                 let least = burst * window_ms / (100 * YEAR_MS) + 1;
                 Rule::new(refill.clamp(least, most.max(least)), window).bucket(burst)
             }
@@ -360,7 +360,7 @@ fn costs() -> impl Strategy<Value = u64> {
         8 => Just(1),
         4 => 2..=12_u64,
         1 => Just(100),
-        // Totals outgrow 32 bits, and 53.
+        // Totals that outgrow 32 bits, and 53.
         1 => (1_u64 << 30)..=(1 << 33),
         1 => Just(MAX_UNITS / 2),
         1 => Just(MAX_UNITS),
@@ -368,15 +368,15 @@ fn costs() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// How a player does what stands in one call.
+/// The way in which a player executes the parts of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
     Together,
-    /// Each check by itself, those of a fill too; what a spoiled value makes of it is told without the store.
+    /// Executes each check separately, also those of a batch. A spoiled value gets its answer without the store.
     Apart,
 }
 
-/// Puts a value into the place of a policy's name and a key, in a store of whose values that is possible.
+/// Replaces the value of a policy's name and a key, in stores that allow this.
 type Spoil<'a> = dyn Fn(&str, &Key, Spoiled) + 'a;
 
 /// Plays a history on one store.
@@ -386,7 +386,7 @@ pub(crate) struct Player<'a> {
     calls: Calls,
     spoil: Option<&'a Spoil<'a>>,
     version: Vec<usize>,
-    /// What was admitted and has not been settled.
+    /// Admitted checks that have not been settled.
     open: Vec<Usage>,
     /// The policies and keys whose values cannot be read.
     spoiled: Vec<(usize, usize)>,
@@ -405,12 +405,12 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Does what stands in one call so.
+    /// Sets the way to execute the parts of a call.
     pub(crate) fn calls(self, calls: Calls) -> Self {
         Self { calls, ..self }
     }
 
-    /// Spoils values by this.
+    /// Sets the way to spoil values.
     pub(crate) fn spoil(self, spoil: &'a Spoil<'a>) -> Self {
         Self {
             spoil: Some(spoil),
@@ -418,7 +418,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Answers what came out of it, if anything did, of a single check or settlement.
+    /// Plays an act. Returns the outcome of a single check or settlement.
     pub(crate) async fn play(&mut self, act: &Act) -> Option<Outcome> {
         match self.come(act).await {
             Came::Of(outcome) => Some(outcome),
@@ -426,7 +426,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Answers what came out of it.
+    /// Plays an act. Returns the result.
     pub(crate) async fn come(&mut self, act: &Act) -> Came {
         match act {
             Act::Check(charges) => return Came::Of(self.check(charges).await),
@@ -450,7 +450,7 @@ impl<'a> Player<'a> {
         Came::Nothing
     }
 
-    /// The check of these charges, under the rules of now.
+    /// The check of these charges, under the current rules.
     pub(crate) fn check_of(&self, charges: &[(usize, usize, u64)]) -> Check {
         let charges = charges
             .iter()
@@ -488,7 +488,7 @@ impl<'a> Player<'a> {
         Some(Settlement::new(&usage, cost).unwrap())
     }
 
-    /// What is settled in a call was admitted before it.
+    /// A settlement in a call is for a check before the call.
     async fn call(&mut self, parts: &[Part]) -> Vec<Answer> {
         let operations: Vec<Operation> = parts.iter().filter_map(|it| self.operation(it)).collect();
         let replies = match self.calls {
@@ -537,7 +537,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// One operation by itself; `None` where it touches a value that cannot be read.
+    /// Executes one operation separately; `None` if it touches a value that cannot be read.
     async fn alone(&mut self, operation: Operation) -> Option<Reply> {
         Some(match operation {
             Operation::Check(check) => Reply::Check(self.check_alone(&check).await?),
@@ -548,7 +548,7 @@ impl<'a> Player<'a> {
                     let is_last = !decision.is_allowed();
                     decisions.push(decision);
                     if is_last {
-                        // A denial changes nothing: the others are denied alike.
+                        // A denial changes nothing, so the other checks get the same denial.
                         decisions.resize(count.into(), decisions[decisions.len() - 1].clone());
                         break;
                     }
@@ -581,7 +581,7 @@ impl<'a> Player<'a> {
 
     async fn check_alone(&self, check: &Check) -> Option<Decision> {
         if !self.can_read(check.charges()) {
-            // Of a blocked check no count is looked at.
+            // The decision of a blocked check has no counts.
             let look = enforcing(check.without_cost(), check.enforces_blocks());
             let decision = self.store.check(&look).await.unwrap();
             return Some(decision).filter(|it| matches!(it, Decision::Blocked(_)));
@@ -608,7 +608,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// Keeps some of what was admitted for settlements, and what its shadows charged.
+    /// Keeps some of the admitted checks, and the charges of their shadows, for settlements.
     fn decided(&mut self, decisions: &[Decision]) -> Answer {
         let usages = decisions.iter().take(3).filter(|it| it.is_allowed());
         for usage in usages.map(Decision::usage) {
@@ -642,12 +642,12 @@ pub(crate) fn key_of(index: usize) -> Key {
     Key::new("key", index.to_string())
 }
 
-/// Moves the clock as a step says; never to before the epoch.
+/// Moves the clock by the time in a step, but never before the epoch.
 pub(crate) fn move_clock(clock: &TestClock, gap_ms: i64) {
     clock.set(clock.now_ms().saturating_add_signed(gap_ms));
 }
 
-/// Plays a history on two empty stores that share one clock: they must agree at every step.
+/// Plays a history on two empty stores that share one clock. They must agree at every step.
 pub(crate) async fn agree(
     first: &dyn Store,
     second: &dyn Store,
@@ -658,7 +658,7 @@ pub(crate) async fn agree(
     same(players, clock, history).await;
 }
 
-/// The same with players that are made.
+/// The same with the given players.
 pub(crate) async fn same(
     (mut first, mut second): (Player<'_>, Player<'_>),
     clock: &TestClock,
@@ -677,7 +677,7 @@ pub(crate) async fn same(
     }
 }
 
-/// What differs first: a fill has many decisions.
+/// The first difference, because a batch has many decisions.
 fn difference(left: &Came, right: &Came) -> String {
     let (Came::Answers(lefts), Came::Answers(rights)) = (left, right) else {
         return format!("{left:?} is not {right:?}");

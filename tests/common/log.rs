@@ -1,4 +1,4 @@
-//! An observer that writes down its events.
+//! An observer that records events.
 
 use std::{
     fmt::{Debug, Write},
@@ -13,7 +13,7 @@ use sluicegate::{
     },
 };
 
-/// Writes down all events, in short or in full.
+/// Records all events, in short or in full.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     pub(crate) lines: Arc<Mutex<Vec<String>>>,

@@ -1,6 +1,6 @@
-//! A connection to nowhere: it runs the script in Lua 5.4 and keeps the keys itself.
+//! A connection without a server: runs the script in Lua 5.4, and keeps the keys.
 //!
-//! Redis and Valkey run Lua 5.1; others with their protocol run 5.4, where whole numbers and floats differ.
+//! Redis and Valkey run Lua 5.1. Other servers with their protocol run 5.4, where integers and floats differ.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,27 +16,27 @@ use redis::{
 };
 use sluicegate::Key;
 
-/// What is added to every TTL when the clock is not the server's.
+/// The script adds this to every TTL if the clock is not the server's.
 const SLACK_MS: u64 = 86_400_000;
 
-/// In the version of a call.
+/// A bit in the version of a call.
 const TIME_FOLLOWS: u8 = 128;
 
 type State = Arc<Mutex<Keys>>;
 
-/// The last script that was run, by its source.
+/// The source of the last script, and the compiled function.
 type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
 
-/// The keys, and the time at which each is gone: by the clock of the caller, so that a TTL that is too short is seen.
+/// The keys with their expiry times, by the caller's clock, so that the tests find a TTL that is too short.
 #[derive(Default)]
 struct Keys {
     /// The arguments of the last `EVAL`.
     eval: Vec<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
-    /// The keys of which `GET` answers that they are of another type.
+    /// The keys for which `GET` reports another type.
     of_wrong_type: HashSet<Vec<u8>>,
-    /// The members of the one sorted set.
+    /// The members of the only sorted set.
     index: std::collections::BTreeSet<Vec<u8>>,
 }
 
@@ -46,7 +46,7 @@ impl Keys {
     }
 }
 
-/// Knows `EVAL`, `GET` and `DEL`; answers `EVALSHA` as a server does that has not seen the script.
+/// Executes `EVAL`, `GET` and `DEL`, and answers `EVALSHA` like a server that does not know the script.
 #[derive(Clone)]
 pub(crate) struct LuaServer {
     lua: Lua,
@@ -66,7 +66,7 @@ impl LuaServer {
         }
         lua.globals().set("struct", structs).unwrap();
         let redis = lua.create_table().unwrap();
-        // None of these commands fails here: a wrong one is a panic.
+        // A command that fails is a mistake in the script, so this panics.
         for name in ["call", "pcall"] {
             let keys = Arc::clone(&keys);
             let command = move |lua: &Lua, args: Variadic<LuaValue>| call(lua, &keys, &args);
@@ -88,7 +88,7 @@ impl LuaServer {
         }
     }
 
-    /// The last call again, but of this version.
+    /// Repeats the last call with this version.
     pub(crate) fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
         let mut args = self.keys.lock().unwrap().eval.clone();
         let keys = usize::try_from(number(&args[1])).unwrap();
@@ -97,7 +97,7 @@ impl LuaServer {
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// Puts a value in the place of what a key holds; without one, what it holds is of another type.
+    /// Replaces the value of a key; `None` makes its value one of another type.
     pub(crate) fn put(&self, key: &str, value: Option<&[u8]>) {
         let mut keys = self.keys.lock().unwrap();
         match value {
@@ -115,7 +115,7 @@ impl LuaServer {
         self.keys.lock().unwrap().values.remove(key.as_bytes());
     }
 
-    /// What a key holds.
+    /// The value of a key.
     pub(crate) fn value(&self, key: &str) -> Option<Vec<u8>> {
         let keys = self.keys.lock().unwrap();
         keys.values
@@ -168,7 +168,7 @@ impl LuaServer {
                 "no matching script",
             )
                 .into()),
-            // What the limiter reports in the background needs sorted sets, which are not here.
+            // The limiter's reports in the background need sorted sets, which this server does not have.
             b"EVAL" if args[1].windows(7).any(|it| it == b"ZINCRBY") => Err((
                 ErrorKind::Server(ServerErrorKind::ResponseError),
                 "unknown command",
@@ -230,7 +230,7 @@ impl LuaServer {
         }
     }
 
-    /// Compiled when it is another than the last one: that takes longer than to run it.
+    /// Compiles the script only if the source has changed, since compiling takes longer than running.
     fn script(&self, source: &[u8]) -> Function {
         let mut compiled = self.compiled.lock().unwrap();
         if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {
@@ -241,7 +241,7 @@ impl LuaServer {
         function
     }
 
-    /// The time is the last argument, if the version at the beginning of the first says so: six bytes, the lowest
+    /// If the version at the start of the first argument says so, the last argument is the time: six bytes, the lowest
     /// first.
     fn set_clock(&self, args: &[&[u8]]) {
         let mut keys = self.keys.lock().unwrap();
@@ -259,7 +259,7 @@ fn number(text: &[u8]) -> u64 {
     std::str::from_utf8(text).unwrap().parse().unwrap()
 }
 
-/// The commands that the script may use, with their arguments as Redis takes them.
+/// The commands that the script may use, with the same arguments as in Redis.
 fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
     let args: Vec<Vec<u8>> = args.iter().map(argument).collect();
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
@@ -316,7 +316,7 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Floats that are no whole numbers are errors to every command that the script uses.
+/// A float that is not a whole number is an error for every command that the script uses.
 fn argument(value: &LuaValue) -> Vec<u8> {
     match value {
         LuaValue::String(string) => string.as_bytes().to_vec(),

@@ -1,6 +1,6 @@
-//! The semantics in the simplest form: every charge is kept, and each check adds all of them up.
+//! The semantics in the simplest form: the model keeps every charge, and each check adds them up.
 //!
-//! For clocks that go forward and rules that stay.
+//! Only for clocks that go forward and rules that stay.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use super::{
     outcome::{Denied, Left, Outcome, ms},
 };
 
-/// Of policy and key.
+/// A policy, a key and a cost.
 type Charge = (usize, usize, u64);
 
 pub(crate) struct Model<'a> {
     policies: Vec<&'a Policy>,
     /// The units of each step, by policy, key and rule.
     charged: HashMap<(usize, usize, usize), Vec<(u64, u64)>>,
-    /// What was charged and settled under buckets, and when.
+    /// The times and units of charges and settlements under buckets.
     poured: HashMap<(usize, usize, usize), Vec<(u64, i128)>>,
     open: Vec<(u64, Vec<Charge>)>,
 }
@@ -59,7 +59,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The steps that count, oldest first: when each is released, and its units.
+    /// The steps that count, oldest first: the release time and the units of each.
     pub(crate) fn counting(
         &self,
         now: u64,
@@ -179,7 +179,7 @@ impl<'a> Model<'a> {
         self.poured.entry(bucket).or_default().push((now, units));
     }
 
-    /// What is missing in a bucket, in units · ms: all of its history over again.
+    /// The deficit of a bucket in units · ms, computed from the whole history.
     fn missing(&self, at: u64, bucket: (usize, usize, usize)) -> i128 {
         let rule = &self.policies[bucket.0].rules()[bucket.2];
         let refill = i128::from(rule.refill().unwrap());
@@ -216,7 +216,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// The first millisecond at which this holds, which holds for ever then.
+/// The first millisecond from which on this holds.
 fn first_ms(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let mut after = 0; // it does not hold so much later
     let until = (0..63).map(|bit| 1_u64 << bit);

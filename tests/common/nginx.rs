@@ -1,4 +1,4 @@
-//! A real nginx for one test: one process in a folder of its own, killed when dropped.
+//! A real nginx for one test: one process in a separate folder, killed on drop.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ pub(crate) struct Nginx {
 }
 
 impl Nginx {
-    /// Starts a proxy with this content of its `http` block, made for a free port.
+    /// Starts a proxy. The closure makes the content of the `http` block for a free port.
     pub(crate) fn start(http: impl Fn(u16) -> String) -> Self {
         let mut said = String::new();
         for _ in 0..20 {
@@ -31,7 +31,7 @@ impl Nginx {
             )
             .unwrap();
             let mut child = spawn(&folder);
-            // It listens before it writes the file of its process number.
+            // nginx listens before writing the file with the process number.
             let is_up = || folder.path().join("pid").exists();
             if starts(&mut child, is_up, || log(&folder)) {
                 return Self {
@@ -45,7 +45,7 @@ impl Nginx {
         panic!("no nginx could be started:\n{said}");
     }
 
-    /// Where it listens, for clients of IPv4.
+    /// The address for IPv4 clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -58,7 +58,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Without a master, no worker can outlive the process that is killed. All paths are in the folder.
+/// Without a master process, no worker outlives the killed process. All paths are in the folder.
 fn configuration(http: &str) -> String {
     let folders = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let folders = folders.map(|it| format!("{it}_temp_path {it};")).join(" ");
@@ -70,7 +70,7 @@ fn configuration(http: &str) -> String {
 }
 
 fn spawn(folder: &TempDir) -> Child {
-    // Debian's folder for it is not in the PATH of every user.
+    // Not every user has Debian's folder for this program in the PATH.
     let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
     Command::new("nginx")
         .env("PATH", path)

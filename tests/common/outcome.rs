@@ -1,12 +1,12 @@
-//! All that a decision says, in a form that can be compared: with a vector, with the model, with another store.
+//! A decision in a form that you can compare: with a vector, with the model, or with another store.
 
 use sluicegate::{Decision, Denial, Key, Usage, block::Block};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// For each charge, what is left under each rule.
+    /// The remaining units of each charge under each rule.
     pub(crate) usage: Vec<Vec<Left>>,
-    /// `None` when it was allowed, or blocked.
+    /// `None` if the check was allowed or blocked.
     pub(crate) denied: Option<Denied>,
     pub(crate) blocked: Option<(Key, Block)>,
 }
@@ -58,7 +58,7 @@ impl From<&Usage> for Outcome {
     }
 }
 
-/// A denial names a rule: of equal ones, the first.
+/// The rule that the denial names; among equal rules, the first.
 fn denied(denial: &Denial) -> Denied {
     let usage = denial.usage();
     let places = usage.policies().enumerate().flat_map(|(charge, policy)| {

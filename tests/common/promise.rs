@@ -6,10 +6,10 @@ use sluicegate::{Rule, Store, test_util::TestClock};
 
 use super::history::{Act, History, Player, move_clock};
 
-/// Units that were admitted: when, by which policy and key, how many.
+/// Admitted units: the time, the policy, the key, and their number.
 pub(crate) type Admitted = (u64, usize, usize, u64);
 
-/// Plays the checks of a history, each by the next of some processes.
+/// Plays the checks of a history. The processes take turns.
 pub(crate) async fn admitted(
     processes: &[&dyn Store],
     clock: &TestClock,
@@ -31,7 +31,7 @@ pub(crate) async fn admitted(
             let now_ms = clock.now_ms();
             admitted.extend(charges.map(|&(policy, key, cost)| (now_ms, policy, key, cost)));
         }
-        // What is fetched in the background.
+        // Let the fetches in the background finish.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
@@ -59,7 +59,7 @@ pub(crate) fn assert_promise(history: &History, admitted: &[Admitted]) {
     }
 }
 
-/// In any span, no more than the burst, and what comes back in it.
+/// Any span admits at most the burst and the refill of that span.
 fn assert_bucket(rule: &Rule, window_ms: u128, refill: u128, admitted: &[(u64, u64)]) {
     for (first, (from_ms, _)) in admitted.iter().enumerate() {
         let mut units = 0;
@@ -72,8 +72,7 @@ fn assert_bucket(rule: &Rule, window_ms: u128, refill: u128, admitted: &[(u64, u
     }
 }
 
-/// The most units in any span of the window, both ends included: of when they were admitted, in this order, and how
-/// many.
+/// The most units in any span of the window, both ends included. `admitted` holds times and units, in order of time.
 ///
 /// It is enough to look at the spans that end with an admission.
 pub(crate) fn most_within(window_ms: u64, admitted: &[(u64, u64)]) -> u128 {

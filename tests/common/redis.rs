@@ -1,4 +1,4 @@
-//! A real Redis server for one test: started in a folder of its own, without persistence, and killed when dropped.
+//! A real Redis server for one test: in a separate folder, without persistence, and killed on drop.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ pub(crate) struct Server {
     args: Vec<String>,
     env: Vec<(String, String)>,
     folder: TempDir,
-    /// Made when first used, so that a test can count the connections of others.
+    /// Connects at the first use, so that a test can count the connections of others.
     control: Mutex<Option<redis::Connection>>,
 }
 
@@ -58,35 +58,35 @@ impl Server {
         panic!("no server could be started:\n{}", log(&folder));
     }
 
-    /// Whether it serves: a node of a cluster ends right after it has begun if its second port is taken.
+    /// Whether the server answers. A node of a cluster ends right after the start if the second port is taken.
     pub(crate) fn answers(&self) -> bool {
         let client = redis::Client::open(self.socket_url()).unwrap();
         let connection = client.get_connection();
         connection.is_ok_and(|mut it| redis::cmd("PING").exec(&mut it).is_ok())
     }
 
-    /// Its process, while it runs.
+    /// The number of the process, while it runs.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub(crate) fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// Where it listens; without the password.
+    /// The URL of that address, without the password.
     pub(crate) fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
-    /// Where it listens too, faster.
+    /// The URL of the socket, which is faster.
     pub(crate) fn socket_url(&self) -> String {
         format!("unix://{}", socket(&self.folder))
     }
 
-    /// Sends one command that must succeed, over a connection that is made once; again, where that was closed before:
-    /// sentinels close all connections of a server whose role they change.
+    /// Sends one command that must succeed, over a connection that is kept. Sends the command again if the connection
+    /// was closed: sentinels close all connections of a server when they change its role.
     pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
         let mut control = self.control.lock().unwrap();
         let mut words = command.split(' ');
@@ -127,13 +127,13 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} in {info}"))
     }
 
-    /// Whether this replica of it knows of all that was written so far. (`WAIT` is about its own connection.)
+    /// Whether this replica has received everything that was written so far. (`WAIT` only covers the same connection.)
     pub(crate) fn has_told(&self, replica: &Self) -> bool {
         let written = self.info("replication", "master_repl_offset");
         replica.info("replication", "slave_repl_offset") >= written
     }
 
-    /// How often a command was called, whether it succeeded or not.
+    /// The number of calls of a command, including those that failed.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let info: String = self.run("INFO commandstats");
         let prefix = format!("cmdstat_{}:calls=", command.to_lowercase());
@@ -141,19 +141,19 @@ impl Server {
         line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// Kills the server, as `kill -9` does: nothing is said to the clients.
+    /// Kills the server like `kill -9`, without notice to clients.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         *self.control.get_mut().unwrap() = None;
     }
 
-    /// Forgets what a killed server with `--appendonly yes` would find when it is started again.
+    /// Deletes the data that a killed server with `--appendonly yes` would find after a restart.
     pub(crate) fn wipe(&mut self) {
         let _ = fs::remove_dir_all(self.folder.path().join("appendonlydir"));
     }
 
-    /// Starts a killed server again at the same address; empty, unless its arguments let it keep its data.
+    /// Restarts a killed server at the same address, without data, unless the arguments keep the data.
     pub(crate) fn restart(&mut self) {
         let timeout = Instant::now() + Duration::from_secs(10);
         while Instant::now() < timeout {
@@ -170,12 +170,12 @@ impl Server {
         );
     }
 
-    /// Stops the server (SIGSTOP): its connections stay open, without replies.
+    /// Stops the server (SIGSTOP): connections stay open, without replies.
     pub(crate) fn stop(&self) {
         signal(&self.child, "-STOP");
     }
 
-    /// Lets a stopped server go on.
+    /// Lets a stopped server continue.
     pub(crate) fn cont(&self) {
         signal(&self.child, "-CONT");
     }
@@ -222,7 +222,7 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
         })
 }
 
-/// Waits until a program is up, or has ended, as where another has taken its port.
+/// Waits until a program is up, or has ended, for example because another has the port.
 pub(crate) fn starts(
     child: &mut Child,
     is_up: impl Fn() -> bool,
@@ -239,12 +239,12 @@ pub(crate) fn starts(
     false
 }
 
-/// A server takes its port before it makes its socket.
+/// A server takes its port before it creates its socket, so the socket proves both.
 fn listens(folder: &TempDir) -> bool {
     UnixStream::connect(socket(folder)).is_ok()
 }
 
-/// Below the ports that the system gives to clients: one of those could take the place of a killed server.
+/// A port below those that the system gives to clients, since a client could take the port of a killed server.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = std::process::id().wrapping_mul(97);

@@ -1,4 +1,4 @@
-//! A store with scripted answers, which records its checks.
+//! A store with scripted answers, which records checks.
 
 use std::{
     fmt,
@@ -21,7 +21,7 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    /// The script decides the charges that count, and then the shadows, as a check in which they count.
+    /// The script decides the charges, and then the shadows as if they were charges.
     pub(crate) fn new(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -31,7 +31,7 @@ impl Scripted {
         })
     }
 
-    /// The script decides the shadows by itself.
+    /// The script decides the shadows itself.
     fn whole(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -41,12 +41,12 @@ impl Scripted {
         })
     }
 
-    /// Allows everything, of which one unit counts, for 60 s from the end of a step that ends now.
+    /// Allows everything. One unit counts, for 60 s from the end of a step that ends now.
     pub(crate) fn allowing() -> Arc<Self> {
         Self::new(|check| StoreFuture::ready(allowed(check)))
     }
 
-    /// Denies everything: every rule for this long.
+    /// Denies everything, by every rule for this long.
     pub(crate) fn denying_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
@@ -68,7 +68,7 @@ impl Scripted {
         Self::new(|_| StoreFuture::pending(std::future::pending()))
     }
 
-    /// Cannot decide.
+    /// Fails to decide.
     pub(crate) fn failing() -> Arc<Self> {
         Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
@@ -88,7 +88,7 @@ impl Scripted {
     }
 }
 
-/// Decides both in one call, as a store does. Shadows that cannot be decided are left out.
+/// Decides both in one call, like a store. Leaves out undecided shadows.
 fn with_shadows(script: &Script, check: &Check, shadows: &Check) -> StoreFuture<Decision> {
     let decision = match check.charges() {
         [] => StoreFuture::ready(allowed(check)),
@@ -129,7 +129,7 @@ impl fmt::Debug for Scripted {
 
 pub(crate) const NOW_MS: u64 = 1_000_000;
 
-/// An admission after which the cost, and nothing else, counts under each rule.
+/// An admission: only the cost counts under each rule.
 pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
     decide(check, true, |cost, _| Count {
         used: cost,
@@ -138,7 +138,7 @@ pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
     })
 }
 
-/// A denial by every rule, which are all full.
+/// A denial by every rule: all rules are full.
 pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
     decide(check, false, |_, limit| Count {
         used: limit,
@@ -147,7 +147,7 @@ pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
     })
 }
 
-/// A decision whose counts are made from the cost and the limit of each rule.
+/// A decision with counts that `count` makes from the cost and the limit of each rule.
 pub(crate) fn decide(
     check: &Check,
     admitted: bool,

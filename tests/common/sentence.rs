@@ -1,7 +1,7 @@
 //! Sentences about stores: each is a test of every store.
 //!
-//! They are boxed, and are about any store: a program of tests then has each of them once, not once for each store. It
-//! is compiled in half the time.
+//! They are boxed and independent of the type of the store, so a test program contains each of them once. This halves
+//! the time to compile it.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,10 +10,10 @@ use tokio::runtime::Builder;
 
 use super::{contract::patient, history::START_MS};
 
-/// What a sentence does.
+/// The body of a sentence.
 pub(crate) type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Tests a sentence about what a store answers.
+/// Tests a sentence about the answers of a store.
 pub(crate) fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
     new: fn() -> N,
     sentence: for<'a> fn(&'a Arc<dyn Store>, TestClock) -> Sentence<'a>,
@@ -27,7 +27,7 @@ pub(crate) fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
     });
 }
 
-/// Tests a sentence about what a limiter decides, on several threads.
+/// Tests a sentence about the decisions of a limiter, on several threads.
 pub(crate) fn about_a_limiter<S: Store, N: Future<Output = (S, TestClock)>>(
     new: fn() -> N,
     sentence: for<'a> fn(&'a Limiter, TestClock) -> Sentence<'a>,

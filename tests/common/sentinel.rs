@@ -1,4 +1,4 @@
-//! A primary, its replicas and three sentinels for one test, killed when dropped.
+//! A primary, two replicas and three sentinels for one test, killed on drop.
 
 use std::{
     collections::HashMap,
@@ -17,27 +17,27 @@ use super::{
     sharing::wait,
 };
 
-/// By what name the sentinels know the primary.
+/// The name of the primary for the sentinels.
 pub(crate) const NAME: &str = "mymaster";
 
 /// A majority of three.
 const QUORUM: usize = 2;
 
-/// A sentinel; [`Server`] cannot be one, for it needs a file that it writes to.
+/// A sentinel. [`Server`] cannot start one, because a sentinel writes to the configuration file.
 pub(crate) struct Sentinel {
     child: Child,
     port: u16,
     _folder: TempDir,
 }
 
-/// One name, and its servers.
+/// The servers and the sentinels of one name.
 pub(crate) struct Group {
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Sentinel>,
 }
 
 impl Group {
-    /// Starts a primary with two replicas, which all get these arguments, and waits until all of them know each other.
+    /// Starts a primary with two replicas, all with these arguments, and waits until all of them know each other.
     pub(crate) fn start(args: &[&str]) -> Self {
         let primary = Server::with(args);
         let port = primary.address().port().to_string();
@@ -58,7 +58,7 @@ impl Group {
         group
     }
 
-    /// Waits until all sentinels agree on a primary with two replicas that follow it.
+    /// Waits until all sentinels agree on a primary with two connected replicas.
     pub(crate) fn settle(&self) {
         wait("the group has settled", || {
             let primary = self.primary();
@@ -79,19 +79,19 @@ impl Group {
         });
     }
 
-    /// The index of the server that the first sentinel calls the primary.
+    /// The index of the primary, according to the first sentinel.
     pub(crate) fn primary(&self) -> usize {
         let port = self.sentinels[0].primary().unwrap();
         let is_it = |server: &Server| server.address().port() == port;
         self.servers.iter().position(is_it).unwrap()
     }
 
-    /// Has the sentinels promote another server, as an operator would; answers its index.
+    /// Lets the sentinels promote another server, as an operator would. Returns its index.
     pub(crate) fn fail_over(&self) -> usize {
         let old = self.primary();
         let command = format!("SENTINEL FAILOVER {NAME}");
         wait("there is a failover", || {
-            // Sentinels refuse it while one is under way, and give it up when no replica has reported lately.
+            // Sentinels refuse this while a failover is under way, and abort it if no replica has reported lately.
             self.primary() != old || {
                 let _ = self.sentinels[0].ask::<()>(&command);
                 false
@@ -100,7 +100,7 @@ impl Group {
         self.promoted(old)
     }
 
-    /// Waits until another than this server takes writes, and the sentinels say so.
+    /// Waits until another server accepts writes, and the sentinels say so. Returns its index.
     pub(crate) fn promoted(&self, old: usize) -> usize {
         wait("a replica is promoted", || {
             let new = self.primary();
@@ -109,7 +109,7 @@ impl Group {
         self.primary()
     }
 
-    /// Where the sentinels listen.
+    /// The URLs of the sentinels.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Sentinel::url).collect()
     }
@@ -120,7 +120,7 @@ impl Sentinel {
         Self::watch(primary.address(), "")
     }
 
-    /// Starts a sentinel of a primary that listens there, with more lines of configuration.
+    /// Starts a sentinel of the primary at this address, with more lines of configuration.
     pub(crate) fn watch(primary: SocketAddr, more: &str) -> Self {
         for _ in 0..20 {
             let folder = tempfile::tempdir().unwrap();
@@ -168,8 +168,8 @@ impl Sentinel {
         false
     }
 
-    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often:
-    /// while a primary is down it gets reports of replicas once a second, and would trust none of them.
+    /// Makes the sentinel look ten times as often as usual, if its version can (from Redis 7.0). More often would not
+    /// work: while a primary is down, replicas report once a second, and the sentinel would trust none of them.
     fn hurry(&self) {
         let periods =
             "info-period 1000 ask-period 100 publish-period 200 min-link-reconnect-period 1000";
@@ -180,7 +180,7 @@ impl Sentinel {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port of the server that it calls the primary.
+    /// The port of the server that this sentinel calls the primary.
     pub(crate) fn primary(&self) -> Option<u16> {
         let address = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"));
         let (_, port): (String, u16) = address.ok()?;
@@ -197,7 +197,7 @@ impl Sentinel {
         ask(&self.url(), command)
     }
 
-    /// Lets it take connections, and say nothing.
+    /// Stops the sentinel (SIGSTOP): it accepts connections without replies.
     pub(crate) fn stop(&self) {
         signal(&self.child, "-STOP");
     }
@@ -214,7 +214,7 @@ impl Drop for Sentinel {
     }
 }
 
-/// Sends one command over a connection of its own: a server that is demoted cuts all that it has.
+/// Sends one command over a new connection, because a demoted server closes all its connections.
 pub(crate) fn ask<T: FromRedisValue>(url: &str, command: &str) -> RedisResult<T> {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let mut words = command.split(' ');
@@ -226,7 +226,7 @@ fn replication(server: &Server) -> String {
     ask(&server.socket_url(), "INFO replication").unwrap_or_default()
 }
 
-/// Answers as a sentinel that always names one server.
+/// A sentinel that always names the same server.
 pub(crate) struct Parrot(TcpListener);
 
 impl Parrot {
@@ -246,7 +246,7 @@ impl Parrot {
     }
 }
 
-/// Knows one name. Words come one on a line, and the length of each on a line before it.
+/// Answers for one name. Each word is on a line, with its length on the line before.
 fn repeat(stream: &TcpStream, server: SocketAddr) {
     let port = server.port().to_string();
     let named = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());

@@ -1,4 +1,4 @@
-//! A `RedisStore` together with the server that it needs.
+//! A `RedisStore` together with a server.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ pub(crate) struct Served<T = Arc<Server>, S = RedisStore> {
     _server: T,
 }
 
-/// What the documentation of `store::redis` grants a user.
+/// The rights that the documentation of `store::redis` gives a user.
 pub(crate) const LEAST_RIGHTS: [&str; 8] = [
     "~sluicegate:*",
     "+evalsha",
@@ -34,25 +34,25 @@ pub(crate) const LEAST_RIGHTS: [&str; 8] = [
     "+del",
 ];
 
-/// What it grants him besides, where blocks are to be listed.
+/// More rights, to list blocks.
 pub(crate) const BLOCKS_RIGHTS: [&str; 4] = ["+zadd", "+zrem", "+zremrangebyscore", "+zscan"];
 
-/// What it grants him besides, where charges name who contributes.
+/// More rights, for charges with contributors.
 pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
     ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
 
 impl Served {
-    /// Like [`start`](Self::start), for a user who has no other than the least rights.
+    /// Like [`start`](Self::start), for a user with only the least rights.
     pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
         Self::start_with(&LEAST_RIGHTS).await
     }
 
-    /// The same, with those that contributors need.
+    /// The same, with the rights for contributors.
     pub(crate) async fn start_with_contributors_rights() -> (Self, TestClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
     }
 
-    /// The same, with those that a list of blocks needs.
+    /// The same, with the rights for a list of blocks.
     pub(crate) async fn start_with_blocks_rights() -> (Self, TestClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &BLOCKS_RIGHTS].concat()).await
     }
@@ -66,14 +66,14 @@ impl Served {
         (Self::by(server, store), clock)
     }
 
-    /// A store over the server that tests share. It has counted nothing yet, and has a clock of its own.
+    /// An empty store over the shared server, with a separate clock.
     pub(crate) async fn start() -> (Self, TestClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store), clock)
     }
 
-    /// The same, over a store that shares no calls.
+    /// The same, over a store that does not share calls.
     pub(crate) async fn start_without_sharing() -> (Self, TestClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
@@ -90,18 +90,18 @@ impl<T, S> Served<T, S> {
     }
 }
 
-/// The server of all tests that change nothing in it and run now; each has a prefix and users of its own.
+/// The server of all tests that run now and change nothing in it. Each test has a separate prefix and separate users.
 pub(crate) fn shared_server() -> Arc<Server> {
     static RUNNING: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     shared(&RUNNING, Server::start)
 }
 
-/// Gives a user these rights and no other; answers the URL to log in by.
+/// Gives a user these rights and no others. Returns the URL to log in with.
 pub(crate) fn limited(server: &Server, rights: &[&str]) -> String {
     limited_as("limiter", server, rights)
 }
 
-/// The same for another user each time, and a prefix of his own that rights to `sluicegate:*` allow.
+/// The same for a new user each time, with a separate prefix that rights to `sluicegate:*` allow.
 pub(crate) fn limited_apart(server: &Server, rights: &[&str]) -> (String, String) {
     static USERS: AtomicU32 = AtomicU32::new(0);
     let user = format!("limiter-{}", USERS.fetch_add(1, Ordering::Relaxed));
@@ -115,7 +115,7 @@ fn limited_as(user: &str, server: &Server, rights: &[&str]) -> String {
     server.url().replace("//", &format!("//{user}:sesame@"))
 }
 
-/// Connects, however busy the machine is: an attempt is given up after half a second.
+/// Connects on a busy machine: an attempt fails after half a second, so try again.
 async fn connected(server: &Server) -> RedisStore {
     for _ in 0..20 {
         if let Ok(store) = RedisStore::connect(server.socket_url()).await {
@@ -125,7 +125,7 @@ async fn connected(server: &Server) -> RedisStore {
     panic!("the server does not answer for ten seconds");
 }
 
-/// A store that has counted nothing yet, and its clock. By the socket, since random histories are many calls.
+/// An empty store and a clock. The store uses the socket, since random histories make many calls.
 pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);

@@ -1,14 +1,14 @@
-//! What tests share.
+//! Helpers to share servers between tests, and to wait.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-/// Far above what a busy machine needs, for a failover too.
+/// Far more than a busy machine needs, also for a failover.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The one that runs now, or a new one. It ends with the last test that has it, so that no process is left behind.
+/// The server that runs now, or a new one. It ends with the last test that uses it, so that no process stays behind.
 pub(crate) fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
     let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
     running.upgrade().unwrap_or_else(|| {
@@ -18,7 +18,7 @@ pub(crate) fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> 
     })
 }
 
-/// Waits until this holds.
+/// Waits until the condition holds.
 pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let timeout = Instant::now() + PATIENCE;
     while !holds() {

@@ -1,4 +1,4 @@
-//! An axum server on a port of its own, and a client of it.
+//! An axum server on a free port, and a client of it.
 
 use std::net::SocketAddr;
 

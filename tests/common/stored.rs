@@ -1,4 +1,4 @@
-//! Reads what the script has stored after each step of a history, and compares it.
+//! Compares the values that the script has stored after each step of a history.
 
 use sluicegate::{
     Charge, Decision, MemoryStore, RedisStore, Store,
@@ -17,16 +17,16 @@ use super::{
 
 const KEYS: usize = 3;
 
-/// No key has to live longer.
+/// The maximum time that a key has to live.
 const FOR_EVER_MS: u64 = 1 << 47;
 
-/// What the histories cannot spoil can be read.
+/// The stored value of a key. These histories spoil no value, so reading succeeds.
 async fn value(inspector: &Inspector, policy: &str, key: usize) -> Option<StoredValue> {
     let name = inspector.name(&key_of(key), policy);
     inspector.read(&name).await.unwrap().unwrap()
 }
 
-/// After each step, what is read has the steps of the model that keeps every charge.
+/// After each step, the stored value has the steps of the model that keeps every charge.
 pub(crate) async fn has_the_steps_of_the_model(
     store: &RedisStore,
     clock: &TestClock,
@@ -63,8 +63,8 @@ pub(crate) async fn has_the_steps_of_the_model(
     }
 }
 
-/// After each step, what is read answers all callers, also those with other rules than the last one had, as a store
-/// does that played the same; and it does not expire before the last of it is released.
+/// After each step, the stored value gives all callers the answers of a memory store with the same history, also
+/// callers with other rules. It does not expire before its last unit is released.
 pub(crate) async fn answers_as_the_memory_store(
     store: &RedisStore,
     clock: &TestClock,
@@ -115,7 +115,7 @@ pub(crate) async fn answers_as_the_memory_store(
     }
 }
 
-/// What is decided by what was read before a check is what the script then decides.
+/// A decision from the stored value before a check is the same as the script's decision.
 pub(crate) async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history: &History) {
     use super::history::Act;
 

@@ -20,7 +20,7 @@ pub(crate) async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
     ]
 }
 
-/// Over a manager with the settings that the documentation recommends.
+/// A store over a manager with the settings that the documentation recommends.
 pub(crate) async fn manager(server: &Server) -> RedisStore {
     let config = ConnectionManagerConfig::new()
         .set_number_of_retries(0)
@@ -31,7 +31,7 @@ pub(crate) async fn manager(server: &Server) -> RedisStore {
     RedisStore::from_connection(manager.unwrap())
 }
 
-/// Over a pool of four connections, all of them open.
+/// A store over a pool of four open connections.
 #[cfg(feature = "bb8")]
 pub(crate) async fn pool(server: &Server) -> RedisStore {
     let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();

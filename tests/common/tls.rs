@@ -1,4 +1,4 @@
-//! A Redis server that accepts TLS alone, with certificates made for one test.
+//! A Redis server that accepts only TLS, with certificates for one test.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::redis::{Server, free_port};
 
-/// Who signs certificates.
+/// An authority that signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -20,7 +20,7 @@ pub(crate) struct Identity {
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // Of another name than what it signs, or it would be taken for signed by itself.
+        // The name differs from those of the signed certificates, which would otherwise look self-signed.
         params
             .distinguished_name
             .push(DnType::CommonName, "authority");
@@ -40,7 +40,7 @@ impl Authority {
         }
     }
 
-    /// The settings of a client that trusts this authority alone, and shows this identity.
+    /// The settings of a client that trusts only this authority, and shows this identity.
     pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
         TlsCertificates {
             client_tls: identity.map(|identity| ClientTlsConfig {
@@ -60,7 +60,7 @@ pub(crate) struct TlsServer {
     _folder: TempDir,
 }
 
-/// Where the certificates are.
+/// The paths of the certificates.
 struct Files {
     ca: String,
     cert: String,
@@ -68,7 +68,7 @@ struct Files {
 }
 
 impl TlsServer {
-    /// Starts a server with this identity, which asks for client certificates of the authority if `ask_clients`.
+    /// Starts a server with this identity. With `ask_clients`, it asks for client certificates of the authority.
     pub(crate) fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, pem: &str| write(folder.path(), name, pem);
@@ -98,7 +98,7 @@ impl TlsServer {
         }
     }
 
-    /// Starts a sentinel of this server that has the same certificate; answers its URL, too.
+    /// Starts a sentinel of this server with the same certificate. Returns the sentinel and its URL.
     #[cfg(feature = "sentinel")]
     pub(crate) fn sentinel(&self) -> (super::sentinel::Sentinel, String) {
         let Files { ca, cert, key } = &self.files;

@@ -1,4 +1,4 @@
-//! A subscriber that writes down what is traced.
+//! A subscriber that records traces.
 
 use std::{
     fmt::{Debug, Write},
@@ -15,7 +15,7 @@ use tracing::{
     subscriber::{DefaultGuard, NoSubscriber, set_default, with_default},
 };
 
-/// Writes down spans and events as `level target name field=value …`, and what was entered.
+/// Records spans and events as `level target name field=value …`, and counts the entered spans.
 #[derive(Clone, Default)]
 pub(crate) struct Trace {
     pub(crate) lines: Arc<Mutex<Vec<String>>>,
@@ -35,7 +35,7 @@ impl Visit for Fields {
     }
 }
 
-/// What is traced while this runs, with a paused clock.
+/// The traces of this future, with a paused clock.
 pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
     let trace = Trace {
         below_warn,
@@ -50,7 +50,7 @@ pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<Str
     lines.clone()
 }
 
-/// Writes down the warnings of this thread until the guard is dropped.
+/// Records the warnings of this thread until the guard is dropped.
 pub(crate) fn traced_here() -> (Trace, DefaultGuard) {
     LazyLock::force(&ANOTHER);
     let trace = Trace::default();
@@ -58,12 +58,12 @@ pub(crate) fn traced_here() -> (Trace, DefaultGuard) {
     (trace, guard)
 }
 
-/// While there is one subscriber alone, tracing asks the thread that first comes to an event whether a subscriber wants
-/// it; a thread of another test says no, for all.
+/// A second subscriber. With only one, tracing asks the first thread at an event whether a subscriber wants the event,
+/// and the answer of another test's thread would count for all.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 impl Trace {
-    /// Runs with this as the subscriber of the thread.
+    /// Runs the closure with this subscriber.
     pub(crate) fn during(&self, run: impl FnOnce()) {
         LazyLock::force(&ANOTHER);
         with_default(self.clone(), run);

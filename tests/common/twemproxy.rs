@@ -1,4 +1,4 @@
-//! A real twemproxy (`nutcracker`) for one test, before two servers.
+//! A real twemproxy (`nutcracker`) for one test, in front of two servers.
 
 use std::{
     env, fmt, fs,
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::redis::{Server, free_port, starts};
 
-/// A running proxy and what is behind it.
+/// A running proxy and two servers.
 pub(crate) struct Twemproxy {
     child: Child,
     folder: TempDir,
@@ -18,7 +18,7 @@ pub(crate) struct Twemproxy {
 }
 
 impl Twemproxy {
-    /// Starts a proxy that spreads names over two servers by what stands between these two characters.
+    /// Starts a proxy that spreads keys over two servers by the text between these two characters.
     pub(crate) fn start(hash_tag: &str) -> Self {
         Self::with(hash_tag, "", [Server::start(), Server::start()])
     }
@@ -65,10 +65,10 @@ impl Drop for Twemproxy {
     }
 }
 
-/// It cannot be kept from serving statistics at a port, and ends when that is taken.
+/// The proxy always serves statistics at a port, and ends if that port is taken.
 fn spawn(folder: &TempDir) -> Child {
     let file = |name| folder.path().join(name);
-    // Debian's folder for it is not in the PATH of every user.
+    // Not every user has Debian's folder for this program in the PATH.
     let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
     Command::new("nutcracker")
         .env("PATH", path)

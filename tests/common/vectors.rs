@@ -24,7 +24,7 @@ use super::{
 #[derive(Deserialize)]
 struct File {
     policies: BTreeMap<String, Vec<RuleText>>,
-    /// Of policies, for a limiter.
+    /// The bans of policies, for a limiter.
     bans: Option<BTreeMap<String, String>>,
     steps: Vec<Step>,
 }
@@ -60,9 +60,9 @@ struct Step {
     block: Option<String>,
     by: Option<String>,
     for_ms: Option<u64>,
-    /// Without it, and without `for_ms`, a block is for ever.
+    /// Without this and `for_ms`, the block has no end.
     until_ms: Option<u64>,
-    /// The block that holds then; none if that is over already.
+    /// The block in force afterwards; `None` if the new one is over already.
     holds: Option<BlockText>,
     unblock: Option<String>,
 }
@@ -83,7 +83,7 @@ struct ChargeText {
     cost: u64,
 }
 
-/// Of a check or a settlement, `usage` or `blocked`; of a fill, `decisions`.
+/// `usage` or `blocked` for a check or a settlement, `decisions` for a batch.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
@@ -121,7 +121,7 @@ struct DeniedBy {
     rule: usize,
 }
 
-/// The vectors of this repository, and those of the folder that `SLUICEGATE_VECTORS` names.
+/// Replays the vectors of this repository, and those in the folder that `SLUICEGATE_VECTORS` names.
 pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     replay_folder(&own, &new).await;
@@ -132,13 +132,13 @@ pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) 
     }
 }
 
-/// The vectors of blocks and bans, in a store that keeps them.
+/// Replays the vectors of blocks and bans, for stores that keep these.
 pub(crate) async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/blocks");
     replay_folder(&own, &new).await;
 }
 
-/// Replays every `*.json` of a folder, each against a store of its own; fails if there is none.
+/// Replays every `*.json` of a folder with a new store for each. Fails if there is none.
 async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let mut replayed = 0;
@@ -203,7 +203,7 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
     assert!(!usages.is_empty(), "{name} has no steps");
 }
 
-/// The strikes of a denial are counted before the next step.
+/// Waits until the strikes of a denial are counted before the next step.
 async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name: &str) {
     let mut policies = policies(file);
     for (name, ban) in file.bans.iter().flatten() {

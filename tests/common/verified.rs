@@ -1,4 +1,4 @@
-//! A `DenyCache` whose every repeated refusal is compared with what the store says then.
+//! A `DenyCache` that compares each repeated refusal with the store's own decision.
 
 use std::sync::{
     Arc,
@@ -11,8 +11,8 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-/// Answers what the store says in place of a repeated refusal: asking again changes nothing, since a refused check is
-/// charged nowhere. Operations of one call are done one by one, so that each can be compared.
+/// Asks the store again for each repeated refusal, and returns the store's answer. This changes nothing, because a
+/// refused check is charged nowhere. The operations of a call are executed one by one, so that each can be compared.
 #[derive(Debug)]
 pub(crate) struct Verified<S> {
     cache: DenyCache,
@@ -21,7 +21,7 @@ pub(crate) struct Verified<S> {
 }
 
 impl<S: Store> Verified<S> {
-    /// Both go by one clock.
+    /// The cache and the store share one clock.
     pub(crate) fn new((store, clock): (S, TestClock)) -> (Self, TestClock) {
         let store = Arc::new(store);
         let verified = Self {
@@ -32,7 +32,7 @@ impl<S: Store> Verified<S> {
         (verified, clock)
     }
 
-    /// Counts into this.
+    /// Counts the repeated refusals in `repeated`.
     pub(crate) fn counting(self, repeated: &Arc<AtomicU64>) -> Self {
         Self {
             repeated: Arc::clone(repeated),
@@ -69,7 +69,7 @@ impl<S: Store> Verified<S> {
     }
 }
 
-/// What was charged since may have made the store deny for longer, never for a shorter time.
+/// Later charges may have made the store deny for longer, but never for a shorter time.
 fn assert_repeats(repeated: &Decision, truth: &Decision) {
     let at_ms = [repeated, truth].map(|it| it.usage().decided_at_ms());
     assert_eq!(at_ms[0], at_ms[1]);
@@ -95,7 +95,7 @@ fn assert_repeats(repeated: &Decision, truth: &Decision) {
     }
 }
 
-/// Of any store.
+/// Derived `Clone` would require a store that can be cloned.
 impl<S> Clone for Verified<S> {
     fn clone(&self) -> Self {
         Self {

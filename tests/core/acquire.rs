@@ -32,14 +32,14 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A memory store whose clock is that of the paused runtime, and when it was called.
+/// A memory store with the clock of the paused runtime, which records the times of calls.
 #[derive(Debug)]
 struct Timed {
     store: MemoryStore,
     clock: TestClock,
     start: Instant,
     asked_ms: Mutex<Vec<u128>>,
-    /// From a decision to its answer.
+    /// The time from a decision to the answer.
     latency: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Store for Timed {
     }
 }
 
-/// How many decisions an observer was notified of.
+/// Counts the decisions that an observer was notified of.
 #[derive(Clone, Default)]
 struct Told(Arc<AtomicU32>);
 
@@ -111,7 +111,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The denial was decided before the reset, and arrives after it.
+/// The store decides the denial before the reset, and the denial arrives after the reset.
 #[tokio::test(start_paused = true)]
 async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
     let store = Timed::with_latency(ms(10));
@@ -134,7 +134,7 @@ async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
     assert_eq!(store.asked_ms(), [0, 10, 20, 30]);
 }
 
-/// Waits, and answers when it was admitted, in ms; `None` if it was denied.
+/// Waits. Returns the time of the admission in ms; `None` for a denial.
 #[test]
 fn who_need_not_wait_needs_no_runtime() {
     let limiter = Limiter::new(MemoryStore::new());
@@ -242,7 +242,7 @@ async fn a_caller_behind_one_who_waits_for_more_does_not_overtake_it() {
     admitted_ms(&limiter, &store, 1, LONG).await;
     let more = admitted_ms(&limiter, &store, 2, LONG);
     let less = admitted_ms(&limiter, &store, 1, ms(300));
-    // There is room for it, which is kept for the first.
+    // There is room for the second caller, but the room is kept for the first.
     assert_eq!(tokio::join!(more, less), (Some(1_001), None));
 }
 
@@ -279,14 +279,14 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
     };
     let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
     assert!(patient.unwrap().is_allowed());
-    // One unit waits ahead of the dearer's two: its last is admitted a window later.
+    // One unit waits ahead of the two units of the dearer caller, so its second unit has to wait for another window.
     for (denied, retry_after_ms) in [(same, 6_001), (dearer, 16_002)] {
         let Decision::Denied(denial) = denied.unwrap() else {
             panic!("admitted after 4 s");
         };
         assert_eq!(denial.retry_after(), Some(ms(retry_after_ms)));
     }
-    // Two admissions, two denials, and six that the head of the queue kept to itself: it asks every two seconds.
+    // Two admissions and two denials, and six denials that the head of the queue hid: it asks every two seconds.
     assert_eq!(told.0.load(SeqCst), 10);
 }
 
@@ -393,11 +393,11 @@ async fn callers_are_admitted_in_order_when_an_overdue_turn_is_given_up_and_a_lo
     for caller in lost.iter_mut().chain(&mut polled) {
         assert!(caller.as_mut().now_or_never().is_none());
     }
-    // The last comes first where all are polled.
+    // Poll the last caller first.
     polled.reverse();
     let mut admitted_ms = join_all(polled).await;
     admitted_ms.reverse();
-    // The turn is overdue after 1,201 ms, and the first in the queue says nothing for 200 ms more.
+    // The turn is overdue after 1,201 ms, and the first in the queue is silent for 200 ms more.
     assert_eq!(admitted_ms, [Some(1_401), Some(2_402), Some(3_403)]);
     drop(lost);
 }
@@ -421,7 +421,7 @@ async fn a_caller_that_was_passed_over_keeps_its_place() {
         stalls.as_mut().await
     };
     let (stalls, second, third, fourth) = tokio::join!(stalls, second, third, fourth);
-    // The third has the turn when the first is back.
+    // The third has the turn when the first comes back.
     let expected = [1_401, 2_402, 3_403, 4_404].map(Some);
     assert_eq!([second, third, stalls, fourth], expected);
 }
@@ -457,7 +457,7 @@ async fn callers_with_different_keys_do_not_wait_for_each_other() {
     assert!(limiter.acquire(other, LONG).now_or_never().is_some());
 }
 
-/// Does not answer for so long, and then allows everything.
+/// A store that does not answer for this time, and then allows everything.
 fn stalls_for(stall: Duration) -> Arc<Scripted> {
     let start = Instant::now();
     Scripted::new(move |check| match start.elapsed() < stall {
@@ -623,14 +623,14 @@ async fn a_caller_that_cannot_be_served_in_time_is_denied_at_once_with_the_time_
         };
         (start.elapsed().as_millis(), denied_for)
     });
-    // The fourth does not wait, so the fifth is told the same time.
+    // The fourth does not wait, so the fifth gets the same time.
     let denied = (0, Some(ms(3_003)));
     let served = |at_ms| (at_ms, None);
     let expected = [served(0), served(1_001), served(2_002), denied, denied];
     assert_eq!(join_all(callers).await, expected);
 }
 
-/// Each caller in turn is given just the time that it needs.
+/// The maximum wait of each caller is exactly the time until its turn.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_served_just_in_time_is_not_denied() {
     for rules in [
@@ -672,13 +672,13 @@ async fn a_round_trip_does_not_limit_how_many_are_admitted() {
     for decision in join_all(callers).await {
         assert!(decision.unwrap().is_allowed());
     }
-    // One caller asks first, and then 256 at a time.
+    // One caller asks first, and then 256 at the same time.
     assert_eq!(start.elapsed(), ms(50));
 }
 
 // Blocks
 
-/// Whether a caller under a block was admitted, and after how many ms; it is unblocked after this time.
+/// Whether a caller under a block was admitted, and after how many ms. `unblock` is the time until the block ends.
 async fn admitted_after_block(
     limiter: &Limiter,
     until: Until,
@@ -713,9 +713,10 @@ async fn a_block_is_waited_out_to_the_millisecond_where_the_limiter_says_so_and_
     assert_eq!(run(false, block(), 5_000, LONG).await, (false, 0));
 }
 
-// What is given back
+// Units that are given back
 
-/// When a caller is admitted who waits for all of `2/10s`, in ms; and when the store was asked.
+/// The time in ms at which a caller that waits for all units of `2/10s` is admitted, and the times of the store's
+/// calls.
 async fn admitted_after(change: impl AsyncFnOnce(&Limiter, &Usage)) -> (u128, Vec<u128>) {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
@@ -740,7 +741,7 @@ async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
         let [charge] = calls("2/10s@exact", 0);
         limiter.reset(charge.policy(), charge.key()).await.unwrap();
     };
-    // The name of the policy counts, and clones share the queues.
+    // Only the name of the policy counts, and clones share the queues.
     let reset_by_clone = async |limiter: &Limiter, _: &Usage| {
         let [charge] = calls("7/1m", 0);
         let clone = limiter.clone().on_failure(FailurePolicy::Closed);
@@ -775,7 +776,7 @@ async fn what_gives_nothing_back_wakes_nobody() {
     assert_eq!(admitted_after(other_policy).await, (10_001, expected));
 }
 
-/// When a caller is admitted who waits for all of `2/1h`, in ms, if this limiter resets the key at that time.
+/// The time in ms at which a caller that waits for all units of `2/1h` is admitted. `by` resets the key at `at_ms`.
 async fn admitted_after_reset(limiter: &Limiter, store: &Timed, by: &Limiter, at_ms: u64) -> u128 {
     let charges = || calls("2/1h", 2);
     assert!(limiter.acquire(charges(), LONG).await.unwrap().is_allowed());
@@ -821,7 +822,7 @@ async fn a_caller_under_a_raised_limit_does_not_wait_behind_one_under_the_old() 
     admitted_ms(&limiter, &store, 2, LONG).await;
     let old = at("2/1s@exact", 0);
     let (old, new, next) = tokio::join!(old, at("4/1s@exact", 100), at("4/1s@exact", 200));
-    // The counts are the same: the old limit has room only when what the new one admitted is released, too.
+    // Both rules share the counts, so the old limit has room only after the units of the new one are released.
     assert_eq!((old, new, next), (Some(1_101), Some(100), Some(200)));
 }
 
@@ -830,7 +831,7 @@ async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_bac
     let theirs = Policy::parse("their-api", "1/1h").unwrap();
     let layer = RateLimitLayer::new(Timed::new())
         .limit(theirs, Key::new("account", "ours"))
-        // Long enough for the third, if nothing were given back.
+        // Long enough for the third request, even without refunds.
         .max_wait(LONG * 240)
         .settle(|_, _| 0);
     let client = ServiceBuilder::new()
@@ -847,7 +848,7 @@ async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_bac
     assert_eq!(start.elapsed(), ms(120));
 }
 
-/// The layer around a service that notes when it was called.
+/// The layer around a service that records the times of calls.
 fn client(
     layer: RateLimitLayer,
     called: Arc<Mutex<Vec<Instant>>>,
@@ -931,7 +932,7 @@ async fn a_shadow_is_decided_when_its_caller_is_admitted_and_makes_nobody_wait()
         ));
     }
     assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
-    // The third has to ask twice.
+    // The third caller has to ask twice.
     assert_eq!(store.asked_ms(), [0, 0, 0, 1_001]);
 }
 

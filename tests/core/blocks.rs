@@ -1,4 +1,4 @@
-//! Bans, and blocks over the memory of a process.
+//! Bans and blocks in a memory store.
 
 use std::{
     sync::{Arc, Barrier, Mutex, PoisonError},
@@ -48,7 +48,7 @@ async fn check(limiter: &Limiter, charges: impl IntoIterator<Item = Charge>) -> 
     decision
 }
 
-/// Until when a user is blocked, after the start.
+/// The time until which a user is blocked, in ms after the start.
 async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
     let look = Policy::parse("look", "9/1d").unwrap();
     let look = Charge::new(&look, user(name), 0);
@@ -152,7 +152,7 @@ async fn strikes_under_two_policies_of_one_window_count_together() {
     check(&limiter, [charge(&many, "bob")]).await;
     check(&limiter, [charge(&few, "alice")]).await;
     assert_eq!(blocked(&limiter, "alice").await, Some(60_000));
-    // The ban has forgotten them, those of bob are his.
+    // The ban has reset the strikes of alice, and those of bob are separate.
     check(&limiter, [charge(&many, "bob")]).await;
     assert_eq!(blocked(&limiter, "bob").await, None);
     check(&limiter, [charge(&many, "bob")]).await;
@@ -233,7 +233,7 @@ async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
     assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
 }
 
-/// Whichever is first: the strikes are forgotten, or the ban is ended.
+/// Whichever comes first: either the strikes are reset, or the ban ends.
 #[tokio::test]
 async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
     let store = MemoryStore::new();
@@ -276,7 +276,7 @@ async fn a_ban_ends_no_longer_block() {
     let log = Log::default();
     let limiter = limiter.observer(log.clone());
     let policy = policy("login", "1/1d=1m");
-    // It is not enforced yet when the denial is on its way.
+    // The block is made after the denial, so the denial still counts.
     limiter.check([charge(&policy, "alice")]).await.unwrap();
     limiter.block(&user("alice"), HOUR).await.unwrap();
     limiter.strikes_counted().await;
@@ -301,7 +301,7 @@ async fn who_waits_in_vain_is_struck_once() {
         limiter.strikes_counted().await;
         assert_eq!(blocked(&limiter, "alice").await, expected);
     }
-    // One who is blocked does not wait.
+    // A blocked caller does not wait.
     let decision = limiter.acquire([charge(&policy, "alice")], 2 * HOUR);
     assert!(matches!(decision.await.unwrap(), Decision::Blocked(_)));
 }
@@ -337,7 +337,7 @@ async fn local_decisions_strike_nobody() {
     assert_eq!(store.calls(), 0);
 }
 
-/// Decides by itself, and counts the calls of several operations: strikes are one each.
+/// Decides with a script, and counts the calls of several operations. Each strike is one operation.
 #[derive(Debug)]
 struct Recording {
     scripted: Arc<Scripted>,
@@ -430,7 +430,7 @@ fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
         let decision = futures::executor::block_on(limiter.check([charge(&policy, "alice")]));
         assert!(matches!(decision.unwrap(), Decision::Denied(_)));
     }
-    // A runtime that ends before its task has run leaves nothing behind.
+    // A runtime that ends before the task has run leaves no strikes.
     for _ in 0..3 {
         runtime().block_on(async {
             limiter.check([charge(&policy, "alice")]).await.unwrap();
@@ -499,7 +499,7 @@ async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
     assert_eq!(error.to_string(), "the store has no room for another block");
     assert_eq!(blocked(&limiter, "dave").await, None);
-    // Who is blocked can be blocked for longer, and a time in the past needs no room.
+    // An operator can extend an existing block, and a time in the past needs no room.
     let block = limiter.block(&user("bob"), 2 * HOUR).await.unwrap();
     assert_eq!(block, Block::new(START_MS + 7_200_000, BlockedBy::Operator));
     limiter
@@ -560,7 +560,7 @@ async fn an_operators_block_takes_the_room_of_the_ban_that_ends_first() {
     assert_eq!(blocked(&limiter, "carol").await, Some(3_600_000));
     assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
     assert_eq!(blocked(&limiter, "bob").await, None);
-    // A ban takes nobody's room, but that of blocks that have ended.
+    // A ban replaces no other block, except one that has ended.
     check(&limiter, [charge(&policy("long", "1/1d=2h"), "bob")]).await;
     assert_eq!(blocked(&limiter, "bob").await, None);
     clock.set(START_MS + 3_600_000);

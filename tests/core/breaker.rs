@@ -1,4 +1,4 @@
-//! A store that fails is called once in each interval, and again by all requests as soon as it answers.
+//! A failing store is called once in each interval. All requests call it again as soon as it answers.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ fn charge() -> [Charge; 1] {
     [Charge::new(&policy, Key::new("user", "alice"), 1)]
 }
 
-/// How a store fares that is up or down.
+/// Whether a store is up or down.
 #[derive(Clone, Default)]
 struct Health(Arc<AtomicBool>);
 
@@ -38,7 +38,7 @@ impl Health {
         self.0.store(is_up, SeqCst);
     }
 
-    /// A store that answers `down` while it is down.
+    /// A store that answers with `down` while it is down.
     fn store(
         &self,
         down: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
@@ -50,7 +50,7 @@ impl Health {
         })
     }
 
-    /// A store that is down, and says nothing then.
+    /// A store that does not answer while it is down.
     fn silent() -> (Self, Arc<Scripted>) {
         let health = Self::default();
         let store = health.store(|_| StoreFuture::pending(std::future::pending()));
@@ -58,7 +58,7 @@ impl Health {
     }
 }
 
-/// Answers nothing else.
+/// A store that executes only resets.
 #[derive(Debug)]
 struct ResetsAlone;
 
@@ -83,7 +83,7 @@ async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
         .map(|error| error.kind())
 }
 
-/// Asks until it is decided, once a millisecond; answers how long that took.
+/// Asks once a millisecond until there is a decision. Returns the time that this took.
 async fn recovers(limiter: &Limiter) -> Duration {
     let start = Instant::now();
     while limiter.check(charge()).await.is_err() {
@@ -116,7 +116,7 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
             other => panic!("{other:?}"),
         }
     }
-    // From one probe to the next 125 to 375 ms.
+    // The interval between two probes is 125 to 375 ms.
     assert!((26..=80).contains(&probes), "{probes}");
     assert!(others > 1_000, "{others}");
     assert_eq!(store.checks().len(), 5 + probes as usize);
@@ -170,7 +170,7 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
         let late = |it: &&Option<StoreErrorKind>| **it == Some(StoreErrorKind::Timeout);
         assert_eq!(all.iter().filter(late).count(), 19);
     }
-    // A store that answers none of those who ask at the same time has failed.
+    // A store that answers none of several simultaneous callers has failed.
     join_all((0..5).map(|_| kind(&limiter))).await;
     assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
 }
@@ -193,7 +193,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
         for _ in 0..20 {
             assert_eq!(kind(&limiter).await, None);
         }
-        // And it takes five failures to open it again.
+        // After that, five failures open the breaker again.
         health.set(false);
         for _ in 0..5 {
             assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
@@ -212,7 +212,7 @@ async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
     health.set(true);
     let mut times = join_all(replicas.iter().map(recovers)).await;
     times.sort();
-    // Forty times by chance over 250 ms: more than half of that apart, and not many in one.
+    // Forty random times within 250 ms: spread over more than half of that, with few at the same time.
     assert!(
         times[39] - times[0] > Duration::from_millis(125),
         "{times:?}"
@@ -262,7 +262,7 @@ async fn calls_from_before_a_switch_change_nothing_after_it() {
     for failure in early {
         assert_eq!(failure.await.unwrap(), Some(StoreErrorKind::Timeout));
     }
-    // The fifth failure, if they counted.
+    // This would be the fifth failure, if the early ones counted.
     health.set(false);
     assert_eq!(kind(&hasty).await, Some(StoreErrorKind::Timeout));
     health.set(true);
@@ -337,7 +337,7 @@ async fn a_settlement_that_the_breaker_kept_back_can_be_made_later() {
     let settled_late = limiter.check(charge()).await.unwrap().usage().clone();
     let lost = limiter.check(charge()).await.unwrap().usage().clone();
     health.set(false);
-    // One that was sent may have been done.
+    // The store may have executed a settlement that was sent.
     let error = limiter.settle(&lost, |_| 0).await.unwrap_err();
     assert!(!error.is_unsent(), "{error}");
     let error = limiter.settle(&lost, |_| 0).await.unwrap_err();
@@ -382,7 +382,7 @@ async fn several_settlements_in_one_call_fail_once() {
     let requests = (0..4).map(|_| service.clone().oneshot(Request::default()));
     let mut responses = Box::pin(join_all(requests));
     assert!(futures::poll!(&mut responses).is_pending());
-    // From here on, the store answers nothing between its failures.
+    // From here on, the store answers no call between its failures.
     doors.add_permits(4);
     responses.await;
     let fifth = limiter.reset(&both[0], &Key::new("user", "alice")).await;
@@ -395,7 +395,7 @@ async fn a_silent_store_is_given_up_under_a_timeout_that_the_timer_is_coarse_for
     for timeout_us in [1_000, 2_000, 3_000] {
         let (_, store) = Health::silent();
         let limiter = Limiter::new(store).timeout(Duration::from_micros(timeout_us));
-        // The timer counts whole milliseconds, and what is waited for begins between two.
+        // The timer counts whole milliseconds, and this wait begins between two of them.
         advance(Duration::from_micros(100)).await;
         for _ in 0..9 {
             let _ = kind(&limiter).await;

@@ -1,4 +1,4 @@
-//! The pictures that the benches draw.
+//! The charts that the benches draw.
 
 #[path = "../../benches/common/chart.rs"]
 #[allow(dead_code, reason = "a test saves no picture")]
@@ -23,7 +23,7 @@ fn chart(bars: &[(&str, f64, &str)]) -> Chart {
     }
 }
 
-/// This attribute of every element of this name.
+/// The values of this attribute in all elements of this name.
 fn attributes(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
     let element = format!("<{element} ");
     let attribute = format!(" {attribute}=\"");

@@ -1,4 +1,4 @@
-//! Proves that a deny cache around leases keeps what each of them does alone.
+//! Proves that a deny cache around leases keeps the promises that each of them keeps alone.
 
 use std::sync::{
     Arc,
@@ -38,7 +38,7 @@ fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
     ([process(), process()], store, clock)
 }
 
-/// Each repeated refusal is compared with what the store with leases says then.
+/// Compares each repeated refusal with the decision of the store with leases.
 mod contract {
     use super::{Leases, TestClock, Verified, leased};
 
@@ -52,7 +52,7 @@ mod contract {
     }
 }
 
-/// As a service has it.
+/// Composed as in a service.
 mod unverified {
     use super::{DenyCache, TestClock, leased};
 

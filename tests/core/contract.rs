@@ -1,4 +1,4 @@
-//! Proves that the memory store keeps the contract, and that it is bounded.
+//! Proves that the memory store keeps the contract, and that memory is bounded.
 
 mod memory {
     use std::{fmt::Display, time::Duration};
@@ -59,7 +59,7 @@ mod memory {
         let limited = (0..1_000).map(|n| format!("limited {n}"));
         let limited: Vec<String> = limited.collect();
         for (index, key) in limited.iter().enumerate() {
-            // At their limits, or with a tenth left.
+            // Half of the keys are at their limit, and half have a tenth left.
             let units = if index % 2 == 0 { 1_000 } else { 900 };
             let charge = Charge::new(&policy, Key::new("user", key.as_str()), units);
             assert!(limiter.check([charge]).await.unwrap().is_allowed());
@@ -83,7 +83,7 @@ mod memory {
         for (policy, key) in [(&minute, 'a'), (&hour, 'b')] {
             limiter.check(charge(policy, key)).await.unwrap();
         }
-        // So many are no reason to stop calling the store.
+        // This number of full stores would open the breaker, if they counted as failures.
         for key in 0..20 {
             assert!(is_full(limiter.check(charge(&hour, key)).await));
         }

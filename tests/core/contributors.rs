@@ -1,4 +1,4 @@
-//! Proves when the store is told who contributes, that nobody waits for it, and that it is bounded.
+//! Proves when the store receives contributions, that no request waits for this, and that memory is bounded.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, advance},
 };
 
-/// A memory store that can be deaf when it is told of contributors, and counts how often it is.
+/// A memory store that can ignore contributions, and counts the calls with contributions.
 #[derive(Clone, Debug, Default)]
 struct Probe {
     store: MemoryStore,
@@ -63,13 +63,13 @@ async fn check(limiter: &Limiter, user: &str) {
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
-/// What the store knows, without asking the limiter, which would tell it more.
+/// The units in the store, without a question to the limiter, which would send more.
 async fn known(store: &impl Store) -> u64 {
     let contributors = store.contributors(&policy(), &acme()).await.unwrap();
     contributors.total()
 }
 
-/// Lets time pass, and the tasks that wait for it do what they do.
+/// Lets time pass, and lets waiting tasks run.
 async fn pass(seconds: u64) {
     for _ in 0..seconds * 2 {
         advance(Duration::from_millis(500)).await;
@@ -194,7 +194,7 @@ async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told
     assert_eq!(known(&probe).await, 1);
 }
 
-/// The store does not answer the flush that is under way, and loses what it was told.
+/// The store does not answer the current flush, and loses the contributions.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_answered_with_what_was_charged_since_a_flush_began() {
     let probe = Probe::default();
@@ -265,7 +265,7 @@ async fn who_waits_contributes_when_admitted() {
     assert_eq!((contributors.iter().len(), contributors.total()), (3, 3));
 }
 
-/// Admits everything, and keeps nothing; it does not know contributors, as a store of a user's own.
+/// Admits everything and keeps nothing. Like a user's own store, it does not know contributors.
 #[derive(Debug)]
 struct Admitting(TestClock);
 
@@ -318,7 +318,7 @@ fn an_outage_gives_no_warning_of_contributors() {
     assert_eq!(lines, [""; 0]);
 }
 
-/// The bytes that a process keeps for each of so many accounts, after 120 labels of 48 bytes and a new span.
+/// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
 fn bytes_for_each(accounts: u32) -> u64 {
     let clock = TestClock::new(1_000_000_000);
     let limiter = Limiter::new(Admitting(clock.clone()));
@@ -347,7 +347,7 @@ fn a_process_keeps_at_most_8_kb_for_an_account_and_at_most_1024_accounts() {
     assert!(few <= 8_192 && many <= 8_192, "{few}, {many}");
 }
 
-/// Numbers from 0 on, the first of them most often: the nth 1/n^exponent as often as the first.
+/// Random numbers from 0 on, the first most often: the nth 1/n^exponent as often as the first.
 struct Zipf(Vec<f64>);
 
 impl Zipf {
@@ -366,8 +366,8 @@ impl Zipf {
     }
 }
 
-/// How many of the true top five are among the five that are told first, of four processes that tell the store after
-/// every hundred checks each.
+/// The number of the true top five among the first five of the list, with four processes that each report after every
+/// hundred checks.
 async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
     let clock = TestClock::new(1_700_000_000_000);
     let store = MemoryStore::new().clock(clock.clone());

@@ -1,5 +1,5 @@
-//! Proves that the documentation's own store answers calls as it has to, by the default of `Store::call`, and that its
-//! layer changes nothing.
+//! Proves that the store in the documentation answers calls correctly with the default of `Store::call`, and that the
+//! layer there changes nothing.
 
 use sluicegate::{
     Charge, Key, Limiter, Policy,

@@ -1,4 +1,4 @@
-//! Proves when the store is told who is denied, what counts as a denial, and that no request waits for it.
+//! Proves when the store receives denials, what counts as a denial, and that no request waits for this.
 
 use std::{
     sync::{
@@ -24,14 +24,14 @@ use tokio::{
     time::{Instant, advance},
 };
 
-/// A memory store that can be deaf when it is told of denials, or down, and counts how often it is told.
+/// A memory store that can ignore reports of denials or be down, and counts the reports.
 #[derive(Clone, Debug, Default)]
 struct Probe {
     store: MemoryStore,
     told: Arc<AtomicUsize>,
     is_deaf: Arc<AtomicBool>,
     is_down: Arc<AtomicBool>,
-    /// What is answered to a report.
+    /// The error that answers a report.
     refuses: Option<StoreErrorKind>,
 }
 
@@ -67,14 +67,14 @@ async fn deny(limiter: &Limiter, user: &str) {
     assert!(!limiter.check([charge]).await.unwrap().is_allowed());
 }
 
-/// Under a policy of the same name.
+/// Admits a user under a policy of the same name.
 async fn admit(limiter: &Limiter, user: &str, cost: u64) {
     let roomy = Policy::parse("api", "1000/1h").unwrap();
     let charge = Charge::new(&roomy, Key::new("user", user), cost);
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
-/// How many denials and admissions the store knows, without asking the limiter, which would tell it more.
+/// The numbers of denials and admissions in the store, without a question to the limiter, which would send more.
 async fn known(store: &impl Store) -> (u64, u64) {
     sums(&store.denials().await.unwrap())
 }
@@ -86,7 +86,7 @@ fn sums(denials: &Denials) -> (u64, u64) {
     })
 }
 
-/// Lets time pass, and the tasks that wait for it do what they do.
+/// Lets time pass, and lets waiting tasks run.
 async fn pass(seconds: u64) {
     for _ in 0..seconds * 2 {
         advance(Duration::from_millis(500)).await;
@@ -119,7 +119,7 @@ async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
     assert_eq!(probe.told.load(SeqCst), told + 1, "in one call");
     pass(15).await;
     assert_eq!(tasks(), 0, "nothing happens");
-    // An admission of one who was denied is news, too.
+    // An admission after a denial is also reported.
     admit(&limiter, "alice", 1).await;
     pass(2).await;
     assert_eq!(known(&probe).await, (201, 1));

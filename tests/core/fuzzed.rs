@@ -1,4 +1,4 @@
-//! Proves the sentences of `fuzz/entries.rs` over the corpus of the fuzzer, and over random changes of it.
+//! Proves the sentences of `fuzz/entries.rs` over the fuzzer's corpus, and over random changes of that corpus.
 
 #[path = "../fuzz/entries.rs"]
 mod entries;
@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// What to change where: bytes to take away, and bytes to put there instead.
+/// A place, a number of bytes to remove, and bytes to insert there.
 type Change = (Index, u8, Vec<u8>);
 
 fn holds(target: &str, entry: fn(&[u8])) {

@@ -1,4 +1,4 @@
-//! Proves by random histories that stores agree with a model that forgets nothing, and that the promise is kept.
+//! Proves by random histories that stores agree with a model that keeps every charge, and that the promise holds.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::common::{
 use proptest::prelude::*;
 use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
 
-/// No clock is moved further: a bucket that settlements emptied by 2^52 units may refill for longer.
+/// The limit of a clock: a bucket that settlements emptied by 2^52 units may refill for longer.
 const MILLENNIUM_MS: u64 = 1_000 * 365 * 86_400_000;
 
 fn memory() -> (MemoryStore, TestClock) {
@@ -37,7 +37,7 @@ async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &H
     }
 }
 
-/// A check that comes back `retry_after` later is admitted; a millisecond earlier, denied.
+/// A check exactly `retry_after` later is admitted, and one a millisecond earlier is denied.
 async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
     let mut player = Player::new(store, history);
     clock.set(history.start_ms);

@@ -1,4 +1,4 @@
-//! Proves that what the script stores is read as it means it, without a server: by the script in Lua 5.4.
+//! Proves that the inspector reads stored values as the script does, without a server: with the script in Lua 5.4.
 
 use std::{
     io::{Read, Write},
@@ -58,7 +58,7 @@ fn what_is_read_foretells_what_the_script_decides() {
     on_each(&ProptestConfig::default(), wild(), &foretells_the_script);
 }
 
-/// A value of two rules, whose steps are in queues of entries.
+/// A value of two rules with queues of steps.
 async fn written() -> (Vec<u8>, u64) {
     let (server, clock) = (LuaServer::new(), TestClock::new(1_700_000_000_000));
     let limiter = Limiter::new(RedisStore::from_connection(server.clone()).clock(clock.clone()));
@@ -116,7 +116,7 @@ async fn a_proxy_that_hangs_up_is_no_node_of_a_cluster() {
     let hangs_up = std::thread::spawn(move || {
         let mut client = proxy.accept().unwrap().0;
         let mut sent = [0; 1_024];
-        // What clients say of themselves is answered, as far as they wait for it.
+        // Answers the commands that a client sends about itself and waits for.
         loop {
             let count = client.read(&mut sent).unwrap();
             let commands = String::from_utf8_lossy(&sent[..count]);

@@ -1,4 +1,4 @@
-//! Blocks that a process has made or seen hold in it while the store cannot decide.
+//! A process enforces the blocks that it has made or seen while the store cannot decide.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,13 +26,13 @@ fn charge(name: &str) -> [Charge; 1] {
     [Charge::new(&api, user(name), 1)]
 }
 
-/// A store, and a process that uses it.
+/// A store, and a process that uses the store.
 fn process() -> (Flaky, Limiter) {
     let (store, _) = Flaky::new();
     (store.clone(), Limiter::new(store))
 }
 
-/// How long the user is blocked for, by an operator; `None` if nothing is known of a block.
+/// The delay of an operator's block of the user; `None` if the process knows no block.
 async fn known(limiter: &Limiter, name: &str) -> Option<Option<Duration>> {
     match limiter.check(charge(name)).await {
         Ok(Decision::Blocked(blocked)) => {
@@ -57,7 +57,7 @@ async fn a_block_that_this_process_made_holds_under_every_failure_policy() {
             let limiter = limiter.on_failure(policy);
             limiter.block(&user("alice"), HOUR).await.unwrap();
             store.is_now(state);
-            // More than the breaker needs to open.
+            // More failures than the breaker needs to open.
             for _ in 0..9 {
                 let decision = limiter.check(charge("alice")).await.unwrap();
                 assert!(matches!(decision, Decision::Blocked(_)), "{policy:?}");
@@ -119,7 +119,7 @@ async fn a_block_that_was_made_elsewhere_is_known_once_it_was_seen() {
     tokio::time::advance(MINUTE).await;
     assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR - MINUTE)));
     assert_eq!(known(&limiter, "bob").await, None, "it was not seen");
-    // Clones know what each of them has seen.
+    // Clones share the blocks that they have seen.
     let clone = limiter.clone().on_failure(FailurePolicy::Closed);
     assert!(known(&clone, "alice").await.is_some());
 }
@@ -172,7 +172,7 @@ async fn a_block_that_was_ended_elsewhere_is_forgotten_with_the_stores_next_answ
     }
     assert!(limiter.check(charge("alice")).await.unwrap().is_allowed());
     assert!(!limiter.check(denied).await.unwrap().is_allowed());
-    // A peek is not about blocks.
+    // A peek does not look for blocks.
     limiter.peek(charge("carol")).await.unwrap();
     store.is_now(State::Down);
     assert_eq!(known(&limiter, "alice").await, None);

@@ -1,4 +1,4 @@
-//! While the store cannot decide, this process does, within its share; a decision is settled where it was made.
+//! While the store cannot decide, this process decides within its share. Each decision is settled where it was made.
 
 use std::{
     convert::Infallible,
@@ -21,7 +21,7 @@ use sluicegate::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 
-/// A store that works like any other while it is up.
+/// A store that decides normally while it is up.
 #[derive(Clone, Debug)]
 struct Shared {
     counts: MemoryStore,
@@ -72,7 +72,7 @@ impl Store for Shared {
     }
 }
 
-/// Decides locally as one of this many, by a clock that stands still, and calls the store for each request.
+/// A limiter that decides locally as one of this many replicas, with a stopped clock, and calls the store each time.
 fn limiter(store: &Shared, replicas: u32) -> Limiter {
     Limiter::new(store.clone())
         .on_failure(Local)
@@ -195,7 +195,7 @@ async fn a_decision_is_settled_where_it_was_made() {
         (false, true)
     );
 
-    // Down: the memory's are settled, the store's are not.
+    // During the outage: the local decision can be settled, the store's cannot.
     let asked = store.asked.load(SeqCst);
     let settled = limiter.settle(by_memory.usage(), |_| 1).await.unwrap();
     assert!(settled.is_local());
@@ -206,7 +206,7 @@ async fn a_decision_is_settled_where_it_was_made() {
     let later = limiter.check(charge(&api, 2)).await.unwrap();
     assert_eq!(left().await, 2);
 
-    // Back: all the same.
+    // After the outage, local decisions can still be settled.
     store.comes_back();
     assert_eq!(left().await, 5);
     assert_eq!(
@@ -278,7 +278,7 @@ async fn of_several_policies_the_strictest_applies() {
         });
         let limiter = limiter(&Shared::down(), 1).on_failure(limiters);
         let charges = || policies.each_ref().map(|it| Charge::new(it, alice(), 1));
-        // The limit of one of them is one.
+        // One of the policies has a limit of one.
         let admitted = [
             limiter.try_acquire(charges()).await,
             limiter.try_acquire(charges()).await,
@@ -380,7 +380,7 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
         assert_eq!(shadow.is_allowed(), shadow_allows);
         assert_eq!(store.asked.load(SeqCst), asked + 1);
     }
-    // The failure policy of a shadow beside policies that count does not matter.
+    // If other policies count, the failure policy of a shadow does not matter.
     let closed = trial.clone().on_failure(Closed);
     let charges = [
         Charge::new(&api, alice(), 1),
@@ -389,7 +389,7 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
     let decision = limiter.check(charges).await.unwrap();
     assert!(decision.is_allowed() && !decision.usage().shadow().unwrap().is_allowed());
 
-    // Shadows alone follow their own.
+    // Without other policies, the failure policy of the shadow applies.
     for (shadow, shadow_is_decided) in [(&trial, true), (&closed, false)] {
         let decision = limiter
             .check([Charge::new(shadow, alice(), 0)])
@@ -421,7 +421,7 @@ async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to()
         "{:?}",
         start.elapsed()
     );
-    // Twice for the third, and once more if the timer was early.
+    // Twice for the third call, and once more if the timer was early.
     let asked = store.asked.load(SeqCst);
     assert!((4..=6).contains(&asked), "{asked}");
 }
@@ -450,7 +450,7 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
                     expected,
                     "{on_failure:?}"
                 );
-                // The other limit holds all the same.
+                // The other limit still applies.
                 let both = layer.limit(policy("0/1m"), alice());
                 let rejected = if expected == StatusCode::OK {
                     StatusCode::TOO_MANY_REQUESTS

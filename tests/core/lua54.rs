@@ -1,4 +1,4 @@
-//! Proves that the script means the same in Lua 5.4 as in the Lua 5.1 of Redis.
+//! Proves that the script has the same meaning in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use crate::common::{
     history::{
@@ -109,7 +109,7 @@ fn fills_and_shadows_in_one_call_agree_with_the_memory_store() {
     });
 }
 
-/// The policies in the middle are shadows; every other check is a fill.
+/// The policies in the middle are shadows. Every other check is a batch.
 fn operation(history: &History, act: &Act, index: usize, version: &mut usize) -> Option<Operation> {
     let policy = |policy: usize| {
         let versions = &history.policies[policy];
@@ -157,7 +157,7 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
     told.collect()
 }
 
-/// A total of 65 536 is one too many for 16 bits.
+/// A total of 65 536 is one too large for 16 bits.
 #[test]
 fn totals_that_are_one_too_many_for_an_entry_are_counted() {
     for bits in [16, 32] {

@@ -1,4 +1,4 @@
-//! Proves that a layer with only `check`, `execute` and `inner` changes nothing, wherever it is among the layers.
+//! Proves that a layer with only `check`, `execute` and `inner` changes nothing, at any place among the layers.
 
 use std::time::Duration;
 
@@ -76,14 +76,14 @@ mod around_and_within_all_layers {
     }
 }
 
-/// A cache around leases around a store, with a plain layer between each two of them.
+/// A cache around leases around a store, with a plain layer between each two.
 fn layered(store: impl Store, clock: &TestClock) -> Plain<DenyCache> {
     let leases = Leases::new(Plain(store)).clock(clock.clone());
     let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
     Plain(cache)
 }
 
-/// Answers no check of a call, so that no lease arrives.
+/// A store that answers no check within a call, so that no lease arrives.
 #[derive(Debug)]
 struct LeasesNothing(MemoryStore);
 
@@ -105,7 +105,7 @@ fn charge() -> Charge {
     Charge::new(&policy, Key::new("user", "alice"), 1)
 }
 
-/// How long a reset of an identity takes whose lease never arrives. Leases wait for it for half of the timeout.
+/// The time to reset an identity whose lease never arrives. Leases wait for half of the timeout.
 async fn time_of_a_reset(limiter: &Limiter, clock: &TestClock) -> Duration {
     let charge = charge();
     for _ in 0..1_000 {

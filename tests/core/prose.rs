@@ -1,4 +1,4 @@
-//! Plain words: how often the project's prose uses constructions that a reader has to read twice.
+//! Plain words: limits for constructions in the project's prose that you have to read twice.
 //!
 //! The limits are rates of crates whose documentation reads well. Rewrite the sentence so that its subject acts: "the
 //! store returns", "you pass".
@@ -8,15 +8,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders and pages that keep the limits. A folder that is rewritten is added here.
+/// Folders and pages that keep the limits. Add a folder after you have rewritten its prose.
 const PLACES: &[&str] = &[
     "docs/guide",
+    "benches",
+    "cli/src",
+    "cli/tests",
     "src/domain",
     "src/extract",
     "src/limiter",
     "src/middleware",
     "src/observe",
+    "src/store",
     "src/lib.rs",
+    "tests/common",
+    "tests/core",
+    "tests/examples",
+    "tests/faults",
+    "tests/http",
+    "tests/protocols",
+    "tests/redis",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -42,22 +53,27 @@ const LIMITS: &[Limit] = &[
             "whatever",
             "whichever",
         ],
-        per_ten_thousand_words: 30,
+        per_ten_thousand_words: 25,
     },
     Limit {
         name: "told, tell",
         words: &["told", "tell", "tells", "telling"],
-        per_ten_thousand_words: 5,
+        per_ten_thousand_words: 2,
     },
     Limit {
         name: "heed, anew, nobody",
         words: &["heed", "heeds", "heeded", "anew", "nobody"],
-        per_ten_thousand_words: 5,
+        per_ten_thousand_words: 2,
+    },
+    Limit {
+        name: "it, its",
+        words: &["it", "its", "itself"],
+        per_ten_thousand_words: 160,
     },
 ];
 
 /// In ten thousand sentences.
-const OPENINGS_WITH_OF: usize = 50;
+const OPENINGS_WITH_OF: usize = 20;
 
 /// The files of a place, or the place itself.
 fn files(place: &Path) -> Vec<PathBuf> {
@@ -106,12 +122,18 @@ fn words(prose: &str) -> impl Iterator<Item = String> {
     words.filter(|word| !word.is_empty()).map(str::to_lowercase)
 }
 
+/// Other files, such as pictures, are not text.
+fn has_prose(file: &Path) -> bool {
+    file.extension()
+        .is_some_and(|extension| extension == "rs" || extension == "md")
+}
+
 /// All prose of a place, in one text.
 fn prose_of(place: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = files(&root.join(place));
-    let texts = files.iter().map(|file| prose(file));
-    texts.collect()
+    let texts = files.iter().filter(|file| has_prose(file));
+    texts.map(|file| prose(file)).collect()
 }
 
 fn is_broken(place: &str, name: &str, found: usize, of: usize, limit: usize) -> Option<String> {

@@ -1,4 +1,4 @@
-//! Proves when policies are published, that a failure is tried again, and that no request waits for it.
+//! Proves when policies are published, that a failed attempt is repeated, and that no request waits for this.
 
 use std::{
     sync::{
@@ -19,12 +19,12 @@ use tokio::{
     time::{Instant, advance},
 };
 
-/// A memory store that publishes, but refuses so many publications before.
+/// A memory store that accepts publications after refusing this number of them.
 #[derive(Clone, Debug, Default)]
 struct Publishing {
     store: MemoryStore,
     refuses: Arc<AtomicUsize>,
-    /// When each came, and how many policies it had.
+    /// The time of each publication, and the number of policies.
     publications: Arc<Mutex<Vec<(Instant, usize)>>>,
 }
 
@@ -43,7 +43,7 @@ impl Store for Publishing {
 
 impl Publishing {
     fn publish(&self, policies: &[PublishedPolicy]) -> Result<Reply, StoreError> {
-        // A limiter asks once whether there is anything to publish to.
+        // A new limiter asks whether the store accepts publications.
         if policies.is_empty() {
             return Ok(Reply::Publish);
         }
@@ -150,7 +150,7 @@ async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
     pass(120).await;
     let at = store.seconds_after(start);
     let pauses: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    // Each time twice as long, and up to 6.25 s more.
+    // Each pause is twice as long, and up to 6.25 s longer.
     for (pause, least) in pauses.iter().zip([10.0, 20.0, 40.0]) {
         assert!((least..least + 8.0).contains(pause), "{pauses:?}");
     }

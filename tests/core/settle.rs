@@ -1,4 +1,4 @@
-//! A settlement that was not sent can be made again, and goes to the charges that it names.
+//! You can repeat a settlement that was not sent. A settlement goes to the named charges.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -9,7 +9,7 @@ use sluicegate::{
     store::{Check, Operation, Reply, StoreFuture},
 };
 
-/// A memory store that fails these settlements first: `true` stands for one that was not sent.
+/// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
 #[derive(Debug)]
 struct Failing {
     store: MemoryStore,
@@ -87,7 +87,7 @@ async fn a_settlement_that_may_have_been_sent_is_not_made_again_whichever_part_t
     }
 }
 
-/// A limit that a request skips moves the places of the others.
+/// A limit that skips the request changes the positions of the other limits.
 #[tokio::test]
 async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() {
     let [requests, tokens] =

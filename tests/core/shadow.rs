@@ -1,4 +1,4 @@
-//! A shadow decides, charges and reports, and never denies, whatever goes wrong.
+//! A shadow decides, charges and reports, and never denies, even if it fails.
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ fn everybody() -> Key {
     Key::new("service", "all")
 }
 
-/// A layer with one policy that counts and one shadow, whose headers tell of both.
+/// A layer with one policy that counts and one shadow. The headers show both.
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
     RateLimitLayer::new(limiter)
         .headers(HeaderStyle::DRAFT_11.with_shadows())
@@ -44,7 +44,7 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
         .unwrap()
 }
 
-/// Answers shadows in this way, and allows all others.
+/// Answers shadows in this way, and allows all other charges.
 fn to_shadows(
     answer: impl Fn(&sluicegate::store::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
 ) -> Arc<Scripted> {
@@ -54,7 +54,7 @@ fn to_shadows(
     })
 }
 
-/// What was checked: the names of the policies that count, and those of the shadows.
+/// The checked policies: the names of those that count, and those of the shadows.
 fn checked(store: &Scripted) -> Vec<[Vec<String>; 2]> {
     let names = |charges: &[Charge]| charges.iter().map(|it| it.policy().name().into()).collect();
     let checks = store.checks().into_iter();
@@ -190,7 +190,7 @@ async fn no_header_tells_of_a_shadow_unless_asked_for() {
     }
 }
 
-// What goes wrong
+// Failures
 
 #[tokio::test]
 async fn a_shadow_that_cannot_be_decided_is_left_out_though_the_failure_policy_is_closed() {
@@ -296,7 +296,7 @@ async fn a_shadow_may_look_up_its_keys() {
     );
 }
 
-// With what else a layer does
+// Other features of a layer
 
 #[tokio::test]
 async fn a_policy_chosen_by_the_request_may_be_a_shadow() {

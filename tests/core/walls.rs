@@ -1,8 +1,8 @@
-//! The walls that ARCHITECTURE.md draws: which room of `src` may import from which, and where each crate may be named.
+//! The walls in ARCHITECTURE.md: the rooms of `src` that a room may import from, and the parts that may name a crate.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Each room of `src`, and the rooms that it may import from besides itself.
+/// Each room of `src`, and the other rooms to import from.
 const ROOMS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("watch", &[]),
@@ -47,7 +47,7 @@ impl Source {
         first.trim_end_matches(".rs")
     }
 
-    /// What this file imports from the crate: the first name of each path that begins with `crate::`.
+    /// The rooms that this file imports from: the first name of each path that begins with `crate::`.
     fn imports(&self) -> BTreeSet<&str> {
         self.code
             .match_indices("crate::")
@@ -94,7 +94,7 @@ fn leading_name(path: &str) -> &str {
     &path[..end.unwrap_or(path.len())]
 }
 
-/// All files of the library without their comments and without what only the documentation imports.
+/// All files of the library, without comments and without imports that only the documentation needs.
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut folders = vec![root.clone()];
@@ -131,7 +131,7 @@ fn source(root: &Path, path: &Path) -> Source {
     }
 }
 
-/// The files that stand in a room: not the crate's root.
+/// The files in rooms: all except the root of the crate.
 fn files_in_rooms() -> Vec<Source> {
     let mut sources = sources();
     sources.retain(|source| source.path != "lib.rs");

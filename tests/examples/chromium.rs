@@ -23,33 +23,33 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungsten
 
 use crate::common::sharing::shared;
 
-/// Each has processes of its own: two at a time.
+/// Each page has separate processes, so allow two at a time.
 static PAGES: Semaphore = Semaphore::const_new(2);
 
-/// Far longer than anything here takes, on a busy machine too.
+/// Far longer than any step here, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The browser of all tests that run now: it takes far longer to start than most of them.
+/// The browser of all tests that run now. It takes far longer to start than most tests.
 struct Browser {
     child: Child,
-    /// Where it can be driven.
+    /// The address of the DevTools protocol.
     address: String,
     _profile: TempDir,
 }
 
-/// One page, which shares cookies and the like with no other.
+/// One page, which shares no cookies or other state with another page.
 pub(crate) struct Page {
     _browser: Arc<Browser>,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     session: String,
     calls: u64,
-    /// What the page's script has thrown, and what it has written to the console as an error.
+    /// The errors of the page's script: exceptions, and errors on the console.
     errors: Vec<String>,
     _permit: SemaphorePermit<'static>,
 }
 
 impl Page {
-    /// An empty page; `None`, and a message that no test runner hides, where no browser is installed.
+    /// Opens an empty page. Without a browser, returns `None` and prints a message that no test runner hides.
     pub(crate) async fn open() -> Option<Self> {
         let Some(program) = program() else {
             skipped();
@@ -106,7 +106,7 @@ impl Page {
         }
     }
 
-    /// What a JavaScript expression evaluates to, as JSON.
+    /// The value of a JavaScript expression, as JSON.
     pub(crate) async fn eval(&mut self, expression: &str) -> Value {
         let params =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -118,7 +118,7 @@ impl Page {
         answer["result"]["value"].take()
     }
 
-    /// Loads a server's page, as somebody does who types its address.
+    /// Loads a server's page, as if you typed its address.
     pub(crate) async fn load(&mut self, server: SocketAddr) {
         let url = format!("http://{server}/");
         self.call("Page.navigate", json!({ "url": url })).await;
@@ -126,7 +126,7 @@ impl Page {
             .await;
     }
 
-    /// Waits for what the page is to show.
+    /// Waits until the page meets a condition.
     pub(crate) async fn until(&mut self, condition: &str) {
         let poll = format!(
             "new Promise(done => {{
@@ -141,7 +141,7 @@ impl Page {
         assert_eq!(shown, true, "never: {condition}");
     }
 
-    /// Presses a key: its name, the text that it writes, its code.
+    /// Presses a key: the name, the written text, and the code.
     pub(crate) async fn press(&mut self, (key, text, code): (&str, &str, u32)) {
         for kind in ["keyDown", "keyUp"] {
             let mut event =
@@ -160,14 +160,14 @@ impl Page {
         self.call("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Says whether the reader prefers `light` or `dark`.
+    /// Sets the reader's preference, `light` or `dark`.
     pub(crate) async fn scheme(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         let media = json!({ "features": features });
         self.call("Emulation.setEmulatedMedia", media).await;
     }
 
-    /// Role and name of everything that a screen reader finds.
+    /// The role and the name of each element that a screen reader finds.
     pub(crate) async fn accessible(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({})).await;
         let nodes = tree["nodes"].as_array().unwrap().iter();
@@ -178,12 +178,12 @@ impl Page {
         nodes.collect()
     }
 
-    /// What went wrong in the page's script.
+    /// The errors of the page's script.
     pub(crate) fn errors(&self) -> &[String] {
         &self.errors
     }
 
-    /// Writes a PNG of the whole page into the folder that `SLUICEGATE_SCREENSHOTS` names, if it is set.
+    /// Writes a PNG of the whole page into the folder in `SLUICEGATE_SCREENSHOTS`, if that is set.
     pub(crate) async fn screenshot(&mut self, name: &str) {
         let Some(folder) = env::var_os("SLUICEGATE_SCREENSHOTS") else {
             return;
@@ -229,7 +229,7 @@ impl Drop for Browser {
     }
 }
 
-/// `SLUICEGATE_CHROMIUM`, or the first of the usual names that is installed.
+/// The program in `SLUICEGATE_CHROMIUM`, or the first installed one with a usual name.
 fn program() -> Option<PathBuf> {
     if let Some(program) = env::var_os("SLUICEGATE_CHROMIUM") {
         return Some(program.into());
@@ -248,7 +248,7 @@ fn program() -> Option<PathBuf> {
     programs.find(|it| it.is_file())
 }
 
-/// Written past the runner, which would show what a test prints only where the test fails.
+/// Written directly to stderr, because the runner hides the output of tests that pass.
 fn skipped() {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(
@@ -257,10 +257,10 @@ fn skipped() {
     );
 }
 
-/// Starts the browser; answers where it can be driven.
+/// Starts the browser. Returns the address of the DevTools protocol.
 fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
     let mut child = Command::new(program)
-        // Its sandbox needs rights that containers do not give; the only pages here are ours.
+        // Its sandbox needs rights that containers do not give, and these tests open only their own pages.
         .args([
             "--headless",
             "--no-sandbox",
@@ -277,7 +277,7 @@ fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
             "--disable-extensions",
             "--hide-scrollbars",
         ])
-        // Else only one page at a time has timers that keep their pace.
+        // Without this, only one page at a time has timers that keep their pace.
         .args([
             "--disable-background-timer-throttling",
             "--disable-backgrounding-occluded-windows",
@@ -297,7 +297,7 @@ fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
         let Ok(line) = line else { break };
         if let Some(address) = line.strip_prefix("DevTools listening on ") {
             let address = address.to_owned();
-            // A full pipe would stop it.
+            // A full pipe would stop the browser.
             std::thread::spawn(move || lines.for_each(drop));
             return (child, address);
         }

@@ -1,5 +1,5 @@
-//! Every small example does what the comment at its head says: it is started, asked by the head's own `curl` lines, and
-//! answers what stands behind the `#`.
+//! Every small example keeps the promises of its head comment: each test starts it, runs the `curl` lines of the head,
+//! and compares the answers with the text behind the `#`.
 
 use std::{collections::BTreeSet, fs, process::Command, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::common::{
     sharing::wait,
 };
 
-/// Those that another file tests.
+/// The examples that another file tests.
 const ELSEWHERE: [&str; 2] = ["behind_a_proxy", "server"];
 
 macro_rules! guides {
@@ -35,7 +35,7 @@ guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
     background_job custom_extractor outbound custom_store
 }
 
-/// Those with a test of their own.
+/// The examples with a separate test.
 const OTHERS: [&str; 6] = [
     "cluster",
     "grpc",
@@ -45,7 +45,7 @@ const OTHERS: [&str; 6] = [
     "streaming_tokens",
 ];
 
-/// The comment at the head of an example, without its margin, and the rest.
+/// The head comment of an example, without the margin, and the rest of the source.
 fn source(example: &str) -> (Vec<String>, String) {
     let source = fs::read_to_string(example::source(example)).unwrap();
     let head = source.lines().map_while(|it| it.strip_prefix("//!"));
@@ -56,7 +56,7 @@ fn source(example: &str) -> (Vec<String>, String) {
     )
 }
 
-/// The lines of the head that are to be typed, or that are printed.
+/// The lines of the head with commands or output.
 fn indented(example: &str) -> Vec<String> {
     let lines = source(example).0.into_iter();
     let lines = lines.filter_map(|it| it.strip_prefix("     ").map(str::to_owned));
@@ -67,7 +67,7 @@ fn serve_alone(example: &str) {
     serve(example, &[]);
 }
 
-/// Starts an example and asks what its head says.
+/// Starts an example, and runs the commands in the head.
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
     let mut command = Command::new(example::build(example));
     let server = Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()));
@@ -82,7 +82,7 @@ fn serve(example: &str, env: &[(&str, &str)]) -> Example {
     server
 }
 
-/// What the shell prints when this line is typed.
+/// The output of the shell for this line.
 fn ask(server: &Example, curl: &str) -> String {
     let curl = curl.replace("localhost:3000", &server.address().to_string());
     let output = Command::new("sh")
@@ -97,7 +97,7 @@ fn ask(server: &Example, curl: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A number is the status; all else is somewhere in the head or the body.
+/// A number is the status. Any other item must occur in the head or the body.
 fn answers(answer: &str, expected: &str) -> bool {
     expected.split(", ").all(|item| match item.parse::<u16>() {
         Ok(status) => answer.starts_with(&format!("HTTP/1.1 {status} ")),
@@ -105,19 +105,18 @@ fn answers(answer: &str, expected: &str) -> bool {
     })
 }
 
-/// Runs an example to its end: what its head says behind a `#` is printed, in this order.
+/// Runs an example to the end. Asserts that the texts behind a `#` in the head are printed in this order.
 fn print(example: &str) {
     printed(example, &[]);
 }
 
-/// By the machine's clock: what is charged at once may be charged in two steps of a rule, a step apart. Then it is run
-/// again.
+/// Uses the machine's clock, so two charges at once may be in different steps of a rule. Then the example is run again.
 fn printed(example: &str, args: &[&str]) {
     let failed: Vec<String> = (0..4).map_while(|_| missing(example, args)).collect();
     assert!(failed.len() < 4, "{}", failed[0]);
 }
 
-/// The first line that the head promises and that is not printed there, and what is printed.
+/// The first line that the head promises and the example does not print, and the output.
 fn missing(example: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(example::build(example)).args(args).output();
     let output = output.unwrap();
@@ -141,7 +140,7 @@ fn replicas_share_their_limits_through_a_cluster() {
     let cluster = Cluster::start(Duration::from_secs(5));
     let urls = [("REDIS_URLS", &*cluster.urls()[..2].join(","))];
     serve("cluster", &urls);
-    // The first has used up what alice has.
+    // The first process has used up alice's limit.
     let second = example::build("cluster");
     let second = Example::run(Command::new(second).arg("127.0.0.1:0").envs(urls));
     let answer = ask(&second, "curl -i localhost:3000 -H 'x-api-key: alice'");
@@ -226,7 +225,7 @@ fn every_head_says_how_to_run_it_and_what_it_needs() {
     }
 }
 
-/// The features of the library that an example needs, as the manifest of its package says.
+/// The features of the library that an example needs, according to the manifest of the package.
 fn needed(example: &str, library: &toml::Table) -> Vec<String> {
     if example::package(example).is_some() {
         let source = example::source(example);

@@ -1,4 +1,4 @@
-//! The examples, started and asked.
+//! Starts the examples and calls them.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -12,7 +12,7 @@ const ENTER: (&str, &str, u32) = ("Enter", "\r", 13);
 const SPACE: (&str, &str, u32) = (" ", " ", 32);
 const RIGHT: (&str, &str, u32) = ("ArrowRight", "", 39);
 
-/// Opens the page of a server, or leaves the test where there is no browser.
+/// Opens the page of a server. Ends the test if there is no browser.
 macro_rules! open {
     ($server:expr) => {{
         let Some(mut page) = Page::open().await else {
@@ -24,7 +24,7 @@ macro_rules! open {
 }
 
 const PAUSE: &str = "$('pause').click()";
-/// No request is on its way.
+/// No request is under way.
 const QUIET: &str = "flying === 0";
 
 fn left(card: usize) -> String {
@@ -54,11 +54,11 @@ async fn the_page_sends_requests_and_shows_what_each_rule_has_left() {
     );
     page.until("$('last').textContent.includes('ratelimit-policy: ')")
         .await;
-    // A bar for each of them is drawn, and the newest is at the right.
+    // Each bar is drawn, and the newest is at the right.
     let drawn = "[...document.querySelectorAll('canvas')].every(it =>
         it.getContext('2d').getImageData(0, 0, it.width, it.height).data.some(byte => byte))";
     page.until(drawn).await;
-    // More than any 10 s admit, however slow this machine is.
+    // More than any 10 s admit, even on a slow machine.
     page.eval("for (let i = 0; i < 3; i++) $('burst').click()")
         .await;
     page.until("counts.denied > 0").await;
@@ -66,7 +66,7 @@ async fn the_page_sends_requests_and_shows_what_each_rule_has_left() {
     assert!(page.errors().is_empty(), "{:?}", page.errors());
 }
 
-/// At its own pace, no rule of the example ever denies.
+/// At the default pace, the example's rules never deny.
 #[tokio::test]
 async fn the_default_rate_fits_the_default_rules_for_ever() {
     let server = Example::start(&[]);
@@ -74,7 +74,7 @@ async fn the_default_rate_fits_the_default_rules_for_ever() {
     page.until("rules.size === 3").await;
     let fits = "[...rules.values()].every(it => $('rate').value * it.window / 1000 <= it.full / 2)";
     assert_eq!(page.eval(fits).await, true);
-    // What a burst has used comes back within a minute.
+    // The units of a burst come back within a minute.
     assert_eq!(
         page.eval("[...rules.values()].every(it => it.window <= 60e3)")
             .await,
@@ -96,7 +96,7 @@ async fn pause_stops_requests_and_reset_frees_what_they_used() {
 
     page.eval(PAUSE).await;
     page.until(QUIET).await;
-    // At twenty a second, some would be sent while the page asks three times what is left.
+    // At twenty a second, the page would send requests while it asks three times for the remaining units.
     page.eval("$('rate').value = 20").await;
     let tally = "counts.admitted + counts.denied + flying";
     let sent = page.eval(tally).await;
@@ -120,7 +120,7 @@ async fn a_browser_that_is_denied_gets_the_page_and_sees_why() {
     let server = Example::start(&["--limit", "ip=0/1d"]);
     let mut page = open!(server);
     let status = "performance.getEntriesByType('navigation')[0].responseStatus";
-    // Nothing fits a limit of 0, however long it waits.
+    // Under a limit of 0, no request ever fits.
     assert_eq!(page.eval(status).await, 429);
     page.until(&format!(
         "{} === '0 left · denies a cost of 1 always'",
@@ -193,7 +193,7 @@ async fn a_shadow_beside_a_limit_has_a_card_of_its_own() {
     page.eval("$('burst').click()").await;
     page.until(&format!("{QUIET} && requests.length === 20"))
         .await;
-    // Of 20, the address may send 9, of which the shadow would have admitted 2.
+    // With 20 requests, the address may send 9. The shadow would have admitted 2 of these.
     let parts = |id: &str| {
         format!(
             "(rule => KINDS.map((_, part) => requests.filter(it => kind(rule, it) === part).length))(rules.get('{id}'))"
@@ -245,7 +245,7 @@ async fn the_page_says_that_redis_is_gone_and_then_that_it_is_back() {
                 left(0)
             )
         } else {
-            // No card tells what was left before.
+            // No card shows the units from before.
             format!("{} === 'unknown' && counts.undecided > 0", left(0))
         })
         .await;
@@ -284,7 +284,7 @@ async fn a_header_that_the_page_sends_is_limited_by_its_value() {
     assert_eq!(page.eval(drawn).await, json!([null, 0]));
     for (value, expected) in [
         ("alice", format!("{}.startsWith('0 left')", left(0))),
-        // It cannot be sent, and nothing is sent in its place.
+        // The browser cannot send this value, so the page sends nothing.
         (
             "☃",
             format!("{} === '' && $('header').ariaInvalid === 'true'", left(0)),
@@ -422,7 +422,7 @@ async fn a_screen_reader_finds_a_name_for_everything() {
             "{role}"
         );
     }
-    // What changes all the time is not read out; what happens is.
+    // Screen readers do not read out the parts that change all the time, but do read out events.
     let live =
         "[...document.querySelectorAll('[role=status], [aria-live], output')].map(it => it.id)";
     assert_eq!(page.eval(live).await, json!(["store", "said"]));
@@ -431,7 +431,7 @@ async fn a_screen_reader_finds_a_name_for_everything() {
         .await;
 }
 
-/// WCAG: 4.5 for text, 3 for what else has to be seen.
+/// WCAG: 4.5 for text, 3 for other parts that must be visible.
 #[tokio::test]
 async fn text_and_bars_stand_out_in_light_and_dark() {
     let server = Example::start(&[]);

@@ -1,4 +1,4 @@
-//! The prometheus example: a page of metrics that can be scraped.
+//! The prometheus example: a page of metrics for scraping.
 
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
@@ -35,6 +35,6 @@ async fn prometheus_reads_in_the_example_what_was_allowed_and_rejected() {
     ] {
         assert!(page.lines().any(|it| it == line), "{line}:\n{page}");
     }
-    // No client's address is in it.
+    // The page contains no client's address.
     assert!(!page.contains("127.0.0.1"), "{page}");
 }

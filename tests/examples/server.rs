@@ -1,4 +1,4 @@
-//! The server example: its options, its routes, and one limit shared by two processes.
+//! The server example: options, routes, and one limit shared by two processes.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 const OK: StatusCode = StatusCode::OK;
 const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 
-/// Asks servers, over connections that are kept.
+/// A client that keeps the connections to the servers.
 #[derive(Clone)]
 struct Browser(Client<HttpConnector, Body>);
 
@@ -77,7 +77,7 @@ async fn a_request_costs_what_its_path_says_and_a_rejected_one_nothing() {
         ("/cost/11", StatusCode::PAYLOAD_TOO_LARGE),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
-        // A path that is not read as it stands is not served for less than it says, either.
+        // A path in another spelling cannot reduce the cost either.
         ("/cost/%39%39", StatusCode::BAD_REQUEST),
         ("/", OK),
         ("/status/204", StatusCode::NO_CONTENT),
@@ -227,7 +227,7 @@ async fn whether_redis_answers_is_told_by_asking_it() {
         (&["--on-failure", "open"][..], None),
         (&["--on-failure", "closed"], None),
         (&["--on-failure", "local", "--replicas", "2"], Some(4)),
-        // Nobody has to decide shadows; that is no answer of Redis.
+        // Without a decision about shadows, Redis has not failed.
         (&["--shadow"], None),
     ] {
         let args = ["--redis", &url, "--limit", "ip=8/1d", "--timeout", "5s"];
@@ -354,7 +354,8 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
     }
 }
 
-/// So many requests of one user to each server, 64 at a time; answers how many were admitted and denied.
+/// Sends this number of requests of one user to each server, 64 at a time. Returns the numbers of admitted and denied
+/// ones.
 async fn burst(servers: [Example; 2], requests: usize, user: &str) -> (usize, usize) {
     let servers = std::sync::Arc::new(servers);
     let browser = Browser::new();
@@ -462,7 +463,7 @@ async fn failures_alone_are_counted_if_so_told() {
     }
 }
 
-/// A file of limits in a folder of its own.
+/// A file of limits in a separate folder.
 struct Config {
     _folder: tempfile::TempDir,
     path: String,
@@ -589,7 +590,7 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
     }
 }
 
-/// Asks until the answer is this status: strikes are counted after the response.
+/// Asks until the answer has this status, because strikes are counted after the response.
 async fn until(browser: &Browser, server: &Example, status: StatusCode) -> (HeaderMap, String) {
     for _ in 0..1_000 {
         let (answered, headers, body) = browser.ask(server, "/", &JSON).await;
@@ -624,7 +625,7 @@ async fn who_is_denied_too_often_is_banned_by_all_servers() {
             "{body}"
         );
     }
-    // A server without a ban enforces it as a block, unless it is set not to: then it denies by its limit.
+    // A server without bans enforces it as a block, unless blocks are off. Then the server denies by its limit.
     let plain = Example::start(&[&args[..], &["--no-blocks"]].concat());
     let (_, headers, _) = browser.ask(&plain, "/", &[]).await;
     assert!(headers.contains_key("ratelimit"));
@@ -676,7 +677,7 @@ async fn a_deny_cache_refuses_without_its_redis_and_hears_of_a_reset() {
     for _ in 0..200 {
         assert_eq!(browser.status(&server, "/").await, REJECTED);
     }
-    // One in a second.
+    // At most one in each second.
     assert!(calls() - before <= 1 + began.elapsed().as_secs());
     assert!(browser.delete(&server, "/limits").await.is_success());
     assert_eq!(browser.status(&server, "/").await, OK);
@@ -734,14 +735,14 @@ async fn a_shadow_counts_and_tells_and_denies_nobody() {
         );
     }
 
-    // What it counted counts for a server that is no shadow.
+    // Units that the shadow counted also count for a server without shadows.
     let strict = Example::start(&limit);
     assert_eq!(browser.status(&strict, "/").await, REJECTED);
     redis.kill();
     assert_eq!(browser.status(&server, "/").await, OK);
 }
 
-/// What a header says before the number at its end, and that number.
+/// The text of a header before the number at the end, and that number.
 fn number(value: &HeaderValue) -> (&str, u64) {
     let value = value.to_str().unwrap();
     let text = value.trim_end_matches(|it: char| it.is_ascii_digit());
@@ -750,7 +751,7 @@ fn number(value: &HeaderValue) -> (&str, u64) {
 
 #[tokio::test]
 async fn what_is_left_is_told_as_asked() {
-    // What was charged counts for a day and a sixtieth; some of it has passed when it is told.
+    // Charges count for a day and a sixtieth. Some of that time has passed at the answer.
     let day = || 86_300..=87_840;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let tomorrow = now.as_secs() + 86_300..=now.as_secs() + 88_000;

@@ -1,4 +1,5 @@
-//! What each fault may do to the figures of a run, and the promise that allows it. Everything else is a defect.
+//! The effects that each fault may have on the figures of a run, and the promise that allows them. Other effects are
+//! defects.
 
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms, traffi
 
 /// Counts that a server may lose.
 pub(crate) struct Forgets {
-    /// How often a rule may admit its limit once more; `None` means any number of times.
+    /// The number of times that a rule may admit the limit again; `None` means any number of times.
     pub(crate) times: Option<u64>,
-    /// Only rules whose window and step together are shorter are concerned.
+    /// Only rules with a shorter sum of window and step are affected.
     span_below: Duration,
     pub(crate) why: &'static str,
 }
@@ -29,7 +30,7 @@ impl Forgets {
     }
 }
 
-/// Counts that a fault makes a server lose; by the server's clock, also where that jumps.
+/// The counts that a server loses in a fault, by the server's clock, even if that jumps.
 fn forgets(fault: Fault) -> Option<Forgets> {
     match fault {
         Fault::Evicting { .. } => Forgets::all(
@@ -54,7 +55,7 @@ fn forgets(fault: Fault) -> Option<Forgets> {
     }
 }
 
-/// Why requests may be left to the failure policy during a fault.
+/// The reason why requests may be left to the failure policy during a fault.
 const fn undecided(fault: Fault) -> Option<&'static str> {
     match fault {
         Fault::OutOfMemory => Some("a full server writes nothing: the failure policy decides"),
@@ -80,14 +81,14 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
     }
 }
 
-/// Why requests may be left to the failure policy beside a job, without a fault.
+/// The reason why requests may be left to the failure policy beside a job, without a fault.
 const PARKED: &str =
     "a connection whose runtime parks is replaced after 500 ms: the failure policy decides";
 
-/// Why a bucket may admit more than it promises, beside leases.
+/// The reason why a bucket may admit more than promised with leases.
 const REFUNDED: &str = "a check whose lease ends is refunded, and a bucket that was full meanwhile gets its unit twice";
 
-/// What is allowed in one run.
+/// The bounds of one run.
 pub(crate) struct Bounds<'a> {
     setup: Setup,
     faults: &'a [Fault],
@@ -98,7 +99,7 @@ impl<'a> Bounds<'a> {
         Self { setup, faults }
     }
 
-    /// How long a request waits for the store. Where each is decided, so long that a busy machine fails none.
+    /// The timeout of requests. If all must be decided, long enough for a busy machine.
     pub(crate) fn timeout(&self) -> Duration {
         match self.why_undecided()[..] {
             [] => Duration::from_secs(2),
@@ -106,7 +107,7 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// How often a rule may admit its limit; `None` means any number of times.
+    /// The number of times that a rule may admit the limit; `None` means any number of times.
     pub(crate) fn times(&self, rule: &Rule) -> Option<u64> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
         let concerned = faults.filter(|it| it.concerns(rule));
@@ -116,9 +117,9 @@ impl<'a> Bounds<'a> {
             .map(|it| it + 1)
     }
 
-    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check that is under
-    /// way when the bucket is full, as it is after a jump of the clock. A check goes on without a caller that leaves,
-    /// which asks again meanwhile.
+    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check under way while
+    /// the bucket is full, as after a jump of the clock. A check continues after its caller has left, and that caller
+    /// asks again in the meantime.
     pub(crate) fn refunded_twice(&self, rule: &Rule) -> u64 {
         let under_way = BUCKET_TASKS * if self.setup.with_leavers { 2 } else { 1 };
         let is_refunded = rule.refill().is_some() && self.setup.with_leases_and_cache;
@@ -129,7 +130,7 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// Why a rule may admit more than its limit.
+    /// The reasons why a rule may admit more than the limit.
     pub(crate) fn why_over(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
         let mut why: Vec<_> = faults.map(|it| it.why).collect();
@@ -139,7 +140,7 @@ impl<'a> Bounds<'a> {
         why
     }
 
-    /// Why requests may be left undecided.
+    /// The reasons why requests may be left undecided.
     pub(crate) fn why_undecided(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| undecided(fault));
         let mut why: Vec<_> = faults.collect();
@@ -159,7 +160,7 @@ impl<'a> Bounds<'a> {
         self.times(rule) != Some(1) || self.faults.iter().any(released)
     }
 
-    /// Whether units that were leased may stay charged: answers get lost, or the runtime that was to return them.
+    /// Whether leased units may stay charged, because answers or the returning runtime get lost.
     pub(crate) fn may_strand_leases(&self) -> bool {
         let loses_answers = |fault: &Fault| fault.silences() || *fault == Fault::Emptied;
         self.setup.with_leases_and_cache

@@ -15,7 +15,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Where the library was built; `None` when it cannot be built here.
+/// The path of the library; `None` without a compiler.
 static LIBRARY: LazyLock<Option<(TempDir, PathBuf)>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("clock.so");
@@ -35,7 +35,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock that tells the true time.
+    /// A clock with the true time.
     pub(crate) fn new() -> Self {
         let clock = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -45,10 +45,10 @@ impl Clock {
         clock
     }
 
-    /// Whether there can be one here; says loudly when there cannot.
+    /// Whether such a clock is possible here. If not, prints a message.
     pub(crate) fn is_available() -> bool {
         if LIBRARY.is_none() {
-            // Past the test harness, which hides what a test that passes says.
+            // Written directly, because the test harness hides the output of tests that pass.
             let _ = writeln!(
                 stderr(),
                 "\n!!! SKIPPED: clocks cannot be moved here; install a C compiler (on Linux)\n"
@@ -57,7 +57,7 @@ impl Clock {
         LIBRARY.is_some()
     }
 
-    /// What a program must be started with to live by this clock.
+    /// The environment for a program that uses this clock.
     pub(crate) fn env(&self) -> Vec<(String, String)> {
         let (_, library) = LIBRARY.as_ref().unwrap();
         vec![
@@ -70,7 +70,7 @@ impl Clock {
         let by = i64::try_from(by.as_micros()).unwrap();
         let by = if ahead { by } else { -by };
         let offset = self.offset_us.fetch_add(by, Relaxed) + by;
-        // In place: the file is mapped.
+        // Written in place, because the file is mapped.
         let file = File::options()
             .write(true)
             .create(true)

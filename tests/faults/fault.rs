@@ -1,4 +1,4 @@
-//! The faults: how each is done to a site, and what undoes it.
+//! The faults, and their repairs.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can hit one server: what needs its answers comes before what makes it silent.
+/// In the order in which two of them can hit one server: faults that need its answers come before faults that silence
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ScriptsFlushed,
@@ -32,7 +33,7 @@ pub(crate) enum Fault {
     Crowd,
 }
 
-/// Two faults that change the same setting are no pair.
+/// The setting that a fault changes. Two faults with the same setting are no pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Knob {
     Scripts,
@@ -47,7 +48,7 @@ enum Knob {
     Callers,
 }
 
-/// Undoes a fault. The server works again when it returns.
+/// Repairs a fault. The server works again when this returns.
 pub(crate) type Heal = Box<dyn FnOnce(&mut Site)>;
 
 impl Fault {
@@ -106,9 +107,9 @@ impl Fault {
         }
     }
 
-    /// Whether these two can hit one server, in this order.
+    /// Whether both can hit one server, in this order.
     pub(crate) fn makes_a_pair_with(self, other: Self) -> bool {
-        // A server that was made read-only has no replica that could be promoted.
+        // A read-only server has no replica to promote.
         self.knob() != other.knob() && (self, other) != (Self::ReadOnly, Self::FailedOver)
     }
 
@@ -127,7 +128,7 @@ impl Fault {
         }
     }
 
-    /// Whether the store cannot decide meanwhile.
+    /// Whether the store cannot decide during the fault.
     pub(crate) const fn silences(self) -> bool {
         match self {
             Self::Wire(Weather::Clear) => false,
@@ -210,7 +211,7 @@ impl Fault {
     }
 }
 
-/// Of several at once.
+/// The names of several faults.
 pub(crate) fn names(faults: &[Fault]) -> String {
     let names: Vec<_> = faults.iter().map(|fault| fault.name()).collect();
     names.join(" + ")
@@ -228,14 +229,14 @@ fn repeated(acts: Repeated) -> Heal {
     Box::new(|_| drop(acts))
 }
 
-/// At any time, also within a script, between its look at the clock and its write.
+/// The jump may come at any time, even within a script between its look at the clock and its write.
 fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
     let clock = site.clock.as_ref().unwrap();
     clock.jump(Duration::from_secs(seconds), ahead);
     Box::new(|_| ())
 }
 
-/// Another client fills the server, so that keys have to be evicted all the while.
+/// Another client fills the server, so that keys are evicted all the time.
 fn evict(site: &Site, policy: &str) -> Heal {
     site.server
         .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
@@ -253,7 +254,7 @@ fn evict(site: &Site, policy: &str) -> Heal {
     })
 }
 
-/// A script that does not end; returns when the server rejects everything else.
+/// A script that does not end. Returns when the server rejects all other commands.
 fn keep_busy(site: &Site) -> Heal {
     let client = redis::Client::open(site.server.socket_url()).unwrap();
     let mut running = client.get_connection().unwrap();
@@ -265,7 +266,7 @@ fn keep_busy(site: &Site) -> Heal {
     });
     until(|| is_busy(&connect_to(site).and_then(|mut server| cmd("PING").exec(&mut server))));
     Box::new(move |site| {
-        // What was restarted since, or replaced, is not busy.
+        // A server that was restarted or replaced in the meantime is not busy.
         until(|| {
             let kill = |mut server: Connection| cmd("SCRIPT").arg("KILL").exec(&mut server);
             connect_to(site)

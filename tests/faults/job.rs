@@ -1,4 +1,4 @@
-//! A second runtime that shares the store: of one thread, which polls it only while it works.
+//! A second runtime that shares the store: one thread, which polls only while the job works.
 
 use std::{
     sync::mpsc,
@@ -15,11 +15,11 @@ use super::{run::WORKER, traffic::Traffic};
 enum Order {
     /// Poll nothing until the other end is dropped.
     Park(mpsc::Receiver<()>),
-    /// Drop the runtime in the middle of its requests, and go on with another.
+    /// Drop the runtime in the middle of requests, and continue with another.
     Renew,
 }
 
-/// It works from its start on. When dropped, so is its runtime, in the middle of its requests.
+/// The job works from the start. Dropping a job also drops the runtime, in the middle of requests.
 pub(crate) struct Job {
     orders: Option<UnboundedSender<Order>>,
     thread: Option<JoinHandle<()>>,

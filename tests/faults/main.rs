@@ -1,11 +1,12 @@
 //! Whatever happens to the server, the network and the clocks: no request waits longer than its timeout, never more
-//! than the limit is admitted, and all works again by itself.
+//! than the limit is admitted, and everything recovers without help.
 //!
-//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and
-//! prints a table, a row for each run. `bounds` holds what each fault may do to the figures.
+//! `plain` tests single answers. The other tests run traffic through a proxy during faults of the server, and print a
+//! table with a row for each run. `bounds` holds the allowed effect of each fault on the figures.
 //!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! together with leases, latency, callers who leave and a second runtime. Two long forms do the rest, each by its name:
+//! each together with leases, latency, callers that leave and a second runtime. Two long forms run the rest, each by
+//! its name:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
@@ -52,7 +53,7 @@ fn each_fault_alone() {
     runs(open.chain(local).chain(transactions).collect());
 }
 
-/// Each fault meets leases: alone, beside latency and callers who leave, and beside a second runtime.
+/// Each fault meets leases: alone, beside latency and callers that leave, and beside a second runtime.
 #[test]
 fn each_fault_in_circumstances() {
     let url = Setup::over(Kind::Url);
@@ -96,14 +97,14 @@ fn each(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
         .map(move |fault| (setup, vec![fault]))
 }
 
-/// And without a fault: the circumstances alone.
+/// The circumstances without a fault, and with each fault.
 fn in_circumstances(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
     [(setup, vec![Fault::NONE])].into_iter().chain(each(setup))
 }
 
-/// Runs all combinations that can be made, some at a time, and judges all.
+/// Runs all possible combinations, some at a time, and judges all.
 fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
-    // One test after the other: each uses the whole machine.
+    // One test after the other, because each uses the whole machine.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let with_clock = Clock::is_available();
@@ -117,7 +118,7 @@ fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
                     .all(|fault| with_clock || !fault.needs_clock())
         })
         .collect();
-    // They mostly wait.
+    // The runs spend most of their time waiting.
     let at_once = 2 * available_parallelism().map_or(1, usize::from).min(4);
     let queue = Mutex::new(wanted.into_iter().enumerate());
     let rows = Mutex::new(Vec::new());

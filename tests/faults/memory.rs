@@ -1,4 +1,4 @@
-//! What is bounded, however long a fault lasts and however many connections it strikes.
+//! Memory is bounded, for any duration of a fault and any number of connections.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn charge() -> [Charge; 1] {
     [Charge::new(&policy, Key::new("user", "alice"), 1)]
 }
 
-/// One check in each of this many tasks at once; how many were decided.
+/// Makes one check in each of this number of tasks. Returns the number of decisions.
 async fn wave(limiter: &Limiter, tasks: usize) -> usize {
     let decided = join_all((0..tasks).map(|_| {
         let limiter = limiter.clone();
@@ -47,7 +47,7 @@ async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
             }
             grown.push(resident() / 1_000_000);
         }
-        // 20 000 requests went by from one to the next; other tests run in this process, too.
+        // 20 000 requests lie between these figures, and other tests run in this process.
         assert!(grown[2] < grown[1] + 64, "{grown:?} MB");
         proxy.set_weather(Weather::Clear);
     }

@@ -1,4 +1,5 @@
-//! Single answers: each request ends within the timeout, as the failure policy says, and all works again by itself.
+//! Single answers: each request ends within the timeout, according to the failure policy, and the store recovers
+//! without help.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,7 +11,7 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, error::StoreErrorKind,
 };
 
-/// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.
+/// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
 
 fn charge(user: &str, limit: u64) -> [Charge; 1] {
@@ -19,7 +20,7 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
 }
 
 async fn works(store: &RedisStore) -> bool {
-    // A busy machine may take longer than the default timeout; libraries wait longer before they try again.
+    // A busy machine may take longer than the default timeout, and libraries wait even longer before they try again.
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
     limiter
         .check(charge("alice", 1_000_000))
@@ -27,7 +28,7 @@ async fn works(store: &RedisStore) -> bool {
         .is_ok_and(|decision| decision.is_allowed())
 }
 
-/// Checks that must fail, under both failure policies; answers why.
+/// Makes checks that must fail, under both failure policies. Returns the kind of the error.
 async fn fails(store: &RedisStore) -> StoreErrorKind {
     let open = Limiter::new(store.clone());
     let closed = open.clone().on_failure(FailurePolicy::Closed);
@@ -46,7 +47,7 @@ async fn fails(store: &RedisStore) -> StoreErrorKind {
     error.kind()
 }
 
-/// Waits until the store works, which it must do by itself.
+/// Waits until the store has recovered without help.
 async fn recovers(store: &RedisStore) {
     let start = Instant::now();
     while !works(store).await {
@@ -176,7 +177,7 @@ async fn busy_with_a_script_that_does_not_end() {
     }
 }
 
-/// Runs until it is killed; returns when the server rejects everything else.
+/// Runs until it is killed. Returns when the server rejects all other commands.
 fn endless_script(server: &Server) -> std::thread::JoinHandle<()> {
     let client = redis::Client::open(server.url()).unwrap();
     let mut running = client.get_connection().unwrap();

@@ -1,4 +1,4 @@
-//! A TCP proxy between a store and its server, that does to connections what networks do.
+//! A TCP proxy between a store and its server that imitates faulty networks.
 
 use std::{
     future::pending,
@@ -18,36 +18,35 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What happens to the bytes.
+/// The fate of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weather {
     Clear,
-    /// Nothing arrives until this ends, then everything does, as TCP sends again what was lost.
+    /// Nothing arrives until this ends. Then everything arrives, since TCP sends lost bytes again.
     Cut,
-    /// Nothing arrives, ever: a connection over which something was sent in this weather stays silent, and open.
+    /// Nothing ever arrives: a connection that was used in this weather stays silent and open.
     HalfOpen,
-    /// No connection lives.
+    /// All connections end.
     Reset,
-    /// The server gets each request; of the chunks it replies, one of [`NO_REPLY`] ends the connection instead of
-    /// arriving.
+    /// The server receives each request. One of [`NO_REPLY`] chunks of its replies is lost, and ends the connection.
     NoReply,
 }
 
-/// Odd: where replies to reads and writes alternate, both are struck.
+/// An odd number: if replies to reads and writes alternate, both are affected.
 const NO_REPLY: u64 = 11;
 
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     to: SocketAddr,
     weather: Weather,
-    /// How long each reply is always under way, and for how much longer now.
+    /// The permanent delay of each reply, and the additional delay now.
     latency: Duration,
     delay: Duration,
-    /// Grows when all connections are to end.
+    /// Increases to end all connections.
     era: u64,
 }
 
-/// Runs as long as the runtime it was made in.
+/// Runs as long as the runtime of the caller.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -84,12 +83,12 @@ impl Proxy {
         });
     }
 
-    /// Replies under way arrive at once when the delay becomes shorter than they have been under way.
+    /// If the new delay is shorter than the time that a reply has been under way, the reply arrives at once.
     pub(crate) fn set_delay(&self, delay: Duration) {
         self.wire.send_modify(|wire| wire.delay = delay);
     }
 
-    /// Ends all connections; new ones lead to this server.
+    /// Ends all connections. New ones lead to this server.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.wire.send_modify(|wire| {
             wire.to = to;
@@ -98,7 +97,7 @@ impl Proxy {
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Carries one connection from beginning to end.
 async fn carry(client: TcpStream, mut wire: watch::Receiver<Wire>) {
     let Wire { era, weather, .. } = *wire.borrow();
     if weather == Weather::Reset {
@@ -189,7 +188,7 @@ async fn hand_over(
     Ok(())
 }
 
-/// Waits until something can pass, which may be never.
+/// Waits until bytes can pass, possibly forever.
 async fn passes(wire: &mut watch::Receiver<Wire>, is_mute: &AtomicBool) -> Wire {
     let now = wire
         .wait_for(|wire| wire.weather != Weather::Cut)

@@ -1,4 +1,4 @@
-//! One run: traffic, faults one inside the other, healing, and what is checked and recorded of it.
+//! One run: traffic, nested faults, repairs, and the checks and figures of the run.
 
 use std::{
     fs,
@@ -24,21 +24,21 @@ use super::{
     traffic::Traffic,
 };
 
-/// Longer than a connection may owe an answer before it is given up.
+/// Longer than the wait for a reply before a connection is dropped.
 const HOLD: Duration = Duration::from_millis(700);
 
-/// Between two faults, and before the first and after the last.
+/// The pause between two faults, before the first and after the last.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What the process may grow by in a run, and in those beside it.
+/// The growth of the process that a run may cause, including parallel runs.
 const MEMORY: u64 = 256 << 20;
 
-/// The kinds of errors that say that the store could not decide.
+/// The kinds of errors that mean that the store could not decide.
 const EXPECTED: [&str; 3] = ["CircuitOpen", "Timeout", "Unavailable"];
 
 const RECOVERY: Duration = Duration::from_secs(1);
 
-/// The first fault is the outermost: it is healed last.
+/// The first fault is the outermost, and is repaired last.
 pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let memory = resident();
     let before = panics();
@@ -52,7 +52,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let traffic = Traffic::new(limiter.clone(), setup, bounds.timeout());
     site.traffic = Some(traffic.clone());
 
-    // First, so that what is connected is connected in its runtime.
+    // Do this first, so that connections are made in the job's runtime.
     let job = setup.with_job.then(|| Job::start(traffic.clone()));
     if job.is_some() {
         assert!(traffic.has_begun(), "no traffic: {:?}", traffic.tally());
@@ -99,8 +99,8 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let times = |rule: &Rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX));
     let (too_many, whose) = tally.over_admission(times, |rule| bounds.refunded_twice(rule));
     let too_many_of = format!("{too_many} too many of {whose}");
-    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be
-    // held up while all who measure are in another.
+    // A task is late when its timer fires late, and again when it is polled late. The polling thread may also be held
+    // up while the measuring tasks run on another thread.
     let allowed_wait = bounds.timeout() + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.undecided();
     let count_is_wrong = miscounted(&bounds, &tally, used, &traffic.counted());
@@ -172,8 +172,8 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     }
 }
 
-/// Lets the traffic run on for as long as a fault holds. A job parks in the middle of its requests meanwhile, and is
-/// dropped in the middle of others.
+/// Lets the traffic run for the time of a fault. A job parks in the middle of its requests, and is dropped in the
+/// middle of others.
 fn disturb(job: Option<&Job>, traffic: &Traffic) {
     let Some(job) = job else {
         return traffic.runs_on(HOLD);
@@ -185,7 +185,7 @@ fn disturb(job: Option<&Job>, traffic: &Traffic) {
     traffic.runs_on(HOLD / 2);
 }
 
-/// How many units of this charge count, as the server itself has it.
+/// The units of this charge in the server's own count.
 async fn used(setup: Setup, site: &Site, charge: Charge) -> u64 {
     let apart = Setup::over(setup.kind).build(&site.server.url()).await;
     let limiter = apart.limiter.timeout(Duration::from_secs(10));
@@ -194,8 +194,8 @@ async fn used(setup: Setup, site: &Site, charge: Charge) -> u64 {
     limit - usage.rules().next().unwrap().remaining()
 }
 
-/// What is wrong with the units that the server counts: each admission counts once, a denial does not, and of a request
-/// of which the answer is unknown, nobody can say.
+/// The mistake in the server's count, if there is one: each admission counts once, and a denial does not. A request
+/// with an unknown answer may count or not.
 fn miscounted(bounds: &Bounds<'_>, tally: &Tally, used: u64, charge: &Charge) -> Option<String> {
     let rule = &charge.policy().rules()[0];
     let admissions = tally.admissions();
@@ -208,9 +208,9 @@ fn miscounted(bounds: &Bounds<'_>, tally: &Tally, used: u64, charge: &Charge) ->
         .then(|| format!("the server counts {used} units of {known} to {most} admitted"))
 }
 
-/// From now until the first of ten decisions of the server in a row; `None` when that takes ten seconds.
+/// The time until the first of ten consecutive decisions by the server; `None` if that takes ten seconds.
 ///
-/// Of keys that are new each time, so that all are admissions.
+/// Each decision has a new key, so that all are admissions.
 async fn recovery(limiter: &Limiter) -> Option<Duration> {
     let policy = Policy::parse("probe", "1/1m").unwrap();
     let healed = Instant::now();
@@ -246,10 +246,10 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// Of the threads in which a limiter works.
+/// The name of the threads of a limiter.
 pub(crate) const WORKER: &str = "limiting";
 
-/// How often such a thread has panicked, in any task, also those without a caller.
+/// The number of panics in these threads, in any task, also in tasks without a caller.
 fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static HOOK: Once = Once::new();
@@ -266,7 +266,7 @@ fn panics() -> u64 {
     PANICS.load(Relaxed)
 }
 
-/// The memory of this process, in bytes; 0 where it cannot be told.
+/// The memory of this process in bytes; 0 if unknown.
 pub(crate) fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").ok();
     let pages = pages.and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok());

@@ -1,4 +1,4 @@
-//! What is tried: a kind of connection, the settings of the limiter, and the circumstances.
+//! The tested setups: a kind of connection, the settings of the limiter, and the circumstances.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 /// As if there were another process like this one.
 const REPLICAS: u32 = 2;
 
-/// How long a reply is under way from a server in another zone.
+/// The delay of replies from a server in another zone.
 const FAR: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +31,15 @@ impl Kind {
 pub(crate) struct Setup {
     pub(crate) kind: Kind,
     pub(crate) on_failure: FailurePolicy,
-    /// Around the store, beside the calls that it always shares.
+    /// Layers around the store, in addition to shared calls.
     pub(crate) with_leases_and_cache: bool,
     is_far: bool,
-    /// Beside the service, in a runtime of its own.
+    /// A job beside the service, in a separate runtime.
     pub(crate) with_job: bool,
     pub(crate) with_leavers: bool,
 }
 
-/// A limiter, and the leases below it.
+/// A limiter, and the leases below.
 pub(crate) struct Built {
     pub(crate) limiter: Limiter,
     pub(crate) leases: Option<Leases>,
@@ -57,7 +57,7 @@ impl Setup {
         }
     }
 
-    /// With this process deciding by its half of the limits when the store cannot.
+    /// If the store cannot decide, this process decides with half of the limits.
     pub(crate) const fn local(self) -> Self {
         Self {
             on_failure: FailurePolicy::Local,
@@ -65,7 +65,7 @@ impl Setup {
         }
     }
 
-    /// With all that makes Redis cheaper under load.
+    /// With all features that reduce the load on Redis.
     pub(crate) const fn under_load(self) -> Self {
         Self {
             with_leases_and_cache: true,
@@ -81,7 +81,7 @@ impl Setup {
         }
     }
 
-    /// With a second runtime that shares the store: it works, parks and is dropped in the middle of its requests.
+    /// With a second runtime that shares the store. It works, parks and is dropped in the middle of its requests.
     pub(crate) const fn beside_a_job(self) -> Self {
         Self {
             with_job: true,
@@ -89,7 +89,7 @@ impl Setup {
         }
     }
 
-    /// With callers that leave at random before they are answered.
+    /// With callers that leave at random before the answer.
     pub(crate) const fn with_leavers(self) -> Self {
         Self {
             with_leavers: true,
@@ -97,7 +97,7 @@ impl Setup {
         }
     }
 
-    /// With leases and without; each in all circumstances together with all others.
+    /// With leases and without, and each with all combinations of the other circumstances.
     pub(crate) fn in_all_circumstances(kind: Kind) -> Vec<Self> {
         let both = |change: fn(Self) -> Self| move |setup| [setup, change(setup)];
         [Self::over(kind)]
@@ -143,7 +143,7 @@ pub(crate) async fn pool(url: &str) -> Pool {
     pool.build(manager).await.unwrap()
 }
 
-/// Gives its connections away without asking whether they live.
+/// A pool that hands out connections without testing them.
 async fn untested_pool(url: &str) -> Pool {
     let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
     let pool = bb8::Pool::builder().max_size(2).test_on_check_out(false);

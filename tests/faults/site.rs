@@ -1,4 +1,4 @@
-//! All that a run needs beside the traffic: a server behind a proxy, perhaps a replica of it, and their clock.
+//! The parts of a run other than the traffic: a server behind a proxy, perhaps a replica of it, and their clock.
 
 use std::{
     net::SocketAddr,
@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
 use crate::common::redis::Server;
 
-/// It keeps its data when it is killed, to the last answer: what was answered has been handed to the kernel before.
+/// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
 const ARGS: [&str; 6] = [
     "--appendonly",
     "yes",
@@ -73,7 +73,7 @@ impl Site {
         self.is_down = false;
     }
 
-    /// The replica becomes the server, behind the same address; the old one is gone for good.
+    /// Promotes the replica to the server, behind the same address. The old server is gone for good.
     pub(crate) fn promote(&mut self) {
         let replica = self.replica.take().unwrap();
         replica.run::<()>("REPLICAOF NO ONE");
@@ -82,7 +82,7 @@ impl Site {
         self.is_down = false;
     }
 
-    /// Keys without a TTL, which would never expire.
+    /// The number of keys without a TTL, which would never expire.
     pub(crate) fn keys_without_ttl(&self) -> u64 {
         let script = "local n = 0 \
              for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
@@ -95,7 +95,7 @@ impl Site {
             .unwrap()
     }
 
-    /// Does something to the server again and again, in a thread of its own, until the answer is dropped.
+    /// Repeats an action on the server in a separate thread, until the returned value is dropped.
     pub(crate) fn again_and_again(
         &self,
         act: impl Fn(&mut Connection) -> RedisResult<()> + Send + 'static,
@@ -105,7 +105,7 @@ impl Site {
         let over = Arc::clone(&is_over);
         let thread = std::thread::spawn(move || {
             while !over.load(Relaxed) {
-                // The server may be gone, stopped or busy just now.
+                // The server may be gone, stopped or busy now.
                 if let Ok(mut connection) = connect(&url) {
                     while !over.load(Relaxed) && act(&mut connection).is_ok() {
                         std::thread::sleep(Duration::from_millis(1));
@@ -121,7 +121,7 @@ impl Site {
     }
 }
 
-/// Ends when dropped.
+/// Ends the repetition when dropped.
 pub(crate) struct Repeated {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -134,7 +134,7 @@ impl Drop for Repeated {
     }
 }
 
-/// A connection that waits for no reply for long.
+/// A connection with a short timeout for replies.
 pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
     let connection =
         redis::Client::open(url)?.get_connection_with_timeout(Duration::from_millis(200))?;

@@ -1,4 +1,4 @@
-//! Clients whose clocks are wrong share one limit with those whose clocks are right.
+//! Clients with wrong clocks share one limit with clients with right clocks.
 
 use std::{process::Command, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::common::redis::Server;
 
 const LIMIT: usize = 50;
 
-/// In a client process: where the server is.
+/// The variable with the server's address, in a client process.
 const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
 
 fn charge() -> [Charge; 1] {
@@ -47,7 +47,7 @@ async fn clients_whose_clocks_are_a_day_apart_share_one_limit() {
     assert_eq!(admitted, LIMIT);
 }
 
-/// This test program again, for one test: a client that makes 20 requests.
+/// Runs this test program again with one test: a client that makes 20 requests.
 fn admissions_of_a_process(clock: &Clock, server: &Server) -> usize {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program)
@@ -76,7 +76,7 @@ fn admissions_of_a_process(clock: &Clock, server: &Server) -> usize {
     admitted.try_into().unwrap()
 }
 
-/// By this process' clock.
+/// The time of this process's clock.
 fn now() -> u64 {
     std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()
 }
@@ -108,7 +108,7 @@ async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
         let request = bytes[..length].to_vec();
         if contains(&request, b"EVALSHA") {
             sent.push(request);
-            // By the next request each of the client's clocks shows another time.
+            // Until the next request, each clock of the client must show another time.
             let (mark, clock) = (std::time::Instant::now(), std::time::SystemTime::now());
             while mark.elapsed() < Duration::from_millis(5)
                 || clock.elapsed().is_ok_and(|it| it.as_millis() < 5)

@@ -14,15 +14,15 @@ pub(crate) struct Row {
     pub(crate) timeout: Duration,
     pub(crate) worst_wait: Duration,
     pub(crate) worst_lateness: Duration,
-    /// `None` when it did not come back.
+    /// `None` without a recovery.
     pub(crate) recovery: Option<Duration>,
-    /// Units beyond a limit within one window, at worst.
+    /// The maximum number of units beyond a limit within one window.
     pub(crate) over: u64,
     pub(crate) keys_without_ttl: u64,
-    /// Bytes.
+    /// In bytes.
     pub(crate) grown: u64,
     pub(crate) complaints: Vec<String>,
-    /// The promises that allow what is above 0.
+    /// The promises that allow figures above 0.
     pub(crate) why: Vec<&'static str>,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Prints all rows, and fails when there is something to complain about in one.
+/// Prints all rows. Fails if a row has a complaint.
 pub(crate) fn judge(rows: &[Row]) {
     println!("\n{HEADER}");
     for row in rows {

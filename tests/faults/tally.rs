@@ -1,4 +1,4 @@
-//! What the traffic saw: counted by the tests themselves, from the decisions alone.
+//! The results of the traffic, counted by the tests from the decisions alone.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,7 +7,7 @@ use std::{
 
 use sluicegate::{Decision, Rule, StoreError, error::StoreErrorKind};
 
-/// Of one rule of one policy, by the server or by this process; here each policy has one key.
+/// One rule of one policy, decided by the server or by this process. Each policy has one key here.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Counted {
     policy: String,
@@ -20,32 +20,32 @@ pub(crate) struct Tally {
     pub(crate) requests: u64,
     pub(crate) admitted: u64,
     pub(crate) denied: u64,
-    /// Of both, how many this process decided by itself.
+    /// The admissions and denials that this process decided.
     pub(crate) local: u64,
-    /// How many requests were given up before they were answered.
+    /// The number of requests whose callers left before the answer.
     pub(crate) left: u64,
-    /// How many may have been charged by the server although it is not known to have admitted them.
+    /// The number of requests that the server may have charged without a known admission.
     pub(crate) unknown: u64,
-    /// By kind; without those of a job, which are its own fault.
+    /// By kind, without those of a job, which are the job's own fault.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// The longest that a request took.
+    /// The longest time of a request.
     pub(crate) worst_wait: Duration,
-    /// When the runtime was asked to wake a task, how late it did so at worst.
+    /// The longest delay of the runtime in waking a task.
     pub(crate) worst_lateness: Duration,
-    /// The steps that admissions were charged to, by the clock of the server or process that decided: when each of them
-    /// ends, in ms.
+    /// The steps that admissions were charged to: the end of each in ms, by the clock of the server or process that
+    /// decided.
     steps: HashMap<Counted, Vec<u64>>,
 }
 
 impl Tally {
-    /// A request that was given up.
+    /// Counts a request whose caller left.
     pub(crate) fn leave(&mut self) {
         self.requests += 1;
         self.left += 1;
         self.unknown += 1;
     }
 
-    /// An answer, and how long it took, if the runtime did not park meanwhile.
+    /// Counts an answer, and the time until the answer. `None` if the runtime parked in the meantime.
     pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
@@ -84,7 +84,7 @@ impl Tally {
         }
     }
 
-    /// How often the server admitted under each policy.
+    /// The number of admissions by the server under each policy.
     pub(crate) fn admissions(&self) -> BTreeMap<&str, usize> {
         self.steps
             .iter()
@@ -93,13 +93,13 @@ impl Tally {
             .collect()
     }
 
-    /// How many requests were left to the failure policy.
+    /// The number of requests that were left to the failure policy.
     pub(crate) fn undecided(&self) -> u64 {
         self.local + self.errors.values().sum::<u64>()
     }
 
     /// The rule that admitted the most beyond `times(rule)` times its limit and `more(rule)` units in a span of its
-    /// window, and how much.
+    /// window, and that number of units.
     pub(crate) fn over_admission(
         &self,
         times: impl Fn(&Rule) -> u64,
@@ -134,7 +134,7 @@ impl Tally {
     }
 }
 
-/// The span in which a rule forgets: its window; of a bucket, the time of a full refill.
+/// The time in which a rule forgets: the window, or for a bucket the time of a full refill.
 pub(crate) fn window_ms(rule: &Rule) -> u64 {
     let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
     match rule.refill() {
@@ -143,7 +143,7 @@ pub(crate) fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-/// By how much the charges of a bucket, in any span, are more than so many times its burst and what comes back.
+/// The charges of a bucket in any span, beyond `times` times the burst and the refill of that span.
 fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
     let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
     let mut ends = ends.to_vec();
@@ -159,10 +159,10 @@ fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
     beyond.max().unwrap_or(0).div_ceil(window_ms)
 }
 
-/// The most charges within any span of a window.
+/// The maximum number of charges within any span of a window.
 ///
-/// Whoever was charged in the step that ends at `end` counts until `end + window`, so the next step in which this
-/// charge does not count any more ends later than that.
+/// A charge in the step that ends at `end` counts until `end + window`. So the next step in which the charge no longer counts
+/// ends later than that.
 fn most_within(window: u64, ends: &[u64]) -> u64 {
     let mut ends = ends.to_vec();
     ends.sort_unstable();

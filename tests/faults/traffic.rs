@@ -1,4 +1,4 @@
-//! Traffic that runs all the while: many tasks, some keys with small limits, a hot key that half of the tasks share.
+//! Traffic during a run: many tasks, some keys with small limits, and a hot key that half of the tasks share.
 
 use std::{
     fmt,
@@ -17,33 +17,33 @@ use super::{setup::Setup, tally::Tally};
 const TASKS: usize = 32;
 const KEYS: usize = 8;
 
-/// Of a job.
+/// The number of tasks of a job.
 const JOB_TASKS: usize = 4;
 
-/// From an answer to the task's next request.
+/// The time from an answer to the task's next request.
 const PACE: Duration = Duration::from_millis(5);
 
-/// The windows are far from the jumps of the clock, so that it is clear what a jump does to them.
+/// The windows differ from the jumps of the clock by far, so that the effect of a jump is clear.
 const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
-/// Admits all the while: a server that may not write is told from one that works by an admission alone.
+/// Admits again and again. Only an admission shows that a server can write.
 const BRIEF: &str = "4/200ms@exact";
 /// Full again after 300 ms.
 const BUCKET: &str = "6+20/1s@bucket";
-/// The tasks that are charged to it; where there are leases, each with another charge that is leased.
+/// The number of tasks that charge the bucket. With leases, each also has a leased charge.
 pub(crate) const BUCKET_TASKS: u64 = (TASKS / KEYS) as u64;
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
-/// Where there are leases, every fourth task has it alone: so it is hot, and not only as often as others admit.
+/// With leases, every fourth task charges only this key. So this key is hot, independent of the other limits.
 const LEASED: &str = "160/200ms@50ms,600/1500ms@100ms";
 
-/// Used up for the rest of the run: whether it stays so needs no clock.
+/// Used up for the rest of the run, which a test can see without a clock.
 const DAILY: &str = "100/1d@1m";
 
-/// Every request is charged to it, and none is denied by it: what the server has of it at last is compared with what
-/// was admitted. Its steps are short enough that many end during a run.
+/// Every request is charged to this policy, which denies none. At the end, the server's units are compared with
+/// the admissions. The steps are short enough that many end during a run.
 const COUNTED: &str = "1000000/10m@100ms";
 
-/// How long a caller who leaves waits at most: about as long as a far server takes.
+/// The maximum wait of a caller that leaves: about the delay of a distant server.
 const PATIENCE: Duration = Duration::from_millis(15);
 
 #[derive(Clone)]
@@ -62,7 +62,7 @@ pub(crate) struct Traffic {
 struct Asked<'a> {
     traffic: &'a Traffic,
     start: Instant,
-    /// Whether time in which its runtime parks counts.
+    /// Whether the time while its runtime parks counts.
     is_measured: bool,
     is_answered: bool,
 }
@@ -113,7 +113,7 @@ impl Traffic {
         }
     }
 
-    /// Starts all tasks, and one that measures how late the runtime is.
+    /// Starts all tasks, and one that measures the delay of the runtime.
     pub(crate) fn start(&self, runtime: &Handle) -> Vec<JoinHandle<()>> {
         let asking = (0..TASKS).map(|task| {
             let this = self.clone();
@@ -129,7 +129,7 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// A few tasks of a job, of which nobody knows how long its runtime parks.
+    /// Starts a few tasks of a job. The time that the runtime parks is unknown.
     pub(crate) fn start_in_job(&self, runtime: &Handle) {
         for task in 0..JOB_TASKS {
             let this = self.clone();
@@ -150,7 +150,7 @@ impl Traffic {
         }
     }
 
-    /// As many requests at once, each in a task of its own; some of them only wait for their timeout.
+    /// Makes this number of requests at once, each in a separate task. Some of them only wait for their timeout.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
         let spawn = |task: usize| {
             let this = self.clone();
@@ -164,14 +164,14 @@ impl Traffic {
         (0..tasks * 20 / 19).map(spawn).collect()
     }
 
-    /// How late the runtime is for a wait of this time.
+    /// Measures the delay of the runtime for a wait of this time.
     async fn measure(&self, span: Duration) {
         let asleep = Instant::now();
         tokio::time::sleep(span).await;
         self.is_late(asleep.elapsed().saturating_sub(span));
     }
 
-    /// How late it is for tasks in the queue that its threads share; and how late the machine is for a thread.
+    /// Measures the delay for tasks in the runtime's shared queue, and the delay of the machine for a thread.
     fn measure_from_outside(&self, runtime: Handle) {
         let this = self.clone();
         std::thread::spawn(move || {
@@ -191,7 +191,7 @@ impl Traffic {
         tally.worst_lateness = tally.worst_lateness.max(late);
     }
 
-    /// One request. Every other one is charged to the hot key, too: both or neither.
+    /// Makes one request. Every other one also charges the hot key: both or neither.
     async fn ask(&self, task: usize, is_measured: bool) {
         let is_alone = self.setup.with_leases_and_cache && task % 4 == 3;
         let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
@@ -211,7 +211,7 @@ impl Traffic {
         asked.answered(&result);
     }
 
-    /// To which every request is charged.
+    /// The charge that every request makes.
     pub(crate) fn counted(&self) -> Charge {
         Charge::new(&self.counted, Key::new("key", self.counted.name()), 1)
     }
@@ -220,7 +220,7 @@ impl Traffic {
         self.tally.lock().unwrap()
     }
 
-    /// Returns after `span`, and not before a good many requests have been answered in it.
+    /// Returns after `span`, once many requests have been answered.
     pub(crate) fn runs_on(&self, span: Duration) {
         let (start, before) = (Instant::now(), self.tally().requests);
         let is_done =
@@ -233,12 +233,12 @@ impl Traffic {
         until(|| self.tally().undecided() > 0);
     }
 
-    /// Whether something was admitted; waits for it.
+    /// Waits for an admission. Returns whether there was one.
     pub(crate) fn has_begun(&self) -> bool {
         until(|| self.tally().admitted > 0)
     }
 
-    /// Whether every key with small limits admits a request again; waits for it, longer than any window.
+    /// Waits until every key with small limits admits a request again, longer than any window. Returns whether all did.
     pub(crate) fn flows_again(&self) -> bool {
         let before = self.count_small();
         until(|| {
@@ -269,7 +269,7 @@ impl fmt::Debug for Traffic {
     }
 }
 
-/// Whether it holds at last.
+/// Waits for the condition. Returns false after a long time.
 fn until(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! What untrusted parties may write, and what must hold whatever they write. Each function is one fuzz target.
+//! Input from untrusted parties, and promises that hold for all of it. Each function is one fuzz target.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -13,7 +13,7 @@ use sluicegate::{
     store::{Check, Operation, Settlement, StoreExt},
 };
 
-/// A rule or policy that can be read is written in a form that means the same.
+/// A valid rule or policy is written in a form with the same meaning.
 pub(crate) fn rule_text(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -27,7 +27,7 @@ pub(crate) fn rule_text(data: &[u8]) {
     }
 }
 
-/// Configuration that can be read says the same when it is written and read again.
+/// Valid configuration has the same meaning after it is written and read again.
 pub(crate) fn configuration(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -38,7 +38,8 @@ pub(crate) fn configuration(data: &[u8]) {
     }
 }
 
-/// Nothing that a client writes further to the left changes who it is. Lines end with a line feed; the peer is a proxy.
+/// Text that a client writes further to the left does not change its identity. Lines end with a line feed; the peer is
+/// a proxy.
 pub(crate) fn forwarded(data: &[u8]) {
     let lines: Vec<_> = data.split(|byte| *byte == b'\n').collect();
     let ours: Cidr = "10.0.0.0/8".parse().unwrap();
@@ -64,7 +65,7 @@ pub(crate) fn forwarded(data: &[u8]) {
             let forged = std::iter::once(forged.as_bytes()).chain(lines.iter().copied());
             let spoofed = client(&extractor, header, forged);
             if let Ok(ip) = honest {
-                // Where all entries are those of proxies, the leftmost is believed: then there is one more to the left.
+                // If all entries are those of proxies, the leftmost counts. Then there is one more to the left.
                 if is_count || !ours.contains(ip) {
                     assert_eq!(spoofed, Ok(ip));
                 }
@@ -90,10 +91,9 @@ fn client<'a>(
     extractor.address(&request.into_parts().0).map_err(drop)
 }
 
-/// Whatever a server answers, to a check and then to its settlement, is a sound decision or an error.
+/// Any answer of a server, to a check and then to its settlement, leads to a sound decision or an error.
 ///
-/// The first byte chooses the check, and whether the
-/// answers are written in RESP or are bytes that the script is taken to have answered.
+/// The first byte chooses the check, and the form of the answers: RESP, or bytes from the script.
 pub(crate) fn script_reply(data: &[u8]) {
     let Some((&choice, answer)) = data.split_first() else {
         return;
@@ -133,7 +133,7 @@ pub(crate) fn script_reply(data: &[u8]) {
     let _ = block_on(store.call(vec![first, block, ban, unblock, fill]));
 }
 
-/// Whatever is stored, it is read as steps that add up, or is an error. The first six bytes are the time in seconds.
+/// Any stored value leads to steps that add up, or to an error. The first six bytes are the time in seconds.
 pub(crate) fn stored_value(data: &[u8]) {
     use sluicegate::{
         rule::MAX_UNITS,
@@ -170,7 +170,7 @@ pub(crate) fn stored_value(data: &[u8]) {
             }
             if let Some(newest) = steps.last() {
                 assert!(newest.end_ms <= section.newest_end_ms());
-                // Where all must be released, the last step decides.
+                // If all steps must be released, the last one decides.
                 let fits_at_ms = section.fits_at_ms(now_ms, used, used);
                 assert_eq!(fits_at_ms, newest.release_ms);
             }

@@ -1,5 +1,5 @@
-//! What clients and handlers are told: by layers around each other, in older header styles, when a cost can never fit,
-//! when a service is down, and over gRPC.
+//! Answers to clients and handlers: from nested layers, in older header styles, when a cost can never fit, when a
+//! service is down, and over gRPC.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -72,7 +72,7 @@ fn lines<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
     lines.map(|line| line.to_str().unwrap()).collect()
 }
 
-/// What a header says up to the seconds, which depend on when the test runs.
+/// The value of a header without the seconds, which depend on when the test runs.
 fn told<'a>(response: &'a Response<String>, name: &str) -> &'a str {
     let line = response.headers()[name].to_str().unwrap();
     line.split(", reset=").next().unwrap()
@@ -82,7 +82,7 @@ fn left(decision: &Decision) -> u64 {
     decision.usage().rules().next().unwrap().remaining()
 }
 
-// Layers around each other
+// Nested layers
 
 const SINGLE: [HeaderStyle; 3] = [
     HeaderStyle::X_RATE_LIMIT,
@@ -90,7 +90,7 @@ const SINGLE: [HeaderStyle; 3] = [
     HeaderStyle::DRAFT_7,
 ];
 
-/// The limit and what is left, as the style tells them.
+/// The limit and the remaining units, in the format of the style.
 fn single(style: HeaderStyle, response: &Response<String>) -> String {
     let values = |limit, remaining| {
         let values = [limit, remaining].map(|name| told(response, name));
@@ -290,7 +290,7 @@ async fn a_settlement_replaces_the_decision_of_its_layer_alone() {
     assert_eq!(decisions.iter().map(left).collect::<Vec<_>>(), [40, 8]);
 }
 
-/// A service that passes on the response of a client that has a limit of its own.
+/// A service that passes on the response of a client with a limit.
 fn proxying(
     client: Service,
 ) -> impl Fn(Request<String>) -> BoxFuture<'static, Result<Response<String>, Infallible>> + Clone {
@@ -323,7 +323,7 @@ async fn a_rejection_that_was_passed_on_does_not_hide_the_servers_own_headers() 
     }
 }
 
-/// A service whose responses have lost their extensions, as behind a connection, or a middleware that makes new ones.
+/// A service whose responses have no extensions, as after a connection, or a middleware that makes new responses.
 fn without_extensions(inner: Service) -> Service {
     let service = inner.map_response(|mut response| {
         response.extensions_mut().clear();
@@ -353,7 +353,7 @@ async fn a_denial_whose_extensions_are_lost_is_not_mixed_with_what_is_left_furth
         "limit=1, remaining=0"
     );
 
-    // A 429 of the handler's own tells nothing about quotas.
+    // A handler's own 429 has no quota.
     let own = answering(|_| Response::builder().status(429).body(String::new()).unwrap());
     let response = ask(&around(layer("outer", "90/1d"), own)).await;
     assert!(told(&response, "ratelimit").starts_with(r#""outer";r=89;"#));
@@ -403,7 +403,7 @@ async fn many_rules_make_no_headers_that_a_proxy_has_no_room_for() {
             .map(|item| item.split(';').next().unwrap().to_owned());
         items.collect()
     };
-    // As configured, while there is room.
+    // As configured, as long as there is room.
     let few = ask(&around(many(4), hello())).await;
     assert_eq!(items(&few, "ratelimit").len(), 16);
     assert_eq!(
@@ -452,7 +452,7 @@ async fn policies_that_are_chosen_take_no_room_beside_the_others() {
 #[tokio::test]
 async fn the_list_of_what_is_left_is_bounded_too() {
     let limits = RateLimitLayer::new(MemoryStore::new());
-    // The list of the quotas has 990 bytes, and that of what is left has four more for each policy.
+    // The list of quotas has 990 bytes, and the list of remaining units has four more for each policy.
     let limits = (0..16).fold(limits, |layer, number| {
         let name = format!("a-policy-{number:0>37}");
         layer.limit(policy(&name, "999999999/1ms"), everybody())
@@ -469,7 +469,7 @@ async fn the_list_of_what_is_left_is_bounded_too() {
 
 // Older header styles
 
-/// Nine of ten are left for 60 s, and 99 of 100 for an hour.
+/// Nine of ten units are left for 60 s, and 99 of 100 for an hour.
 fn two_rules(store: Arc<Scripted>, style: HeaderStyle) -> Service {
     let limit = RateLimitLayer::new(store)
         .limit(policy("ip", "10/1m,100/1h"), everybody())
@@ -498,7 +498,7 @@ async fn drafts_6_and_7_are_told_as_their_parsers_expect_them() {
             vec![r#""ip/1m";q=10;w=60, "ip/1h";q=100;w=3600"#],
         ),
     ];
-    // Lines of the same fields.
+    // Lines with the same field names.
     let beside = [
         ("ratelimit", vec![draft_7[0].1[0], draft_11[0].1[0]]),
         ("ratelimit-policy", vec![draft_11[1].1[0], draft_7[1].1[0]]),
@@ -603,7 +603,7 @@ async fn a_cost_that_can_never_fit_has_a_status_of_its_own_and_nothing_to_wait_f
             assert_eq!(problem["status"], expected);
         }
     }
-    // A denial that passes later is a 429, whatever that status is.
+    // If a denial passes later, the status is 429, independent of that setting.
     let later =
         RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("p", "1/1s"), everybody());
     let response = ask(&around(later.rejection(problems), hello())).await;
@@ -688,7 +688,7 @@ async fn a_request_without_a_key_is_told_what_is_missing_and_never_a_value() {
     let expected = "the client has to authenticate";
     assert_eq!(ask(&token, &[]).await, (401, Some(expected.to_owned())));
 
-    // A message may hold any characters; what is the service's own business stays there.
+    // A message may contain any characters. Internal errors stay in the service.
     let own = |error: fn(&'static str) -> ExtractError| {
         by(Box::new(move |_: &Parts| {
             Err::<Key, _>(error("a \"key\" \\ is\nmissing"))
@@ -742,7 +742,7 @@ async fn an_actual_cost_may_be_for_some_policies_only() {
 
 // Counting failures
 
-/// As the example `login_failures` counts.
+/// Counts like the example `login_failures`.
 fn wrong_password(response: &ResponseHead, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),
@@ -935,7 +935,7 @@ async fn a_rejection_without_a_status_does_not_look_like_success() {
     let (status, ..) = rejected(json, "text/plain").await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
 
-    // gRPC tells in a header of its own.
+    // gRPC has its own header for the delay.
     let call = denying().reject_with(|_, _| [("content-type", "application/grpc")]);
     let (status, ..) = rejected(call, "application/grpc").await;
     assert_eq!(status, StatusCode::OK);

@@ -1,4 +1,4 @@
-//! What clients and handlers are told of blocks and bans, and what observers are.
+//! Answers to clients and handlers about blocks and bans, and the events for observers.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ const BLOCKED: StatusCode = StatusCode::FORBIDDEN;
 const HOUR: Duration = Duration::from_secs(3_600);
 const SECRET: &str = "sk_live_do_not_show";
 
-/// Everything that tells of a quota.
+/// All headers with a quota.
 const QUOTA: [&str; 6] = [
     "ratelimit",
     "ratelimit-policy",
@@ -46,7 +46,7 @@ fn alice() -> Key {
     Key::new("user", "alice")
 }
 
-/// Used up by all from the beginning; three denials in ten minutes are a ban for a minute and a bit.
+/// The limit is used up from the start. Three denials in ten minutes lead to a ban of a minute and a bit.
 fn login() -> Policy {
     let policy = Policy::parse("login", "1/1h").unwrap();
     policy.ban("3/10m=61500ms".parse().unwrap())
@@ -80,7 +80,7 @@ async fn send<R: MakeRejection<Body> + Send + Sync + 'static>(
     layer.layer(inner).oneshot(request).await.unwrap()
 }
 
-/// Asks, and waits until strikes are counted.
+/// Sends a request, and waits until strikes are counted.
 async fn ask<R: MakeRejection<Body> + Send + Sync + 'static>(
     limiter: &Limiter,
     layer: &RateLimitLayer<R>,
@@ -238,7 +238,7 @@ async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
         status, OK,
         "a function answers with the status that it likes"
     );
-    // A deny list comes first.
+    // The deny list comes first.
     let listed = layer.block_keys(|_| true).rejection(words);
     assert_eq!(ask(&limiter, &listed).await.2, "list");
 }
@@ -252,7 +252,7 @@ async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
         .limit(login(), alice())
         .limit(login(), Header::new("x-user"));
     let skipping = layer.clone().skip_keys(|key| *key == alice());
-    // Without its key, alice is not looked up; the other is denied, and struck.
+    // Without alice's key, only the other identity is checked; that one is denied and gets a strike.
     for is_limit in [true, true, true, false] {
         let (status, headers, _) = ask(&limiter, &skipping).await;
         assert_eq!((status, has_quota(&headers)), (DENIED, is_limit));
@@ -278,7 +278,7 @@ async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota(
         .limit(free(), bob.clone());
     let inner = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
     limiter.block(&alice(), HOUR).await.unwrap();
-    // A layer that does not enforce blocks denies nobody for one.
+    // A layer that does not enforce blocks ignores the block.
     limiter.block(&bob, HOUR).await.unwrap();
     let handler =
         service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
@@ -352,14 +352,14 @@ async fn a_ban_is_reloaded_with_its_policy() {
     for is_limit in [true, true, false] {
         denied(is_limit).await;
     }
-    // Without the ban, blocks are no longer enforced, and are still there.
+    // Without the ban, the layer no longer enforces blocks, but they are still stored.
     live.replace(plain()).unwrap();
     denied(true).await;
     live.replace(serde_json::from_str(file).unwrap()).unwrap();
     denied(false).await;
 }
 
-/// A ban, what it denies, an operator's block, and a request on a deny list.
+/// A ban, a request denied by it, an operator's block, and a request on a deny list.
 async fn everything(observer: impl Observer) {
     let (limiter, _) = memory();
     let limiter = limiter.observer(observer);
@@ -500,7 +500,7 @@ async fn a_layer_may_leave_blocks_to_another_one() {
     assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
     let layer = layer.enforce_blocks(false);
     assert_eq!(ask(&limiter, &layer).await.0, OK);
-    // What it is to look up, it looks up; and one check enforces the blocks of all its identities.
+    // Each layer looks up its identity, and one check enforces the blocks of all identities.
     let banning = layer.clone().limit(login(), bob());
     for layer in [
         layer.clone().deny_blocked(alice()),

@@ -1,4 +1,4 @@
-//! Extractors that are put together: the first of two, both of two, and only when.
+//! Combined extractors: the first of two, both of two, and only under a condition.
 
 use std::sync::Arc;
 

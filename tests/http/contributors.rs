@@ -1,4 +1,4 @@
-//! Who contributes to a limit, as the layer is told.
+//! Contributors of a limit in the layer.
 
 use std::{convert::Infallible, future::ready, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The dashboard and the alert rules beside the examples ask for what is emitted, and show all of it.
+//! The dashboard and the alert rules in the examples use only metrics that exist, and show all of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -62,7 +62,7 @@ async fn traffic() {
     }
 }
 
-/// The metrics of a page of the exporter, each with its labels.
+/// The metrics on the exporter's page, each with its labels.
 fn emitted() -> BTreeMap<String, BTreeSet<String>> {
     let recorder = PrometheusBuilder::new()
         .set_buckets(&[0.001, 0.01])
@@ -86,7 +86,7 @@ fn emitted() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// What is asked of Prometheus, and what is written from its answer: `{{policy}}` in a legend.
+/// A query to Prometheus, and the text that shows its result: `{{policy}}` in a legend.
 struct Query {
     expression: String,
     text: String,
@@ -118,14 +118,14 @@ impl Query {
         starts.map(|(start, _)| Selector::read(&self.expression[start..]))
     }
 
-    /// The labels that the answer has.
+    /// The labels in the result.
     fn grouped(&self) -> BTreeSet<&str> {
         let groups = self.expression.split("by (").skip(1);
         let groups = groups.map(|it| it.split_once(')').unwrap().0);
         groups.flat_map(|it| it.split(", ")).collect()
     }
 
-    /// The labels that are written.
+    /// The labels in the text.
     fn written(&self) -> impl Iterator<Item = &str> {
         let places = self.text.split("{{").skip(1);
         let places = places.map(|it| it.split_once("}}").unwrap().0);
@@ -197,7 +197,7 @@ fn what_the_dashboard_and_the_alerts_ask_for_is_emitted() {
                 assert!(known.contains(label), "{label} is no label: {expression}");
             }
         }
-        // Prometheus itself adds the instance, unless a sum drops it.
+        // Prometheus adds the instance, unless a sum drops it.
         let instance = (!expression.contains("sum")).then_some("instance");
         for label in query.written() {
             let has = query.grouped().contains(label) || instance == Some(label);

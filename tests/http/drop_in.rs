@@ -1,4 +1,4 @@
-//! The layer in axum routers and hyper servers, as real clients over real connections see it.
+//! The layer in axum routers and hyper servers, seen by real clients over real connections.
 
 use std::{
     convert::Infallible,
@@ -40,7 +40,7 @@ const OK: StatusCode = StatusCode::OK;
 const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 const NOT_FOUND: StatusCode = StatusCode::NOT_FOUND;
 
-/// The limit of all requests together in a day.
+/// A limit of all requests in a day.
 fn limit(name: &str, times: u64) -> RateLimitLayer {
     limit_over(&Limiter::new(MemoryStore::new()), name, times)
 }
@@ -68,7 +68,7 @@ async fn ask(server: SocketAddr, path: &str) -> Response<Incoming> {
     client().request(request).await.unwrap()
 }
 
-/// The statuses of these requests, one after the other.
+/// The statuses of these requests, sent one after the other.
 async fn statuses<const N: usize>(server: SocketAddr, paths: [&str; N]) -> [StatusCode; N] {
     let mut statuses = [OK; N];
     for (path, status) in paths.iter().zip(&mut statuses) {
@@ -187,7 +187,7 @@ async fn a_web_socket_is_charged_once_and_a_rejected_one_is_not_opened() {
 #[tokio::test]
 async fn bodies_stream_through_both_ways() {
     let (mut send, receive) = mpsc::channel::<Result<Bytes, Infallible>>(0);
-    // The response ends when the request does: each chunk goes there and back.
+    // Each chunk is echoed, so the response ends with the request.
     let app = Router::new()
         .route(
             "/",
@@ -210,7 +210,7 @@ async fn bodies_stream_through_both_ways() {
     assert!(body.next().await.is_none());
 }
 
-/// Serves one connection after the other with hyper, until the runtime ends, in a body type of the user's.
+/// Serves connections one after the other with hyper, in the user's body type, until the runtime ends.
 async fn serve_with_hyper<B, R>(layer: RateLimitLayer<R>, hello: fn() -> B) -> SocketAddr
 where
     B: hyper::body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -285,7 +285,7 @@ async fn http_2_and_a_head_request_are_answered_too() {
     }
 }
 
-/// What a page of another origin may read of a response: `None` if the browser keeps the whole of it to itself.
+/// The headers that a page of another origin can read; `None` if the browser hides the response.
 fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
     const SAFE: [&str; 7] = [
         "cache-control",
@@ -314,7 +314,7 @@ fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
     )
 }
 
-/// As a browser does: a preflight first, and then only what that allows.
+/// Sends a preflight like a browser, and then only the request that it allows.
 async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMap>) {
     let url = format!("http://{server}/");
     let preflight = Request::options(&url)
@@ -362,7 +362,7 @@ async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflight
         assert!(headers.contains_key(name), "{name}");
     }
 
-    // The other way round, the page sees no rejection at all, and the preflight is what was admitted.
+    // In the other order, the page sees no rejection, and the layer counts the preflight.
     let server = serve(app().layer(cors).layer(limited)).await;
     let response = ask(server, "/").await;
     assert_eq!(response.status(), REJECTED);
@@ -413,7 +413,7 @@ async fn a_client_is_told_its_reset_from_now_or_since_1970() {
             };
             assert_eq!(number("x-ratelimit-limit"), 1);
             assert_eq!(number("x-ratelimit-remaining"), 0);
-            // A day and up to a sixtieth of it, of which some has passed when a request is denied.
+            // A day plus up to a sixtieth, of which some time has passed at the denial.
             let times = before + 86_300..=from().as_secs() + 86_400 + 1_440 + 1;
             let reset = number("x-ratelimit-reset");
             assert!(times.contains(&reset), "{style:?}: {reset}");

@@ -1,4 +1,4 @@
-//! What is read from the head of a request is one identity each, and never a shared one by accident.
+//! Each request has the identity in its head, and never shares one by accident.
 
 use std::{
     net::SocketAddr,
@@ -206,7 +206,7 @@ fn what_a_cookie_that_stands_there_twice_means_can_be_chosen() {
         by_address.extract(&from_peer),
         Ok(Key::new("ip", "203.0.113.7").into())
     );
-    // Of one cookie, nothing is different.
+    // With one cookie, all settings find the same.
     let once = with_cookies(&["session=mine"]);
     for repeated in [
         RepeatedCookie::Malformed,
@@ -534,11 +534,11 @@ fn public_types_are_send_and_sync() {
 
 // Over real connections
 
-/// Who the authentication of these tests has found.
+/// The user that the authentication of these tests has found.
 #[derive(Clone)]
 struct User(String);
 
-/// One request a day for each key that this extractor finds, behind an authentication that accepts every name.
+/// One request a day for each key of this extractor, behind an authentication that accepts every name.
 async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
     let authenticate = async |mut request: Asked, next: Next| {
         let name = request.headers().get("authorization");
@@ -594,7 +594,7 @@ async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
                 (&get, &[alice], 200),
                 (&get, &[alice], 429),
                 (&get, &[b, alice], 200),
-                // The session is malformed: the user, who might pass, is not looked at.
+                // The session is malformed, so the user is not tried, even though that limit has room.
                 (&get, &[twice, bob], 400),
                 (&get, &[bob], 200),
                 (&get, &[], 400),

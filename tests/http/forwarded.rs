@@ -1,4 +1,4 @@
-//! Behind proxies, a client is who trusted proxies say it is, whatever it sends: each known attack.
+//! Behind proxies, a client has the address in the entries of trusted proxies, whatever it sends. One test per attack.
 
 use std::{
     convert::Infallible,
@@ -36,7 +36,7 @@ fn networks(networks: &[&str]) -> TrustedProxies {
     TrustedProxies::networks(networks)
 }
 
-/// The proxies of these tests call from the loopback address, behind others in 10/8.
+/// The proxies of these tests: calls come from the loopback address, behind other proxies in 10/8.
 fn ours() -> TrustedProxies {
     networks(&["127.0.0.0/8", "10.0.0.0/8"])
 }
@@ -65,7 +65,7 @@ fn serve_at(listener: TcpListener, layer: RateLimitLayer) -> SocketAddr {
     address
 }
 
-/// Sends these header lines; answers the status.
+/// Sends these header lines. Returns the status.
 async fn send(server: SocketAddr, lines: &[(&str, &[u8])]) -> u16 {
     let mut request = Request::get(format!("http://{server}/"));
     for (name, value) in lines {
@@ -76,7 +76,7 @@ async fn send(server: SocketAddr, lines: &[(&str, &[u8])]) -> u16 {
     client.request(request).await.unwrap().status().as_u16()
 }
 
-/// Who a real server takes the sender of these lines for: the charged key, or the status of a rejection.
+/// The key that a real server charges for these lines, or the status of a rejection.
 async fn who(extractor: impl KeyExtractor, lines: &[(&str, &str)]) -> Result<String, u16> {
     let store = Scripted::allowing();
     let policy = Policy::parse("ip", "1/1s").unwrap();
@@ -366,7 +366,7 @@ async fn a_proxy_that_calls_a_socket_of_both_protocols_is_the_same_proxy() {
     let policy = Policy::parse("ip", "1/1s").unwrap();
     let layer = RateLimitLayer::new(store.clone()).limit(policy, ip);
     let port = serve_at(listener, layer).port();
-    // Over IPv4: this server sees `::ffff:127.0.0.1`.
+    // Over IPv4, this server sees `::ffff:127.0.0.1`.
     let server = SocketAddr::from(([127, 0, 0, 1], port));
     assert_eq!(send(server, &[(XFF, REAL.as_bytes())]).await, 200);
     assert_eq!(charged(&store), REAL);
@@ -563,7 +563,7 @@ fn public_types_are_send_and_sync_and_clones_are_extractors() {
     assert_eq!(keys, ip.extract(&head));
 }
 
-/// Header values made of what such headers are made of, and of what they are not.
+/// Header values of the parts that such headers have, and of other parts.
 fn line() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         3 => prop::sample::select(vec![
@@ -581,7 +581,7 @@ fn lines() -> impl Strategy<Value = Vec<Vec<u8>>> {
     prop::collection::vec(line(), 0..4)
 }
 
-/// All addresses that can be made out anywhere in a text.
+/// All addresses that occur anywhere in a text.
 fn addresses_in(text: &[u8]) -> Vec<IpAddr> {
     let text = String::from_utf8_lossy(text);
     let pieces = text.split(|it: char| !it.is_ascii_hexdigit() && !".:".contains(it));

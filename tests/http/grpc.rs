@@ -1,4 +1,4 @@
-//! A tonic server whose calls are limited, and a tonic client that honours what it is told.
+//! A tonic server with limited calls, and a tonic client that waits as its answer demands.
 
 use std::{
     convert::Infallible,
@@ -36,7 +36,7 @@ use tower::{Service, service_fn};
 
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
-/// A service as a code generator would write it: it says hello.
+/// A service like those of a code generator, which says hello.
 #[derive(Clone)]
 struct Greeter;
 
@@ -67,7 +67,7 @@ impl Service<Request<Body>> for Greeter {
     }
 }
 
-/// Serves the greeter behind this layer until the runtime ends; answers its address.
+/// Serves the greeter behind this layer until the runtime ends. Returns its address.
 fn serve<R>(layer: RateLimitLayer<R>) -> String
 where
     R: MakeRejection<Body> + Send + Sync + 'static,
@@ -91,13 +91,13 @@ async fn hello(client: &mut Caller<Channel>) -> Result<tonic::Response<String>, 
     client.unary(request, path, ProstCodec::default()).await
 }
 
-/// How the only call ends, behind this layer.
+/// The status of a single call behind this layer.
 async fn ends(layer: RateLimitLayer) -> Status {
     let mut client = client(serve(layer.rejection(Grpc::new()))).await;
     hello(&mut client).await.unwrap_err()
 }
 
-/// What a status says in its metadata.
+/// A value in the metadata of a status.
 fn told<'a>(status: &'a Status, name: &str) -> &'a str {
     status.metadata().get(name).unwrap().to_str().unwrap()
 }
@@ -281,7 +281,7 @@ fn other_requests_are_answered_as_their_own_kind() {
         let response: Response<String> = both.make_rejection(&rejection, &head(kind));
         assert_eq!(response.status(), status, "{kind}");
     }
-    // No call is a `GET`: a proxy that asks whether it may pass one on must not be told that it may.
+    // No call is a `GET`. A proxy that asks for permission to pass one on must not get it from this answer.
     let mut get = head("application/grpc");
     get.method = Method::GET;
     let response: Response<String> = both.make_rejection(&rejection, &get);

@@ -1,4 +1,4 @@
-//! Handlers that check by themselves, since the cost of a request is in its body; and what a service is made of.
+//! Handlers that check, because the cost of a request is in its body; and conventions for services.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -79,7 +79,7 @@ fn requests() -> [Request<String>; 3] {
         .map(|request| request.body(String::new()).unwrap())
 }
 
-/// Compares what a layer and a handler answer to the same requests, by the same decision.
+/// Compares the answers of a layer and of a handler to the same requests with the same decision.
 async fn assert_same_answers(limiter: Limiter, charge: Charge) {
     for style in STYLES {
         for request in requests() {
@@ -163,7 +163,7 @@ async fn chat(
     }
 }
 
-/// Serves on a port of its own, and sends one request after another over a connection.
+/// Serves on a free port, and sends one request after another over a connection.
 async fn answers(app: Router, bodies: &[&'static str]) -> Vec<(StatusCode, HeaderMap, Bytes)> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -293,7 +293,7 @@ async fn a_handle_is_charged_as_its_policy_is_now() {
     assert_eq!((check().await, check().await), (true, false));
 }
 
-// What examples teach
+// Lessons of the examples
 
 #[tokio::test]
 async fn plans_that_fail_locally_are_served_without_the_store_while_a_failed_look_up_is_a_503() {

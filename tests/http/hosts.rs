@@ -1,4 +1,4 @@
-//! `Host` and `BearerToken`, as servers of HTTP/1.1 and HTTP/2 hand their requests on.
+//! `Host` and `BearerToken` with requests from HTTP/1.1 and HTTP/2 servers.
 
 use std::{convert::Infallible, future::ready, net::SocketAddr};
 
@@ -22,7 +22,7 @@ use tokio::{
 };
 use tower::service_fn;
 
-/// What the extractor finds in a request: a key, or why there is none.
+/// The result of the extractor: a key, or the reason why there is none.
 fn found(extractor: &impl KeyExtractor, head: &Parts) -> String {
     match extractor.extract(head) {
         Ok(keys) => {
@@ -33,7 +33,7 @@ fn found(extractor: &impl KeyExtractor, head: &Parts) -> String {
     }
 }
 
-/// Serves HTTP/1.1 and HTTP/2; answers what the extractor finds.
+/// Serves HTTP/1.1 and HTTP/2. The body is the result of the extractor.
 async fn serve(extractor: impl KeyExtractor + Copy) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -58,7 +58,7 @@ async fn serve(extractor: impl KeyExtractor + Copy) -> SocketAddr {
     address
 }
 
-/// Sends these lines over HTTP/1.1, and answers the body.
+/// Sends these lines over HTTP/1.1. Returns the body.
 async fn ask(server: SocketAddr, lines: &str) -> String {
     let mut stream = TcpStream::connect(server).await.unwrap();
     let request = format!("{lines}connection: close\r\n\r\n");

@@ -1,4 +1,4 @@
-//! Which policies `RateLimit-Policy` lists.
+//! The policies in `RateLimit-Policy`.
 
 use std::convert::Infallible;
 
@@ -16,7 +16,7 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// A limit for everybody, and one for those who send a key.
+/// A limit for all requests, and one for requests with a key.
 fn layer(user: impl Into<PolicySelector>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new())
         .limit(policy("all", "9/1d"), Key::new("service", "all"))
@@ -27,7 +27,7 @@ fn live() -> ReloadablePolicies {
     ReloadablePolicies::new(Policies::new([policy("user", "5/1d")]).unwrap())
 }
 
-/// What is listed for a request with this key.
+/// The listed policies for a request with this key.
 async fn listed(layer: &RateLimitLayer, key: Option<&str>) -> Vec<String> {
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));

@@ -1,4 +1,4 @@
-//! Policies, keys and costs that have to be looked up.
+//! Looked-up policies, keys and costs.
 
 use std::{
     convert::Infallible,
@@ -37,7 +37,7 @@ async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
     ask(layer, user).await.status().as_u16()
 }
 
-/// A layer whose only limit answers this.
+/// A layer with a single limit that returns this.
 fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
     store: Arc<Scripted>,
     answer: C,
@@ -146,7 +146,7 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
     let expected = ["head service 1", "key user 1", "late user 1", "soon user 1"];
     assert_eq!(store.only_check(), expected);
 
-    // One that is too late follows the failure policy; the others are charged.
+    // A look-up that is too late follows the failure policy; the other limits are charged.
     let layer = layer.charge_async(charging(1001, "never"));
     let start = Instant::now();
     assert_eq!(status(&layer, "").await, 200);
@@ -183,7 +183,7 @@ async fn a_look_up_that_is_always_busy_is_too_late_all_the_same() {
     let busy = |_: &Parts| async {
         tokio::task::yield_now().await;
         tokio::time::advance(Duration::from_secs(1)).await;
-        // It returns only because it has used up what a task may do at a time.
+        // The future returns only because it has used up the task's budget.
         for _ in 0..100_000 {
             tokio::task::consume_budget().await;
         }
@@ -259,7 +259,7 @@ async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
     assert_eq!(store.only_check(), ["tier ip 1"]);
 }
 
-/// A layer whose only limit is looked up in the time that `takes` says.
+/// A layer with a single limit, whose look-up takes the time in `takes`.
 fn looked_up_in(takes: Arc<Mutex<Duration>>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).charge_async(move |_| {
         let takes = *takes.lock().unwrap();

@@ -1,4 +1,4 @@
-//! What the middleware answers, in headers, body and extensions, whatever the store and the extractors say.
+//! The middleware's answers in headers, body and extensions, for all results of the store and the extractors.
 
 use std::{
     collections::HashSet,
@@ -64,7 +64,7 @@ fn lines<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
     lines.map(|line| line.to_str().unwrap()).collect()
 }
 
-// What the decision does to a request
+// Decisions and requests
 
 #[tokio::test]
 async fn an_allowed_request_is_served_with_its_quota() {
@@ -251,7 +251,7 @@ async fn too_many_keys_are_rejected_though_the_failure_policy_is_open() {
     assert!(store.checks().is_empty());
 }
 
-/// axum makes new services for each connection, and for each request where a router was given no state.
+/// axum makes new services for each connection, and, for a router without a state, for each request.
 #[test]
 fn a_layer_makes_services_without_allocating() {
     let layer = layer(Scripted::allowing());
@@ -375,7 +375,7 @@ async fn of_look_ups_that_take_too_long_the_others_are_charged() {
     assert_eq!(store.only_check(), ["user user 1"]);
 }
 
-/// How often a policy is chosen for one request, of a limit whose key is looked up or not, and finds this.
+/// The number of times that a limit chooses a policy for one request, with a known and with a looked-up key.
 async fn choices(found: Result<Keys, ExtractError>) -> [u32; 2] {
     let counted = || {
         let (count, key_is_known) = (
@@ -685,7 +685,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
         assert_eq!(denial.retry_after(), Some(Duration::from_secs(1)));
         told.insert(retry_after);
     }
-    // One second, for no jitter at all, is one case in three thousand.
+    // One second means no jitter, in one case of three thousand.
     told.insert(1);
     assert_eq!(told, HashSet::from([1, 2, 3, 4]));
 

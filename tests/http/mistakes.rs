@@ -1,5 +1,5 @@
-//! What the compiler says of the likeliest mistakes. Each is compiled against the library that this program is built
-//! with, and the decisive lines are looked for: the rest is the compiler's, and differs between its versions.
+//! The compiler's messages for the likeliest mistakes. Each mistake is compiled against the same library as this
+//! program. The test looks for the decisive lines only, since the rest differs between versions of the compiler.
 
 use std::{
     env, fs,
@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Before each mistake.
+/// The code in front of each mistake.
 const PRELUDE: &str = r#"
 #![allow(warnings)]
 use axum::http::{Response, request::Parts};
@@ -22,7 +22,7 @@ fn layer() -> RateLimitLayer { RateLimitLayer::new(MemoryStore::new()) }
 fn respond<B>(_: impl MakeRejection<B>) {}
 "#;
 
-/// No mistake: with the right libraries it compiles.
+/// Not a mistake: compiles with the right libraries.
 const CORRECT: &str = r#"
 fn right() {
     let layer = layer().limit(policy(), PeerIp).reject_with(|rejection, _head| rejection.status());
@@ -30,7 +30,7 @@ fn right() {
 }
 "#;
 
-/// The libraries that mistakes are compiled against.
+/// The libraries to compile mistakes against.
 struct Libraries {
     folder: PathBuf,
     sluicegate: PathBuf,
@@ -38,7 +38,7 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// Those beside this program: others may be left from builds with other features.
+    /// Takes the libraries beside this program. Others may be left from builds with other features.
     fn find() -> Self {
         let program = env::current_exe().unwrap();
         let folder = program.parent().unwrap();
@@ -93,13 +93,13 @@ impl Libraries {
     }
 }
 
-/// That of the cargo which runs this.
+/// The `rustc` of the cargo that runs this test.
 fn rustc() -> PathBuf {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     Path::new(&cargo).with_file_name("rustc")
 }
 
-/// The libraries whose names begin so, the newest first.
+/// The libraries with this prefix, the newest first.
 fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap());
     let mut found: Vec<(SystemTime, PathBuf)> = files
@@ -114,7 +114,7 @@ fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// Asserts that the function does not compile, and that the compiler says all of this.
+/// Asserts that the function does not compile, and that the message contains all of these hints.
 fn assert_said(body: &str, hints: &[&str]) {
     let output = Libraries::shared().compile(&format!("fn mistake() {{ {body} }}"));
     let said = String::from_utf8(output.stderr).unwrap();

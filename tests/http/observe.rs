@@ -1,4 +1,4 @@
-//! An observer is notified of every decision and failure, by the documented names, and never sees a key.
+//! An observer receives every decision and failure under the documented names, and never sees a key.
 
 use std::{
     collections::BTreeSet,
@@ -44,7 +44,7 @@ async fn ask(layer: &RateLimitLayer) {
     layer.layer(inner).oneshot(request).await.unwrap();
 }
 
-/// Answers after 30 ms: allows policies whose name says so, denies others.
+/// Answers after 30 ms: allows policies with a name that begins with `allows`, and denies others.
 fn slow() -> Arc<Scripted> {
     Scripted::new(|check| {
         let allows = check.charges()[0].policy().name().starts_with("allows");
@@ -60,7 +60,7 @@ fn slow() -> Arc<Scripted> {
     })
 }
 
-// Which events there are
+// Events
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
@@ -310,19 +310,19 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
                 policy("trial", "9999/1m").shadow(),
                 Header::new("x-api-key"),
             );
-        // The first requests make what is kept. The fifth makes no list longer.
+        // The first four requests allocate memory that is kept. The fifth makes no list longer.
         for _ in 0..4 {
             futures::executor::block_on(ask(&layer));
         }
         let counted = allocation_counter::measure(|| futures::executor::block_on(ask(&layer)));
         counted.count_total
     };
-    // No step of a window begins, and all identities share a list, however they are hashed.
+    // No step of a window begins here, and all identities share a list, whatever their hashes are.
     let store = || MemoryStore::new().capacity(64).clock(TestClock::new(0));
     let limiter = || Limiter::new(store());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
-    // No subscriber wants these.
+    // No subscriber wants these events.
     assert_eq!(
         allocations(limiter().observer(TracingObserver::new())),
         unobserved
@@ -333,7 +333,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     );
 }
 
-/// Every event, once.
+/// Causes every event once.
 async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);
     for store in [
@@ -388,7 +388,7 @@ async fn no_key_is_shown_even_in_full() {
 
 // Metrics
 
-/// What counts meanwhile, in order: each metric with its labels, and its value or how many values it has.
+/// The metrics of this work, sorted: each with its labels, and its value or number of values.
 pub(crate) fn recorded<F: Future<Output = ()>>(
     work: impl FnOnce(MetricsObserver) -> F,
 ) -> Vec<String> {
@@ -397,7 +397,7 @@ pub(crate) fn recorded<F: Future<Output = ()>>(
     seen
 }
 
-/// The same, with what is there and has counted nothing.
+/// The same, with metrics that have counted nothing.
 fn registered<F: Future<Output = ()>>(work: impl FnOnce(MetricsObserver) -> F) -> Vec<String> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
@@ -549,7 +549,7 @@ fn an_observer_is_told_once_of_the_policies_of_a_layer() {
     );
 }
 
-/// Requests by so many identities on so many paths, some of them denied, blocked, or without a key.
+/// Requests by this number of identities on many paths. Some are denied, blocked, or without a key.
 async fn crowd(limiter: Limiter, identities: u32) {
     let routes = Routes::new(policy("general", "1/1d")).route("/7", policy("seventh", "1/1d"));
     let by_user = |head: &http::request::Parts| {
@@ -567,7 +567,7 @@ async fn crowd(limiter: Limiter, identities: u32) {
     let service = layer.layer(inner);
     for number in 0..identities {
         let path = format!("/{}", number % 10_000);
-        // Each tenth comes twice, and each thousandth does not say who it is.
+        // Each tenth request comes twice, and each thousandth has no user.
         for _ in 0..if number % 10 == 0 { 2 } else { 1 } {
             let mut request = Request::get(&path).header("x-forwarded-for", "203.0.113.7");
             if number % 1_000 != 999 {
@@ -588,7 +588,7 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
         metrics::with_local_recorder(&recorder, || {
             lines = traced(true, async {
                 let observer = (MetricsObserver::new(), TracingObserver::new());
-                // With room for all: each identity is at its limit.
+                // There is room for all, and each identity is at its limit.
                 let store = MemoryStore::new().capacity(1_000_000);
                 crowd(Limiter::new(store).observer(observer), identities).await;
             });
@@ -597,7 +597,7 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
         let metrics = metrics.filter(|(.., value)| !is_zero(value));
         let mut metrics: Vec<String> = metrics.map(|(key, ..)| format!("{key:?}")).collect();
         metrics.sort();
-        // A time differs from line to line; all else is one of a few.
+        // Times differ from line to line; all other parts are one of a few.
         let mut distinct = BTreeSet::new();
         for line in &lines {
             let line = line.split("retry_after_ms=").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Wrong about the proxies in front of it: a service is warned of each such mistake once, in words that name the mend.
+//! Mistakes about the proxies in front of a service: each leads to one warning that names the mistake and its remedy.
 
 use std::{
     convert::Infallible,
@@ -23,7 +23,7 @@ const XFF: &str = "x-forwarded-for";
 /// A request: the peer's address, and headers.
 type Sent = (&'static str, Vec<(&'static str, String)>);
 
-/// What is warned of when a limit by this extractor gets these requests.
+/// The warnings when a limit with this extractor gets these requests.
 fn warned(extractor: impl KeyExtractor, requests: impl IntoIterator<Item = Sent>) -> Vec<String> {
     warned_of(
         &RateLimitLayer::new(MemoryStore::new())
@@ -60,12 +60,12 @@ fn count(proxies: usize) -> TrustedProxies {
     TrustedProxies::count_including_peer(proxies)
 }
 
-/// The address of a client: 200 different ones.
+/// The address of one of 200 clients.
 fn client(number: usize) -> String {
     format!("198.51.100.{}", number % 200)
 }
 
-/// Requests of many clients from one peer, in which `value` of the client's address is in the header.
+/// Requests of many clients from one peer. The header contains the `value` of the client's address.
 fn forwarded(
     peer: &'static str,
     value: impl Fn(String) -> String,
@@ -74,12 +74,12 @@ fn forwarded(
     (0..requests).map(move |number| (peer, vec![(XFF, value(client(number)))]))
 }
 
-/// Requests without any header that proxies add.
+/// Requests without headers from proxies.
 fn bare(peer: &'static str, requests: usize) -> impl Iterator<Item = Sent> {
     (0..requests).map(move |_| (peer, vec![]))
 }
 
-/// One warning, which has all of these words and no client's address.
+/// Asserts that there is one warning with all of these words, and without a client's address.
 fn assert_warned(lines: &[String], words: &[&str]) {
     let [line] = lines else {
         panic!("{lines:?}");
@@ -106,12 +106,12 @@ fn trusted_networks_without_the_proxy_are_warned_of() {
         ];
         assert_warned(&lines, &words);
     }
-    // The peer may be a client: then it is personal data.
+    // The peer may be a client, so the address is personal data.
     let ip = ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"]));
     let lines = warned(ip, forwarded("203.0.113.9", |client| client, 100));
     assert_warned(&lines, &["`TrustedProxies::networks`"]);
     assert!(!lines[0].contains("203.0.113.9"), "{lines:?}");
-    // Another header than the one that the service reads shows that they are proxies, too.
+    // Another header than the configured one also shows that the peers are proxies.
     let ip = ForwardedIp::forwarded(networks(&["10.0.0.0/8"]));
     let lines = warned(ip, forwarded(DOCKER, |client| client, 100));
     assert_warned(
@@ -133,7 +133,7 @@ fn a_proxy_that_is_taken_for_the_client_is_warned_of() {
             &["raise", "count_including_peer", "add its network"],
         );
     }
-    // As nginx behind another proxy sends both.
+    // nginx behind another proxy sends both headers.
     let both = |number| {
         vec![
             (XFF, format!("{}, 203.0.113.9", client(number))),
@@ -179,7 +179,7 @@ fn proxies_that_hide_addresses_are_warned_of() {
         &lines,
         &["holds no address", "neither `unknown` nor a name"],
     );
-    // A proxy that adds a line instead of overwriting it.
+    // A proxy that adds a line instead of overwriting the header.
     let twice = |number| vec![("x-real-ip", client(number)), ("x-real-ip", client(number))];
     let ip = ForwardedIp::header(
         HeaderName::from_static("x-real-ip"),
@@ -251,7 +251,7 @@ fn services_that_are_right_about_their_proxies_are_not_warned() {
 #[test]
 fn what_clients_make_up_is_no_mistake_of_the_service() {
     let trusted = || networks(&["10.0.0.0/8"]);
-    // Some clients go around the proxy, and claim to be others.
+    // Some clients bypass the proxy and claim other addresses.
     let direct = forwarded("203.0.113.7", |client| client, 89);
     let mixed = direct
         .chain(forwarded(PROXY, |client| client, 11))
@@ -260,7 +260,7 @@ fn what_clients_make_up_is_no_mistake_of_the_service() {
     let lines = warned(ForwardedIp::x_forwarded_for(trusted()), mixed);
     assert!(lines.is_empty(), "{lines:?}");
 
-    // One client alone, behind a proxy of its own.
+    // A single client behind its own proxy.
     let alone = |_| "192.168.0.7, 203.0.113.7".to_owned();
     let lines = warned(
         ForwardedIp::x_forwarded_for(count(1)),
@@ -312,7 +312,7 @@ fn the_peers_of_the_proxy_protocol_are_the_clients_and_not_warned_of() {
     ] {
         assert_eq!(warned(PeerIp, requests), [""; 0]);
     }
-    // The address of a proxy is further in: the peer is another one.
+    // The address of a proxy is further in, and the peer is another proxy.
     let behind = from(XFF, |peer| format!("{peer}, 10.0.0.2"));
     assert_warned(&warned(PeerIp, behind), &["use `ForwardedIp`"]);
 }
@@ -320,7 +320,7 @@ fn the_peers_of_the_proxy_protocol_are_the_clients_and_not_warned_of() {
 #[test]
 fn headers_that_clients_make_up_where_they_reach_the_service_directly_are_no_mistake() {
     let direct = |trusted| ForwardedIp::x_forwarded_for(trusted);
-    // Whoever sends them: without a trusted proxy no header is read.
+    // These headers have no effect: without a trusted proxy, the extractor reads none.
     for ip in [direct(networks(&[])), direct(count(0))] {
         let bot = forwarded("203.0.113.9", |client| client, 500);
         assert_eq!(warned(ip, bot), [""; 0]);
@@ -338,7 +338,7 @@ fn headers_that_clients_make_up_where_they_reach_the_service_directly_are_no_mis
     };
     let lines = warned(direct(networks(&["10.0.0.0/8"])), (0..1_000).map(many));
     assert_eq!(lines, [""; 0]);
-    // Several proxies of the same kind are not the clients.
+    // Several proxies of the same kind.
     let proxies = |number: usize| {
         let proxies = ["172.18.0.5", "172.18.0.6"];
         (proxies[number % 2], vec![(XFF, client(number))])
@@ -377,7 +377,7 @@ fn conditions_and_extractors_are_called_once_for_each_request() {
     let lines = warned(who, forwarded(PROXY, |client| client, 100));
     assert_warned(&lines, &["use `ForwardedIp`"]);
     assert_eq!(calls.load(SeqCst), 200);
-    // A closure of the user's that answers the keys of `PeerIp` is limited by the peer, too.
+    // A closure that returns the keys of `PeerIp` also limits by the peer.
     let own = |head: &Parts| PeerIp.extract(head);
     let lines = warned(own, forwarded(PROXY, |client| client, 100));
     assert_warned(&lines, &["use `ForwardedIp`"]);

@@ -1,4 +1,4 @@
-//! The inner service that was ready is the one that is called, and only once it has been decided that it shall be.
+//! The layer calls the inner service that was ready, and only after the decision to call it.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ async fn hello(_: Request<String>) -> Result<Response<String>, Infallible> {
     Ok(Response::new("hello".into()))
 }
 
-/// Panics when it is called without having been ready; clones are not ready.
+/// Panics if called before it was ready. Clones are not ready.
 #[derive(Default)]
 struct Strict {
     is_ready: bool,
@@ -164,7 +164,7 @@ async fn a_rejection_frees_the_permit_of_the_service_that_was_ready() {
     let mut service = layer(Scripted::denying_for(1_000)).layer(inner);
     for _ in 0..3 {
         let rejected = service.ready().await.unwrap().call(request());
-        // Kept until the end of the round: the permit must be free before it is dropped.
+        // Keep the response until the end of the round: the permit must be free before the response is dropped.
         let mut rejected = Box::pin(rejected);
         let response = rejected.as_mut().await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);

@@ -1,4 +1,4 @@
-//! Entries of a table of routes that no request meets.
+//! Entries in a table of routes that no request meets.
 
 use axum::{Router, body::Body, routing::get};
 use http::{Method, Request};
@@ -25,7 +25,7 @@ async fn ask(app: &Router, method: &Method, path: &str) -> u16 {
     response.status().as_u16()
 }
 
-/// What is warned of when an app gets so many requests for these paths in turn.
+/// The warnings after an app got this number of requests for these paths in turn.
 fn warned(app: &Router, paths: &[&str], requests: usize) -> Vec<String> {
     traced(false, async {
         for path in paths.iter().cycle().take(requests) {

@@ -1,4 +1,4 @@
-//! Which rules apply to a request: by route, by caller, and while they change; and what is skipped or blocked.
+//! Rules by route, by caller, and with changes at runtime; and skipped or blocked requests.
 
 use crate::common::{scripted::Scripted, site::Site};
 use axum::{
@@ -59,10 +59,10 @@ async fn each_route_has_a_layer_of_its_own() {
     let site = Site::start(app).await;
     assert_eq!(site.status("/search").await, OK);
     assert_eq!(site.status("/search").await, REJECTED);
-    // What no route matches is not limited by a `route_layer`.
+    // A `route_layer` does not limit requests without a matching route.
     assert_eq!(site.status("/nowhere").await, StatusCode::NOT_FOUND);
     assert_eq!(site.status("/").await, OK);
-    // Denied by the inner layer, but charged by the outer one.
+    // The inner layer denies this request, and the outer layer charges it.
     assert_eq!(site.status("/").await, OK);
     assert_eq!(site.status("/").await, REJECTED);
 }
@@ -114,7 +114,7 @@ async fn routes_of_one_policy_share_its_counts_each_with_its_weight() {
     assert_eq!(headers["ratelimit-policy"], r#""general";q=100;w=86400"#);
     let (_, headers, _) = site.get("/nowhere", &[]).await;
     assert_eq!(left(&headers), [r#""general";r=89"#]);
-    // `HEAD` is served by the handler of `GET`, and costs as much.
+    // The handler of `GET` serves `HEAD`, which costs the same.
     let (_, headers, _) = site.ask(Method::HEAD, "/search", &[]).await;
     assert_eq!(left(&headers), [r#""general";r=79"#]);
     let (_, headers, _) = site.ask(Method::POST, "/search", &[]).await;
@@ -252,7 +252,7 @@ fn a_policy_of_a_table_must_not_differ_from_its_namesake_in_another_limit() {
 
 // By caller
 
-/// What authentication has found out.
+/// The tier that the authentication has found.
 #[derive(Clone)]
 struct Tier(&'static str);
 
@@ -314,7 +314,7 @@ async fn a_tier_that_nobody_knows_is_never_unlimited() {
     for headers in [&user("gold")[..], &[("x-user", "alice")]] {
         assert_eq!(site.get("/", headers).await.0, StatusCode::BAD_REQUEST);
     }
-    // Only who is excepted on purpose.
+    // Only identities that you except pass.
     assert_eq!(site.get("/", &user("staff")).await.0, OK);
 }
 
@@ -380,7 +380,7 @@ async fn keys_that_are_looked_up_are_charged_under_the_policy_of_the_request() {
     }
 }
 
-// While running
+// Changes at runtime
 
 #[tokio::test]
 async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
@@ -400,7 +400,7 @@ async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     live.replace(set("3/1d")).unwrap();
     assert_eq!(site.status("/").await, REJECTED);
 
-    // A window that was not there before starts empty; the one that was keeps its counts.
+    // A new window starts empty, and the old window keeps its counts.
     live.replace(set("4/1d,7/1h")).unwrap();
     let (status, headers, _) = site.get("/", &[]).await;
     assert_eq!(status, OK);
@@ -452,7 +452,7 @@ async fn networks_may_stand_on_an_allow_list_and_on_a_deny_list() {
         ("2001:db8::1", StatusCode::FORBIDDEN),
         ("203.0.113.7", OK),
         ("203.0.113.7", REJECTED),
-        // What a client wrote before the proxy's entry is not trusted.
+        // The client wrote the part before the proxy's entry, so that part is not trusted.
         ("192.0.2.1, 203.0.113.7", REJECTED),
     ] {
         let headers = [("x-forwarded-for", client)];
@@ -464,7 +464,7 @@ fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
 }
 
-/// Limits users and, more generously, tenants; some of both are excepted.
+/// Limits users and, more generously, tenants, with exceptions for some of both.
 async fn lists() -> Site {
     let is = |kind: &'static str, value: &'static str| {
         move |key: &Key| key.kind() == kind && key.value() == value.as_bytes()

@@ -31,7 +31,7 @@ fn layer(store: Arc<Scripted>) -> RateLimitLayer {
     RateLimitLayer::new(store).limit(Policy::parse("ip", "1/1s").unwrap(), PeerIp)
 }
 
-/// The answers to two requests, and who was charged for them.
+/// The answers to two requests. Asserts that both were charged to the client's address.
 async fn two_requests(server: SocketAddr, store: &Scripted) -> [Response<Bytes>; 2] {
     let client = Client::builder(TokioExecutor::new()).build_http();
     let mut responses = Vec::new();
@@ -94,7 +94,7 @@ async fn an_axum_server_limits_its_clients() {
 async fn an_address_that_the_proxy_protocol_tells_comes_before_the_load_balancers() {
     use axum::{Extension, Router, routing::get};
 
-    // As inserted by an acceptor that reads the protocol, while axum knows the connection's own peer.
+    // Like an acceptor that reads the PROXY protocol, while axum knows the peer of the connection.
     let client: SocketAddr = "203.0.113.7:50000".parse().unwrap();
     let store = once();
     let router = Router::new()

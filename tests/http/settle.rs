@@ -1,4 +1,4 @@
-//! What admitted requests finally cost: by their responses, or nothing where there is none.
+//! The final costs of admitted requests: by their responses, or none without a response.
 
 use std::{
     convert::Infallible,
@@ -48,7 +48,7 @@ fn everybody() -> Key {
     Key::new("service", "all")
 }
 
-/// A store in memory that counts its settlements, and makes of each what the test wants.
+/// A memory store that counts its settlements, and changes their results as the test wants.
 struct Watched {
     store: MemoryStore,
     begun: AtomicUsize,
@@ -70,7 +70,7 @@ impl Watched {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// The units left of the policy that all share.
+    /// The units left under the policy that all share.
     async fn left(self: &Arc<Self>, policy: &Policy) -> u64 {
         let charge = Charge::new(policy, everybody(), 0);
         let usage = Limiter::new(self.clone()).peek([charge]).await.unwrap();
@@ -89,7 +89,7 @@ impl Store for Watched {
         }
         self.begun.fetch_add(1, Ordering::SeqCst);
         let store = self.store.clone();
-        // A settlement that is not waited for is not done.
+        // A settlement that is not polled is not executed.
         (self.settle)(StoreFuture::pending(async move {
             store.execute(operation).await
         }))
@@ -225,7 +225,7 @@ async fn a_handler_says_what_its_answer_has_cost() {
         ("/", OK, r#""bytes";r=99"#),
         ("/report?60", OK, r#""bytes";r=39"#),
         ("/report?0", OK, r#""bytes";r=39"#),
-        // What has been served is charged, even above the limit.
+        // Served bytes are charged, even above the limit.
         ("/report?70", OK, r#""bytes";r=0"#),
         ("/", REJECTED, r#""bytes";r=0"#),
     ] {
@@ -246,15 +246,15 @@ async fn a_handler_may_settle_by_itself() {
     };
     let app = Router::new().route("/", get(handler)).layer(limits);
     let site = Site::start(app).await;
-    // The charge of the second request is not settled yet when its headers are made.
+    // The second request's charge is not settled yet when its headers are made.
     site.get("/", &[]).await;
     let (_, headers, _) = site.get("/", &[]).await;
     assert_eq!(left(&headers), r#""all";r=6"#);
 }
 
-// How long it takes, and what when it fails
+// The time of settlements, and their failures
 
-/// One request through a layer that settles to 0, and the units left afterwards in the header and in the store.
+/// One request through a layer that settles to 0. Returns the units left afterwards, in the header and in the store.
 async fn settled(store: &Arc<Watched>) -> (StatusCode, String, u64) {
     let all = policy("all", "9/1d");
     let layer = RateLimitLayer::new(store.clone())
@@ -297,7 +297,7 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
     assert_eq!((header.as_str(), left), (r#""all";r=9"#, 9));
 }
 
-/// Counts its calls of several operations, each of which takes 60 ms.
+/// Counts its calls of several operations. Each call takes 60 ms.
 #[derive(Clone, Debug, Default)]
 struct Far {
     store: MemoryStore,
@@ -347,7 +347,7 @@ async fn what_shadows_charged_is_settled_at_the_same_time() {
     }
 }
 
-/// Writes down what each settlement has come to, and whether another one stands for the call that both came in.
+/// Records the result of each settlement, and whether another settlement is reported for the shared call.
 #[derive(Clone, Default)]
 struct Settlements(Arc<Mutex<Vec<String>>>);
 
@@ -450,7 +450,7 @@ async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
     assert_eq!(store.begun(), 2);
 }
 
-/// A store that settles when it is told to, and says so.
+/// A store that settles when the test opens a door, and reports it.
 fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
     let doors = Arc::new(Semaphore::new(0));
     let (settled, settlements) = mpsc::unbounded_channel();
@@ -469,7 +469,7 @@ fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>)
     (store, doors, settlements)
 }
 
-/// The next settlement; fails when none comes in time.
+/// Waits for the next settlement. Fails if none comes in time.
 async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
     let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
     assert_eq!(next.await, Ok(Some(())), "nothing is settled");
@@ -503,7 +503,7 @@ async fn a_settlement_is_carried_on_when_its_client_has_gone() {
         .limit(all.clone(), everybody())
         .timeout(Duration::from_secs(60))
         .settle(|_, _| 0);
-    // Outside of the layer: the server drops both together.
+    // Outside of the layer, because the server drops both together.
     let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
         let gone = gone.clone();
         async move {
@@ -548,7 +548,8 @@ async fn the_store_is_asked_only_when_the_cost_differs() {
 
 // No response
 
-/// Sends a request to a handler that never answers, and goes away once it has arrived. Answers the units left of nine.
+/// Sends a request to a handler that never answers, and disconnects once the request has arrived. Returns the units
+/// left of nine.
 async fn leave(layer: impl FnOnce(RateLimitLayer) -> RateLimitLayer) -> u64 {
     let store = Watched::new(|answer| answer);
     let (all, (arrived, mut arrivals)) = (policy("all", "9/1d"), mpsc::unbounded_channel());
@@ -573,7 +574,7 @@ async fn leave(layer: impl FnOnce(RateLimitLayer) -> RateLimitLayer) -> u64 {
     assert_eq!(store.left(&all).await, 8);
     drop(client);
     assert_eq!(arrivals.recv().await, Some("gone"));
-    // The settlement was given to the runtime before this task was woken.
+    // The runtime received the settlement before this task was woken.
     tokio::task::yield_now().await;
     store.left(&all).await
 }
@@ -649,7 +650,7 @@ async fn a_settlement_whose_closure_panics_is_as_a_service_that_fails_without_a_
     assert_eq!(store.left(&all).await, 9);
 }
 
-/// What is warned of when a handler within these layers says what its answer has cost.
+/// The warnings when a handler behind these layers reports its actual cost.
 fn warned_of_cost(layers: &[RateLimitLayer], cost: &ActualCost) -> Vec<String> {
     traced(false, async {
         let cost = cost.clone();
@@ -687,7 +688,8 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
     let chosen = |_: &Parts| policy("chosen", "900/1d");
     let cost = ActualCost::of("tokens", 5).and("requests", 1);
     for layers in [
-        // Right, of another layer, of a limit that does not apply, and of one that may be chosen for another request.
+        // No warning: the policy is there, in another layer, in a limit that does not apply, or may be chosen by
+        // another request.
         vec![settled(
             requests().limit(policy("tokens", "900/1d"), everybody()),
         )],
@@ -764,7 +766,7 @@ async fn what_goes_on_in_the_background_is_bounded() {
     };
     leave(&mut service, 1_500).await;
     assert_eq!(store.begun(), 1_024);
-    // Those have been given up, and there is room again.
+    // Those settlements have timed out, so there is room again.
     tokio::time::sleep(Duration::from_millis(100)).await;
     leave(&mut service, 10).await;
     assert_eq!(store.begun(), 1_034);

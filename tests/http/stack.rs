@@ -1,4 +1,4 @@
-//! The layer in stacks of tower's and tower-http's, inside of the others and outside of them.
+//! The layer in stacks of tower and tower-http layers, inside and outside of the others.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use tower::{
 };
 use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
 
-/// Twice a day, in a body type that can be made from a `String`.
+/// Two requests a day, in a body type that can be made from a `String`.
 fn twice() -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(
         Policy::parse("all", "2/1d").unwrap(),
@@ -57,7 +57,8 @@ fn request() -> Request<String> {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two requests are served and the third is rejected; answers the headers of the first and of the rejection.
+/// Sends three requests: two are served and the third is rejected. Returns the headers of the first and of the
+/// rejection.
 async fn limits<S, B>(service: S) -> [HeaderMap; 2]
 where
     S: Service<Request<String>, Response = Response<B>, Error: Debug> + Clone,
@@ -77,7 +78,8 @@ where
     [answers.remove(0), rejected]
 }
 
-/// Limits with a layer outside, and with it inside; the headers of a served and of a rejected request of each.
+/// Limits with a layer outside and with the layer inside. Returns the headers of a served and a rejected request of
+/// each.
 macro_rules! on_either_side {
     ($layer:expr, $inner:expr) => {{
         let outside = ServiceBuilder::new().layer($layer).layer(twice());
@@ -142,7 +144,8 @@ where
 
 #[tokio::test]
 async fn within_it_a_body_must_be_one_that_can_be_made() {
-    // The bodies of compression and tracing can be made from nothing, or from a closure's body, mapped as theirs is.
+    // The bodies of compression and tracing can be made from nothing, or from a closure's body that is mapped like
+    // theirs.
     let make = |rejection: &Rejection, _: &http::request::Parts| {
         let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
         *response.status_mut() = rejection.status();

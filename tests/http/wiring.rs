@@ -1,5 +1,4 @@
-//! A service that is put together in a wrong way is told so, once and loudly, and neither lets requests pass nor gives
-//! them a shared limit.
+//! A service that is wired wrongly logs one loud warning, and neither lets requests pass nor gives them a shared limit.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -58,7 +57,7 @@ async fn status(app: &Router, path: &str) -> u16 {
     ask(app, path).await.status().as_u16()
 }
 
-/// Asks the service of this layer alone, without a router, and answers the status.
+/// Calls the service of this layer alone, without a router. Returns the status.
 async fn bare(layer: &RateLimitLayer, path: &str) -> u16 {
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
@@ -86,7 +85,7 @@ fn a_server_that_tells_no_peer_address_gets_a_500_and_one_warning() {
             for _ in 0..50 {
                 assert_eq!(status(&app, "/").await, 500);
             }
-            // A layer at work: the address is known.
+            // The mended layer knows the address.
             let mended = app.layer(MockConnectInfo(SocketAddr::from(([10, 0, 0, 1], 1))));
             assert_eq!(status(&mended, "/").await, 200);
         });
@@ -110,7 +109,7 @@ fn a_server_that_tells_no_peer_address_gets_a_500_and_one_warning() {
 fn each_layer_tells_each_of_its_mistakes_once() {
     let lines = traced(false, async {
         let both = limit(PeerIp).limit(policy("user", "9/1m"), by_user());
-        // Shadows reject nothing, so that both mistakes are met.
+        // Shadows reject nothing, so the request meets both mistakes.
         let shadow = both.clone().shadow();
         let other = shadow.clone().jitter(std::time::Duration::from_secs(1));
         for layer in [shadow, other] {
@@ -166,7 +165,7 @@ fn a_users_own_extractor_can_tell_a_mistake() {
 
 // No user
 
-/// An app whose authentication knows who it is, or that nobody has signed in.
+/// An app with an authentication that knows the user, or finds none.
 fn authenticated(layer: RateLimitLayer, known: bool) -> Router {
     let authenticate = move |mut request: axum::extract::Request, next: Next| {
         let user = known.then_some(User("alice"));
@@ -199,7 +198,7 @@ async fn what_nobody_who_has_signed_in_gets_is_the_users_choice() {
         assert_eq!(challenge.is_some(), expected == 401);
         let alice = authenticated(layer.clone(), true).layer(peer);
         assert_eq!(status(&alice, "/").await, 200);
-        // Authentication inside the limit, or none at all: a mistake, whatever was chosen for nobody.
+        // Authentication inside the limit, or none, is a mistake with every choice for missing users.
         assert_eq!(status(&app(layer).layer(peer), "/").await, 500);
     }
 }
@@ -242,7 +241,7 @@ async fn a_challenge_of_the_users_own_response_stays() {
 
 // Behind a proxy
 
-/// What is warned of when a limit gets requests, of which so many in each hundred were not forwarded.
+/// The warnings when a limit gets these requests, of which `direct` in each hundred were not forwarded.
 fn forwarded(extractor: impl KeyExtractor, direct: usize, requests: usize) -> Vec<String> {
     forwarded_to(&limit(extractor), direct, requests)
 }
@@ -328,7 +327,7 @@ fn a_table_outside_the_router_rejects_what_it_cannot_decide() {
                 ("/items/%37", 500),
                 ("/health", 200),
                 ("/", 200),
-                // The table has an entry for another method alone.
+                // The table has an entry for another method only.
                 ("/orders/7", 200),
             ] {
                 let request = Request::get(path).body(Body::empty()).unwrap();
@@ -386,7 +385,7 @@ fn a_table_of_shadows_rejects_nobody_where_it_cannot_decide() {
             .limit(policy("real", "1/1m"), Key::new("service", "all"));
         assert_eq!(bare(&keyed, "/items/7").await, 200);
         assert_eq!(bare(&keyed, "/items/7").await, 429);
-        // One that counts among them, and each could be the one.
+        // One of the policies counts, and the request could have chosen any of them.
         let mixed = Routes::new(policy("general", "9/1m")).route("/items/{id}", shadow("items"));
         assert_eq!(bare(&layer.limit(mixed, nobody), "/items/7").await, 500);
     });
@@ -439,7 +438,7 @@ fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
     assert_eq!(lines, [opened, closed, opened, closed]);
 }
 
-// When a layer is built
+// Errors when a layer is built
 
 #[test]
 fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
@@ -485,7 +484,7 @@ async fn a_layer_has_the_settings_of_its_limiter() {
     assert!(log.lines()[1].starts_with("local check api true"));
 }
 
-// While it runs
+// Changes at runtime
 
 #[tokio::test]
 async fn a_reload_between_two_limits_gives_one_request_one_set_of_rules() {

@@ -1,32 +1,31 @@
-//! Giving back across slots as a state machine, searched through: each check asks two slots, and gives back what one
-//! admitted when the other did not. Messages take their time and are lost, answers are given up, callers leave, and
-//! processes crash.
+//! A state machine of refunds across slots, searched exhaustively. Each check asks two slots, and refunds the admission
+//! of one if the other does not admit. Messages are slow or lost, answers time out, callers leave, and processes crash.
 //!
-//! All happens within one window, so nothing is released but what is given back.
+//! Everything happens within one window, so only refunds release units.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-/// Of each slot. Every check costs one unit in both.
+/// The limit of each slot. Every check costs one unit in both.
 const LIMITS: [u8; 2] = [1, 2];
 const CHECKS: usize = 3;
 
 const BEYOND: &str = "never beyond the limit";
 
-/// How the code may be wrong.
+/// The code, or a mistake in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
-    /// Gives back what was denied, too.
+    /// Also refunds denied charges.
     ReturnsWhatWasDenied,
-    /// Gives back what may never have been charged.
+    /// Refunds charges that may not have happened.
     ReturnsWhatWasNotAnswered,
-    /// Sends a return again when it was not answered.
+    /// Sends a refund again if there was no answer.
     RetriesReturns,
-    /// Does not wait for what the other slot says.
+    /// Does not wait for the answer of the other slot.
     AdmitsEarly,
 }
 
-/// A message under way between a check and a slot.
+/// A message on its way between a check and a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Message {
     Request,
@@ -35,7 +34,7 @@ enum Message {
     Return,
 }
 
-/// What a check knows of its charge in a slot.
+/// The knowledge of a check about its charge in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Known {
     #[default]
@@ -51,16 +50,16 @@ enum Known {
 struct Part {
     known: Known,
     message: Option<Message>,
-    /// How many returns have arrived.
+    /// The number of refunds that have arrived.
     returns: u8,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Check {
     parts: [Part; 2],
-    /// Will not be admitted.
+    /// The check cannot be admitted any more.
     has_failed: bool,
-    /// The caller was told so.
+    /// The caller has the answer "admitted".
     is_admitted: bool,
     has_crashed: bool,
 }
@@ -68,9 +67,9 @@ struct Check {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     charged: [u8; 2],
-    /// How often the charge that was given back most often was.
+    /// The maximum number of refunds of one charge.
     most_returns: u8,
-    /// Sorted: which is which does not matter.
+    /// Sorted, because their order does not matter.
     checks: Vec<Check>,
 }
 
@@ -80,7 +79,7 @@ enum Action {
     Arrive(usize, usize),
     Lose(usize, usize),
     GiveUp(usize, usize),
-    /// The caller does not wait any more.
+    /// The caller no longer waits.
     Leave(usize),
     Crash(usize),
 }
@@ -108,7 +107,7 @@ impl Check {
         }
     }
 
-    /// Forgets what makes no difference any more, so that there are fewer states.
+    /// Drops details that make no difference, to reduce the number of states.
     fn forget(&mut self) {
         for part in &mut self.parts {
             let is_answer = matches!(part.message, Some(Message::Admitted | Message::Denied));
@@ -135,9 +134,9 @@ impl Check {
         }
     }
 
-    /// Goes on after an answer.
+    /// Continues after an answer.
     fn answered(&mut self, slot: usize, known: Known, code: Code) {
-        // Who has given up, or crashed, does not know of it.
+        // A check that has given up or crashed ignores the answer.
         if self.has_crashed || self.parts[slot].known != Known::Asked {
             return;
         }
@@ -285,7 +284,7 @@ fn each_known_mutant_admits_too_much() {
     for code in mutants {
         let found = HasDiscoveries::AllOf([BEYOND].into());
         let checker = CrossSlot(code).checker().finish_when(found);
-        // Depth first: it finds one of the many ways to go wrong, and not the shortest.
+        // Depth first: this finds any one of the many failures, and not the shortest.
         let checker = checker.spawn_dfs().join();
         assert!(checker.discovery(BEYOND).is_some(), "{code:?}");
     }

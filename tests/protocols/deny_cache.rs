@@ -1,11 +1,11 @@
-//! Two processes with a `DenyCache` each, before one server: every order of questions, answers, give-backs, losses,
-//! crashes and ticks of the clock. The rule of time is the code itself; each known mistake in it is found.
+//! Two processes with a `DenyCache` each, in front of one server: every order of questions, answers, refunds, losses,
+//! crashes and ticks of the clock. The model uses the real code for times, and finds each known mistake in it.
 //!
 //! The promises:
 //!
-//! - A process refuses nobody whom the server would admit, but for what was given back elsewhere, or what nobody waited
-//!   for, less than [`MAX_AGE`] ago.
-//! - Whoever comes back after exactly the time told is admitted, if nobody else was in between.
+//! - A process refuses no request that the server would admit, except after a refund elsewhere, or a refund without a
+//!   waiting caller, less than [`MAX_AGE`] ago.
+//! - A client that comes back after exactly the given delay is admitted, if no other client came first.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use validity::{MAX_AGE, Validity};
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod validity;
 
-/// The code, or one mistake in it.
+/// The code, or a mistake in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     AsItIs,
@@ -25,17 +25,17 @@ enum Rule {
     FromTheAnswer,
     WithoutOneMillisecond,
     WithoutMaxAge,
-    /// What is told has aged since the question, and not since the answer.
+    /// The delay shrinks from the question on, and not from the answer on.
     ToldFromTheQuestion,
-    /// What was given back through this process is not noted.
+    /// Refunds through this process are not recorded.
     WithoutNotes,
-    /// What was given back so far is read with the answer, and not before the question.
+    /// The last refund is read with the answer, and not before the question.
     NotesReadLate,
-    /// What is given back is noted before the server is asked, and not after its answer.
+    /// Refunds are recorded before the question to the server, and not after its answer.
     NotedEarly,
 }
 
-/// One identity with a limit of one unit, whose steps are milliseconds.
+/// One identity with a limit of one unit, and steps of a millisecond.
 #[derive(Clone, Debug)]
 struct Protocol {
     rule: Rule,
@@ -44,22 +44,22 @@ struct Protocol {
     ticks: u32,
 }
 
-/// The clocks of the processes show other times than the server's, which reads its own in whole milliseconds.
+/// The clocks of the processes differ from the server's clock, which counts whole milliseconds.
 const AHEAD: [Duration; 2] = [Duration::from_micros(7_300), Duration::ZERO];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct State {
     ticks: u32,
-    /// Of the server's clock, in quarters of a millisecond.
+    /// The phase of the server's clock, in quarters of a millisecond.
     phase: u32,
-    /// When the unit was charged, by the server's clock.
+    /// The time of the charge, by the server's clock.
     charged_ms: Option<u64>,
     admissions: u8,
-    /// Questions and give-backs that were sent.
+    /// The number of questions and refunds that were sent.
     sent: u8,
-    /// Losses, crashes and callers who left.
+    /// The number of losses, crashes and callers that left.
     faults: u8,
-    /// On their way; sorted.
+    /// The messages on their way; sorted.
     messages: Vec<Message>,
     processes: [Process; 2],
 }
@@ -67,11 +67,11 @@ struct State {
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 struct Process {
     remembered: Option<Denied>,
-    /// How much was given back through it.
+    /// The number of refunds through this process.
     given_back: u8,
-    /// What it was admitted for, and can give back.
+    /// The admission that this process can refund.
     admitted_ms: Option<u64>,
-    /// The last tick at which something was given back that it is not told of.
+    /// The last tick with a refund that this process did not learn of.
     unknown_at: Option<u32>,
 }
 
@@ -87,7 +87,7 @@ struct Denied {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct Message {
     process: usize,
-    /// Whether somebody waits for the answer.
+    /// Whether a caller waits for the answer.
     is_awaited: bool,
     body: Body,
 }
@@ -107,7 +107,7 @@ enum Body {
         denied_for_ms: u64,
         admissions: u8,
     },
-    /// What was charged then.
+    /// The charge to refund.
     GiveBack {
         at_ms: u64,
     },
@@ -121,9 +121,9 @@ enum Action {
     GiveBack(usize),
     /// A message reaches the server, or its process.
     Deliver(usize),
-    /// A message is lost on its way; who waits for it gives up.
+    /// A message is lost, and the caller gives up.
     Lose(usize),
-    /// Nobody waits for the answer to a message any more.
+    /// The caller no longer waits for the answer to a message.
     Leave(usize),
     Crash(usize),
     /// The server loses its data.
@@ -131,7 +131,7 @@ enum Action {
 }
 
 impl Action {
-    /// Of which there is one at most: so the search ends, and each is met everywhere.
+    /// At most one of these happens, so that the search ends. It happens at every possible place.
     const fn is_fault(self) -> bool {
         matches!(
             self,
@@ -141,7 +141,7 @@ impl Action {
 }
 
 impl Protocol {
-    /// By the server's clock.
+    /// The time of the server's clock.
     fn server_ms(&self, state: &State) -> u64 {
         Self::server_ms_at(state, self.tick * state.ticks)
     }
@@ -151,12 +151,12 @@ impl Protocol {
         now.as_millis().try_into().unwrap()
     }
 
-    /// By the clock of a process.
+    /// The time of a process's clock.
     fn now(&self, state: &State, process: usize) -> Duration {
         self.tick * state.ticks + AHEAD[process]
     }
 
-    /// For how long the server would deny.
+    /// The delay of a denial by the server.
     fn denied_for_ms(&self, state: &State) -> Option<u64> {
         let release_ms = state.charged_ms? + 1 + self.window_ms;
         release_ms
@@ -164,7 +164,7 @@ impl Protocol {
             .filter(|ms| *ms > 0)
     }
 
-    /// What a process would refuse by now, without asking.
+    /// The refusal that a process would repeat now.
     fn repeated<'a>(&self, state: &'a State, process: usize) -> Option<&'a Denied> {
         let own = &state.processes[process];
         let now = self.now(state, process);
@@ -195,7 +195,7 @@ impl Protocol {
         }
     }
 
-    /// What a client is told in place of the server.
+    /// The delay that a client gets from the cache.
     fn told(&self, denied: &Denied, now: Duration) -> Duration {
         let since = match self.rule {
             Rule::ToldFromTheQuestion => denied.asked,
@@ -205,7 +205,7 @@ impl Protocol {
         Duration::from_millis(denied.denied_for_ms.saturating_sub(age_ms))
     }
 
-    /// The server does what a message asks for.
+    /// The server executes a message.
     fn serve(&self, state: &mut State, message: &Message) -> Body {
         match message.body {
             Body::Check { asked, given_back } => match self.denied_for_ms(state) {
@@ -237,7 +237,7 @@ impl Protocol {
         }
     }
 
-    /// A process hears an answer.
+    /// A process receives an answer.
     fn hear(&self, state: &mut State, message: &Message) {
         let now = self.now(state, message.process);
         let own = &mut state.processes[message.process];
@@ -272,7 +272,7 @@ impl Protocol {
         process.given_back += u8::from(notes);
     }
 
-    /// Nobody waits any more.
+    /// The caller no longer waits.
     fn leave(&self, state: &mut State, message: &Message) {
         if matches!(message.body, Body::GiveBack { .. } | Body::GivenBack) {
             self.note(&mut state.processes[message.process], false);
@@ -283,7 +283,7 @@ impl Protocol {
         let admits = self.denied_for_ms(state).is_none();
         (0..2).all(|process| {
             let is_excused = self.is_excused(state.processes[process].unknown_at, state.ticks);
-            // It is not told yet: its question is on its way.
+            // The caller does not know of the refund yet: its question is on its way.
             let is_telling = state
                 .messages
                 .iter()
@@ -292,7 +292,7 @@ impl Protocol {
         })
     }
 
-    /// Nobody else comes first, if nobody was admitted since the server said so.
+    /// A client that comes back in time is admitted, unless another client was admitted since the server's answer.
     fn admits_who_obeys(&self, state: &State) -> bool {
         (0..2).all(|process| {
             let Some(denied) = self.repeated(state, process) else {
@@ -307,7 +307,7 @@ impl Protocol {
         })
     }
 
-    /// Forgets what makes no difference any more: there is less to search through.
+    /// Drops details that make no difference, to reduce the number of states.
     fn tidy(&self, state: &mut State) {
         if self.denied_for_ms(state).is_none() {
             state.charged_ms = None;
@@ -327,13 +327,13 @@ impl Protocol {
         state.messages.sort();
     }
 
-    /// Whether something was given back elsewhere that may be seen late.
+    /// Whether a refund elsewhere excuses a late refusal.
     fn is_excused(&self, unknown_at: Option<u32>, ticks: u32) -> bool {
         unknown_at.is_some_and(|at| self.tick * (ticks - at) < MAX_AGE)
     }
 }
 
-/// An admission, a denial, and what is given back or asked in between.
+/// An admission, a denial, and one refund or question in between.
 const MAX_SENT: u8 = 3;
 
 const NEVER_LATER: &str = "no process refuses later than the server would";
@@ -354,7 +354,7 @@ impl Model for Protocol {
             messages: Vec::new(),
             processes: Default::default(),
         };
-        // More would be the same as to begin a tick later.
+        // More would be the same as beginning a tick later.
         (0..2).map(state).collect()
     }
 
@@ -469,7 +469,7 @@ impl Model for Protocol {
     }
 }
 
-/// Ticks of half a millisecond: the edges.
+/// Ticks of half a millisecond, for the edges.
 fn fine(rule: Rule) -> Protocol {
     Protocol {
         rule,
@@ -479,7 +479,7 @@ fn fine(rule: Rule) -> Protocol {
     }
 }
 
-/// Ticks of half a second: what is seen late.
+/// Ticks of half a second, for late notice.
 fn coarse(rule: Rule) -> Protocol {
     Protocol {
         rule,
@@ -489,7 +489,7 @@ fn coarse(rule: Rule) -> Protocol {
     }
 }
 
-/// The broken promise, if one is.
+/// The broken promise, if there is one.
 fn broken(protocol: Protocol) -> Option<&'static str> {
     let checker = protocol
         .checker()
@@ -521,7 +521,7 @@ fn each_known_mistake_breaks_a_promise() {
         assert_eq!(broken(fine(rule)), Some(NEVER_LATER), "{rule:?}");
     }
     assert_eq!(broken(coarse(Rule::WithoutMaxAge)), Some(NEVER_LATER));
-    // Which makes a difference of a millisecond, where it is repeated for longer than that.
+    // This makes a difference of a millisecond if a denial is repeated for longer than that.
     let told = Protocol {
         window_ms: 2,
         ..fine(Rule::ToldFromTheQuestion)

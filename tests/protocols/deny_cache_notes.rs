@@ -1,4 +1,4 @@
-//! What a `DenyCache` notes of what is given back, under every order of the steps of two threads.
+//! The records of refunds in a `DenyCache`, under every order of the steps of two threads.
 
 use std::sync::{
     Arc,
@@ -17,7 +17,7 @@ mod sync {
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod give_backs;
 
-/// A store for one unit, and what one check of it leaves behind.
+/// A store for one unit, and the cached refusal of one check.
 struct Site {
     has_room: Mutex<bool>,
     give_backs: GiveBacks,
@@ -25,7 +25,7 @@ struct Site {
 }
 
 impl Site {
-    /// Asks the store, and remembers a refusal.
+    /// Asks the store, and caches a refusal.
     fn check(&self, reads_late: bool) {
         let before = self.give_backs.last();
         let is_denied = !*self.has_room.lock().unwrap();
@@ -52,7 +52,7 @@ impl Site {
     }
 }
 
-/// Whether a refusal was repeated after something was given back, in some order of the steps.
+/// Whether a refusal was repeated after a refund, in some order of the steps.
 fn refuses_too_late(reads_late: bool, is_noted: bool) -> bool {
     let found = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&found);

@@ -1,30 +1,30 @@
-//! Where the units of a lease are, as a state machine, searched through: claims of checks whose rest the store decides,
+//! A state machine of the units of a lease, searched exhaustively: claims of checks with other charges for the store,
 //! ends of steps, a reset and the end of the process, each while others are under way.
 //!
-//! A check charges a shared identity, which is leased, and one of its own, which the store counts.
+//! A check charges a shared identity, which is leased, and a second identity, which the store counts.
 
 use stateright::{Checker, Model, Property};
 
-/// The units of a lease.
+/// The number of units of a lease.
 const UNITS: u8 = 2;
-/// How many leases, and how many checks, there are.
+/// The number of leases, and of checks.
 const MOST: u8 = 2;
 
-/// How the code may be wrong.
+/// The code, or a mistake in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
-    /// Takes units before the rest is decided, and puts them back if their lease is still there.
+    /// Takes units before the rest is decided, and puts them back if their lease still exists.
     TakesEarly,
     /// Does not refund the rest if the lease has ended and the whole check is denied.
     KeepsTheRest,
-    /// Does nothing more for a check when its caller has left.
+    /// Drops a check when the caller leaves.
     LeavesWithTheCaller,
-    /// Fetches leases during a reset, and forgets them after it.
+    /// Fetches leases during a reset, and drops them after it.
     FetchesDuringReset,
-    /// Resets while a lease or a return is under way, and goes on as if it were not.
+    /// Resets while a lease or a return is under way, without waiting.
     ResetsWithoutWaiting,
-    /// Ends without the lease that is being fetched.
+    /// Ends without waiting for the lease that is being fetched.
     EndsWithoutWaiting,
 }
 
@@ -34,7 +34,7 @@ enum Fetch {
     Charged,
 }
 
-/// A check whose claim is of the lease with this number.
+/// A check with a claim of the lease with this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Check {
     Sent { lease: u8 },
@@ -50,7 +50,7 @@ enum Phase {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// What the store counts, and what it should count at the end.
+    /// The counts of the store, and the right counts at the end.
     shared: u8,
     own: u8,
     spent: u8,
@@ -59,7 +59,7 @@ struct State {
     leases: u8,
     fetch: Option<Fetch>,
     fetch_is_to_be_returned: bool,
-    /// Returns on their way.
+    /// Returns that are on their way.
     returns: Vec<u8>,
     check: Option<Check>,
     checks: u8,
@@ -75,7 +75,7 @@ enum Action {
     Install,
     Check,
     DecideRest(bool),
-    /// The rest was decided; if the lease has ended, the store decides the whole check so.
+    /// The rest has been decided. If the lease has ended, the store decides the whole check in this way.
     Finish(bool),
     Leave,
     EndStep,

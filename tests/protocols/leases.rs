@@ -1,41 +1,41 @@
-//! Leases between processes as a state machine, searched through: messages that take their time, are lost or answered
-//! too late, processes that crash, and clocks that count fractions of what the store's clock counts.
+//! A state machine of leases between processes, searched exhaustively: messages that are slow, lost or too late,
+//! processes that crash, and clocks that count fractions of the store's clock.
 //!
-//! Time is counted in halves of a millisecond. The store's clock shows whole milliseconds; processes see the halves,
+//! Time is counted in halves of a millisecond. The store's clock shows whole milliseconds. Processes see the halves,
 //! from any start. A rule counts steps of two milliseconds in a window of four.
 
 use stateright::{Checker, Model, Property};
 
 const LIMIT: u8 = 2;
-/// All in halves of a millisecond.
+/// In halves of a millisecond.
 const TICK: u8 = 2;
 const STEP: u8 = 4;
 const WINDOW: u8 = 8;
 const END: u8 = 19;
 
-/// How the code may be wrong.
+/// The code, or a mistake in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
-    /// Measures from when the answer came.
+    /// Measures from the answer.
     FromAnswer,
-    /// Spends until the step ends by the store's clock, in whole milliseconds.
+    /// Spends until the end of the step by the store's clock, in whole milliseconds.
     WithoutMargin,
     /// Spends as long as the units count in the store.
     UntilRelease,
-    /// Returns what is unspent without ending the lease.
+    /// Returns the unspent units without ending the lease.
     SpendsWhatItReturns,
-    /// Sends a return again when it was not answered.
+    /// Sends a return again if there was no answer.
     RetriesReturns,
-    /// Returns all that was leased.
+    /// Returns all leased units.
     ReturnsWhatItSpent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Lease {
-    /// The end of the step that was charged.
+    /// The end of the charged step.
     step_end: u8,
-    /// Until when units may be spent, this instant included.
+    /// The last instant at which units may be spent.
     until: u8,
     units: u8,
     unspent: u8,
@@ -43,21 +43,21 @@ struct Lease {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Process {
-    /// When it asked for a lease, if it waits for the answer.
+    /// The time of the request for a lease, while the process waits for the answer.
     asked: Option<u8>,
     lease: Option<Lease>,
-    /// A return that may be sent once more, by the mutant that does.
+    /// A return that the mutant may send again.
     again: Option<(u8, u8)>,
     returned: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
-    /// Charge so many units.
+    /// Charge this number of units.
     Charge { by: u8, units: u8, sent: u8 },
-    /// They were charged at this time of the store's clock.
+    /// The units were charged at this time of the store's clock.
     Charged { to: u8, units: u8, sent: u8, at: u8 },
-    /// Take units back from a step.
+    /// Return units of a step.
     Return { step_end: u8, units: u8 },
 }
 
@@ -68,7 +68,7 @@ struct State {
     charged: Vec<(u8, u8)>,
     processes: Vec<Process>,
     messages: Vec<Message>,
-    /// When units were admitted, by the store's clock.
+    /// The times of admissions, by the store's clock.
     admitted: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ enum Action {
     Return(usize),
     ReturnAgain(usize),
     Crash(usize),
-    /// A check without a lease, decided at once.
+    /// A check without a lease, which the store decides at once.
     Check,
 }
 
@@ -93,7 +93,7 @@ struct Leases {
 }
 
 impl State {
-    /// What the store's clock shows.
+    /// The time on the store's clock.
     fn store_now(&self) -> u8 {
         self.now - self.now % TICK
     }
@@ -133,7 +133,7 @@ impl State {
         u8::try_from(self.admitted.len()).unwrap()
     }
 
-    /// More than the limit in a span of the window, its first and last millisecond included.
+    /// Whether a span of the window holds more than the limit, with the first and last millisecond.
     fn is_beyond(&self) -> bool {
         self.admitted.iter().any(|from| {
             let within = self.admitted.iter();
@@ -142,7 +142,7 @@ impl State {
         })
     }
 
-    /// Forgets what makes no difference any more, so that there are fewer states.
+    /// Drops details that make no difference, to reduce the number of states.
     fn forget(&mut self) {
         let now = self.store_now();
         let counts = |end: &u8| end + WINDOW > now;
@@ -182,7 +182,7 @@ impl Leases {
             } => {
                 let now = state.now;
                 let process = &mut state.processes[usize::from(to)];
-                // One who crashed does not know of it.
+                // A process that has crashed does not know this lease.
                 if process.asked != Some(sent) {
                     return;
                 }

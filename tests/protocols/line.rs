@@ -1,4 +1,4 @@
-//! The line of shared calls, under every order of the steps of those who come, leave, and whose calls end.
+//! The line of shared calls, under every order of the steps of callers that come and leave, and of calls that end.
 
 mod sync {
     pub(super) use loom::sync::*;
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Its flags are not loom's: what matters is in which order threads come to the line.
+/// Uses plain flags instead of loom's: only the order in which threads reach the line matters.
 #[derive(Clone)]
 struct Caller {
     ticket: Arc<AtomicU64>,
@@ -36,17 +36,17 @@ impl Caller {
     }
 }
 
-/// At most two in a call.
+/// At most two callers in a call.
 fn gather(waiting: &mut Waiting<Caller>, _share: usize) -> Option<Vec<Caller>> {
     let call: Vec<_> = iter::from_fn(|| waiting.take_first()).take(2).collect();
     (!call.is_empty()).then_some(call)
 }
 
-/// Who shares it, and its epoch.
+/// The callers of a call, and the epoch.
 type Call = (Vec<Caller>, u64);
 
-/// Calls to a server. Each ends when this thread is about to do something else, or, in a runtime that was shut down,
-/// at once.
+/// Calls to a server. Each ends when this thread is about to do something else. In a runtime that was shut down, each
+/// ends at once.
 struct Calls {
     line: Line<Caller>,
     start: Instant,
@@ -76,7 +76,7 @@ impl Calls {
         call
     }
 
-    /// Sends it, ends it, and does the same with those that are begun then.
+    /// Sends and ends a call, and all calls that begin because of this.
     fn run(&self, (call, epoch): Call) {
         let begun = RefCell::new(vec![call]);
         loop {
@@ -97,7 +97,7 @@ impl Calls {
         self.line.leave(caller.ticket.load(SeqCst));
     }
 
-    /// How many begin a call, each a caller of its own, before the next has to wait.
+    /// The number of callers that begin a call before another caller has to wait.
     fn free_places(&self) -> usize {
         let begin = || self.enter_after(Duration::ZERO, &Caller::new());
         iter::from_fn(begin)
@@ -106,7 +106,7 @@ impl Calls {
     }
 }
 
-/// Of all orders in which threads change places at most three times without waiting for each other.
+/// Tests all orders in which threads switch at most three times without waiting for each other.
 fn every_order(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -159,7 +159,7 @@ fn who_leaves_keeps_nobody_else_waiting() {
                 calls.leave(&caller);
             })
         };
-        // Leaves before it can be sent, and so is not.
+        // This caller leaves before the call is sent, and so is left out.
         let first = calls.enter_after(Duration::ZERO, &callers[1]);
         let (hasty, stays) = (Caller::new(), &callers[2]);
         if let Some(first) = first {
@@ -204,7 +204,7 @@ fn a_call_that_was_given_up_gives_its_place_to_nobody() {
             let calls = Arc::clone(&calls);
             thread::spawn(move || calls.run(late))
         };
-        // The late call, or the one begun when it has ended, is given up; or both have ended.
+        // Either the late call or its successor is given up, or both have ended.
         let call = calls.enter_after(PATIENCE, &callers[1]).unwrap();
         assert!(calls.enter_after(PATIENCE, &callers[2]).is_none());
         ends.join().unwrap();
@@ -215,7 +215,7 @@ fn a_call_that_was_given_up_gives_its_place_to_nobody() {
     });
 }
 
-/// A call of the share that it is given, and that share.
+/// A call with the given share, and that share.
 fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, Vec<Caller>)> {
     let mut call = Vec::new();
     while call.len() < share && waiting.first().is_some() {
@@ -246,7 +246,7 @@ fn calls_share_what_waits_now_without_those_who_have_left() {
             };
             line.end(0, now, gather_share, next);
         }
-        // 33 stay; of what waits, each call takes a fourth of the charges: here, as many callers.
+        // 33 callers stay. Each call takes a fourth of the waiting charges, which is the same number of callers here.
         assert_eq!(shares.into_inner(), [25, 6, 2]);
     });
 }

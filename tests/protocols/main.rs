@@ -1,5 +1,5 @@
-//! The protocols between processes as small state machines, searched through exhaustively; and what runs concurrently
-//! inside a process, under every order of its steps. No server is needed.
+//! The protocols between processes as small state machines that are searched exhaustively, and the concurrent code
+//! inside a process under every order of its steps. No server is needed.
 
 mod balance;
 mod cross_slot;

@@ -1,4 +1,4 @@
-//! The rights that the documentation names are enough, and none of them can be left out.
+//! The rights in the documentation are enough, and you can leave none of them out.
 
 mod least_rights {
     crate::contract!(crate::common::served::Served::start_with_least_rights);
@@ -15,7 +15,7 @@ use crate::common::{
 };
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
-/// Everything that a limiter asks a store to do, on a server that has not seen the script.
+/// All operations of a limiter, on a server that does not know the script.
 async fn everything(store: &RedisStore) -> Result<(), StoreError> {
     let policy = Policy::parse("api", "10/1d").unwrap();
     let alice = Key::new("user", "alice");

@@ -1,4 +1,4 @@
-//! Blocks and bans in Redis: what every replica sees, what is stored, what it costs, and what others' values do.
+//! Blocks and bans in Redis: they take effect in every replica. The stored form, the cost, and foreign values.
 
 use std::{
     convert::Infallible,
@@ -19,7 +19,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Where a block of alice is, and her counts under `api`.
+/// The keys of alice: her block, and her counts under `api`.
 const NAME: &str = "sluicegate:{user=alice}:!block";
 const INDEX: &str = "sluicegate:!blocks";
 const COUNTS: &str = "sluicegate:{user=alice}:api";
@@ -37,7 +37,7 @@ fn charges(users: &[&str]) -> Vec<Charge> {
     users.iter().map(charge).collect()
 }
 
-/// A process of its own: a store with a connection of its own.
+/// A limiter with its own store and connection, like another process.
 async fn process(server: &Server) -> Limiter {
     patient(RedisStore::connect(server.url()).await.unwrap())
 }
@@ -90,7 +90,7 @@ async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
     assert!(is_blocked(&limiter, "alice").await);
 }
 
-/// In a rollout, some processes enforce blocks and others do not.
+/// During a rollout, some processes enforce blocks and others do not.
 #[tokio::test]
 async fn a_process_that_enforces_no_blocks_shares_the_counts_of_one_that_does() {
     let server = Server::start();
@@ -123,13 +123,13 @@ async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
         .as_nanos()
         .div_ceil(1_000_000);
     assert_eq!(u128::from(block.until_ms().unwrap()), until_ms);
-    // About: Redis 6.2 does not tell when a key expires.
+    // Only an approximate time: Redis 6.2 does not report when a key expires.
     let expires_in_ms = |expected: u64| {
         let ms = u64::try_from(ttl()).unwrap();
         assert!(ms.abs_diff(expected) < 10_000, "{ms}");
     };
     expires_in_ms(7_200_000);
-    // A shorter one leaves it as it is.
+    // A shorter block leaves the first unchanged.
     limiter.block(&user("alice"), HOUR).await.unwrap();
     expires_in_ms(7_200_000);
     limiter.block(&user("alice"), Until::ForEver).await.unwrap();
@@ -149,7 +149,7 @@ async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
     assert_eq!(server.run::<Vec<String>>("KEYS *"), [INDEX]);
 }
 
-/// The commands of one call, inside the script and outside.
+/// The numbers of commands for one check, inside the script and outside.
 async fn commands(server: &Server, limiter: &Limiter, users: &[&str]) -> [u64; 6] {
     server.run::<()>("CONFIG RESETSTAT");
     limiter.check(charges(users)).await.unwrap();
@@ -179,13 +179,13 @@ async fn enforcing_blocks_is_one_get_for_each_identity_and_no_round_trip() {
             [1, 1, 2 * count, 0, 0, count]
         );
     }
-    // An identity under several policies is looked up once.
+    // The script looks up an identity once for all its policies.
     let names = ["a", "b", "c"].map(|it| Policy::parse(it, "5/1d").unwrap());
     let charges = names.iter().map(|it| Charge::new(it, user("alice"), 1));
     server.run::<()>("CONFIG RESETSTAT");
     enforcing.check(charges).await.unwrap();
     assert_eq!(server.calls("get"), 4);
-    // Of a blocked one, no counts are read, and nothing is written.
+    // For a blocked identity, the script reads no counts and writes nothing.
     enforcing.block(&user("alice"), HOUR).await.unwrap();
     let users = &["alice", "bob"];
     assert_eq!(
@@ -210,7 +210,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
         (Some("a-value-of-12".to_owned()), "cannot be read"),
         (Some(format!("{soon}\u{1}\u{2}")), "another version"),
         (Some(format!("{soon}\u{1}\u{1}+")), "cannot be read"),
-        // Made by nobody that is known.
+        // The source of these blocks is unknown.
         (Some(format!("{soon}\u{3}\u{1}")), "cannot be read"),
         (Some(format!("{soon}\u{0}\u{1}")), "cannot be read"),
     ] {
@@ -248,7 +248,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
                 panic!("{value:?}, {place}: {replies:?}");
             };
         }
-        // Unblocking mends it.
+        // Unblocking repairs this.
         store.unblock(&user("alice")).await.unwrap();
         let replies = store.call(vec![check(&["alice"])]).await.unwrap();
         assert!(matches!(
@@ -271,7 +271,7 @@ async fn a_block_that_the_server_refuses_to_store_is_an_error() {
     server.run::<()>("CONFIG SET maxmemory 1");
     let error = limiter.block(&user("alice"), HOUR).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-    // What is needed in such an hour works: to deny who is blocked, and to free who was.
+    // The two urgent operations still work: denying a blocked identity, and unblocking one.
     assert!(is_blocked(&limiter, "bob").await);
     limiter.unblock(&user("bob")).await.unwrap();
     server.run::<()>("CONFIG SET maxmemory 0");
@@ -331,7 +331,7 @@ async fn processes_that_strike_at_the_same_time_ban_at_the_limit_and_not_before(
     for decision in strike_all(9).await {
         assert!(matches!(decision, Decision::Denied(_)));
     }
-    // 27 strikes: the next two are not enough, the third is.
+    // There are 27 strikes: the next two are not enough, the third is.
     for _ in 0..3 {
         assert!(matches!(strike(&processes[0]).await, Decision::Denied(_)));
         processes[0].strikes_counted().await;
@@ -343,7 +343,7 @@ async fn processes_that_strike_at_the_same_time_ban_at_the_limit_and_not_before(
         let wait = blocked.retry_after().unwrap();
         assert!(wait <= HOUR && wait > HOUR - Duration::from_secs(60));
     }
-    // A crowd that strikes far too often is banned just so.
+    // Far more strikes than needed lead to the same ban.
     processes[0].unblock(&user("alice")).await.unwrap();
     strike_all(40).await;
     assert!(matches!(strike(&processes[1]).await, Decision::Blocked(_)));

@@ -1,4 +1,4 @@
-//! Proves that a `RedisStore` over a cluster keeps the contract, and what happens when the cluster changes or fails.
+//! Proves that a `RedisStore` over a cluster keeps the contract, also while the cluster changes or fails.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,16 +30,16 @@ use sluicegate::{
 };
 use tokio::task::JoinHandle;
 
-/// More than a busy machine needs for a decision, and less than a client needs that waits for a silent node.
+/// More than a busy machine needs for a decision, and less than a client's wait for a silent node.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a busy machine may add to a timeout.
+/// The time that a busy machine may add to a timeout.
 const SCHEDULING: Duration = Duration::from_millis(500);
 
-/// From a promotion to normal decisions.
+/// The time from a promotion to normal decisions.
 const HEALED: Duration = Duration::from_secs(1);
 
-/// For clusters in which no node is to be failed over, however busy the machine.
+/// For clusters that must not fail over a node, even on a busy machine.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -54,7 +54,7 @@ fn charge(policy: &Policy, name: impl Display) -> Charge {
     Charge::new(policy, user(name), 1)
 }
 
-/// The first users whose home is this primary.
+/// The first users with this primary as their home.
 fn users_at(cluster: &Cluster, primary: usize, count: usize) -> Vec<String> {
     let users = (0..).map(|user| user.to_string());
     let at_home = users.filter(|user| cluster.home(&format!("user={user}")) == primary);
@@ -66,7 +66,7 @@ async fn left(limiter: &Limiter, policy: &Policy, name: impl Display) -> u64 {
     usage.rules().next().unwrap().remaining()
 }
 
-/// A store that has counted nothing yet.
+/// An empty store.
 async fn store(cluster: &Cluster) -> RedisStore {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let store = RedisStore::cluster(cluster.urls()).await.unwrap();
@@ -74,7 +74,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
     store.prefix(&format!("store-{number}"))
 }
 
-/// Calls the store each time, without a breaker: these tests are about the store.
+/// Calls the store each time, without a breaker, because these tests are about the store.
 async fn limiter(cluster: &Cluster) -> Limiter {
     Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
 }
@@ -83,13 +83,13 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that change nothing in it and run now; each has a prefix or users of its own.
+/// The cluster of all tests that run now and change nothing in it. Each test has its own prefix or users.
 fn shared() -> Arc<Cluster> {
     static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     sharing::shared(&RUNNING, || Cluster::start(NEVER))
 }
 
-/// A store that has counted nothing yet, and its clock.
+/// An empty store and its clock.
 pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
     let cluster = shared();
     let clock = TestClock::new(0);
@@ -199,7 +199,7 @@ async fn who_is_blocked_in_one_slot_is_charged_in_none() {
         }
         limiter.unblock(&user(blocked)).await.unwrap();
     }
-    // Of two in different slots, the later one is told; whether a limit denies, too, does not matter.
+    // If blocks are in different slots, the answer is the later one, whether a limit also denies or not.
     let none = policy("none", "0/1h");
     for (name, seconds) in users.iter().zip([600, 900, 300]) {
         limiter
@@ -309,8 +309,8 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
     for _ in 0..40 {
-        // By a clock that never steps back: what a denied check charges for a moment lets released steps be forgotten,
-        // and only such a clock could see them again.
+        // The clock must not step back: a denied check charges some slots for a moment, so that the script forgets
+        // released steps, which such a clock would count again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
             let clock = TestClock::new(START_MS);
@@ -357,7 +357,7 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
     }
 }
 
-/// What users of one home went through.
+/// The results of users with the same home.
 #[derive(Clone, Debug, Default)]
 struct Story {
     admitted: HashMap<String, u64>,
@@ -365,7 +365,7 @@ struct Story {
     slowest: Duration,
 }
 
-/// Requests that keep coming, one after another for each user.
+/// Requests without a break, one after another for each user.
 struct Load {
     stop: Arc<AtomicBool>,
     tasks: Vec<(String, JoinHandle<Story>)>,
@@ -390,7 +390,7 @@ impl Load {
         }
     }
 
-    /// What happened in the end. Nothing panicked, and nothing waited longer than it may.
+    /// Ends the load and returns the results. Fails if a request panicked or took too long.
     async fn end(self) -> Story {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Story::default();
@@ -427,7 +427,7 @@ async fn story(
     story
 }
 
-/// Whether all that failed has failed since a server was away.
+/// Whether all errors are those of a server that is away.
 fn are_outages(errors: &[StoreErrorKind]) -> bool {
     use StoreErrorKind::{Timeout, Unavailable};
     errors
@@ -435,7 +435,7 @@ fn are_outages(errors: &[StoreErrorKind]) -> bool {
         .all(|kind| matches!(kind, Unavailable | Timeout))
 }
 
-/// Waits until each of these users gets a decision again. Answers how long that took.
+/// Waits until each of these users gets a decision again. Returns the time that this took.
 async fn healing(limiter: &Limiter, policy: &Policy, users: &[String]) -> Duration {
     let start = Instant::now();
     for name in users {
@@ -463,11 +463,11 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
     let names = users_at(&cluster, 0, 2);
     let others: Vec<String> = (1..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
     let slot = cluster.slot(&format!("user={}", names[0]));
-    // One user with one key, who is never told to try again, and one with two.
+    // One user has one key, so the cluster never answers TRYAGAIN. The other has two.
     let one = Load::start(&limiter, [&first], &names[..1]);
     let two = Load::start(&limiter, [&policy("third", "300/1h"), &second], &names[..1]);
     let others = Load::start(&limiter, [&first], &others);
-    // While the slot moves, who has two keys may not be decidable.
+    // While the slot moves, a user with two keys may get no decision.
     let start = Instant::now();
     while left(&limiter, &second, &names[0]).await == 1_000_000 {
         assert!(start.elapsed() < Duration::from_secs(30), "nothing counts");
@@ -494,7 +494,7 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
     assert!(counted >= two.admitted[&names[0]], "{counted}");
 }
 
-/// The keys of one identity: on their way one by one, and blocks that do not exist on either side.
+/// The keys of one identity move one by one, and blocks exist on neither side.
 #[tokio::test]
 async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies() {
     let cluster = Cluster::start(NEVER);
@@ -506,7 +506,7 @@ async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies(
     let check = async |charges: Vec<Charge>| limiter.check(charges).await.unwrap();
     assert!(check(both().to_vec()).await.is_allowed());
     cluster.begin_move(slot, 0, 1);
-    // Both of its keys are here, then one, then none. A key that is made meanwhile is made there.
+    // Both keys are here, then one, then none. The other node creates new keys.
     let mut admitted = 1;
     for moved in 0..3 {
         let fresh = policy(&format!("fresh-{moved}"), "2/1h");
@@ -616,7 +616,7 @@ async fn a_primary_that_hangs_is_followed_by_its_replica_and_may_come_back() {
     load.end().await;
 }
 
-/// As the documentation of `store::redis` names them.
+/// The rights in the documentation of `store::redis`.
 #[tokio::test]
 async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_none_can_be_left_out()
  {
@@ -639,7 +639,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
     cluster.begin_move(slot, 0, 1);
     check(&mover).await.unwrap();
     connect(&rights[..rights.len() - 1]).await.unwrap();
-    // Each node hangs up on users whose rights change.
+    // Each node closes the connections of a user whose rights change.
     let mut error = check(&mover).await.unwrap_err();
     for _ in 0..2 * cluster.nodes.len() {
         if error.kind() == StoreErrorKind::Unavailable {
@@ -735,7 +735,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     assert!(are_outages(&story.errors), "{:?}", story.errors);
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
-    // What was charged beside the silent node has been given back, or was charged there as well.
+    // Charges beside the silent node were refunded, or the silent node was charged as well.
     let (healthy, mute) = (
         left(&limiter, &other, &others[0]).await,
         left(&limiter, &other, &mute[0]).await,
@@ -743,12 +743,12 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     assert!(healthy >= mute, "{healthy} {mute}");
 }
 
-/// How many units of a user count now.
+/// The units of a user that count now.
 async fn used(limiter: &Limiter, policy: &Policy, name: &str) -> u64 {
     policy.rules()[0].limit() - left(limiter, policy, name).await
 }
 
-/// What a busy machine may need for a round trip: a fraction of what the call for one slot may take.
+/// The time that a busy machine may need for a round trip, less than the timeout of the call for one slot.
 const ROUND_TRIP: Duration = Duration::from_millis(300);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -762,7 +762,7 @@ async fn beside_a_node_that_hangs_nothing_stays_charged() {
     let charges = || [charge(&much, &shared), charge(&much, &mute)];
     assert!(watch.check(charges()).await.unwrap().is_allowed());
     cluster.nodes[2].stop();
-    // Before and after the node is known to hang.
+    // Before and after the store knows that the node hangs.
     for _ in 0..12 {
         limiter.check(charges()).await.unwrap_err();
         let start = Instant::now();
@@ -804,7 +804,7 @@ async fn a_node_that_is_known_to_hang_lets_nothing_stand_charged_while_callers_w
     for task in tasks {
         task.await.unwrap();
     }
-    // Each task would have one unit standing at any time.
+    // Without rollback, each task would have one unit charged at any time.
     println!("{standing} units in 50 looks at {TASKS} tasks");
     assert!(standing < 50 * TASKS / 2, "{standing}");
     cluster.nodes[2].cont();
@@ -825,7 +825,7 @@ async fn shadows_in_other_slots_are_decided_after_the_charges_that_count() {
     assert_eq!(told(charges()).await, (true, Some(true)));
     assert_eq!(told(charges()).await, (true, Some(false)));
     assert_eq!(told(charges()).await, (false, None));
-    // A shadow that denies in one slot is charged in no other.
+    // A shadow that denies in one slot is charged in no slot.
     let charges = vec![
         charge(&two, &other),
         charge(&trial, &other),
@@ -878,7 +878,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
     assert_eq!(told[2], [false], "the settlement came before it");
     assert_eq!(told[3], [true]);
     assert_eq!(told[4], [true, true, false, false]);
-    // At the same time as the check that charges one of its users.
+    // Decided at the same time as the check that charges one of the users.
     assert!(told[5][2..] == [false] && told[5][0], "{told:?}");
     assert_eq!((&told[6][..], &told[7][..]), (&[true][..], &[true][..]));
 }
@@ -929,7 +929,7 @@ async fn callers_who_leave_do_not_have_the_topology_asked_for() {
     assert_eq!(asked(), before);
 }
 
-/// A job's `block_on` ended while it asked for the topology, and nothing drives its runtime any more.
+/// A job's `block_on` ended while it asked for the topology. Nothing drives its runtime any more.
 #[test]
 fn a_runtime_that_is_parked_while_it_asks_for_the_topology_does_not_keep_others_from_deciding() {
     let cluster = shared();
@@ -994,7 +994,7 @@ async fn what_a_lost_connection_may_have_done_is_not_done_again() {
             tokio::spawn(async move { limiter.check([charge]).await })
         });
         let checks: Vec<_> = checks.collect();
-        // The server finds the checks, and the order to cut their connection before it can answer.
+        // The server finds the checks together with the order to cut their connection before an answer.
         tokio::task::block_in_place(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| cluster.nodes[0].run::<u32>("CLIENT KILL TYPE normal"));
@@ -1119,7 +1119,7 @@ async fn a_block_is_listed_though_the_node_of_the_index_answers_late() {
     cluster.nodes[home].run::<()>("CLIENT PAUSE 300");
     let hour = Duration::from_secs(3_600);
     store.block(&user(&name), hour.into()).await.unwrap();
-    // Each listing waits for the node; its answer may come before the identity is added.
+    // Each listing waits for the node, which may answer before the identity is added.
     for _ in 0..200 {
         let listed = store.blocks(10).await.unwrap_or_default();
         if let [only] = &listed[..] {
@@ -1157,7 +1157,7 @@ async fn callers_share_calls_of_one_slot_and_wait_for_those_of_no_other() {
         admitted += usize::from(check.await.unwrap().unwrap().is_allowed());
     }
     assert_eq!(admitted, 25 + 8);
-    // One call of the first, one of all the others, and one for each neighbour, some of which share a slot perhaps.
+    // One call with the first, one with all others, and one for each neighbour; some of these may share a slot.
     let calls = node.calls("evalsha") - before;
     assert!((3..=10).contains(&calls), "{calls}");
 }

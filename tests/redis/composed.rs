@@ -1,4 +1,4 @@
-//! Proves that all that makes Redis cheaper under load composes: a deny cache around leases around shared calls.
+//! Proves that the parts that reduce the load on Redis compose: a deny cache around leases around shared calls.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::common::{
     verified::Verified,
 };
 
-/// Each repeated refusal is compared with what the store with leases says then.
+/// Compares each repeated refusal with the decision of the store with leases.
 mod contract {
     use super::{Leases, Served, TestClock, Verified};
 
@@ -46,7 +46,7 @@ async fn all_together_agree_with_the_vectors() {
     replay_blocks(store).await;
 }
 
-/// A process of its own over the same server.
+/// Another process over the same server.
 fn process(store: &RedisStore, clock: &TestClock) -> DenyCache {
     let leases = Leases::new(store.clone()).clock(clock.clone());
     DenyCache::new(leases).clock(clock.clone())

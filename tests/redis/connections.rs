@@ -1,4 +1,4 @@
-//! `RedisStore` finds its way back to a server that was gone, over every kind of connection.
+//! `RedisStore` returns to a server after an outage, over every kind of connection.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ fn charge(cost: u64) -> [Charge; 1] {
     [Charge::new(&policy, Key::new("user", "alice"), cost)]
 }
 
-/// Charges one unit; answers how many were charged before.
+/// Charges one unit. Returns the number of units that were charged before.
 async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
     let start = Instant::now();
     let result = limiter.check(charge(1)).await;
@@ -36,15 +36,15 @@ async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
     Ok(LIMIT - remaining - 1)
 }
 
-/// A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
+/// A busy machine may take longer than the default timeout, and libraries wait even longer before they try again.
 ///
-/// Without a breaker: it is the store that is tested.
+/// Without a breaker, because these tests are about the store.
 fn limiter(store: RedisStore) -> Limiter {
     let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
     limiter.timeout(Duration::from_millis(300))
 }
 
-/// For what has to wait for another.
+/// A limiter for requests that have to wait for another request.
 fn patient(store: &RedisStore) -> Limiter {
     Limiter::new(store.clone()).timeout(SOON)
 }
@@ -69,7 +69,7 @@ async fn after_a_restart_without_traffic_the_very_next_requests_work() {
     }
 }
 
-/// It learns from a command that fails that its connection has ended.
+/// The manager learns from a failed command that its connection has ended.
 #[tokio::test]
 async fn a_manager_of_the_users_own_works_again_after_requests_that_fail() {
     let mut server = Server::start();
@@ -171,7 +171,7 @@ async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it()
     };
     let early = request();
     let (attempt, _) = door.accept().await.unwrap();
-    // The next one leads to the server.
+    // The next connection leads to the server.
     tokio::spawn(async move {
         let (mut client, _) = door.accept().await.unwrap();
         let mut server = TcpStream::connect(address).await.unwrap();
@@ -180,7 +180,7 @@ async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it()
     let late = request();
     tokio::task::yield_now().await;
     drop(attempt);
-    // The late one may begin the next attempt before the early one is woken, which then waits for that one, too.
+    // The late request may begin the next attempt before the early one wakes, which then waits for that attempt.
     if let Err(error) = early.await.unwrap() {
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     }
@@ -289,7 +289,7 @@ async fn an_idle_connection_is_looked_at_without_a_round_trip() {
     let before = server.calls("ping");
     for _ in 0..20 {
         charge_one(&limiter).await.unwrap();
-        // A connection is trusted without a look for a millisecond after an answer.
+        // For a millisecond after an answer, the store uses a connection without looking at it.
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert_eq!(server.calls("ping"), before);
@@ -311,7 +311,7 @@ fn a_store_outlives_the_runtime_it_was_made_in() {
         })
     };
     let (store, _) = block_on(None).unwrap();
-    // A connection is trusted without a look for a millisecond after an answer.
+    // For a millisecond after an answer, the store uses a connection without looking at it.
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(block_on(Some(store)).unwrap().1, 1);
 }
@@ -321,7 +321,7 @@ fn current_thread() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// A job's `block_on` ended while it connected, and nothing drives its runtime any more.
+/// A job's `block_on` ended while it connected. Nothing drives its runtime any more.
 #[test]
 fn a_runtime_that_is_parked_while_it_connects_does_not_keep_others_from_deciding() {
     let server = Server::start();
@@ -358,7 +358,7 @@ fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
     runs.block_on(charge_one(&limiter)).unwrap();
 }
 
-/// A proxy over which nothing comes back any more once `is_silent`, but over connections that are made later.
+/// A proxy that loses all replies once `is_silent`, except those of later connections.
 async fn nat(server: &Server, is_silent: Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.unwrap();
@@ -397,7 +397,7 @@ async fn carry(client: TcpStream, to: std::net::SocketAddr, is_silent: Option<Ar
     let _ = tokio::join!(requests, replies);
 }
 
-/// For how long requests that come one after another fail after their connection fell silent.
+/// The time for which sequential requests fail after their connection became silent.
 async fn outage(beside: impl FnOnce(&RedisStore)) -> Duration {
     let server = Server::start();
     let is_silent = Arc::default();
@@ -497,7 +497,7 @@ fn connections_made(server: &Server) -> u64 {
     server.info("stats", "total_connections_received")
 }
 
-/// Without the test's own.
+/// The number of connections without that of the test.
 fn connections_open(server: &Server) -> u64 {
     server.info("clients", "connected_clients") - 1
 }

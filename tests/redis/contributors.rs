@@ -1,4 +1,4 @@
-//! Proves what Redis keeps of contributors, for how long, and what happens while it does not answer.
+//! Proves which contributions Redis keeps, and for how long, and the behaviour during outages.
 
 use std::{
     io::ErrorKind,
@@ -45,8 +45,8 @@ fn sets(server: &Server) -> Vec<String> {
     server.run("KEYS sluicegate:{account=acme}:api:by:*")
 }
 
-/// How many of the true top five are told first. Four processes of the operating system admit a Zipf load at the same
-/// time, each over a connection of its own, and tell the store when they do: once a second.
+/// The number of the true top five among the first five. Four operating system processes admit a Zipf load at the same
+/// time, each over its own connection, and report once a second.
 async fn recall(server: &Server, account: u64) -> usize {
     let processes = join_all((0..4).map(|process| load_of_a_process(server, account, process)));
     let mut truth = vec![0_u64; 2_000];
@@ -68,7 +68,7 @@ async fn recall(server: &Server, account: u64) -> usize {
 
 const LOAD: &str = "CONTRIBUTORS_LOAD";
 
-/// This test program again, for one test: a process that admits a load. Answers its units by label.
+/// Runs this test program again with one test: a process that admits a load. Returns its units by label.
 async fn load_of_a_process(server: &Server, account: u64, process: u64) -> Vec<u64> {
     let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
     command
@@ -117,7 +117,7 @@ async fn a_process_that_admits_a_load() {
         for decision in join_all(checks).await {
             assert!(decision.unwrap().is_allowed());
         }
-        // As after a second.
+        // Like after a second.
         if round % 10 == process {
             limiter.contributors(&policy(), &key).await.unwrap();
         }
@@ -137,7 +137,7 @@ async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes(
     assert!(right >= 19, "{right} of 20");
 }
 
-/// Sends so many more commands, and then none.
+/// Sends this number of commands, and then none.
 #[derive(Clone)]
 struct Ending {
     connection: MultiplexedConnection,
@@ -218,7 +218,7 @@ async fn an_account_takes_at_most_8_kb_and_every_set_expires_with_the_window() {
         bytes += server.run::<usize>(&format!("MEMORY USAGE {set}"));
         assert_eq!(server.run::<usize>(&format!("ZCARD {set}")), 18, "{set}");
         let encoding: String = server.run(&format!("OBJECT ENCODING {set}"));
-        // The same before Redis 7.0.
+        // Before Redis 7.0, the encoding has the other name.
         assert!(["listpack", "ziplist"].contains(&&*encoding), "{encoding}");
         let ttl: i64 = server.run(&format!("PTTL {set}"));
         assert!((1..=7 * 600_000 + 1_000).contains(&ttl), "{set}: {ttl}");
@@ -288,7 +288,7 @@ async fn while_the_server_is_gone_checks_pass_and_afterwards_contributors_are_ke
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // Nothing is known of what was kept before; the process tells again what it still knows.
+    // The server has lost all earlier contributions. The process reports those that it still has.
     limiter.check(charge("alice", 1)).await.unwrap();
     told(&limiter).await;
     let told = told(&limiter).await;

@@ -1,4 +1,4 @@
-//! Proves what Redis keeps of denials, for how long, and what happens without the rights for it.
+//! Proves which denials Redis keeps, and for how long, and the behaviour without the rights for them.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn an_hour_of_denials_takes_less_than_2_mb() {
     limiter.denials().await.unwrap();
     let before = used();
     let policy = Policy::parse("a-policy-with-a-long-name", "0/1h").unwrap();
-    // Spans of both lengths, each of its own full set.
+    // Spans of both lengths, each with its own full set.
     let times = (0..7)
         .map(|span| span * 600_000)
         .chain((0..6).map(|span| 3_600_000 + span * 10_000));
@@ -72,7 +72,7 @@ async fn an_hour_of_denials_takes_less_than_2_mb() {
         }
         limiter.denials().await.unwrap();
     }
-    // At a time at most 14 count; the others have yet to expire, as the real time has not passed.
+    // At most 14 sets count at a time. The others have not expired, because the real time has not passed.
     let sets = sets(&server).len() as u64;
     assert!(sets >= 14);
     let taken = (used() - before) / sets * 14;

@@ -1,4 +1,5 @@
-//! Proves that a `DenyCache` around a `RedisStore` keeps the contract, and refuses nobody whom the server would admit.
+//! Proves that a `DenyCache` around a `RedisStore` keeps the contract, and refuses no request that the server would
+//! admit.
 
 use std::sync::{
     Arc,
@@ -57,7 +58,7 @@ fn a_cache_agrees_with_the_model() {
             let (mut player, mut model) = (Player::new(&store, &history), Model::new(&history));
             for step in &history.steps {
                 move_clock(&clock, step.gap_ms);
-                // The second one is repeated, if both are denied.
+                // If both are denied, the second denial is repeated.
                 let times = if matches!(step.act, Act::Check(_)) { 2 } else { 1 };
                 for _ in 0..times {
                     let said = player.play(&step.act).await;

@@ -1,4 +1,4 @@
-//! Proves what decisions do to a server: what they read and write, how long it stays, and what a broken value does.
+//! Proves the effects of decisions on a server: the reads and writes, the lifetime of keys, and broken values.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -33,14 +33,14 @@ async fn store(server: &Server) -> RedisStore {
     RedisStore::connect(server.url()).await.unwrap()
 }
 
-/// It reports no denials, which are commands of their own, a second later.
+/// A limiter that reports nothing.
 fn limiter(store: &RedisStore) -> Limiter {
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(30));
-    // Keys and commands are counted.
+    // Tests count keys and commands, and reports would add to both.
     limiter.count_denials(false).publish_policies(false)
 }
 
-/// The commands that scripts have sent.
+/// The numbers of commands from scripts.
 #[derive(Debug, PartialEq, Eq)]
 struct Commands {
     time: u64,
@@ -51,7 +51,7 @@ struct Commands {
     changes: u64,
 }
 
-/// What `act` made the server do.
+/// The commands that `act` causes.
 async fn commands(server: &Server, act: impl Future<Output = ()>) -> Commands {
     let before = server.info("persistence", "rdb_changes_since_last_save");
     server.run::<()>("CONFIG RESETSTAT");
@@ -65,10 +65,10 @@ async fn commands(server: &Server, act: impl Future<Output = ()>) -> Commands {
     }
 }
 
-/// How much later than its last release a key may expire.
+/// The maximum time from the last release to the expiry of a key.
 const MOST_SLACK: Duration = Duration::from_secs(60);
 
-/// The time that a key has left, in ms; it must have one.
+/// The remaining lifetime of a key in ms. The key must have one.
 fn ttl(server: &Server, name: &str) -> u64 {
     let ttl: i64 = server.run(&format!("PTTL {name}"));
     u64::try_from(ttl).unwrap_or_else(|_| panic!("{name} has no TTL: {ttl}"))
@@ -100,7 +100,7 @@ async fn a_check_reads_the_clock_and_the_block_once_and_reads_and_writes_each_ke
         };
         assert_eq!(charged.await, expected);
     }
-    // A charge that costs nothing is read only.
+    // The script only reads a key that is charged without cost.
     let charged = commands(&server, async {
         let charges = [charge(&few, "alice", 0), charge(&many, "alice", 1)];
         allowed(limiter.check(charges).await);
@@ -131,7 +131,7 @@ impl Monitor {
         line.trim_end().into()
     }
 
-    /// The words of the next such command, as the server quotes them.
+    /// The words of the next such command, in the server's quotation.
     fn next(&mut self, command: &str) -> Vec<String> {
         loop {
             let line = self.line();
@@ -161,7 +161,7 @@ async fn a_charge_within_open_steps_writes_its_counts_and_nothing_else() {
         allowed(limiter.check([charge(&rules, "alice", 64)]).await);
     });
     let done = done.await;
-    // Beside the block.
+    // The counts and the block.
     assert_eq!((done.get, done.set, done.changes), (2, 1, 1));
 
     // The server shows 65 and 70 as letters.
@@ -173,7 +173,7 @@ async fn a_charge_within_open_steps_writes_its_counts_and_nothing_else() {
     assert_eq!(after[22..], before[22..]);
 }
 
-/// A clock that is set between the script's look at it and its write would shorten or lengthen a time that is relative.
+/// With a relative time, a clock that is set between the script's look and its write would change the lifetime.
 #[tokio::test]
 async fn a_key_expires_at_a_time_and_not_after_a_while() {
     let server = Server::start();
@@ -217,7 +217,7 @@ async fn a_denial_and_a_look_write_nothing() {
         let done = done.await;
         assert_eq!((done.set, done.del, done.changes), (0, 0, 0), "{charges:?}");
         assert_eq!(done.time, 2);
-        // A denied check over several keys looks at them once more; the peek looks once.
+        // A denied check over several keys reads them twice, and the peek reads them once.
         assert!(done.get <= 3 * charges.len() as u64, "{done:?}");
     }
     assert_eq!(server.run::<u64>("DBSIZE"), 1);
@@ -272,7 +272,7 @@ async fn a_call_of_no_checks_decides_nothing() {
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
 
-/// The server's own clock and expiry, without waiting: a TTL covers what is told as the time until nothing counts.
+/// Uses the server's own clock and expiry, without waiting: a TTL covers the time until no unit counts.
 #[tokio::test]
 async fn every_key_lives_as_long_as_its_longest_section() {
     let server = Server::start();
@@ -296,7 +296,7 @@ async fn every_key_lives_as_long_as_its_longest_section() {
     for _ in 0..2 {
         covers(&allowed(limiter.check([charge(&short, "alice", 1)]).await));
     }
-    // Other rules carry the sections of these along, and are carried by them.
+    // A write by other rules keeps the sections of these rules, and the other way round.
     let usage = allowed(limiter.check([charge(&long, "alice", 2)]).await);
     covers(&usage);
     covers(&allowed(limiter.check([charge(&short, "alice", 1)]).await));
@@ -306,7 +306,7 @@ async fn every_key_lives_as_long_as_its_longest_section() {
     covers(&limiter.settle(&usage, |_| 0).await.unwrap());
 }
 
-/// A count of them is one byte.
+/// One byte counts the sections.
 #[tokio::test]
 async fn of_more_sections_than_fit_the_callers_own_are_kept() {
     let server = Server::start();
@@ -337,13 +337,13 @@ async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
     assert_eq!(server.run::<u64>("DBSIZE"), 1);
     limiter.settle(&usage, |_| 0).await.unwrap();
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
-    // Its step can still be settled upward: the key comes back, with a TTL.
+    // The step can still be settled upward. Then the key comes back, with a TTL.
     let usage = allowed(limiter.check([charge(&policy, "alice", 0)]).await);
     limiter.settle(&usage, |_| 2).await.unwrap();
     assert!(ttl(&server, NAME) > 3_500_000);
 }
 
-/// A server in cluster mode rejects a script whose keys are in different slots.
+/// A server in cluster mode rejects a script with keys in different slots.
 #[tokio::test]
 async fn all_policies_of_one_identity_share_a_slot() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
@@ -481,8 +481,8 @@ async fn what_a_burst_needed_is_given_back_after_a_silence() {
     assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
 }
 
-/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds,
-/// which fill and empty a queue: ten times, the first not counted. `cost` settles each charge.
+/// The numbers of whole writes and of writes in place. A user makes three charges every two seconds, which fill and
+/// empty a queue: ten times, without counting the first. `cost` settles each charge.
 async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
     let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);
@@ -516,7 +516,7 @@ async fn a_settlement_leaves_the_room_that_the_next_charge_needs() {
     assert_eq!(writes_of_visits(Some(2)).await, (0, 60));
 }
 
-/// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.
+/// Each bit of a value is flipped in turn, and each end is cut off: the script still ends, with an answer or an error.
 #[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {
     let server = Server::start();
@@ -577,7 +577,7 @@ async fn a_value_that_was_cut_or_lengthened_is_an_error_and_stays() {
     }
 }
 
-/// What a value says of its own length is not believed.
+/// The script does not trust the length in a value.
 #[tokio::test]
 async fn a_broken_length_takes_no_memory() {
     let server = Server::start();
@@ -599,7 +599,7 @@ async fn a_broken_length_takes_no_memory() {
     assert!(server.info("memory", "used_memory_peak") < 1 << 26);
 }
 
-/// Whether each operation was done.
+/// Whether each operation succeeded.
 async fn done(store: &RedisStore, operations: Vec<Operation>) -> Vec<bool> {
     let results = store.call(operations).await.unwrap();
     for error in results.iter().filter_map(|result| result.as_ref().err()) {
@@ -608,7 +608,7 @@ async fn done(store: &RedisStore, operations: Vec<Operation>) -> Vec<bool> {
     results.iter().map(Result::is_ok).collect()
 }
 
-/// What is left for a user under the one rule of a policy.
+/// The units that a user has left under the only rule of a policy.
 async fn left(store: &RedisStore, policy: &Policy, user: &str) -> u64 {
     let check = check([charge(policy, user, 0)]);
     let decision = store.check(&check).await.unwrap();
@@ -692,7 +692,7 @@ async fn what_a_shadow_cannot_decide_changes_nothing() {
     assert!(decision.is_allowed() && decision.usage().shadow().is_none());
 }
 
-/// No write of a call is accepted, so none has been made before the first that fails.
+/// The server accepts no write of the call, so none was made before the first failure.
 #[tokio::test]
 async fn a_call_whose_writes_the_server_refuses_fails_as_a_whole() {
     let server = Server::start();
@@ -708,7 +708,7 @@ async fn a_call_whose_writes_the_server_refuses_fails_as_a_whole() {
     assert_eq!(left(&store, &policy, "bob").await, 2);
 }
 
-/// Steps of 17 ms move the last release with each of them, but not the expiry.
+/// With steps of 17 ms, each step moves the last release, but not the expiry.
 #[tokio::test]
 async fn under_load_most_charges_are_written_in_place() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Values that somebody else wrote: each operation on one is answered or fails alone.
+//! Values from other programs: each operation on such a value is answered, or fails alone.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ const NOW_MS: u64 = 1_700_000_000_000;
 /// Alice's key under the policy `p`.
 const NAME: &str = "sluicegate:{user=alice}:p";
 
-/// Stands in the first number of a bucket's label.
+/// A flag in the first number of a bucket's label.
 const BUCKET: u64 = 1 << 47;
 
 fn policies() -> Vec<Policy> {
@@ -56,7 +56,7 @@ fn labels() -> impl Strategy<Value = (u64, u64)> {
     ]
 }
 
-/// Values laid out as the script does it, of any numbers.
+/// Values in the script's layout, with random numbers.
 fn values() -> impl Strategy<Value = Vec<u8>> {
     let section = (
         (numbers(), numbers(), numbers()),
@@ -96,7 +96,7 @@ fn check(policy: &Policy, user: &str, cost: u64) -> Check {
     Check::new([Charge::new(policy, Key::new("user", user), cost)]).unwrap()
 }
 
-/// Puts the value before each operation; those beside it in the call are done.
+/// Stores the value before each operation. The other operations of the call succeed.
 async fn play(
     store: &RedisStore,
     own: &Policy,
@@ -139,7 +139,7 @@ async fn play(
     }
 }
 
-/// The tool reads it, too.
+/// The tool can also read the value.
 fn look(value: &[u8]) {
     let Ok(value) = StoredValue::read(value) else {
         return;

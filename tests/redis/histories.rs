@@ -38,7 +38,7 @@ fn the_redis_store_agrees_with_the_memory_store_about_calls_of_several_operation
     agrees_in(&few_cases(), calls());
 }
 
-/// 16 bits hold the totals; they have passed 65 536 when the clock steps back and the last step is not believed.
+/// The totals fit 16 bits. They have passed 65 536 when the clock steps back and the last step is no longer believed.
 #[test]
 fn totals_that_began_anew_are_counted_when_a_clock_steps_back() {
     let charges = [
@@ -123,7 +123,7 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
     }
 }
 
-/// A key whose value was changed by others: an operation on it is done or fails, and no other of its call does.
+/// Another program has changed the value of a key. An operation on it succeeds or fails, and no other operation fails.
 #[test]
 fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     let (server, runtime) = (Server::start(), runtime());
@@ -163,7 +163,7 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     });
 }
 
-/// Charges a key after each of these times; answers a settlement for each charge, half of which take it back.
+/// Charges a key after each of these gaps. Returns a settlement for each charge; half of them refund.
 async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<Operation> {
     let mut settlements = Vec::new();
     for gap in gaps {
@@ -175,7 +175,7 @@ async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<
     settlements
 }
 
-/// The labels at the end stay, so that the value is taken for one of the caller's.
+/// The labels at the end stay, so that the script takes the value for one of the caller's.
 fn changed(mut value: Vec<u8>, changes: &[(Index, u8)], cut: usize) -> Vec<u8> {
     let end = value.len() - 25;
     for (at, byte) in changes {

@@ -1,4 +1,4 @@
-//! A server that is far away, or a process that is busy, decides no fewer checks.
+//! With a distant server or a busy process, no fewer checks are decided.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::common::redis::Server;
 
-/// Every reply is under way for so long.
+/// A proxy that delays each reply by `latency`.
 async fn far_away(server: &Server, latency: Duration) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -62,7 +62,7 @@ fn three_charges(user: usize) -> [Charge; 3] {
 
 #[tokio::test]
 async fn checks_that_are_far_more_than_go_in_small_calls_are_all_decided() {
-    // A tenth of the timeout, as 10 ms are of the default: ten calls, one after the other, end in it.
+    // A tenth of the timeout, like 10 ms with the default. Ten calls in sequence fit into the timeout.
     const LATENCY: Duration = Duration::from_millis(100);
     let server = Server::start();
     let url = far_away(&server, LATENCY).await;

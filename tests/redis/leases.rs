@@ -1,4 +1,4 @@
-//! Leases of what is charged in Redis.
+//! Leases of units that are charged in Redis.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Against real Redis servers, clusters, sentinels and twemproxies, which these tests start.
+//! Tests with real Redis servers, clusters, sentinels and twemproxies, which they start.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! What an observer sees of a server that denies access.
+//! The events of a server that denies access.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
                     .filter(|it| it.contains("access_denied"))
                     .count()
             };
-            // The breaker opens, and probes fail, too, for longer than one failure keeps others from being told of.
+            // The breaker opens, and probes also fail, for longer than the pause between two reports of failures.
             let start = std::time::Instant::now();
             let pause = Duration::from_millis(1_100);
             while denied(&told.lines()) < 12 || start.elapsed() < pause {

@@ -1,5 +1,5 @@
-//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is replaced
-//! by local decisions within the shares, and decides again within a second of being back.
+//! Under traffic, a Redis server that is stopped, killed or not yet started costs one timeout in each interval. Local
+//! decisions within the shares replace it, and it decides again within a second after its return.
 
 use std::{
     convert::Infallible,
@@ -22,11 +22,11 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const TASKS: usize = 64;
 
-/// More than a busy machine takes for an answer.
+/// More than a busy machine needs for an answer.
 const TIMEOUT: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The shortest time from one probe to the next.
+/// The minimum time between two probes.
 const INTERVAL: Duration = Duration::from_millis(125);
 
 /// Counts its events.
@@ -36,7 +36,7 @@ struct Counts(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     timeouts: AtomicU64,
-    /// Of the timeouts, those of requests that began while the breaker was open.
+    /// The timeouts of requests that began while the breaker was open.
     probes: AtomicU64,
     opened: Mutex<Option<Instant>>,
     circuit_open: AtomicU64,
@@ -94,14 +94,14 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
     [Charge::new(&policy, Key::new("user", user), 1)]
 }
 
-/// What all requests together have met.
+/// The results of all requests.
 struct Traffic {
     until: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<Duration>>,
 }
 
 impl Traffic {
-    /// Tasks that send one request after the other, without end.
+    /// Starts tasks that send requests one after the other, without end.
     fn start(limiter: &Limiter, limit: u64) -> Self {
         let until = Arc::new(AtomicBool::new(false));
         let tasks = (0..TASKS).map(|_| {
@@ -123,7 +123,7 @@ impl Traffic {
         }
     }
 
-    /// Ends it; no request may have taken longer than the timeout and what a busy machine adds.
+    /// Ends the traffic. Fails if a request took longer than the timeout plus the delay of a busy machine.
     async fn end(self) {
         self.until.store(true, SeqCst);
         for task in self.tasks {
@@ -175,7 +175,8 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
     let intervals = whole(opened.elapsed(), INTERVAL).unwrap();
     server.cont();
 
-    // One each interval since it has opened; before, one each timeout in each task. Of many more.
+    // Before the breaker opens, there is one timeout for each task and timeout. Afterwards there is one in each
+    // interval.
     let most_probes = intervals + 1;
     assert!(probes <= most_probes, "{probes} of {most_probes}");
     let rounds = whole(opened - stopped, TIMEOUT).unwrap() + 1;
@@ -284,7 +285,7 @@ async fn a_decision_is_settled_where_it_was_made_also_after_the_server_went_and_
     while limiter.peek(charge("alice", 10)).await.unwrap().is_local() {
         assert!(start.elapsed() < SECOND);
     }
-    // The check that timed out may have been charged by the server, too: it was sent.
+    // The server may have charged the check that timed out, because the check was sent.
     let left = |usage: &sluicegate::Usage| usage.rules().next().unwrap().remaining();
     let before = left(&limiter.peek(charge("alice", 10)).await.unwrap());
     assert!((8..=9).contains(&before), "{before}");

@@ -54,13 +54,13 @@ mod between_a_cache_and_leases_of_a_cluster {
     }
 }
 
-/// An address at which no server answers.
+/// An address without a server.
 fn nowhere() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("redis://{}", listener.local_addr().unwrap())
 }
 
-/// Whether a limiter stops to call a store that fails each time.
+/// Whether a limiter stops calling a store that fails each time.
 async fn has_a_breaker(store: impl Store) -> bool {
     let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
     let policy = Policy::parse("p", "5/1h").unwrap();

@@ -1,4 +1,4 @@
-//! Published policies on real servers: when they expire, how many there are at most, and in a cluster.
+//! Published policies on real servers: their expiry and maximum number, and in a cluster.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn charge(limiter: &Limiter, name: &str, rules: &str) {
     limiter.check([charge]).await.unwrap();
 }
 
-/// As a process with these policies does, of names and rules.
+/// Publishes these names and rules, like a process with such policies.
 async fn publish(store: &RedisStore, policies: impl IntoIterator<Item = (String, String)>) {
     let limiter = limiter(store);
     for (name, rules) in policies {
@@ -45,7 +45,7 @@ fn one(name: &str) -> [(String, String); 1] {
     [(name.into(), "10/1s".into())]
 }
 
-/// In the order of their names, with the time at which a process has published each.
+/// The published policies by name, with the time at which a process has published each.
 async fn published(store: &RedisStore) -> Vec<(String, u64)> {
     let policies = store.inspector().policies().await.unwrap();
     let name_and_time =
@@ -81,7 +81,7 @@ async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh
     };
     publish(&store, policies(0..250)).await;
     clock.advance(Duration::from_secs(300));
-    // In one process: those that were there, and more than there is room for.
+    // One process has the stored policies, and more than there is room for.
     publish(&store, policies(200..300)).await;
     let published = published(&store).await;
     assert_eq!(published.len(), 256);
@@ -94,7 +94,7 @@ async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh
 async fn the_definitions_take_no_more_than_64_kb() {
     let (server, clock) = (Server::start(), TestClock::new(START_MS));
     let store = store(&server, &clock).await;
-    // A third of a kB each.
+    // Each takes a third of a kB.
     let policies = (0..250).map(|number| {
         let rules =
             (1..=16).map(|rule| format!("{}/{rule}s", 1_000_000_000 + rule * 1_000_000 + number));

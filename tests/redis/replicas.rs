@@ -1,4 +1,4 @@
-//! Proves that replicas share one limit, over connections of their own: those that deny and those that wait.
+//! Proves that replicas share one limit over separate connections, both when they deny and when they wait.
 
 use std::{
     fmt::Debug,
@@ -65,7 +65,7 @@ async fn who_is_denied_by_one_replica_is_denied_by_the_other() {
     }
 }
 
-/// When eleven requests arrive that two clients make all at once, by the clock of the server that they are made to.
+/// The arrival times of eleven requests that two clients make at once, by the clock of their server.
 async fn arrivals<S, B>(clients: [S; 2]) -> Vec<Instant>
 where
     S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error: Debug> + Clone,
@@ -91,7 +91,7 @@ fn client() -> Client<HttpConnector, Empty<Bytes>> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Of a server that is to be asked five times in any 300 ms.
+/// Counts the cases of six requests within 300 ms, for a server that accepts five.
 fn too_early(arrivals: &[Instant]) -> usize {
     let sixths = arrivals.windows(6);
     sixths
@@ -102,7 +102,7 @@ fn too_early(arrivals: &[Instant]) -> usize {
 #[tokio::test]
 async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
     let redis = Server::start();
-    // Longer than theirs: one request may be quicker on its way than another.
+    // The window is longer than the server's, because requests take different times to arrive.
     let theirs = Policy::parse("their-api", "5/600ms").unwrap();
     let replica = async || {
         let layer = RateLimitLayer::new(RedisStore::connect(redis.url()).await.unwrap())
@@ -118,7 +118,7 @@ async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
     };
     let limited = [replica().await, replica().await];
     assert_eq!(too_early(&arrivals(limited).await), 0);
-    // Without the layer, they do come too early, and this server notices.
+    // Without the layer, requests do arrive too early, and this server notices.
     assert_ne!(too_early(&arrivals([client(), client()]).await), 0);
 }
 

@@ -1,4 +1,4 @@
-//! Whatever happens to a primary that has sentinels, requests end in time, and are decided by the new primary at once.
+//! Whatever happens to a primary with sentinels, requests end in time, and the new primary decides them at once.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use sluicegate::{
 };
 use tokio::task::{JoinHandle, block_in_place};
 
-/// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.
+/// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
 
 const PLENTY: u64 = 1_000_000;
@@ -38,7 +38,7 @@ async fn works(store: &RedisStore) -> bool {
     limiter.check(charge("alice", PLENTY)).await.is_ok()
 }
 
-/// Requests that keep coming, from four tasks, until they are told to end.
+/// Requests without a break, from four tasks, until `done`.
 struct Traffic {
     done: Arc<AtomicBool>,
     decided: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ impl Traffic {
         }
     }
 
-    /// Waits until requests are decided again, which they must be within a second.
+    /// Waits until requests are decided again. This must take less than a second.
     async fn recovers(&self) {
         let start = Instant::now();
         let before = self.decided.load(Relaxed);
@@ -70,7 +70,7 @@ impl Traffic {
         eprintln!("100 decisions {:?} after the promotion", start.elapsed());
     }
 
-    /// No request panicked, and none took longer than its timeout and what a busy machine adds.
+    /// Fails if a request panicked, or took longer than its timeout plus the delay of a busy machine.
     async fn end(self) {
         self.done.store(true, Relaxed);
         for task in self.tasks {
@@ -80,7 +80,7 @@ impl Traffic {
     }
 }
 
-/// Answers how long the longest request took.
+/// Returns the time of the longest request.
 async fn ask_on(limiter: Limiter, done: Arc<AtomicBool>, decided: Arc<AtomicU64>) -> Duration {
     let mut longest = Duration::ZERO;
     while !done.load(Relaxed) {
@@ -126,7 +126,7 @@ async fn blocks_outlast_a_failover() {
     let limiter = Limiter::new(store(&group).await).timeout(Duration::from_secs(30));
     let alice = Key::new("user", "alice");
     limiter.block(&alice, Until::ForEver).await.unwrap();
-    // Until the replicas know of it, a failover can lose it, as any write.
+    // Until the replicas have it, a failover can lose it, like any write.
     let primary = group.primary();
     wait("the replicas know of it", || {
         let others = (0..group.servers.len()).filter(|it| *it != primary);
@@ -184,7 +184,7 @@ async fn a_primary_that_hangs_and_comes_back_as_a_replica() {
     traffic.end().await;
 }
 
-/// Charges one key as fast as it goes; what each answer says is left tells what a new primary never received.
+/// Charges one key without a break. The remaining units in each answer show the charges that a new primary lacks.
 struct Count {
     limiter: Limiter,
     limit: u64,
@@ -204,7 +204,7 @@ impl Count {
         }
     }
 
-    /// Whether it was admitted; `None` when that could not be decided.
+    /// Whether the charge was admitted; `None` if there was no decision.
     async fn charge(&mut self) -> Option<bool> {
         let decision = self.limiter.check(charge("carol", self.limit)).await.ok()?;
         let left = decision.usage().rules().next().unwrap().remaining();
@@ -216,7 +216,7 @@ impl Count {
         Some(admitted)
     }
 
-    /// Charges until it is denied. No more was admitted than the limit, and what was lost.
+    /// Charges until a denial. Asserts that at most the limit and the lost units were admitted.
     async fn use_up(mut self) {
         while self.charge().await != Some(false) {}
         let Self {
@@ -271,7 +271,7 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
     for _ in 0..100 {
         count.charge().await;
     }
-    // Its sentinels and replicas log in as the default user, whom it now refuses.
+    // The sentinels and replicas use the default user, whom the server now refuses.
     let socket = group.servers[old].socket_url() + "?user=limiter&pass=any";
     ask::<()>(&socket, "ACL SETUSER default off").unwrap();
     ask::<()>(&socket, "CLIENT KILL TYPE replica").unwrap();
@@ -386,7 +386,7 @@ async fn the_primary_has_a_user_and_a_password_of_its_own() {
     assert_eq!(wrong.kind(), StoreErrorKind::AccessDenied);
 }
 
-/// As the documentation of `store::redis` names them.
+/// The rights in the documentation of `store::redis`.
 #[tokio::test]
 async fn the_least_rights_are_enough_behind_sentinels() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Calls that callers share: what is folded, who is left out, and what happens to the others when a call fails.
+//! Shared calls: folded checks, callers that leave, and the other callers when a call fails.
 
 use std::{
     sync::{
@@ -46,7 +46,7 @@ fn remaining(decision: &Decision) -> u64 {
     decision.usage().rules().next().unwrap().remaining()
 }
 
-/// A server that does no more scripts until it is told to go on: what is sent stays in flight.
+/// A server that executes no scripts until `go_on`, so that calls stay in flight.
 struct Held<'a>(&'a Server);
 
 impl<'a> Held<'a> {
@@ -60,7 +60,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// Begins these, in this order.
+/// Begins these futures in order.
 async fn begin<T: Send + 'static>(
     futures: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<BoxFuture<'static, T>> {
@@ -70,14 +70,14 @@ async fn begin<T: Send + 'static>(
         assert!(futures::poll!(&mut future).is_pending());
         begun.push(future);
     }
-    // The tasks of the calls that were begun.
+    // Let the tasks of the new calls run.
     for _ in 0..20 {
         yield_now().await;
     }
     begun
 }
 
-/// A store whose calls are all held, and the caller of the one in flight: whoever comes now gathers.
+/// A held call that occupies the store. Later callers have to wait.
 async fn in_flight(store: &RedisStore) -> BoxFuture<'static, Result<Decision, StoreError>> {
     let occupies = check(&policy("occupies", "1000000/1d"), "nobody", 1);
     begin([store.check(&occupies)]).await.remove(0)
@@ -113,7 +113,7 @@ async fn identical_checks_are_decided_in_one_operation_as_if_one_after_another()
     let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
     assert_eq!(said, right);
     first.await.unwrap();
-    // Of the two, the one in flight was not counted while it was held.
+    // Two calls: the one in flight counts only now, because it was held.
     assert_eq!(server.calls("evalsha") - asked, 2);
 }
 
@@ -175,7 +175,7 @@ async fn first_come_first_served_and_few_who_wait_go_eight_charges_at_a_time() {
         first.push(in_flight(&store).await);
     }
     let asked = server.calls("evalsha");
-    // Each at another cost, so that none are folded: 1 to 5 are 15, 6 does not fit, nor does anything after it.
+    // Each check has another cost, so that none are folded: 1 to 5 add up to 15, and neither 6 nor a later one fits.
     let gathered = begin((1..=20).map(|cost| store.check(&check(&api, "alice", cost)))).await;
     held.go_on();
     let allowed = all(gathered)
@@ -185,7 +185,7 @@ async fn first_come_first_served_and_few_who_wait_go_eight_charges_at_a_time() {
         .count();
     assert_eq!(allowed, 5);
     join_all(first).await;
-    // The three that were held, and 20 charges, 8 at a time.
+    // The three calls that were held, and 20 charges, 8 in each call.
     assert_eq!(server.calls("evalsha") - asked, 3 + 3);
 }
 
@@ -215,7 +215,7 @@ async fn calls_grow_with_what_waits_up_to_256_charges() {
 
 #[tokio::test]
 async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
-    // So many that the share of each is less than the large one.
+    // With so many in flight, the share of each call is less than the large operation.
     const IN_FLIGHT: usize = 9;
     let server = Server::start();
     let store = RedisStore::connect(server.url())
@@ -256,7 +256,7 @@ async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero
         let begun = begin((0..12).map(|_| store.check(&check(&api, "alice", 1)))).await;
         held.go_on();
         assert!(all(begun).await.iter().all(Decision::is_allowed));
-        // The first has sent the script again, as its source.
+        // The first call has sent the script again as source.
         let sent = server.calls("evalsha") + server.calls("eval");
         let taught = server.calls("eval");
         assert_eq!(sent - taught, calls, "{in_flight}");
@@ -275,7 +275,7 @@ async fn who_leaves_before_the_call_is_sent_is_not_charged_and_the_others_are() 
     let first = in_flight(&store).await;
     let ask = |user| store.check(&check(&api, user, 1));
     let mut gathered = begin(["alice", "alice", "bob", "alice"].map(ask)).await;
-    // One of three, and the only one.
+    // One of three callers, and the only caller.
     drop(gathered.remove(2));
     drop(gathered.remove(0));
     held.go_on();
@@ -300,11 +300,11 @@ async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
     let first = in_flight(&store).await;
     let mut gathered = begin((0..3).map(|_| store.check(&check(&api, "alice", 1)))).await;
     drop(first);
-    // The call of the three is sent now, though the server holds them all.
+    // The call for the three is sent now, even though the server holds all calls.
     for _ in 0..20 {
         yield_now().await;
     }
-    // Two of them leave it, and are charged; one stays.
+    // Two of the callers leave, but are charged; one stays.
     drop(gathered.remove(0));
     drop(gathered.remove(0));
     let next = begin([store.check(&check(&api, "alice", 1))]).await;
@@ -362,7 +362,7 @@ fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
     let api = policy("api", "1000/1h");
     let ask = || store.check(&check(&api, "alice", 1));
     let held = Held::hold(&server);
-    // One in flight and many who wait, so that calls are begun in a runtime that is going.
+    // One call in flight and many waiting callers, so that calls begin in a runtime that shuts down.
     let _first = goes.block_on(in_flight(&store));
     let mut waiting: Vec<_> = goes.block_on(begin((0..3_000).map(|_| ask())));
     let other = stays.block_on(begin([ask()]));
@@ -377,7 +377,7 @@ fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
     for decision in both.unwrap() {
         assert!(decision.unwrap().is_allowed());
     }
-    // Those who still hold what the runtime was to answer are told that it will not be.
+    // Callers that still hold an answer of that runtime get an error.
     for answer in waiting {
         let error = stays.block_on(answer).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
@@ -453,7 +453,7 @@ async fn a_value_of_another_type_fails_its_own_check_alone() {
     first.await.unwrap();
 }
 
-/// Counts how often the breaker has opened.
+/// Counts how many times the breaker has opened.
 #[derive(Clone, Debug, Default)]
 struct Opened(Arc<AtomicUsize>);
 
@@ -481,7 +481,7 @@ async fn the_breaker_counts_calls_and_not_callers() {
     };
     ask().await.unwrap();
     let held = Held::hold(&server);
-    // Two calls: one of one caller, and one of 16.
+    // Two calls: one with one caller, and one with 16.
     let begun = begin((0..17).map(|_| ask())).await;
     server.run::<()>("REPLICAOF 127.0.0.1 1");
     held.go_on();
@@ -562,7 +562,7 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     join_all(unblocked).await.remove(0).unwrap();
     assert_eq!(remaining(&all(enforces_nothing).await[0]), 0);
     first.await.unwrap();
-    // The one that was held, and all others in one.
+    // The call that was held, and one call with all others.
     assert_eq!(server.calls("evalsha") - asked, 2);
 }
 

@@ -1,5 +1,5 @@
-//! How long a `RedisStore` waits for a slow server, and what happens to replies whose caller has gone.
-//! By the paused clock of the runtime, so that nothing is waited for.
+//! The time that a `RedisStore` waits for a slow server, and the fate of replies whose caller has left. With the paused
+//! clock of the runtime, so that no real time passes.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// A server that does everything a while after it was asked; a sentinel, a primary and a node of a cluster, too.
+/// A server that answers everything after a delay. It also plays a sentinel, a primary and a node of a cluster.
 #[derive(Clone)]
 struct SlowServer {
     address: SocketAddr,
@@ -29,7 +29,7 @@ struct SlowServer {
 struct Seen {
     connections: usize,
     commands: Vec<String>,
-    /// The primaries that serve one half of the slots each.
+    /// The primaries, each with one half of the slots.
     nodes: Vec<SocketAddr>,
 }
 
@@ -44,7 +44,7 @@ impl SlowServer {
         let this = server.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // Else the second of two replies waits for an acknowledgement, by a clock that is not paused.
+                // Without this, the second of two replies waits for an acknowledgement, by a clock that is not paused.
                 client.set_nodelay(true).unwrap();
                 this.seen.lock().unwrap().connections += 1;
                 tokio::spawn(this.clone().serve(client));
@@ -128,7 +128,7 @@ fn charge(user: &str) -> Charge {
     Charge::new(&policy, Key::new("user", user), 1)
 }
 
-/// What a server says that was waited for long enough.
+/// Whether the error is the server's answer after a long enough wait.
 fn is_an_answer(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable && error.code() == Some("OOM")
 }
@@ -138,12 +138,12 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
     let server = SlowServer::start(Duration::from_millis(900)).await;
     let store = RedisStore::connect_lazy(server.url()).unwrap();
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(2));
-    // An attempt to connect and a reply, each of them longer than 500 ms.
+    // An attempt to connect and a reply. Each takes longer than 500 ms.
     for _ in 0..3 {
         let error = limiter.check([charge("alice")]).await.unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");
     }
-    // Two at a time: while one waits for its reply, the other does not give the connection up.
+    // Two at a time: while one waits for its reply, the other does not drop the connection.
     let both = [(); 2].map(|()| {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.check([charge("alice")]).await })
@@ -152,10 +152,10 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
         let error = one.await.unwrap().unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");
     }
-    // An attempt to connect that took longer than 500 ms was repeated, once, and the first to succeed was used.
+    // An attempt to connect that took longer than 500 ms was repeated once, and the first success was used.
     assert_eq!(server.connections(), 2);
 
-    // A shorter timeout over a clone of the store takes nothing from it.
+    // A shorter timeout over a clone of the store does not shorten the wait for this store.
     let hasty = Limiter::new(store).timeout(Duration::from_millis(100));
     let error = hasty.check([charge("alice")]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Timeout);
@@ -198,7 +198,7 @@ async fn a_caller_who_leaves_costs_no_connection() {
     for _ in 0..3 {
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;
         assert!(left.is_err(), "the caller did not leave");
-        // The reply comes when its caller has gone.
+        // The reply comes after the caller has left.
         sleep(Duration::from_secs(60)).await;
         let error = store.check(&check).await.unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");
@@ -219,7 +219,7 @@ async fn a_server_that_answers_nobody_is_given_up_though_all_callers_leave() {
     assert!((3..=5).contains(&connections), "{connections}");
 }
 
-/// Nodes that are further away than the time after which another is asked as well.
+/// Nodes are so far away that the store also asks another one.
 #[cfg(feature = "cluster")]
 #[tokio::test(start_paused = true)]
 async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
@@ -245,7 +245,7 @@ async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
     let asked = refreshes();
     assert!((1..=2).contains(&asked), "{asked}");
 
-    // Nor when callers leave.
+    // The same if callers leave.
     for user in ["alice", "bob", "carol", "dave"] {
         let check = Check::new([charge(user)]).unwrap();
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;

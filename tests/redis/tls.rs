@@ -1,4 +1,4 @@
-//! A store uses TLS with a server that it can trust, and says clearly why it does not with another.
+//! A store uses TLS with a server that it can trust, and explains clearly why it does not trust another.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::common::tls::{Authority, TlsServer};
 use redis::Client;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
-/// More than a handshake takes on a busy machine.
+/// More than a busy machine needs for a handshake.
 const SOON: Duration = Duration::from_secs(1);
 
 async fn check(store: &RedisStore) -> Result<(), StoreError> {
@@ -16,7 +16,7 @@ async fn check(store: &RedisStore) -> Result<(), StoreError> {
     limiter.check([charge]).await.map(drop)
 }
 
-/// What `connect` says, which says it in time, and a check of a store that was made lazily says too.
+/// The message of `connect`, which must come in time. A check of a lazily connected store gives the same message.
 async fn refusal(client: Client) -> String {
     let start = Instant::now();
     let connected = RedisStore::connect(client.get_connection_info().clone()).await;
@@ -115,7 +115,7 @@ async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certific
         let client = Client::build_with_tls(url, authority.certificates(None)).unwrap();
         client.get_connection_info().clone()
     };
-    // However busy the machine is: an attempt is given up after half a second.
+    // A busy machine may need several attempts, since each ends after half a second.
     let connected = async |sentinels: &Authority, to: &Authority| {
         for _ in 0..20 {
             let primary = info("rediss://mymaster", to);
@@ -147,7 +147,7 @@ async fn a_server_that_speaks_no_tls_is_given_up_in_time() {
     let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
     let plain = tls.server.url().replace("redis://", "rediss://");
     let start = Instant::now();
-    // Redis waits for the end of what it takes for a line.
+    // Redis waits for the end of the bytes, which it takes for a line.
     let error = RedisStore::connect(plain).await.unwrap_err();
     assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
     assert_eq!(error.kind(), StoreErrorKind::Timeout);

@@ -1,4 +1,4 @@
-//! A store without scripts: the contract, and what transactions have to get right besides.
+//! A store without scripts: the contract, and other requirements of transactions.
 
 use std::{
     collections::HashSet,
@@ -45,7 +45,7 @@ mod without_rights_to_scripts {
     crate::blocks!(start);
 }
 
-/// Each repeated refusal is compared with what the store with leases says then.
+/// Compares each repeated refusal with the decision of the store with leases.
 mod under_a_cache_around_leases {
     use sluicegate::store::Leases;
 
@@ -64,7 +64,7 @@ mod under_a_cache_around_leases {
     }
 }
 
-/// What the documentation of `store::redis::transactions` grants a user.
+/// The rights that the documentation of `store::redis::transactions` gives a user.
 const RIGHTS: [&str; 8] = [
     "~sluicegate:*",
     "+watch",
@@ -84,7 +84,7 @@ async fn pool(url: String) -> Pool {
     pool.build(manager).await.unwrap()
 }
 
-/// A store whose user has no other rights than it needs, also to list blocks.
+/// A store with a user that has only the needed rights, and the right to list blocks.
 async fn start() -> (Served<Arc<Server>, TransactionStore>, TestClock) {
     let server = shared_server();
     let (url, prefix) = limited_apart(&server, &[&RIGHTS[..], &["+scan"]].concat());
@@ -93,7 +93,7 @@ async fn start() -> (Served<Arc<Server>, TransactionStore>, TestClock) {
     (Served::by(server, store.clock(clock.clone())), clock)
 }
 
-/// A store that has counted nothing yet, and its clock.
+/// An empty store and its clock.
 fn fresh(pool: &Pool) -> (TransactionStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);
@@ -174,10 +174,10 @@ async fn remaining(limiter: &Limiter, policy: &Policy, user: &str) -> u64 {
     usage.rules().next().unwrap().remaining()
 }
 
-/// Where the counts of alice are.
+/// The key with alice's counts.
 const COUNTS: &str = "sluicegate:{user=alice}:api:tx";
 
-/// As little as a server needs for all that a limiter asks of a store.
+/// All operations of a limiter, each with the least rights.
 async fn everything(store: &TransactionStore) -> Result<(), StoreError> {
     let (policy, alice) = (api("10/1d"), Key::new("user", "alice"));
     let limiter = patient(store.clone());
@@ -245,8 +245,7 @@ fn the_documentation_names_these_rights() {
     assert!(page.contains(&format!(">PASSWORD {}\n", RIGHTS.join(" "))));
 }
 
-/// Each a runtime and a pool of its own, as processes have; what they write in common is exact, and none of them
-/// starves.
+/// Each process has its own runtime and pool. Their joint counts are exact, and none of them starves.
 #[test]
 fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
     const PROCESSES: u64 = 8;
@@ -355,8 +354,7 @@ async fn values_of_others_fail_alone_and_are_forgotten_by_a_reset() {
     assert_eq!(remaining(&limiter, &policy, "bob").await, 4);
 }
 
-/// No connection of the server stays in a transaction, as far as the server tells: what callers who left had begun may
-/// still be under way.
+/// Waits until the server reports no connection in a transaction. Callers that left may have left one under way.
 fn none_is_in_a_transaction(server: &Server) {
     wait("no connection is in a transaction", || {
         let clients: String = server.run("CLIENT LIST");
@@ -365,13 +363,13 @@ fn none_is_in_a_transaction(server: &Server) {
     });
 }
 
-/// The other commands of a pool's connections are not disturbed by what was watched.
+/// Asserts that watched keys do not disturb other commands of a pool's connections.
 async fn watches_nothing(pool: &Pool) {
     let (sound, closed) = idle_ones_of(pool).await;
     assert!(sound > 0 && closed == 0, "{sound} {closed}");
 }
 
-/// How many idle connections of a pool serve another's transaction, and how many are closed.
+/// The number of idle connections that can serve another transaction, and the number of closed ones.
 async fn idle_ones_of(pool: &Pool) -> (u32, u32) {
     let idle = pool.state().idle_connections;
     let (mut sound, mut closed) = (0, 0);
@@ -422,7 +420,7 @@ async fn callers_who_leave_leave_no_transaction_and_are_charged_wholly_or_not_at
     none_is_in_a_transaction(&server);
 }
 
-/// Where others share a pool, and one of their runtimes is shut down. What is opened within that one is closed with it.
+/// Others share the pool, and one of their runtimes shuts down. Its connections are closed with it.
 #[test]
 fn a_runtime_that_is_shut_down_leaves_no_transaction() {
     const USERS: u32 = 4;
@@ -452,7 +450,7 @@ fn a_runtime_that_is_shut_down_leaves_no_transaction() {
     none_is_in_a_transaction(&server);
 }
 
-/// A job's `block_on` ended in the middle, and nothing drives its runtime any more.
+/// A job's `block_on` ended in the middle. Nothing drives its runtime any more.
 #[test]
 fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
     let server = Server::start();
@@ -481,7 +479,7 @@ fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
     }
 }
 
-/// Only a parked runtime loses its turn: an attempt in one that works ends by itself.
+/// Only a parked runtime loses its turn. In a working runtime, an attempt ends in time.
 #[tokio::test]
 async fn those_who_wait_for_an_attempt_that_takes_all_its_time_get_one_of_their_own() {
     let server = Server::start();
@@ -553,14 +551,14 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
     }
 }
 
-/// Also by those who do nothing else.
+/// This also works for callers that do nothing else.
 #[tokio::test]
 async fn who_lists_blocks_finds_a_server_that_was_started_again() {
     let mut server = Server::start();
     let store = RedisStore::transactions(pool(server.url()).await);
     assert_eq!(store.blocks(9).await.unwrap().len(), 0);
     server.kill();
-    // The first has a connection that has ended, and the others have none.
+    // The first call has a connection that has ended, and the others have none.
     for kind in [
         StoreErrorKind::Unavailable,
         StoreErrorKind::Timeout,
@@ -589,7 +587,7 @@ async fn a_connection_that_was_lost_while_blocks_were_listed_is_replaced_before_
     ping.exec_async(&mut *connection).await.unwrap();
 }
 
-/// As after a failover: what was the primary's address leads to a replica, and then to a primary again.
+/// Like after a failover: the primary's address leads to a replica, and then to a primary again.
 #[tokio::test]
 async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {
     let server = Server::start();
@@ -612,7 +610,7 @@ async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {
     watches_nothing(&pool).await;
 }
 
-/// It cannot know whether it was charged, and must not try again.
+/// The store cannot know whether the server executed the charge, and must not try again.
 #[tokio::test]
 async fn a_reply_to_exec_that_is_lost_is_an_error_and_charges_once() {
     let server = Server::start();
@@ -629,13 +627,13 @@ async fn a_reply_to_exec_that_is_lost_is_an_error_and_charges_once() {
 
 #[derive(Clone, Copy)]
 enum AtExec {
-    /// It is executed, and then the connection ends.
+    /// The server executes it, and then the connection ends.
     LoseReply,
-    /// Somebody else changes what is watched, just before.
+    /// Another client changes the watched keys just before.
     Disturb,
 }
 
-/// A proxy over which something happens at each EXEC that ends a transaction.
+/// A proxy that interferes with each EXEC that ends a transaction.
 async fn proxy(server: SocketAddr, at_exec: AtExec) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Proves that a store works through twemproxy, before two servers, as it does over one server.
+//! Proves that a store through twemproxy, in front of two servers, works as over one server.
 
 use std::sync::{
     Arc, Mutex, Weak,
@@ -29,13 +29,13 @@ mod contract {
     crate::blocks!(super::together);
 }
 
-/// All keys of one store are on one server, so that it may charge any of them together: its prefix is their hash tag.
+/// The prefix is the hash tag, so all keys of a store are on one server, and one call may charge any of them.
 const BY_PREFIX: &str = "<>";
 
-/// Identities are spread over the servers, and all keys of one identity are on one.
+/// The proxy spreads identities over the servers, with all keys of an identity on one.
 const BY_IDENTITY: &str = "{}";
 
-/// A store over the proxy of all tests that change nothing in it and run now.
+/// A store over the proxy of all tests that run now and change nothing in it.
 async fn together() -> (Served<Arc<Twemproxy>>, TestClock) {
     static RUNNING: Mutex<Weak<Twemproxy>> = Mutex::new(Weak::new());
     let proxy = shared(&RUNNING, || Twemproxy::start(BY_PREFIX));
@@ -51,7 +51,7 @@ async fn fresh(proxy: &Twemproxy) -> (RedisStore, TestClock) {
     (store.prefix(&prefix).clock(clock.clone()), clock)
 }
 
-/// Over a proxy that spreads identities: no call may have several.
+/// Connects to a proxy that spreads identities, so that no call may have several.
 async fn connect(url: String) -> Result<RedisStore, StoreError> {
     Ok(RedisStore::connect(url).await?.in_flight(0))
 }
@@ -64,12 +64,12 @@ fn policies() -> [Policy; 3] {
     ["a", "b", "c"].map(|name| Policy::parse(name, "5/1h,9/1d").unwrap())
 }
 
-/// One charge under each policy.
+/// A charge of one unit under each policy.
 fn charges(user: &Key) -> [Charge; 3] {
     policies().map(|policy| Charge::new(&policy, user.clone(), 1))
 }
 
-/// Charges every user once, all at the same time, and says which could not be decided.
+/// Charges every user once, all at the same time. Returns the errors.
 async fn charge_all(limiter: &Limiter) -> Vec<StoreErrorKind> {
     let decisions = users().map(|user| limiter.check(charges(&user)));
     let decisions = join_all(decisions).await.into_iter();
@@ -187,7 +187,7 @@ async fn a_password_is_the_proxys_own() {
     assert_eq!(charge_all(&patient(store)).await, []);
 }
 
-/// Their strikes are counted together, and each belongs to the server of its identity.
+/// Their strikes are counted in one call, and each belongs to the server of its identity.
 #[tokio::test]
 async fn identities_on_two_servers_are_banned_where_they_are_checked() {
     let proxy = Twemproxy::start(BY_IDENTITY);

@@ -1,4 +1,4 @@
-//! Draws what `inspect` says at a terminal of 80 columns, for the README.
+//! Draws the output of `inspect` at a terminal of 80 columns, for the README.
 //!
 //! `cargo bench -p sluicegate-cli --bench picture` writes `target/figures/inspect.svg`.
 
@@ -23,7 +23,7 @@ login = \"5/15m\"
 search = \"600/1h@1m,5000/1d\"
 ";
 
-/// What somebody did who slept, came back and went too fast, by a clock that stands so far behind the time.
+/// Charges a user that slept, came back and went too fast, with a clock that is behind the time.
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let server = Server::start();
@@ -64,7 +64,7 @@ async fn main() {
             limiter.check([charge]).await.unwrap();
         }
     }
-    // What is left of the logins.
+    // The remaining logins.
     clock.set(u64::try_from((now - Duration::from_millis(50)).as_millis()).unwrap());
     for _ in 0..5 {
         let key = Key::new("ip", "203.0.113.7");
@@ -107,7 +107,7 @@ rect { fill: #151b23; stroke: #3d444d; }
 </style>
 ";
 
-/// Each run of text of one style is as wide as its characters are at a terminal, whatever the font.
+/// Each run of text with one style has the width that it has at a terminal, with any font.
 fn svg(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let (width, height) = (80.0 * COLUMN + 2.0 * 16.0, lines.len() * ROW + 2 * MARGIN);

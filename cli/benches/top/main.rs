@@ -1,9 +1,9 @@
-//! What `sluicegate top` over a million keys costs the checks of a service that keeps its server busy.
+//! The cost of `sluicegate top` over a million keys, for the checks of a service that keeps its server busy.
 //!
-//! `cargo bench -p sluicegate-cli --bench top` fills a server, lets the tool read all of it while nothing else happens,
-//! and then while 64 tasks check without a pause: in pairs of spans, in one of which the tool is stopped. It fails when
-//! checks take more than 1.05 times as long while the tool runs, or when it needs more than 64 MiB. Some five minutes;
-//! the load and Redis share the machine with the tool.
+//! `cargo bench -p sluicegate-cli --bench top` fills a server, and lets the tool read all keys without other load. Then
+//! it repeats this while 64 tasks check without a pause: in pairs of spans, one of them with the tool stopped. Fails
+//! when checks take more than 1.05 times as long while the tool runs, or when the tool needs more than 64 MiB. Takes
+//! some five minutes; the load and Redis share the machine with the tool.
 
 #[allow(dead_code, reason = "tests use the rest")]
 #[path = "../../../tests/common/redis.rs"]
@@ -21,7 +21,7 @@ use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock}
 
 const RULES: &str = "1000/1s,20000/1m,300000/1h";
 const KEYS: usize = 1_000_000;
-/// Values that the keys are filled with.
+/// The number of different values.
 const KINDS: usize = 500;
 const TASKS: usize = 64;
 const PAIRS: usize = 30;
@@ -93,7 +93,7 @@ async fn main() -> ExitCode {
     ExitCode::from(u8::from(ratio > BUDGET || tool.peak_kib > MEMORY_KIB))
 }
 
-/// Values as the script writes them for identities that were busy in the last hour, each under many names.
+/// Values in the script's form, for identities that were busy in the last hour. Each value gets many names.
 async fn fill(server: &Server) {
     let clock = TestClock::new(0);
     let now_ms = std::time::SystemTime::now()
@@ -152,7 +152,7 @@ fn policy() -> Policy {
     Policy::parse("api", RULES).unwrap()
 }
 
-/// Tasks that check one after another, each time for another of the identities.
+/// Tasks that check one after another, each time for another identity.
 struct Load {
     latencies_us: Arc<Mutex<Vec<u32>>>,
 }
@@ -204,7 +204,7 @@ impl Load {
     }
 }
 
-/// The tool while it runs.
+/// The running tool.
 struct Tool {
     child: Child,
     peak_kib: u64,
@@ -221,7 +221,7 @@ impl Tool {
         }
     }
 
-    /// Looks at its memory, too.
+    /// Also measures the tool's memory.
     fn has_ended(&mut self) -> bool {
         let status =
             fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `sluicegate check`: what is wrong with a file of policies, and what is probably not meant.
+//! `sluicegate check`: mistakes in a file of policies, and rules that are probably not meant.
 
 mod warnings;
 
@@ -19,15 +19,15 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate check policies.toml
-  sluicegate check policies.toml --strict       in CI: warnings fail, too
-  sluicegate check policies.toml --cost 50      the dearest request costs 50
+  sluicegate check policies.toml --strict       in CI: warnings also fail
+  sluicegate check policies.toml --cost 50      the maximum cost of a request
   sluicegate check policies.toml --json | jq -r '.errors[].message'
 
 The file is TOML, or JSON if its name ends in .json: a map from policies'
 names to their rules, alone or as the table `policies` of a larger file.
 
-Exit codes: 0 no errors, 1 errors (with --strict: or warnings), 2 the file
-cannot be read. Notes never fail.";
+Exit codes: 0 no errors, 1 errors (with --strict also warnings), 2 the tool
+cannot read the file. Notes never fail.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -35,11 +35,11 @@ pub(crate) struct CheckArgs {
     /// The file of policies
     file: PathBuf,
 
-    /// Fail on warnings, too
+    /// Also fail on warnings
     #[arg(long)]
     strict: bool,
 
-    /// What the dearest request costs: a rule with a lower limit never admits it
+    /// The cost of the most expensive request: a rule with a lower limit never admits it
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     cost: u64,
 }
@@ -48,7 +48,7 @@ pub(crate) struct CheckArgs {
 #[derive(Serialize)]
 struct Report {
     file: String,
-    /// How many policies could be read.
+    /// The number of policies without a mistake.
     policies: usize,
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
@@ -57,7 +57,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Finding {
-    /// From 1; null where the format does not tell.
+    /// Counted from 1; null if the format does not give it.
     line: Option<usize>,
     column: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
     for found in &file.policies {
         for warning in warnings::of(&found.policy, cost) {
             let rule = warning.rule.to_string();
-            // As it was written, or else the policy: rules can be written in several ways.
+            // Point at the rule as it was written, or else at the policy: a rule has several spellings.
             let span = { found.span.as_ref() }.map(|span| {
                 policies_file::within(&file.text, span, &rule).unwrap_or_else(|| span.clone())
             });
@@ -176,7 +176,7 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
     Ok(())
 }
 
-/// The line of the text, and carets below the span.
+/// Writes the line of the text, with carets below the span.
 fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> Result<()> {
     let at = Position::of(&file.text, span.start);
     let Some(line) = file.text.lines().nth(at.line - 1) else {
@@ -189,7 +189,7 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
         .unwrap_or("");
     let number = at.line.to_string();
     let margin = " ".repeat(number.len());
-    // Tabs stay, so that the carets stand below what they mean.
+    // Keep tabs, so that the carets stay below their text.
     let indent: String = { line.chars().take(at.column - 1) }
         .map(|c| if c == '\t' { c } else { ' ' })
         .collect();

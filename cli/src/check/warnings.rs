@@ -1,32 +1,30 @@
-//! What is allowed, and probably not meant.
+//! Warnings about rules that are valid, but probably not meant.
 //!
-//! **Rules that can never deny.** A rule counts units for its window and up to one step more: of a sliding rule, units
-//! that count at one time were charged within `window + precision`; of a fixed one, within its window. In that span
-//! another rule of the policy with limit `l` and window `w` admits at most
+//! **Rules that can never deny.** A rule counts units for its window and up to one step more. Units of a sliding rule
+//! that count at the same time were charged within `window + precision`, those of a fixed rule within its window. In
+//! that span, another rule of the policy with limit `l` and window `w` admits at most
 //!
-//! - sliding: `l · ⌈span / (w + 1 ms)⌉`, since whatever it admits counts at least for `w` after the millisecond of the
-//!   charge;
+//! - sliding: `l · ⌈span / (w + 1 ms)⌉`, since a unit counts for at least `w` after the millisecond of its charge;
 //! - fixed: `l · (1 + ⌈(span − 1 ms) / w⌉)`, for the windows that the span touches; `l · W / w` if both are fixed and
-//!   `w` divides the window `W`.
-//!
+//!   `w` divides the window `W`;
 //! - bucket: its burst, and its refill for the span.
 //!
 //! If that is no more than the rule's own limit, the other rule denies whenever this one would. A bucket can never deny
-//! if it holds at least what the other admits at once, and refills at least as fast as that goes on. The bounds are
-//! upper ones: a rule that is not warned of may still never deny. They do not hold for units that are added when a
-//! request is settled at a higher cost than it was admitted with.
+//! if it holds at least the units that the other rule admits at once, and refills at least as fast as the other rule
+//! goes on admitting. These bounds are upper limits: a rule without a warning may still never deny. They do not hold
+//! for units that a settlement adds when the final cost is higher.
 
 use std::time::Duration;
 
 use sluicegate::{Policy, Rule};
 
-/// About 8 bytes each: a key of one rule that has more takes longer to read than a check should.
+/// About 8 bytes each. With more steps, reading the key of one rule takes longer than a check should.
 const MANY_STEPS: u128 = 1_000;
 
-/// How much a warning matters.
+/// The importance of a warning.
 pub(crate) enum Level {
     Warning,
-    /// Nothing is wrong, but not everybody knows.
+    /// Not a mistake, but a fact that you may not know.
     Note,
 }
 
@@ -49,12 +47,12 @@ impl Warning {
     }
 }
 
-/// What is to be said about a policy, where the dearest request costs `cost`.
+/// The warnings about a policy. `cost` is the cost of the most expensive request.
 pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
     let rules = policy.rules();
     let closed = rules.iter().filter_map(|rule| too_low(rule, cost));
     let closed: Vec<Warning> = closed.collect();
-    // Nothing else matters where nothing passes.
+    // If nothing passes, other warnings do not matter.
     if !closed.is_empty() {
         return closed;
     }
@@ -74,7 +72,7 @@ pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
     warnings
 }
 
-/// It would be a rehearsal of bans, if there were one.
+/// A shadow policy with a ban. There is no rehearsal of bans, so the ban does nothing.
 fn shadow_ban(policy: &Policy) -> Option<Warning> {
     let message =
         "a shadow counts no strikes and bans no identity: `strikes` and `ban` do nothing here";
@@ -111,7 +109,7 @@ fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
 fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
     let [window, other_window] = [rule.window(), other.window()].map(|it| it.as_millis());
     let (burst, limit) = (u128::from(rule.limit()), u128::from(other.limit()));
-    // What the other admits at once, and then how much in how many ms.
+    // The units that the other rule admits at once, and afterwards its units in each period in ms.
     let (at_once, units, ms) = match other.refill() {
         Some(refill) => (limit, u128::from(refill), other_window),
         None if other.is_fixed() => (2 * limit, limit, other_window),
@@ -124,7 +122,7 @@ fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
     is_idle.then(|| Warning::new("never-denies", rule, message))
 }
 
-/// The span in ms in which units were charged that count under `rule` at one time, and how many of them `other` admits.
+/// The span in ms of the units that count under `rule` at the same time, and the units that `other` admits in it.
 fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
     let [window, step, other_window] =
         [rule.window(), rule.step(), other.window()].map(|it| it.as_millis());
@@ -147,14 +145,14 @@ fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
     (span, u128::from(other.limit()) * times)
 }
 
-/// As rules write it, if it is a whole number of some unit.
+/// The span in the form that rules use, with the largest unit that divides it.
 fn span_text(ms: u128) -> String {
     let ms = u64::try_from(ms).unwrap_or(u64::MAX);
     let text = Rule::new(1, Duration::from_millis(ms)).to_string();
     text.trim_start_matches("1/").to_owned()
 }
 
-/// Within a tenth of each other, and of one kind: more likely a slip than two limits.
+/// Two windows of one kind that differ by at most a tenth are more likely a mistake than two limits.
 fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
     let (short, long) = if rule.window() < other.window() {
         (rule, other)
@@ -274,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// A client who takes whatever there is, at random times.
+        /// A client that takes all available units, at random times.
         #[test]
         fn a_rule_that_is_said_never_to_deny_never_denies_alone(
             one in rule(), two in rule(), waits in prop::collection::vec(0_u64..20, 200)

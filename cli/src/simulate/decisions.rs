@@ -28,7 +28,7 @@ pub(super) struct Decisions {
 struct Line<'a> {
     file: usize,
     line: u64,
-    /// As it was replayed.
+    /// The time of the replay.
     time_ms: u64,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ struct Line<'a> {
     rule: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
-    /// Who is banned.
+    /// The banned identity.
     #[serde(skip_serializing_if = "Option::is_none")]
     banned: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,12 +1,12 @@
-//! [`Gzip`]: unpacks the members of a file, one after the other, and skips the zeros that tapes and block devices leave
-//! behind them.
+//! [`Gzip`]: unpacks the members of a file one after the other, and skips the zeros that tapes and block devices add at
+//! the end.
 
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::GzDecoder;
 
 pub(super) struct Gzip<R> {
-    /// `None` after the last.
+    /// `None` after the last member.
     member: Option<GzDecoder<R>>,
 }
 
@@ -33,7 +33,7 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// Answers whether something follows.
+/// Skips zeros. Returns whether other bytes follow.
 fn skip_zeros(packed: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = packed.fill_buf()?;

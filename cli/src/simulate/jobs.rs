@@ -1,4 +1,4 @@
-//! The jobs: replays of the same requests under the policies as they are and under others, shared by threads.
+//! The jobs: replays of the same requests under the policies of the file and under changed ones, shared by threads.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use super::{
     tally::Tally,
 };
 
-/// One thing that is counted over the whole log.
+/// One replay of the whole log.
 pub(super) enum Job {
     Tally(Box<Tally>),
     Variant(Variant),
@@ -36,7 +36,7 @@ impl Job {
     }
 }
 
-/// All jobs, with a store of its own for each.
+/// All jobs. Each has its own store.
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
     let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
@@ -58,7 +58,7 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Rounded, at least 1, each once, and without the limit itself.
+/// The scaled limits: rounded, at least 1, without duplicates and without the limit itself.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -75,7 +75,7 @@ fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
     limits
 }
 
-/// Hands batches of requests to the jobs, each of which sees all of them in order, and answers the jobs.
+/// Sends batches of requests to the jobs, and returns the jobs. Each job receives all requests in order.
 pub(super) fn run(
     jobs: Vec<Job>,
     read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<()>,
@@ -93,7 +93,7 @@ pub(super) fn run(
             (sender, scope.spawn(move || work(share, &receiver)))
         });
         let (senders, handles): (Vec<SyncSender<Arc<[Request]>>>, Vec<_>) = workers.unzip();
-        // A worker that has failed hears no more; its error is told below.
+        // A worker that has failed receives no more. Joining it below returns its error.
         let read = read(&mut |batch| {
             let batch: Arc<[Request]> = batch.into();
             senders.iter().all(|it| it.send(batch.clone()).is_ok())

@@ -1,4 +1,4 @@
-//! [`Lines`]: the lines of a file, of stdin, or of what gzip has packed; one at a time, none longer than 64 KiB.
+//! [`Lines`]: reads a file, stdin or a gzip archive line by line. Lines longer than 64 KiB are skipped.
 
 use std::{
     fs::File,
@@ -13,12 +13,12 @@ use super::{
     gzip::Gzip,
 };
 
-/// A longer line is no request that a server would have read.
+/// No server accepts a request that leads to a longer line.
 const MAX_LINE: usize = 64 << 10;
 
 const BUFFER: usize = 128 << 10;
 
-/// Some editors write it at the start of UTF-8.
+/// Some editors write this at the start of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 pub(super) struct Lines {
@@ -27,7 +27,7 @@ pub(super) struct Lines {
     number: u64,
 }
 
-/// One line, or why there is none.
+/// One line, or the reason why there is none.
 pub(super) enum Line<'a> {
     Text(&'a [u8]),
     TooLong,
@@ -66,7 +66,7 @@ impl Lines {
         })
     }
 
-    /// The next line, and its number, from 1.
+    /// The next line and its number, counted from 1.
     pub(super) fn next(&mut self) -> io::Result<(u64, Line<'_>)> {
         self.line.clear();
         let limit = MAX_LINE as u64 + 1;

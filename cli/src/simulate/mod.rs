@@ -55,7 +55,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     let mapping = Mapping::new(&policies, &args.key, settings.ipv6_prefix())?;
     args.check_outputs()?;
     if let Some(path) = &args.report {
-        // Before hours of work; what stands there stays until the page is ready.
+        // Test this before hours of work. The file keeps its content until the page is ready.
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     Ok(Answer::Yes)
 }
 
-/// The policies that `--policy` names; without it, all.
+/// The policies in `--policy`, or all policies without this argument.
 fn chosen(all: Policies, args: &SimulateArgs) -> Result<Policies> {
     if args.policy.is_empty() {
         return Ok(all);

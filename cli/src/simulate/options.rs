@@ -17,17 +17,17 @@ Examples:
   zcat app.log.gz | sluicegate simulate policies.toml - --key api=customer.id
   sluicegate simulate policies.toml access.log --report report.html
 
-Logs are Common, Combined, or a JSON object on each line; gzip is unpacked;
-several files are merged by time. Fields are ip, user, method, path, status,
-referer, agent, extra1 (what follows the agent, and so on), or for JSON any
-name or path with dots: request.remote_ip. A policy that is called `user` is
-by user, any other by ip, unless --key says otherwise. A line without the field
-of a policy is not limited by that policy.
+Logs are Common, Combined, or a JSON object on each line. The tool unpacks gzip,
+and merges several files by time. Fields are ip, user, method, path, status,
+referer, agent, extra1 (the field behind the agent) and so on, or for JSON any
+name or path with dots: request.remote_ip. A policy with the name `user` limits
+by user, any other by ip, unless you use --key. A policy does not limit lines
+without its field.
 
-All policies of a line are decided together, as the middleware decides them;
-each request costs 1. Times of whole seconds are spread over the second.
+The tool decides all policies of a line together, like the middleware. Each
+request costs 1. Times of whole seconds are spread over the second.
 
-Exit codes: 0 done, 2 a file or an argument cannot be used.";
+Exit codes: 0 done, 2 the tool cannot use a file or an argument.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -39,11 +39,11 @@ pub(crate) struct SimulateArgs {
     #[arg(default_value = "-", value_name = "LOG")]
     pub(super) logs: Vec<PathBuf>,
 
-    /// Replay under this policy alone; may be repeated
+    /// Replay only this policy; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(super) policy: Vec<String>,
 
-    /// The field that tells clients apart: FIELD for all policies, POLICY=FIELD for one
+    /// The field that distinguishes clients: FIELD for all policies, POLICY=FIELD for one
     #[arg(long, value_name = "[POLICY=]FIELD")]
     pub(super) key: Vec<String>,
 
@@ -56,11 +56,11 @@ pub(crate) struct SimulateArgs {
     )]
     pub(super) time: String,
 
-    /// Replay only requests whose path begins with this
+    /// Replay only requests with a path that begins with this
     #[arg(long, value_name = "PREFIX")]
     pub(super) path: Option<String>,
 
-    /// What else each limit is tried at, as parts of itself
+    /// Other limits to replay, as multiples of each limit
     #[arg(
         long,
         value_name = "LIST",
@@ -69,19 +69,19 @@ pub(crate) struct SimulateArgs {
     )]
     pub(super) factors: Vec<f64>,
 
-    /// How far lines may be out of order
+    /// The maximum time by which lines may be out of order
     #[arg(long, value_name = "TIME", value_parser = text::parse_duration, default_value = "5s")]
     pub(super) reorder: Duration,
 
-    /// Take times of whole seconds as they stand, instead of spreading the requests over the second
+    /// Replay times of whole seconds unchanged, instead of spreading the requests over the second
     #[arg(long)]
     pub(super) no_spread: bool,
 
-    /// How many keys each simulated store holds: identities under policies that count at one time
+    /// The capacity of each simulated store: the identities under policies that count at one time
     #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = capacity)]
     pub(super) keys: usize,
 
-    /// How many identities to show
+    /// The maximum number of identities to show
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     pub(super) number: usize,
 
@@ -95,7 +95,7 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// Refuses to write over a file that is read, or that is written, too.
+    /// Refuses to overwrite a file that is read, or that is written twice.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
         let read = self.logs.iter().chain([&self.policies]);
         let mut taken: Vec<Handle> = read.filter_map(|it| file(it)).collect();
@@ -118,7 +118,7 @@ impl SimulateArgs {
     }
 }
 
-/// The file at this path, or stdin; `None` if there is none, or it is no regular one.
+/// The regular file at this path, or stdin; `None` if there is none.
 fn file(path: &Path) -> Option<Handle> {
     let handle = if path == Path::new("-") {
         Handle::stdin()

@@ -1,11 +1,11 @@
-//! [`Order`]: puts requests into the order of their times.
+//! [`Order`]: sorts requests by their times.
 //!
-//! Servers write a line when a request ends, some with the time at which it began: lines are slightly out of order. So
-//! requests are held back until a line is read whose time is `wait` later. A request that comes later than that is
-//! replayed at the first second that is still to come: the clock of a store does not step back either.
+//! Servers write a line when a request ends, and some of them log the time at which it began. So lines are slightly out
+//! of order. `Order` holds requests back until it has read a line that is `wait` later. A request that comes even later
+//! is replayed in the first second that is still to come, since the clock of a store does not step back either.
 //!
-//! Most logs tell whole seconds. Replayed as they stand, all requests of a second would come at once, and a limit of
-//! ten a second would deny clients that keep to it. So those of one second are spread evenly over it, in their order.
+//! Most logs have whole seconds. Unchanged, all requests of a second would come at once, and a limit of ten a second
+//! would deny clients that keep to it. So the requests of one second are spread evenly over it, in their order.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,30 +14,30 @@ use std::{
 
 use super::request::Request;
 
-/// As many requests with short keys are held back at most, some 100 MB; then the first second is replayed early.
+/// The maximum number of held requests with short keys, some 100 MB. Above it, the first second is replayed early.
 const MAX_HELD: usize = 500_000;
 
-/// Each so many bytes of keys count as a request more.
+/// This number of bytes in the keys counts as another request.
 const LONG_KEYS: usize = 128;
 
 const SECOND_MS: u64 = 1_000;
 
-/// Odd, so that there is one in the middle; less than half of them may have wrong dates.
+/// An odd number, so that there is a middle. Fewer than half of these lines may have wrong dates.
 pub(super) const LAST: usize = 9;
 
 pub(super) struct Order {
     wait: u64,
     spread: bool,
     most: usize,
-    /// By the second.
+    /// Indexed by the second.
     held: BTreeMap<u64, Vec<Request>>,
     count: usize,
-    /// The latest second that most of the `LAST` lines have reached: some with a wrong date must not end the waiting.
+    /// The latest second that most of the `LAST` lines have reached, so that some wrong dates do not end the waiting.
     newest: u64,
     last: VecDeque<u64>,
     /// The first second that has not been replayed.
     next: u64,
-    /// How many came too late for their time.
+    /// The number of requests that came too late for their time.
     pub(super) late: u64,
 }
 
@@ -56,7 +56,7 @@ impl Order {
         }
     }
 
-    /// Adds a request; if its date is not believed, it does not tell how far the logs have come.
+    /// Adds a request. If its date is not believed, it does not count for the progress of the logs.
     pub(super) fn push(&mut self, mut request: Request, is_believed: bool) {
         let mut second = request.ms / SECOND_MS;
         if second < self.next {
@@ -72,7 +72,7 @@ impl Order {
         self.held.entry(second).or_default().push(request);
     }
 
-    /// The second that most of the last lines have reached, with this one.
+    /// The second that most of the last lines have reached, including this line.
     fn reached(&mut self, second: u64) -> u64 {
         if self.last.len() == LAST {
             self.last.pop_front();
@@ -86,7 +86,7 @@ impl Order {
         sorted[LAST / 2]
     }
 
-    /// The requests of the next second, if nothing that belongs before or among them is to be expected.
+    /// The requests of the next second, if no earlier request or another one of that second can still come.
     pub(super) fn ready(&mut self) -> Option<Vec<Request>> {
         let (first, _) = self.held.first_key_value()?;
         let is_over = first + self.wait < self.newest;
@@ -200,7 +200,7 @@ mod tests {
         for at in [10, 11, 12, 25, 26, 27, 28] {
             times.insert(at, wrong);
         }
-        // One that is late by no more than is waited for.
+        // A request that is late by no more than the waiting time.
         times.insert(35, (32_000, true));
         let mut order = Order::new(Duration::from_secs(5), true);
         let replayed = replayed(&mut order, &times);

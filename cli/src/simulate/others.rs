@@ -1,4 +1,4 @@
-//! Replays under other policies: [`Variant`], and [`Peak`].
+//! Replays under changed policies: [`Variant`] and [`Peak`].
 
 use sluicegate::{Decision, StoreError};
 
@@ -8,13 +8,13 @@ use super::{
     request::{Mapped, Request},
 };
 
-/// The whole log with another limit in one rule.
+/// A replay of the whole log with another limit in one rule.
 pub(super) struct Variant {
     replay: Replay,
-    /// The place of the rule that is changed.
+    /// The index of the changed rule.
     pub(super) rule: usize,
     pub(super) limit: u64,
-    /// The place of the policy, if it is a shadow: other shadows' refusals are none of its own.
+    /// The index of the policy if it is a shadow, because refusals by other shadows do not count here.
     shadow: Option<usize>,
     pub(super) refused: u64,
 }
@@ -54,14 +54,14 @@ impl Variant {
     }
 }
 
-/// The highest use of one rule, beside nothing that could refuse a request before it: its lowest limit that refuses
-/// none.
+/// The highest use of one rule, replayed alone so that no other rule refuses a request first. This is the lowest limit
+/// that refuses nothing.
 pub(super) struct Peak {
     replay: Replay,
-    /// The place of the rule.
+    /// The index of the rule.
     pub(super) rule: usize,
     pub(super) units: u64,
-    /// Whether more would have been used: the limit of the replay was reached.
+    /// Whether the limit of the replay was reached, so that the highest use is greater.
     pub(super) is_more: bool,
 }
 

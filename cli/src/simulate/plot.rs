@@ -1,4 +1,4 @@
-//! Plots over time as SVG. Their colours are marks that the page's style sheet replaces, for light and for dark ground.
+//! Plots over time as SVG. The page's style sheet replaces their colours, for light and for dark backgrounds.
 
 use std::error::Error;
 
@@ -13,7 +13,7 @@ use super::{
     result::OverTime,
 };
 
-/// How large a plot is drawn, and how many times there is room for below it.
+/// The size of a plot, and the number of times that fit below it.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pixels: (u32, u32),
@@ -25,24 +25,24 @@ pub(super) const WIDE: Size = Size {
     times: 10,
 };
 
-/// For a phone: the labels stay readable when it is shown at that width.
+/// For a phone: the labels stay readable at its width.
 pub(super) const NARROW: Size = Size {
     pixels: (400, 240),
     times: 3,
 };
 
-/// `report.css` replaces these.
+/// `report.css` replaces these colours.
 const LINE: RGBColor = RGBColor(0x11, 0x11, 0x11);
 const REQUESTS: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const REFUSED: RGBColor = RGBColor(0x33, 0x33, 0x33);
 
-/// As many rules have a colour of their own.
+/// The number of colours for rules.
 pub(super) const COLOURS: u8 = 6;
 
-/// The colour of bans, which follows those of rules.
+/// The colour of bans follows those of rules.
 pub(super) const BANS: u8 = COLOURS;
 
-/// What a line shows: a count for each span.
+/// A line: a count for each span, in one colour.
 pub(super) struct Line {
     pub(super) counts: Vec<u64>,
     pub(super) colour: u8,
@@ -50,7 +50,7 @@ pub(super) struct Line {
 
 pub(super) type Plot = Result<String, Box<dyn Error>>;
 
-/// Requests, and in front of them those that were refused.
+/// The requests, and in front of them the refused requests.
 pub(super) fn requests(over_time: &OverTime, size: Size) -> Plot {
     draw(over_time, size, over_time.most_requests(), |chart| {
         for (index, span) in over_time.spans.iter().enumerate() {
@@ -91,6 +91,7 @@ fn draw(
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, size.pixels).into_drawing_area();
+        // Leave some space above the highest value.
         let top = (most + most / 20).max(1);
         let mut chart = ChartBuilder::on(&area)
             .margin(6)
@@ -121,7 +122,7 @@ fn draw(
     Ok(svg)
 }
 
-/// The spans whose beginnings are told: at round times, as many as there is room for.
+/// The spans that get a label: those at round times, at most `most`.
 fn ticks(over_time: &OverTime, most: u64) -> Vec<usize> {
     let all = over_time.seconds * over_time.spans.len() as u64;
     let between = ROUND
@@ -133,13 +134,13 @@ fn ticks(over_time: &OverTime, most: u64) -> Vec<usize> {
     round.map(|(index, _)| index).collect()
 }
 
-/// In s.
+/// Round times between two labels, in s.
 const ROUND: [u64; 17] = [
     1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800,
     864_000, 2_592_000,
 ];
 
-/// When a span begins, as short as the whole allows.
+/// The beginning of a span, in the shortest format for the whole plot.
 fn time(over_time: &OverTime, index: usize) -> String {
     let Some(first) = over_time.spans.first() else {
         return String::new();

@@ -1,10 +1,10 @@
-//! [`bar`]: how far the logs are read, on stderr, if that is a terminal.
+//! [`bar`]: the progress of reading the logs, on stderr if that is a terminal.
 
 use std::{fs, path::PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Of bytes as they are read, before they are unpacked.
+/// Counts the bytes of the files, which may be packed.
 pub(super) fn bar(logs: &[PathBuf]) -> ProgressBar {
     let sizes = logs.iter().map(|path| {
         let file = fs::metadata(path).ok().filter(fs::Metadata::is_file);

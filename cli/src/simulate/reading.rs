@@ -1,4 +1,4 @@
-//! [`Reading`]: the logs, merged by time and put into order.
+//! [`Reading`]: the logs, merged by time and sorted.
 
 use std::collections::VecDeque;
 
@@ -17,27 +17,27 @@ use super::{
     request::{Mapping, Request},
 };
 
-/// How many requests a thread is handed at once.
+/// The number of requests that a thread receives at once.
 const BATCH: usize = 2_048;
 
-/// Unreadable lines that are shown.
+/// The maximum number of unreadable lines to show.
 const SHOWN: usize = 5;
 
-/// What became of the lines.
+/// The number of lines, by their fate.
 #[derive(Default, Serialize)]
 pub(super) struct Counts {
     pub(super) read: u64,
-    /// Left out by --path.
+    /// The lines without the prefix in --path.
     pub(super) filtered: u64,
-    /// Later than --reorder allows; replayed at the first second to come.
+    /// The lines that are later than --reorder allows, and that are replayed in the first second to come.
     pub(super) late: u64,
     pub(super) unreadable: u64,
-    /// The first of these, each with its place and what is wrong.
+    /// The first unreadable lines, each with its place and the problem.
     #[serde(skip)]
     shown: Vec<String>,
 }
 
-/// The logs that are being read.
+/// The logs to read.
 pub(super) struct Reading<'a> {
     args: &'a SimulateArgs,
     mapping: &'a Mapping,
@@ -49,19 +49,19 @@ pub(super) struct Reading<'a> {
 
 struct Log {
     lines: Lines,
-    /// The next requests of it, so many that fewer than half may have wrong dates.
+    /// The next requests of this log: enough that fewer than half may have wrong dates.
     ahead: VecDeque<Request>,
 }
 
 impl Log {
-    /// When its next request is due among those of other logs.
+    /// The time of the next request, to merge the logs by.
     fn due_ms(&self) -> Option<u64> {
         let next = self.ahead.front()?;
-        // At once, since a wrong date must not hold up those that follow.
+        // Take a request with a wrong date at once, because it must not delay those behind it.
         Some(if self.is_next_wrong() { 0 } else { next.ms })
     }
 
-    /// Whether the date of the next request is wrong: most that follow are earlier.
+    /// Whether the date of the next request is wrong: most requests behind it are earlier.
     fn is_next_wrong(&self) -> bool {
         let next_ms = self.ahead.front().map_or(0, |it| it.ms);
         let earlier = self.ahead.iter().filter(|it| it.ms < next_ms).count();
@@ -92,10 +92,11 @@ impl<'a> Reading<'a> {
         })
     }
 
-    /// Reads all logs to their ends, merged by time, until `send` wants no more.
+    /// Reads all logs to their ends, merged by time, or until `send` returns false.
     pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
+        // Fill the look-ahead first, since it shows which dates are wrong.
         for log in 0..self.logs.len() {
             while self.logs[log].ahead.len() < LAST && self.advance(log)? {}
         }
@@ -126,7 +127,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads one more request of a log; answers whether there is one.
+    /// Reads one more request of a log. Returns whether there was one.
     fn advance(&mut self, at: usize) -> Result<bool> {
         let log = &mut self.logs[at];
         let path = &self.args.logs[at];
@@ -159,6 +160,7 @@ impl<'a> Reading<'a> {
                 Err((line, why)) => {
                     self.counts.unreadable += 1;
                     if self.counts.shown.len() < SHOWN {
+                        // Cut the line before converting it: it may have 64 KiB.
                         let text = text::printable(&line[..line.len().min(200)]);
                         let short: String = text.chars().take(100).collect();
                         let file = path.display();
@@ -170,7 +172,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Tells a person of what could not be read.
+    /// Prints the unreadable lines on stderr.
     pub(super) fn report(&self) {
         for line in &self.counts.shown {
             anstream::eprintln!("{line}");

@@ -1,7 +1,7 @@
 //! [`Record`]: one line of a log, and its fields by name.
 //!
-//! A line that begins with `{` is JSON. Any other is of the common log format, or of one that adds fields to it, such
-//! as the combined one:
+//! A line that begins with `{` is JSON. Any other line has the common log format, or a format that adds fields to it,
+//! such as the combined one:
 //!
 //! ```text
 //! 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
@@ -20,7 +20,7 @@ use super::stamp::Stamp;
 
 const UNREADABLE_TIME: &str = "the time cannot be read";
 
-/// The fields of a line that are looked at; what follows is not.
+/// The maximum number of fields to read. The rest of a line is ignored.
 const MAX_FIELDS: usize = 24;
 
 #[allow(
@@ -36,12 +36,12 @@ pub(super) enum Record<'a> {
 pub(super) struct Common<'a> {
     fields: [&'a [u8]; MAX_FIELDS],
     count: usize,
-    /// Which of them is the time.
+    /// The index of the time.
     time: usize,
     stamp: Stamp,
 }
 
-/// A field, by the name that it has on the command line.
+/// A field, with the name that you use on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Field {
     name: String,
@@ -58,7 +58,7 @@ enum Known {
     Referer,
     Agent,
     Time,
-    /// What follows the user agent, from 1.
+    /// A field behind the user agent, counted from 1.
     Extra(NonZeroUsize),
 }
 
@@ -77,7 +77,7 @@ impl Known {
         })
     }
 
-    /// What JSON logs call it, beside its own name: nginx by custom, Caddy, Traefik, Envoy, pino.
+    /// Other names of this field in JSON logs: nginx by custom, Caddy, Traefik, Envoy, pino.
     const fn aliases(self) -> &'static [&'static str] {
         match self {
             Self::Ip => &[
@@ -125,7 +125,7 @@ impl Field {
 }
 
 impl<'a> Record<'a> {
-    /// Reads a line; an error says what is wrong with it.
+    /// Reads a line. The error describes the problem.
     pub(super) fn read(line: &'a [u8]) -> Result<Self, &'static str> {
         if line.starts_with(b"{") {
             let value = serde_json::from_slice(line).map_err(|_| "this is not one JSON object")?;
@@ -134,7 +134,7 @@ impl<'a> Record<'a> {
         Common::read(line).map(Self::Common)
     }
 
-    /// When it was logged.
+    /// The time of the line.
     pub(super) fn stamp(&self, field: &Field) -> Result<Stamp, &'static str> {
         match self {
             Self::Common(line) => Ok(line.stamp),
@@ -146,7 +146,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The value of a field; `None` where there is none, or it is empty or `-`.
+    /// The value of a field; `None` if there is no such field, or its value is empty or `-`.
     pub(super) fn get(&self, field: &Field) -> Option<Cow<'_, [u8]>> {
         let value: Cow<'_, [u8]> = match self {
             Self::Common(line) => line.get(field.known?)?.into(),
@@ -161,7 +161,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The value under this name, of a path with dots, or under one of the names that logs use for it.
+/// The value with this name or path with dots, or with one of the other names that logs use for the field.
 fn lookup<'v>(value: &'v Value, field: &Field) -> Option<&'v Value> {
     let aliases = field.known.map_or(&[][..], Known::aliases);
     let mut names = std::iter::once(field.name.as_str()).chain(aliases.iter().copied());
@@ -178,7 +178,7 @@ impl<'a> Common<'a> {
     fn read(line: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = [&b""[..]; MAX_FIELDS];
         let (mut count, mut time, mut rest) = (0, None, line.trim_ascii());
-        // The time is the last before the request; what stands before it is the name of a user, who may write anything.
+        // Use the last time before the request: in front of it is the name of a user, which may look like a time.
         let mut is_known = false;
         let mut error = "this is neither JSON nor of the common log format";
         while count < MAX_FIELDS && !rest.is_empty() {
@@ -231,8 +231,8 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// The first field, or, where virtual hosts stand before the client, the first that is an address; one with a port
-    /// before another address is a virtual host, too.
+    /// The first field. If there are virtual hosts before the client, the first field that is an address. An address
+    /// with a port before another address is also a virtual host.
     fn client(&self) -> &'a [u8] {
         if self.time > 3 {
             let is_address = |field: &[u8]| address(field).is_some();
@@ -252,7 +252,7 @@ fn has_port(field: &[u8]) -> bool {
     str::from_utf8(field).is_ok_and(|it| it.parse::<SocketAddr>().is_ok())
 }
 
-/// Up to the quote that ends it; a quote after a backslash does not.
+/// Splits at the closing quote. A quote behind a backslash does not close.
 fn quoted(text: &[u8]) -> (&[u8], &[u8]) {
     let mut escaped = false;
     let end = text.iter().position(|byte| {
@@ -274,7 +274,7 @@ fn at(text: &[u8], end: Option<usize>) -> (&[u8], &[u8]) {
     }
 }
 
-/// Reads an address, also with a port, and in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
+/// Reads an address, also with a port or in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
 pub(super) fn address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     let host = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));

@@ -1,4 +1,4 @@
-//! [`Replay`]: one set of policies with a store of its own, by the log's clock.
+//! [`Replay`]: decides requests under one set of policies, with its own store and the log's clock.
 
 use std::{
     pin::pin,
@@ -19,14 +19,14 @@ use super::{
     request::{Mapped, Request},
 };
 
-/// Above the limits that somebody might choose; it bounds the steps of a key.
+/// Higher than you would raise a limit. The factor bounds the number of steps of a key.
 pub(super) const PEAK_FACTOR: u64 = 100;
 
 pub(super) struct Replay {
     clock: TestClock,
     store: MemoryStore,
     limiter: Limiter,
-    /// The limiter counts strikes in a task of its own.
+    /// The limiter counts strikes in a separate task, which needs a runtime.
     runtime: Runtime,
     capacity: usize,
     pub(super) policies: Vec<Mapped>,
@@ -47,8 +47,8 @@ impl Replay {
         })
     }
 
-    /// Decides one request, as the middleware would: all policies for which it has a key in one check. `None` if there
-    /// are none. The strikes of a denial are counted before the next request.
+    /// Decides one request as the middleware would: one check of all policies that have a key for the request. `None`
+    /// if there are none. The strikes of a denial are counted before the next request.
     pub(super) fn decide(&self, request: &Request) -> Result<Option<Decision>, StoreError> {
         let charges = self.policies.iter().filter_map(|it| {
             let key = request.keys[it.key].as_ref()?;
@@ -65,7 +65,7 @@ impl Replay {
             unreachable!("memory answers at once");
         };
         let decision = match decision {
-            // It passes uncounted: `is_full` says so.
+            // The request passes uncounted, and `is_full` reports this.
             Err(error) if error.kind() == StoreErrorKind::Full => return Ok(None),
             decision => decision?,
         };
@@ -75,20 +75,20 @@ impl Replay {
         Ok(Some(decision))
     }
 
-    /// The place of a policy.
+    /// The index of a policy.
     pub(super) fn place(&self, policy: &Policy) -> Option<usize> {
         let mut policies = self.policies.iter();
         policies.position(|it| it.policy.name() == policy.name())
     }
 
-    /// Whether it is so full that it may have dropped keys that count, or had no place for others: its parts fill
-    /// unevenly.
+    /// Whether the store may have dropped keys that count, or had no room for others. Its parts fill unevenly, so it
+    /// counts as full before it is.
     pub(super) fn is_full(&self) -> bool {
         self.store.len() >= self.capacity - self.capacity / 10
     }
 }
 
-/// The same policies, with another limit in one rule of one of them. Bans stay.
+/// The same policies with another limit in one rule. Bans stay.
 pub(super) fn with_limit(
     policies: &[Mapped],
     policy: usize,
@@ -107,8 +107,7 @@ pub(super) fn with_limit(
     Ok(policies)
 }
 
-/// The policy with this rule alone, whose limit is so high that it hardly refuses a request; no shadow, and without a
-/// ban.
+/// A policy with this rule only, with a limit that hardly ever refuses a request. It is no shadow and has no ban.
 pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, PolicyError> {
     let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
     let rule = limited(rule, limit.min(MAX_UNITS));

@@ -1,4 +1,4 @@
-//! `--report`: the outcome as one page of HTML, without scripts and without anything from elsewhere.
+//! `--report`: the outcome as one page of HTML, without scripts and without resources from other places.
 
 use std::fmt::{self, Write};
 
@@ -22,7 +22,7 @@ const HEAD: &str = "<!doctype html>
 <style>
 ";
 
-/// The page.
+/// Returns the page.
 pub(super) fn page(outcome: &Outcome) -> Result<String> {
     let mut page = format!(
         "{HEAD}{}</style>\n</head>\n<body>\n",
@@ -34,7 +34,7 @@ pub(super) fn page(outcome: &Outcome) -> Result<String> {
     Ok(page)
 }
 
-/// Text of a log or a file, which may try to be HTML.
+/// Escapes text from a log or a file, which may contain HTML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -52,7 +52,7 @@ fn body(page: &mut String, outcome: &Outcome) -> Result<(), Box<dyn std::error::
     Ok(hardest_hit(page, outcome)?)
 }
 
-/// A plot for a wide screen, and one for a phone, of which the style shows one.
+/// Adds a plot for a wide screen and one for a phone. The style shows one of them.
 fn plots(page: &mut String, plot: impl Fn(Size) -> Plot) -> Result<(), Box<dyn std::error::Error>> {
     for (class, size) in [("wide", plot::WIDE), ("narrow", plot::NARROW)] {
         writeln!(page, "<div class=\"{class}\">{}</div>", plot(size)?)?;
@@ -70,7 +70,7 @@ fn over_time(page: &mut String, outcome: &Outcome) -> Result<(), Box<dyn std::er
     plots(page, |size| plot::requests(&outcome.over_time, size))
 }
 
-/// A line for each rule that refused requests, and one for bans.
+/// Plots a line for each rule that refused requests, and one for bans.
 fn refusals_over_time(
     page: &mut String,
     outcome: &Outcome,
@@ -79,6 +79,7 @@ fn refusals_over_time(
     let rules = outcome.rules().enumerate();
     let refusing = rules.filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
     let mut lines: Vec<(String, Line)> = Vec::new();
+    // If there are more rules than colours, several rules share one.
     for ((place, (policy, rule)), colour) in refusing.zip((0..COLOURS).cycle()) {
         let (policy, rule) = (escaped(&policy.name), escaped(&rule.rule));
         let counts = spans.iter().map(|it| it.by_rule[place]).collect();
@@ -152,6 +153,7 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
          <th class=\"number\">min. limit</tr>"
     )?;
     let most = outcome.rules().map(|it| it.1.refused).max().unwrap_or(0);
+    // One scale for all bars, so that you can compare rules and bans.
     let most = most.max(outcome.banned);
     for (policy, rule) in outcome.rules() {
         writeln!(
@@ -173,7 +175,7 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
     writeln!(page, "</table></div>")
 }
 
-/// Whether a policy refuses or would refuse, as the class of its figures.
+/// The class of a policy's figures: whether the policy refuses or would refuse.
 fn kind(policy: &PolicyOutcome) -> &'static str {
     if policy.shadow { "shadow" } else { "real" }
 }
@@ -207,6 +209,7 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
     )?;
     let others = outcome.rules().flat_map(|it| &it.1.other_limits);
     let most = others.map(|it| it.refused).max().unwrap_or(0);
+    // One scale for all bars, so that you can compare the rules.
     let most = most.max(outcome.refused);
     for (policy, rule) in outcome.rules() {
         writeln!(

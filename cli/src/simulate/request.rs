@@ -1,4 +1,4 @@
-//! [`Request`]: what is replayed of a log line; [`Mapping`]: whom each policy limits.
+//! [`Request`]: the part of a log line that is replayed; [`Mapping`]: the key that each policy limits.
 
 use sluicegate::{Key, PeerIp, Policy, policies::Policies};
 
@@ -11,7 +11,7 @@ use super::{
     stamp::Stamp,
 };
 
-/// A longer value is cut: memory stays bounded, and no real identity is that long.
+/// A longer value is cut, to bound memory. No real identity is that long.
 const MAX_VALUE: usize = 1_024;
 
 /// One line of a log.
@@ -19,14 +19,14 @@ const MAX_VALUE: usize = 1_024;
 pub(super) struct Request {
     pub(super) ms: u64,
     pub(super) is_whole: bool,
-    /// Which file, and which of its lines, from 1.
+    /// The index of the file, and the number of the line, counted from 1.
     pub(super) file: usize,
     pub(super) line: u64,
-    /// One for each field of the mapping.
+    /// A key for each field of the mapping.
     pub(super) keys: Box<[Option<Key>]>,
 }
 
-/// The policies, and the field of a line by which each of them tells clients apart.
+/// The policies, and the field that distinguishes clients for each of them.
 pub(super) struct Mapping {
     pub(super) policies: Vec<Mapped>,
     fields: Vec<(Field, &'static str)>,
@@ -36,23 +36,24 @@ pub(super) struct Mapping {
 #[derive(Clone)]
 pub(super) struct Mapped {
     pub(super) policy: Policy,
-    /// The place of its field, and of its key in a request.
+    /// The index of the field, and of its key in a request.
     pub(super) key: usize,
-    /// Whether its field was named by `--key`.
+    /// Whether `--key` names the field.
     pub(super) is_named: bool,
-    /// The place of its first rule among those of all policies.
+    /// The index of the first rule among the rules of all policies.
     pub(super) first_rule: usize,
 }
 
 impl Mapping {
-    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy called `user` is by the field `user`, and
-    /// any other by `ip`.
+    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy with the name `user` uses the field `user`,
+    /// and any other policy uses `ip`.
     pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),
             ipv6_prefix,
         };
+        // Check all arguments first: one with a mistyped name would have no effect.
         for key in keys {
             if let Some((name, field)) = key.split_once('=') {
                 if policies.get(name).is_none() {
@@ -72,6 +73,7 @@ impl Mapping {
                 .rev()
                 .find_map(|key| key.strip_prefix(policy)?.strip_prefix('='))
         };
+        // The last argument wins.
         let all = keys.iter().rev().find(|key| !key.contains('='));
         let mut first_rule = 0;
         for policy in policies.iter() {
@@ -103,7 +105,7 @@ impl Mapping {
         })
     }
 
-    /// The name of a field, by its place.
+    /// The name of a field.
     pub(super) fn name(&self, field: usize) -> &str {
         self.fields[field].0.name()
     }
@@ -128,7 +130,7 @@ impl Mapping {
         }
     }
 
-    /// An address becomes the key that `PeerIp` makes of it, but for the field `user`; anything else is taken as it is.
+    /// Converts an address as `PeerIp` does, except in the field `user`. Other values stay unchanged.
     fn key(&self, kind: &'static str, value: &[u8]) -> Key {
         match address(value) {
             Some(address) if kind != "user" => {

@@ -1,4 +1,4 @@
-//! [`Outcome`]: what came out, as `--json` writes it. Fields are only ever added.
+//! [`Outcome`]: the result of a simulation, in the form of `--json`. Fields are only ever added.
 
 use serde::Serialize;
 use sluicegate::Rule;
@@ -14,20 +14,20 @@ use super::{
     timeline::Span,
 };
 
-/// As many spans as a plot shows.
+/// The maximum number of spans in a plot.
 const MOST_SPANS: u64 = 240;
 
-/// As many as a chart of text shows.
+/// The maximum number of spans in a chart of text.
 const FEW_SPANS: u64 = 24;
 
 #[derive(Serialize)]
 pub(super) struct Outcome {
-    /// Those that were replayed.
+    /// The replayed requests.
     pub(super) requests: u64,
     pub(super) refused: u64,
-    /// The part of these that bans refused.
+    /// The refused requests of banned identities.
     pub(super) banned: u64,
-    /// Without a field for any policy.
+    /// The requests without a key for any policy.
     pub(super) unlimited: u64,
     /// RFC 3339; null without requests.
     pub(super) from: Option<String>,
@@ -35,11 +35,11 @@ pub(super) struct Outcome {
     pub(super) lines: Counts,
     pub(super) policies: Vec<PolicyOutcome>,
     pub(super) over_time: OverTime,
-    /// Those with most refusals first.
+    /// The identities with the most refusals, the greatest first.
     pub(super) hardest_hit: Vec<Identity>,
-    /// How many identities were refused at all.
+    /// The number of identities with at least one refusal.
     pub(super) identities_refused: usize,
-    /// Whether a store or the list of identities was full, so that counts are too low: see --keys.
+    /// Whether a store or the list of identities was full. Then counts are too low: see --keys.
     pub(super) full: bool,
     #[serde(skip)]
     pub(super) few: OverTime,
@@ -48,20 +48,20 @@ pub(super) struct Outcome {
 #[derive(Serialize)]
 pub(super) struct PolicyOutcome {
     pub(super) name: String,
-    /// The field that it tells clients apart by.
+    /// The field that distinguishes clients.
     pub(super) key: String,
     pub(super) shadow: bool,
-    /// Those that had a key.
+    /// The requests with a key for this policy.
     pub(super) requests: u64,
     pub(super) refused: u64,
     pub(super) rules: Vec<RuleOutcome>,
-    /// Whether its field was named on the command line.
+    /// Whether the command line names the field.
     #[serde(skip)]
     is_named: bool,
 }
 
 impl PolicyOutcome {
-    /// Whether its field was named, and no line has it.
+    /// Whether the command line names the field, and no line has it.
     pub(super) fn is_mistyped(&self) -> bool {
         self.is_named && self.requests == 0
     }
@@ -70,15 +70,15 @@ impl PolicyOutcome {
 #[derive(Serialize)]
 pub(super) struct RuleOutcome {
     pub(super) rule: String,
-    /// Requests that this rule refused, alone or together with others.
+    /// The requests that this rule refused, alone or together with others.
     pub(super) refused: u64,
-    /// Requests that it refused alone.
+    /// The requests that only this rule refused.
     pub(super) alone: u64,
-    /// The lowest limit that refuses no request, if no other rule refuses one either; null if it is above a hundred
-    /// times the limit.
+    /// The lowest limit that refuses no request, provided that no other rule refuses one; null if that is above a
+    /// hundred times the limit.
     pub(super) nobody_refused_at: Option<u64>,
     pub(super) limit: u64,
-    /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
+    /// All refusals if this rule had another limit. For a shadow, the requests that it would have refused.
     pub(super) other_limits: Vec<OtherLimit>,
 }
 
@@ -103,14 +103,14 @@ impl RuleOutcome {
         }
     }
 
-    /// The lowest limit that refuses no request, for a person.
+    /// The lowest limit that refuses no request, as text.
     pub(super) fn min_limit(&self) -> String {
         let tried = self.limit.max(1).saturating_mul(PEAK_FACTOR);
         self.nobody_refused_at
             .map_or_else(|| format!("> {}", text::grouped(tried)), text::grouped)
     }
 
-    /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.
+    /// The limit itself and the other limits, each with its refusals.
     pub(super) fn limits(&self, now: u64) -> Vec<OtherLimit> {
         let own = OtherLimit {
             limit: self.limit,
@@ -122,7 +122,7 @@ impl RuleOutcome {
         limits
     }
 
-    /// How many requests more or fewer another limit refuses, for a person.
+    /// The change in refusals with another limit, as text.
     pub(super) fn change(&self, other: &OtherLimit, now: u64) -> String {
         match other.refused.checked_sub(now) {
             Some(_) if other.limit == self.limit => "now".to_owned(),
@@ -141,13 +141,13 @@ pub(super) struct OtherLimit {
 
 #[derive(Serialize)]
 pub(super) struct OverTime {
-    /// The length of a span.
+    /// The length of each span.
     pub(super) seconds: u64,
     pub(super) spans: Vec<Span>,
 }
 
 impl OverTime {
-    /// In one span.
+    /// The highest number of requests in one span.
     pub(super) fn most_requests(&self) -> u64 {
         let requests = self.spans.iter().map(|it| it.requests);
         requests.max().unwrap_or(0)
@@ -158,19 +158,19 @@ impl OverTime {
 pub(super) struct Identity {
     pub(super) identity: String,
     pub(super) refused: u64,
-    /// When it was refused first and last, in ms since the Unix epoch.
+    /// The times of the first and the last refusal, in ms since the Unix epoch.
     pub(super) first_ms: u64,
     pub(super) last_ms: u64,
 }
 
 impl Outcome {
-    /// All rules in the order in which they are counted.
+    /// All rules in the order of their indices.
     pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
         let policies = self.policies.iter();
         policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
     }
 
-    /// How many requests are refused now, and of how many, where another limit of this policy would change that.
+    /// The refused requests and all requests that another limit of this policy could change.
     pub(super) fn counts_with(&self, policy: &PolicyOutcome) -> (u64, u64) {
         if policy.shadow {
             (policy.refused, policy.requests)
@@ -197,6 +197,7 @@ impl Outcome {
             unreachable!("it was among the jobs");
         };
         tally.finish()?;
+        // The threads return the jobs in another order.
         peaks.sort_by_key(|it| it.rule);
         variants.sort_by_key(|it| (it.rule, it.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);

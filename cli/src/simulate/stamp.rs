@@ -7,15 +7,15 @@ use serde_json::Value;
 
 use super::super::text::parse_date;
 
-/// The store's clock goes no further.
+/// The greatest time of the store's clock.
 const LATEST_MS: i64 = 1 << 47;
 
-/// When a request was logged.
+/// The time of a request in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// Since the Unix epoch.
+    /// In ms since the Unix epoch.
     pub(super) ms: u64,
-    /// The log tells whole seconds only.
+    /// Whether the log has whole seconds only.
     pub(super) is_whole: bool,
 }
 
@@ -25,7 +25,7 @@ impl Stamp {
         Some(Self { ms, is_whole })
     }
 
-    /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second before the blank.
+    /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second.
     pub(super) fn common(text: &[u8]) -> Option<Self> {
         let text = str::from_utf8(text).ok()?;
         let time = strtime::parse("%d/%b/%Y:%H:%M:%S%.f %z", text).ok()?;
@@ -36,8 +36,8 @@ impl Stamp {
         Self::new(time.as_millisecond(), !text.contains(['.', ',']))
     }
 
-    /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
-    /// or nanoseconds since the Unix epoch; the size of the number tells which of these it is.
+    /// Reads the times of JSON logs: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
+    /// or nanoseconds since the Unix epoch. The size of a number decides its unit.
     pub(super) fn json(value: &Value) -> Option<Self> {
         match value {
             Value::Number(number) => match number.as_i64() {

@@ -1,4 +1,4 @@
-//! [`Tally`]: what is counted while a log is replayed under the policies as they are.
+//! [`Tally`]: the counts of a replay under the policies of the file.
 
 use std::{collections::HashMap, path::Path};
 
@@ -14,20 +14,20 @@ use super::{
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct PolicyTally {
-    /// Requests that had a key for it.
+    /// The requests with a key for this policy.
     pub(super) requests: u64,
     pub(super) refused: u64,
 }
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct RuleTally {
-    /// Requests that this rule refused, alone or together with others.
+    /// The requests that this rule refused, alone or together with others.
     pub(super) refused: u64,
-    /// Requests that no other rule refused.
+    /// The requests that no other rule refused.
     pub(super) alone: u64,
 }
 
-/// How often somebody was refused.
+/// The refusals of one identity.
 #[derive(Clone, Copy)]
 pub(super) struct Hit {
     pub(super) refused: u64,
@@ -41,9 +41,9 @@ pub(super) struct Tally {
     decisions: Option<Decisions>,
     pub(super) requests: u64,
     pub(super) refused: u64,
-    /// The part of these that bans refused.
+    /// The refused requests of banned identities.
     pub(super) banned: u64,
-    /// Requests without a key for any policy.
+    /// The requests without a key for any policy.
     pub(super) unlimited: u64,
     pub(super) first_ms: u64,
     pub(super) last_ms: u64,
@@ -51,7 +51,7 @@ pub(super) struct Tally {
     /// In the order of policies and rules.
     pub(super) rules: Vec<RuleTally>,
     pub(super) timeline: Timeline,
-    /// Who was refused; only those who were, and at most `most_identities`.
+    /// The refusals by identity, for at most `most_identities`.
     pub(super) hits: HashMap<Key, Hit>,
     /// Whether the store may have forgotten counts.
     pub(super) full: bool,
@@ -106,15 +106,15 @@ impl Tally {
                 self.hit(blocked.key(), request.ms);
             }
             Some(Decision::Allowed(usage)) => {
-                // A shadow's refusals are told by policy and rule, and change nothing else.
+                // Refusals of a shadow count for its policy and rules, and change nothing else.
                 if let Some(Decision::Denied(denial)) = usage.shadow() {
                     self.count_rules(denial);
                 }
             }
-            // The memory store that replays answers nothing else.
+            // The replay's memory store has no other decisions.
             Some(_) => {}
         }
-        // Looking at every shard is not for every request.
+        // This locks every shard, which would be too slow for each request.
         if self.requests.is_multiple_of(4_096) {
             self.full |= self.replay.is_full();
         }
@@ -163,7 +163,7 @@ impl Tally {
         }
     }
 
-    /// Counts the rules that refuse, and answers their places.
+    /// Counts the rules that refuse. Returns their indices.
     fn count_rules(&mut self, denial: &Denial) -> Vec<usize> {
         let mut refusing = Vec::new();
         for policy in denial.usage().policies() {
@@ -183,7 +183,7 @@ impl Tally {
         refusing
     }
 
-    /// Writes what is left to write.
+    /// Writes buffered lines to the file.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.full |= self.replay.is_full();
         self.decisions.as_mut().map_or(Ok(()), Decisions::flush)

@@ -1,4 +1,4 @@
-//! [`Timeline`]: requests and refusals over time, in at most 512 spans, however long the log is.
+//! [`Timeline`]: requests and refusals over time, in at most 512 spans for a log of any length.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 const MAX_SPANS: usize = 512;
 
-/// Lengths of a span in s: each divides the next, so that spans can be added up.
+/// The lengths of a span in s. Each divides the next, so that spans can be joined.
 const LENGTHS: [u64; 21] = [
     1,
     5,
@@ -37,9 +37,9 @@ pub(super) struct Span {
     pub(super) from: u64,
     pub(super) requests: u64,
     pub(super) refused: u64,
-    /// Of these, those of an identity that was banned.
+    /// The refused requests of banned identities.
     pub(super) banned: u64,
-    /// By rule, in the order of policies and rules.
+    /// The refused requests by rule, in the order of policies and rules.
     pub(super) by_rule: Vec<u64>,
 }
 
@@ -58,14 +58,14 @@ impl Span {
 
 #[derive(Clone, Default)]
 pub(super) struct Timeline {
-    /// The place of the length in `LENGTHS`.
+    /// The index of the length in `LENGTHS`.
     length: usize,
-    /// By the start, in s since the Unix epoch.
+    /// Indexed by the start, in s since the Unix epoch.
     spans: BTreeMap<u64, Span>,
 }
 
 impl Timeline {
-    /// The span that this time falls into.
+    /// The span that contains this time.
     pub(super) fn at(&mut self, ms: u64) -> &mut Span {
         let start = |length: u64| ms / 1_000 / length * length;
         while self.spans.len() >= MAX_SPANS
@@ -88,7 +88,7 @@ impl Timeline {
         }
     }
 
-    /// The length of a span in s, and the spans from the first to the last with those in which nothing came, at most
+    /// The length of a span in s, and all spans from the first to the last, including empty ones. There are at most
     /// `most`.
     pub(super) fn spans(&self, most: u64) -> (u64, Vec<Span>) {
         let mut copy = self.clone();

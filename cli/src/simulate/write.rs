@@ -1,4 +1,4 @@
-//! The outcome for a person: text that fits 80 columns.
+//! Writes the outcome as text that fits 80 columns.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use super::{
     result::{Outcome, OverTime, PolicyOutcome},
 };
 
-/// The length of the longest bar.
+/// The maximum length of a bar.
 const BAR: u64 = 30;
 
 pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
@@ -85,7 +85,7 @@ fn number(number: u64) -> Cell {
     right(grouped(number))
 }
 
-/// Red; of a shadow, which refuses nothing, yellow.
+/// Red; yellow for a shadow, which refuses nothing.
 fn refusals(policy: &PolicyOutcome, count: u64) -> Cell {
     match (count, policy.shadow) {
         (0, _) => number(0),
@@ -175,6 +175,7 @@ fn chart(over_time: &OverTime, output: &mut Output) -> Result<()> {
         span(over_time.seconds)
     )?;
     for it in &over_time.spans {
+        // Round up, so that a few requests still show a mark.
         let length = |count: u64| (count * BAR).div_ceil(most);
         let refused = length(it.refused);
         let passed = length(it.requests).saturating_sub(refused);

@@ -23,7 +23,7 @@ use crate::{
     text::{grouped, printable, time},
 };
 
-/// The columns that `blocked until 16:22:32.713` needs in two lines, with a blank at both sides.
+/// The columns for `blocked until 16:22:32.713` in two lines, with a blank on both sides.
 const END_OF_BLOCK: u16 = 15;
 
 /// The answer as JSON; fields are only ever added.
@@ -31,12 +31,12 @@ const END_OF_BLOCK: u16 = 15;
 struct Report {
     /// The server's clock, in ms since the Unix epoch.
     now_ms: u64,
-    /// How many identities were denied in the last minute, of those that the store keeps.
+    /// The number of identities that were denied in the last minute, as far as the store keeps them.
     identities_last_minute: usize,
     identities_last_hour: usize,
-    /// Those first that were denied most in the last minute.
+    /// Sorted by the denials of the last minute, the most first.
     denied: Vec<Row>,
-    /// Why none was denied under the policy that was asked for.
+    /// The reason why this policy denied no identity.
     #[serde(skip)]
     why: String,
 }
@@ -46,7 +46,7 @@ struct Row {
     identity: String,
     #[serde(flatten)]
     denials: DenialReport,
-    /// The block that holds now; null when none does.
+    /// The block in force; null if there is none.
     blocked: Option<BlockReport>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     Ok(Answer::Yes)
 }
 
-/// Why no identity was denied under this policy; an error where there is none of this name.
+/// The reason why this policy denied no identity. An error if there is no policy of this name.
 async fn why_none(policy: &str, inspector: &Inspector, settings: &Settings) -> Result<String> {
     let published = inspector.policies().await.unwrap_or_default();
     if published.iter().any(|it| it.policy().name() == policy) {
@@ -107,7 +107,7 @@ async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
     })
 }
 
-/// The block of an identity, as far as it can be read: `inspect` says why not.
+/// The block of an identity. `None` if it cannot be read; then `inspect` says why.
 async fn blocked(
     inspector: &Inspector,
     identity: &str,
@@ -181,6 +181,7 @@ fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Outp
     }
     let has_blocks = report.denied.iter().any(|row| row.blocked.is_some());
     let mut table = table(&header, args.wide, output);
+    // The end of a block needs a minimum width, but an empty column needs none.
     if let Some(blocks) = table.column_mut(6).filter(|_| has_blocks && !args.wide) {
         blocks.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(END_OF_BLOCK)));
     }

@@ -32,33 +32,33 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate top --denied                   who is denied most
-  sluicegate top --policies policies.toml   who is nearest to a limit
-  sluicegate top --policy api -n 50         who has the most units
+  sluicegate top --denied                   most denied requests
+  sluicegate top --policies policies.toml   nearest to a limit
+  sluicegate top --policy api -n 50         most units
   sluicegate top --policies policies.toml --sample 1% --load 1%
   sluicegate top --json | jq -r '.top[].identity'
 
-Looks at all keys of the server, or of each primary of a cluster: SCAN in
-small batches, and pauses between them, so that the server is busy with it
-for at most the share of time that --load says. The default takes three
-minutes or more for a million keys. Memory does not grow with their number.
+Looks at all keys of the server, or of each primary of a cluster: SCAN in small
+batches with pauses between them, so that the server is busy for at most the
+share of time in --load. With the default, a million keys take three minutes or
+more. Memory does not grow with their number.
 
-With the service's policies, by the share of a limit that is used, whatever
-the rule; and it says who would be denied a request that costs 1. Without
-them, by units: limits are not stored.
+With the service's policies, the tool sorts by the used share of the fullest
+rule, and shows for how long a request with cost 1 would be denied. Without
+policies it sorts by units, since limits are not stored.
 
 --denied lists the identities that the service denied most in the last minute
-and hour, with the share of their requests, blocked identities among them. It
-reads a few keys, however many there are, and needs no policies: the service
-counts denials and reports them once a second.
+and hour, including blocked identities, with the share of their requests. It
+reads only a few keys and needs no policies: the service counts denials and
+reports them once a second.
 
---sample reads so many of the keys, chosen by chance: for shares and numbers
-as a whole. It misses most single users.
+--sample reads a random share of the keys. Use it for shares and totals: it
+misses most single users.
 
 Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
 published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
 
-/// More rows are nobody's top.
+/// A longer list is not a ranking.
 const MAX_ROWS: u16 = 1_000;
 
 #[derive(Args)]
@@ -76,7 +76,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
 
-    /// How many to show, at most 1000
+    /// The maximum number to show, at most 1000
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
     number: u16,
 
@@ -84,11 +84,11 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     wide: bool,
 
-    /// Which share of the keys to read
+    /// The share of the keys to read
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = Share::parse)]
     sample: Share,
 
-    /// For which share of the time a server may be kept busy, from 0.1%
+    /// The share of the time in which a server may be busy, from 0.1%
     #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
     load: Share,
 }
@@ -96,32 +96,32 @@ pub(crate) struct TopArgs {
 /// The answer as JSON; fields are only ever added.
 #[derive(Serialize)]
 struct Report {
-    /// The clock of the server that was read last, in ms since the Unix epoch.
+    /// The clock of the last server that was read, in ms since the Unix epoch.
     now_ms: u64,
-    /// How many keys the servers keep.
+    /// The number of keys on all servers.
     keys: u64,
-    /// How many of them were read.
+    /// The number of keys that were read.
     read: u64,
-    /// Of how many something counts.
+    /// The number of keys with units that count.
     counting: u64,
-    /// Of how many one more unit does not fit; null where no limits are known.
+    /// The number of keys at a limit, where one more unit does not fit; null if no limits are known.
     full: Option<u64>,
     unreadable: u64,
-    /// How many identities are blocked; null with --policy.
+    /// The number of blocked identities; null with --policy.
     blocked: Option<u64>,
-    /// How many of them by a ban.
+    /// The number of these that are banned.
     banned: Option<u64>,
     top: Vec<Row>,
-    /// Rules that the service counts and the file does not have.
+    /// Rules that the service counts, but the file does not have.
     other_rules: Vec<OtherRow>,
-    /// Policies under which keys are stored and that the file does not have.
+    /// Policies with stored keys that the file does not have.
     other_policies: Vec<OtherRow>,
     #[serde(skip)]
     source: Source,
-    /// Why what services publish could not be read; `None` where it could.
+    /// The reason why the published policies could not be read; `None` if they were.
     #[serde(skip)]
     unpublished: Option<String>,
-    /// Why nothing was read.
+    /// The reason why nothing was read.
     #[serde(skip)]
     why: String,
 }
@@ -129,26 +129,26 @@ struct Report {
 #[derive(Serialize)]
 struct OtherRow {
     policy: String,
-    /// Null where the file lacks the whole policy.
+    /// Null if the file does not have the policy.
     rule: Option<String>,
     keys: u64,
 }
 
-/// So many are kept of what a file does not have; there are few, unless it is quite another file.
+/// The maximum number of these rows. There are few, unless the file belongs to another service.
 const MOST_OTHERS: usize = 100;
 
 #[derive(Serialize)]
 struct Row {
     identity: String,
     policy: String,
-    /// As text; without a limit where that is not known: `?/1m`.
+    /// The rule as text; without a limit if that is not known: `?/1m`.
     rule: String,
     limit: Option<u64>,
     used: u64,
     steps: usize,
-    /// Whether one more unit does not fit; null where the limit is not known.
+    /// Whether one more unit does not fit; null if the limit is not known.
     full: Option<bool>,
-    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    /// The time when one more unit fits; null if that is now or never, or if the limit is not known.
     fits_ms: Option<u64>,
 }
 
@@ -167,6 +167,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         if report.read > 0 || output.is_json() && args.policy.is_none() {
             return Ok(report);
         }
+        // Nothing was read. Find out why, which takes another look at the keys.
         if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
             let census = Census::take(&inspector, settings).await?;
             if let Some(why) = census.why_no_policy(policy) {
@@ -191,7 +192,7 @@ struct Top<'a> {
     unreadable: u64,
     blocked: u64,
     banned: u64,
-    /// How many keys there are of each policy and rule, or policy, that the file does not have.
+    /// The number of keys for each policy and rule, or each policy, that the file does not have.
     others: BTreeMap<(String, Option<String>), u64>,
 }
 
@@ -223,13 +224,14 @@ impl<'a> Top<'a> {
         if self.now_ms == 0
             && let Some(server) = inspector.servers().await?.first()
         {
-            // A server of which no key was read has a time, too.
+            // If no key was read, ask any server for the time.
             self.now_ms = server.now_ms().await?;
         }
         Ok(self.report(scan.total))
     }
 
     async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
+        // Drop the names first: a key outside of the sample is not read.
         names.retain(|name| is_chosen(name, self.args.sample));
         let (blocks, mut names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
@@ -325,7 +327,7 @@ impl<'a> Top<'a> {
     }
 }
 
-/// Chosen by a hash of the identity, the same in each run: with one policy of an identity, all.
+/// Chooses by a hash of the identity: the same in each run, and for all policies of an identity.
 fn is_chosen(name: &StoredName, sample: Share) -> bool {
     use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -377,13 +379,13 @@ impl Row {
     }
 }
 
-/// Cuts identities, so that no row takes two lines; not so far that one is no longer of use.
+/// Shortens identities, so that each row takes one line. Keeps at least the part that you can still use.
 fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     let longest = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([header[column].len()]).max().unwrap_or(0)
     };
-    // With a blank at both sides of each column, and perhaps a line beside it.
+    // Each column has a blank on both sides, and perhaps a line beside it.
     let others: usize = (1..header.len()).map(|column| longest(column) + 3).sum();
     let room = width.saturating_sub(others + 4).max(12);
     for row in rows {
@@ -394,8 +396,8 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     }
 }
 
-/// How many characters of an identity have to stay: all of an address, as half of one may be another; of a hash as
-/// many digits as `hash --find` needs.
+/// The minimum length of a shortened identity. An address stays whole, since half of it may be another address. A hash
+/// keeps as many digits as `hash --find` needs.
 fn least(identity: &str) -> usize {
     const DIGITS: usize = 8;
     if identity.starts_with("ip=") {
@@ -407,7 +409,7 @@ fn least(identity: &str) -> usize {
     })
 }
 
-/// A table whose names, of identities and policies, are never broken into lines; with `is_wide` nothing is.
+/// A table that never breaks the names of identities and policies into lines. With `is_wide`, nothing is broken.
 fn table(header: &[&str], is_wide: bool, output: &Output) -> Table {
     let mut table = output.table(header.iter().copied());
     if is_wide {
@@ -470,7 +472,7 @@ fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
     Ok(())
 }
 
-/// What a file that is not the service's hides.
+/// Warns about counts that the file does not have, since the file is not that of the service.
 fn write_others(report: &Report, output: &mut Output) -> Result<()> {
     let lacks = report.source.lacks();
     for OtherRow { policy, rule, keys } in report.other_rules.iter().chain(&report.other_policies) {

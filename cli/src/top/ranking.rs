@@ -1,29 +1,29 @@
-//! [`Ranking`]: who uses most, of any number, in the memory that these few need.
+//! [`Ranking`]: the identities that use most, in bounded memory for any number of identities.
 
 use sluicegate::{
     Policy, Rule,
     store::redis::inspect::{StoredName, StoredValue},
 };
 
-/// The first of all that were offered.
+/// The first of all offered identities.
 pub(super) struct Ranking {
     size: usize,
-    /// The greatest first.
+    /// Sorted, the greatest first.
     pub(super) first: Vec<Ranked>,
-    /// How many were offered.
+    /// The number of offered identities.
     pub(super) seen: u64,
-    /// Of how many one more unit did not fit.
+    /// The number of these at a limit, where one more unit did not fit.
     pub(super) full: u64,
 }
 
-/// What one identity uses under one policy: its fullest rule, or the one with the most units where no limit is known.
+/// The usage of one identity under one policy: its fullest rule, or without limits the rule with the most units.
 pub(super) struct Ranked {
     pub(super) name: StoredName,
-    /// With the limit; 0 where it is not known.
+    /// The rule with its limit; a limit of 0 if it is not known.
     pub(super) rule: Rule,
     pub(super) used: u64,
     pub(super) steps: usize,
-    /// When one more unit fits; `None` where it does now, or never, or the limit is not known.
+    /// The time when one more unit fits; `None` if that is now or never, or if the limit is not known.
     pub(super) fits_ms: Option<u64>,
     pub(super) full: bool,
     rank: (u128, u64),
@@ -39,7 +39,7 @@ impl Ranking {
         }
     }
 
-    /// Puts it where it belongs, if it is among the first. One that came before is replaced.
+    /// Inserts the usage if it is among the first. Replaces an earlier one of the same name.
     pub(super) fn offer(&mut self, ranked: Ranked) {
         self.seen += 1;
         self.full += u64::from(ranked.full);
@@ -58,7 +58,7 @@ impl Ranking {
 }
 
 impl Ranked {
-    /// `None` where nothing counts.
+    /// `None` if no units count.
     pub(super) fn of(
         name: &StoredName,
         value: &StoredValue,
@@ -90,7 +90,7 @@ impl Ranked {
                 steps: 0,
                 fits_ms: Some(fits_ms).filter(|ms| full && *ms > 0),
                 full,
-                // Of those that are full: who waits for longest.
+                // Among full rules, the longest wait comes first.
                 rank: (share, fits_ms),
             })
         });

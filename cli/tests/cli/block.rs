@@ -17,7 +17,7 @@ fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap()
 }
 
-/// A replica.
+/// Another replica of the service.
 async fn replica(site: &Site) -> Limiter {
     Limiter::new(RedisStore::connect(site.server.url()).await.unwrap())
 }
@@ -120,7 +120,7 @@ async fn a_ban_is_listed_as_one_and_a_secret_as_its_hash() {
         "{said}"
     );
     assert!(!said.contains("s3cret"));
-    // By its hash, as it is listed, and then by its value.
+    // By its listed hash, and then by its value.
     let hashed = said
         .split_whitespace()
         .find(|it| it.starts_with("api-key=#"))

@@ -1,4 +1,4 @@
-//! `block`, `unblock` and `blocks`: whom they hit.
+//! `block`, `unblock` and `blocks`: the identities that they affect.
 
 use std::time::Duration;
 
@@ -109,12 +109,12 @@ async fn blocks_are_listed_from_an_index_among_however_many_keys() {
     assert_eq!(listed["total"], 299);
     assert_eq!(listed["scanned"], false);
     assert_eq!(site.server.calls("scan"), 0);
-    // Both have read them all, in pages.
+    // Both have read all of them, in pages.
     let [gets, pages] = ["get", "zscan"].map(|it| site.server.calls(it));
     assert!((600..=630).contains(&gets) && pages < 20, "{gets} {pages}");
 }
 
-/// As a block of an older version, or of a service without the rights to write the index.
+/// A block of an older version, or of a service without the rights to write the index.
 #[tokio::test]
 async fn a_block_that_is_not_in_the_index_is_found_by_a_scan() {
     let site = Site::start().await;

@@ -133,7 +133,7 @@ fn a_file_that_is_not_there_is_a_usage_error() {
     assert!(said.stderr.starts_with("error: nowhere.toml: "), "{said:?}");
 }
 
-/// As the example server has it.
+/// The form of the example server's configuration.
 #[test]
 fn the_configuration_of_the_example_server_is_a_file_of_policies() {
     let config = "

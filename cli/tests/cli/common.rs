@@ -1,4 +1,4 @@
-//! What these tests share with those of the library.
+//! Helpers that these tests share with those of the library.
 #![allow(dead_code, reason = "those of the library use the rest")]
 
 #[path = "../../../tests/common/cluster.rs"]

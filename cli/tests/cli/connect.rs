@@ -1,4 +1,4 @@
-//! What is said of a server that cannot be asked: which one, who named it, and never a password.
+//! Messages about a server that cannot be called: they name the server and the setting, and never a password.
 
 use std::{
     io::{Read, Write},
@@ -105,7 +105,7 @@ async fn a_slow_server_is_waited_for_as_long_as_the_timeout_says() {
     );
 }
 
-/// In front of a server: answers the first command after longer than the library waits by itself.
+/// A proxy that delays the first answer for longer than the library's own timeout.
 fn slow(server: &Server) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());

@@ -10,7 +10,7 @@ use crate::{
 
 const POLICIES: &str = "api = ['100/1m', '1000/1h']";
 
-/// A server that knows who has used the account `acme`.
+/// A server with the contributors of the account `acme`.
 async fn server() -> Server {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Proves that an operator sees who is denied, and how often.
+//! Proves that an operator sees the denied identities, and the numbers of denials.
 
 use serde_json::Value;
 use sluicegate::{Charge, Key, Policy, block::Until};
@@ -9,7 +9,7 @@ fn visits() -> Policy {
     Policy::parse("visits", "1000000/1d").unwrap()
 }
 
-/// A site whose policies are `api` and `visits`.
+/// A site with the policies `api` and `visits`.
 async fn start() -> Site {
     let site = Site::start().await;
     site.tool
@@ -17,7 +17,7 @@ async fn start() -> Site {
     site
 }
 
-/// A request of a user, which is denied because of its cost or admitted.
+/// A request of a user, which is admitted, or denied because of its cost.
 async fn request(site: &Site, user: &str, is_denied: bool) {
     let (policy, cost) = (visits(), if is_denied { 1_000_001 } else { 1 });
     let charge = Charge::new(&policy, Key::new("user", user), cost);
@@ -37,13 +37,14 @@ async fn an_office_that_is_denied_48_percent_of_its_requests_is_found_in_30_of_3
     let mut requests = 0;
     for sample in 1..=30_u64 {
         for step in 0..100 {
-            // Of each 25 the first 12: the very first has to be denied, since admissions count from then on.
+            // The first 12 of each 25 are denied: the very first has to be, because admissions count only after a
+            // denial.
             request(&site, "office", step % 25 < 12).await;
             requests += 1;
             let other = format!("user-{}", step % 20);
             request(&site, &other, step % 30 == 0).await;
         }
-        // Reports what was counted, as happens once a second.
+        // Reports the counts, as a service does once a second.
         site.limiter.denials().await.unwrap();
         let said = site.json("top --denied", 0);
         let first = &said["denied"][0];
@@ -187,7 +188,7 @@ async fn without_the_right_to_read_denials_other_verbs_say_what_they_can() {
     }
 }
 
-/// What `top --denied` shows at a terminal of this many columns.
+/// The output of `top --denied` at a terminal with this number of columns.
 #[cfg(target_os = "linux")]
 fn at_a_terminal(site: &Site, columns: u16, args: &str) -> String {
     let program = env!("CARGO_BIN_EXE_sluicegate");

@@ -1,4 +1,4 @@
-//! A file of policies that is not the service's: a denied identity does not seem to pass.
+//! A file of policies that is not the service's: a denied identity must not seem to pass.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -50,7 +50,7 @@ async fn a_rule_that_the_file_does_not_have_is_named_and_nothing_is_known_to_pas
     }
 }
 
-/// A month's rule that was dropped yesterday still counts, and denies no request.
+/// A rule of a month that was dropped yesterday still has units, and denies no request.
 #[tokio::test]
 async fn units_of_former_rules_are_named_and_leave_the_answer_certain() {
     let site = Site::start().await;

@@ -1,10 +1,12 @@
+//! `sluicegate explain` gives the answers that the service would get.
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, test_util::TestClock};
 
 use crate::site::{Site, policy};
 
-/// Whatever was charged before: what is foretold is what the service is then answered.
+/// Whatever was charged before, the service then gets the predicted answer.
 #[tokio::test]
 async fn what_is_said_is_what_the_service_is_answered() {
     let site = Site::start().await;
@@ -117,7 +119,7 @@ async fn what_cannot_be_decided_is_an_error() {
     assert!(said.stderr.contains("failure policy applies"), "{said:?}");
 }
 
-/// In a window of a second: denied a millisecond before the time that was told, admitted from then on.
+/// In a window of a second: denied a millisecond before the predicted time, admitted from then on.
 #[tokio::test]
 async fn the_time_is_exact() {
     let site = Site::start().await;
@@ -151,7 +153,7 @@ async fn the_time_is_exact() {
     }
 }
 
-/// A value stays stored for a while after nothing in it counts any more.
+/// A value stays stored for a while after its units no longer count.
 #[tokio::test]
 async fn policies_that_are_listed_are_not_called_other_policies() {
     let site = Site::start().await;
@@ -183,7 +185,7 @@ async fn a_block_that_no_published_policy_enforces_makes_nothing_known() {
         (&said["is_known"], &said["passes"]),
         (&false.into(), &false.into())
     );
-    // A limit denies it wherever the block holds.
+    // A limit denies the identity, whether a block is enforced or not.
     limiter.check(charge(9)).await.unwrap();
     let said = site.json("explain user=alice", 1);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Runs the guide "Operating it", `docs/guide/operating.md`, from its first command to its last, and compares what is
-//! said.
+//! Runs the guide "Operating it", `docs/guide/operating.md`, from the first command to the last, and compares the
+//! output.
 
 use std::{fs, path::Path};
 
@@ -22,7 +22,7 @@ fn fenced(page: &str) -> Vec<(&str, Vec<&str>)> {
     blocks
 }
 
-/// The commands of the page, each with what it says there.
+/// The commands of the page, each with the output that the page shows.
 fn commands(page: &str) -> Vec<(String, String)> {
     let mut commands: Vec<(String, String)> = Vec::new();
     let consoles = fenced(page)
@@ -38,12 +38,12 @@ fn commands(page: &str) -> Vec<(String, String)> {
     commands
 }
 
-/// Digits, and blanks and pictures however long they are, are no difference: times and alignment vary.
+/// Ignores digits, and the lengths of blanks and pictures, because times and alignment vary.
 fn shape(said: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     for word in said.split_whitespace() {
         let shape = shape_of_word(word);
-        // Of times, the second unit is left out where it is zero.
+        // A time leaves out the second unit if that is zero.
         if !(shape == SPAN && words.last().is_some_and(|last| last == SPAN)) {
             words.push(shape);
         }
@@ -70,7 +70,7 @@ fn shape_of_word(word: &str) -> String {
     if is_span { SPAN.to_owned() } else { shape }
 }
 
-/// The traffic that the page tells of.
+/// The traffic in the page's story.
 async fn happens(server: &Server, policies: &Policies) {
     let limiter = Limiter::new(RedisStore::connect(server.url()).await.unwrap());
     let policy = |name: &str| -> Policy { policies.get(name).unwrap().clone() };
@@ -84,7 +84,7 @@ async fn happens(server: &Server, policies: &Policies) {
         let charge = Charge::new(&policy("account"), Key::new("account", "acme"), 1);
         assert!(!limiter.check([charge]).await.unwrap().is_allowed());
     }
-    // Answers when what was contributed is stored.
+    // Returns after the contributions are stored.
     limiter
         .contributors(&policy("account"), &Key::new("account", "acme"))
         .await
@@ -98,7 +98,7 @@ async fn happens(server: &Server, policies: &Policies) {
         limiter.check([login()]).await,
         Ok(Decision::Blocked(_))
     ));
-    // Answers when the denials are stored.
+    // Returns after the denials are stored.
     limiter.denials().await.unwrap();
 }
 

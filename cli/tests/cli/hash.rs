@@ -7,7 +7,7 @@ use crate::{
     tool::Tool,
 };
 
-/// Charges the user that a header names; the service has a secret.
+/// Charges the user in a header. The service has a secret.
 async fn charge(site: &Site, user: &str) {
     let store = RedisStore::connect(site.server.url()).await.unwrap();
     let limiter = Limiter::new(store.secret("pepper"));
@@ -169,7 +169,7 @@ fn a_list_whose_reader_has_left_ends_quietly() {
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let mut stdin = child.stdin.take().unwrap();
-    // It ends at the first line that it cannot write.
+    // The tool ends at the first line that it cannot write.
     drop(stdin.write_all("alice\n".repeat(10_000).as_bytes()));
     drop(stdin);
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! Identities are checked before anything is written: `block` reports no success that it did not have.
+//! The tool checks identities before it writes anything: `block` reports no success without an effect.
 
 use serde_json::Value;
 use sluicegate::{Charge, Decision, Key, Limiter, PeerIp, RedisStore, block::Until};
@@ -22,7 +22,7 @@ async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
         ("ip=203.0.112.0/22", "one by one"),
     ] {
         for verb in [&["block", "--forever"][..], &["unblock"], &["inspect"]] {
-            // Also among others that are right.
+            // The same beside correct identities.
             let others = ["user=carol"].iter().filter(|_| verb[0] != "inspect");
             let mut command = site.tool.command();
             command.args(verb).args(others).arg(identity);
@@ -32,7 +32,7 @@ async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
         }
     }
     assert_eq!(site.server.run::<u64>("DBSIZE"), 1);
-    // What is so by itself is read from stdin.
+    // A value that really looks like this comes from stdin.
     let said = site.tool.run_with("block user=- --for 1h", b"alice \n");
     assert_eq!(said.code, 0, "{said:?}");
     let blocked = Charge::new(&policy("api"), Key::new("user", "alice "), 1);
@@ -80,7 +80,7 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
     let said = site.tool.run(&format!("{other} --force"));
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.stderr.contains(expected), "{said:?}");
-    // A block makes no identity known.
+    // A block does not make an identity known.
     let said = site.json("block usr=alice --for 1h", 0);
     assert!(
         said["warning"]
@@ -272,7 +272,7 @@ async fn a_forgotten_prefix_is_refused_and_a_fresh_server_is_not() {
     );
     site.text("block user=alice --for 1h --prefix shop");
 
-    // More keys than are looked at.
+    // More keys than the tool looks at.
     let keys: String = (0..30_000)
         .map(|number| format!(" session:{number} x"))
         .collect();

@@ -1,3 +1,5 @@
+//! `sluicegate inspect` shows everything that is stored for an identity.
+
 use sluicegate::{Charge, Key, Policy};
 
 use crate::site::Site;

@@ -1,4 +1,4 @@
-//! What is said where nothing is found: the reason that holds, and no other.
+//! Messages when nothing is found: the true reason, and no other.
 
 use sluicegate::{Charge, Key, Limiter, RedisStore};
 
@@ -122,11 +122,11 @@ async fn a_policy_that_is_not_there_is_an_error_of_top_and_named_with_the_others
         .run("contributors user=alice --policy nosuch --window 1h");
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.stdout.contains(reason), "{said:?}");
-    // A policy of the file without charges is one all the same.
+    // A policy of the file exists even without charges.
     site.text("top --policy rehearsal --policies policies.toml");
 }
 
-/// The server keeps more keys than are looked at.
+/// The server has more keys than the tool looks at.
 #[tokio::test]
 async fn a_look_at_some_of_the_keys_says_at_how_many() {
     let site = Site::start().await;

@@ -1,4 +1,4 @@
-//! Not only one server: a cluster, sentinels, a proxy.
+//! Other targets than one server: a cluster, sentinels, a proxy.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn json(tool: &Tool, args: &str) -> serde_json::Value {
     serde_json::from_str(&said.stdout).unwrap()
 }
 
-/// 60 users were charged, the last ten of them 1, 2, … 10.
+/// Asserts the usage of 60 users, the last ten of them with 1, 2, … 10 units.
 fn everything_is_seen(tool: &Tool) {
     let top = json(tool, "top --policies policies.toml --load 100%");
     assert_eq!(
@@ -62,11 +62,11 @@ fn everything_is_seen(tool: &Tool) {
 async fn all_primaries_of_a_cluster_are_read() {
     let cluster = Cluster::start(Duration::from_secs(5));
     charge(RedisStore::cluster(cluster.urls()).await.unwrap(), 60).await;
-    // One node is enough; it may be a replica.
+    // One node is enough, even a replica.
     everything_is_seen(&tool(&format!("cluster = [\"{}\"]", cluster.urls()[4])));
 }
 
-/// Of one node alone, `top` and `blocks` would list a part only, and most identities could not be blocked.
+/// With a single node, `top` and `blocks` would list only some keys, and most identities could not be blocked.
 #[tokio::test]
 async fn a_node_of_a_cluster_stands_for_all_of_it() {
     let cluster = Cluster::start(Duration::from_secs(5));

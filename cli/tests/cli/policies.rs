@@ -5,7 +5,7 @@ use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
 use crate::{common::served::limited, site::Site};
 
-/// A process that has charged `user=alice` under this policy, and has published it.
+/// A process that has charged `user=alice` under this policy, and has published the policy.
 async fn publish(site: &Site, policy: &Policy, cost: u64) -> Limiter {
     let store = RedisStore::connect(site.server.url()).await.unwrap();
     let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
@@ -32,7 +32,7 @@ async fn verbs_need_no_file_of_policies_that_are_published() {
         (&top["full"], &top["top"][0]["limit"]),
         (&1.into(), &10.into())
     );
-    // None of them has looked at all keys to find a policy.
+    // None of them has scanned all keys to find a policy.
     assert_eq!(site.server.calls("hset"), 1);
 }
 
@@ -128,7 +128,7 @@ async fn by_limits_that_are_not_the_published_ones_nothing_is_known() {
         (&said["is_known"], &said["passes"]),
         (&false.into(), &false.into())
     );
-    // Nor that it is denied.
+    // And the answer is not a denial either.
     site.tool.write("lower.toml", "api = \"1/10s\"");
     let said = site.json("explain user=carol --policies lower.toml --cost 2", 1);
     assert_eq!(

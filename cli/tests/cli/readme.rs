@@ -1,10 +1,10 @@
-//! The tool's page: its examples are run, and say what they are said to say.
+//! The tool's page: runs the examples, and compares their output.
 
 use crate::tool::{Tool, said};
 
 const PAGE: &str = include_str!("../../README.md");
 
-/// The blocks of the page: what stands behind the fence, and the content.
+/// The blocks of the page: the language behind the fence, and the content.
 fn blocks() -> Vec<(&'static str, &'static str)> {
     let parts = PAGE.split("\n```");
     let blocks = parts

@@ -1,3 +1,5 @@
+//! `sluicegate reset` deletes the named counts, and nothing else.
+
 use std::process::Command;
 
 use sluicegate::{Charge, Key, Limiter, RedisStore};

@@ -1,10 +1,10 @@
-//! The rights that the tool's page names are enough for each verb, and none of them can be left out.
+//! The rights on the tool's page are enough for each verb, and you can leave none of them out.
 
 use sluicegate::{Charge, Key, block::Until};
 
 use crate::{common::served::limited, site::Site};
 
-/// A verb, the rights that it needs, and the exit code with them.
+/// A verb, the needed rights, and the exit code with them.
 const NEEDS: [(&str, &[&str], i32); 13] = [
     ("inspect user=alice --policies policies.toml", &READ, 0),
     ("inspect user=alice", &SCAN, 0),
@@ -61,7 +61,7 @@ const RESET_FOUND: [&str; 8] = [
 async fn each_verb_does_with_its_rights_and_with_no_fewer() {
     for (verb, rights, code) in NEEDS {
         for missing in std::iter::once(None).chain(rights.iter().map(Some)) {
-            // A server that has not seen the script.
+            // A server that does not know the script.
             let site = Site::start().await;
             let given: Vec<&str> = rights
                 .iter()
@@ -96,7 +96,7 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
     }
 }
 
-/// Servers from Redis 7.0 on know rights to read keys.
+/// Servers from Redis 7.0 on have rights to read keys.
 #[tokio::test]
 async fn to_read_the_right_to_read_keys_is_enough() {
     let site = Site::start().await;

@@ -1,4 +1,4 @@
-//! What all verbs have in common.
+//! The common behaviour of all verbs.
 
 use std::process::Stdio;
 
@@ -71,7 +71,7 @@ fn a_closed_pipe_ends_quietly() {
     );
 }
 
-/// Fails before any server is asked: `simulate` reads the settings, and no log is there.
+/// Fails before it calls a server: `simulate` reads the settings, and there is no log.
 fn settings(tool: &Tool, environment: &[(&str, &str)], args: &[&str]) -> (i32, String) {
     let mut command = tool.command();
     command
@@ -130,7 +130,7 @@ fn the_environment_is_read_and_its_secret_is_never_shown() {
             "SLUICEGATE_IPV6_PREFIX: the prefix",
         ),
         ("SLUICEGATE_CONFIG", "other.toml", "other.toml: "),
-        // As if it were not set: the next file is missed.
+        // As if it were not set, so the tool misses the next file.
         ("SLUICEGATE_CONFIG", "", "nowhere.toml: "),
     ] {
         let (code, stderr) = settings(&tool, &[(name, value)], &[]);
@@ -148,7 +148,7 @@ fn the_environment_is_read_and_its_secret_is_never_shown() {
     assert!(!said(&mut command, b"").stdout.contains("hunter2"));
 }
 
-/// The options that name the server are 30 lines: they stand in the help of the tool alone, and work with each verb.
+/// The options that name the server take 30 lines. They work with each verb, but only the tool's own help has them.
 #[test]
 fn the_help_of_a_verb_is_about_the_verb() {
     let tool = Tool::new();

@@ -1,4 +1,4 @@
-//! `sluicegate simulate`, held against the middleware over real stores.
+//! `sluicegate simulate`, compared with the middleware over real stores.
 
 use std::{
     collections::BTreeMap, convert::Infallible, fmt::Write as _, io::Write as _, net::SocketAddr,
@@ -38,7 +38,7 @@ struct Hit {
     path: &'static str,
 }
 
-/// Some thousand requests of a few clients, with bursts and pauses, in order.
+/// Some thousand requests of a few clients in order, with bursts and pauses.
 fn hits(seed: u64) -> Vec<Hit> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut second = START;
@@ -125,7 +125,7 @@ fn decisions(tool: &Tool) -> Vec<Value> {
         .collect()
 }
 
-/// What the middleware answers to the same requests at the same times: the status, and how many seconds to wait.
+/// The middleware's answers to the same requests at the same times: the status, and the seconds to wait.
 async fn served(
     policies: &str,
     (store, clock): (impl Store, TestClock),
@@ -244,7 +244,7 @@ async fn a_simulation_bans_as_the_middleware_does() {
     let banned = banned.count();
     assert!(banned > 100, "{banned}");
     assert_eq!(outcome["banned"], banned);
-    // Under another limit, others are banned.
+    // Under another limit, other identities are banned.
     let other = &outcome["policies"][0]["rules"][1]["other_limits"][0];
     assert!(other["refused"].as_u64() > outcome["refused"].as_u64());
     let said = tool.run("simulate p.toml access.log --report report.html");
@@ -282,7 +282,7 @@ fn every_format_of_the_same_requests_gives_the_same_outcome() {
     let said = tool.run_with("simulate p.toml --json", log.as_bytes());
     assert_eq!(outcome(&said), expected);
 
-    // In two files, the later one first.
+    // Two files, the later one first.
     let half = log.match_indices('\n').nth(1_500).unwrap().0 + 1;
     tool.write("old.log", &log[..half]);
     tool.write("new.log", &log[half..]);
@@ -389,8 +389,8 @@ impl Model {
     }
 }
 
-/// How many requests each policy refuses; a shadow is asked only where no other policy refuses, and shadows charge
-/// together or not at all.
+/// The number of refused requests of each policy. Shadows are decided only if no other policy refuses, and charge all
+/// or nothing.
 fn refused_by(policies: &[Model], hits: &[Hit]) -> Vec<u64> {
     let mut used: BTreeMap<(usize, String), u64> = BTreeMap::new();
     let mut refused = vec![0; policies.len()];
@@ -413,7 +413,7 @@ fn refused_by(policies: &[Model], hits: &[Hit]) -> Vec<u64> {
     refused
 }
 
-/// All of a policy's refusals under other limits, by the tool, and by the model.
+/// Compares all refusals of a policy under other limits, by the tool and by the model.
 fn assert_other_limits(policies: &[Model], hits: &[Hit], tool: &Tool, args: &str) {
     let toml: String = policies.iter().map(Model::toml).collect();
     tool.write("p.toml", toml);
@@ -652,7 +652,7 @@ async fn the_page_can_be_read_on_a_phone() {
     for (width, height) in [(360, 740), (1280, 800)] {
         page.resize(width, height).await;
         page.until(&format!("innerWidth === {width}")).await;
-        // What is wider scrolls within itself.
+        // Wider content scrolls inside its own box.
         let wide = page.eval("document.documentElement.scrollWidth").await;
         assert_eq!(wide, width);
         let tables = "[...document.querySelectorAll('table')].every(it => it.closest('.scroll'))";
@@ -787,7 +787,7 @@ fn wrong_dates_in_many_logs_at_one_time_disturb_no_other_line() {
     for log in 0..12 {
         let mut lines: Vec<String> = (log..1_200).step_by(12).map(line).collect();
         lines.insert(50, line(1_000_000_000 + 1_000 * log));
-        // Slightly out of order, as a server logs them.
+        // Slightly out of order, like a server's log.
         (60..90).step_by(3).for_each(|at| lines.swap(at, at + 1));
         tool.write(&format!("{log}.log"), lines.concat());
         write!(logs, "{log}.log ").unwrap();
@@ -851,7 +851,7 @@ proptest! {
     ], 0..30)) {
         let tool = tool("ip = '1/1s'", log.join(&b'\n'));
         let said = tool.run("simulate p.toml access.log --json");
-        // What begins as a packed file is none.
+        // Bytes that begin like a packed file, but are not one.
         if said.code == 0 {
             let outcome = outcome(&said);
             let [read, unreadable, requests] = [&outcome["lines"]["read"], &outcome["lines"]["unreadable"], &outcome["requests"]]

@@ -1,4 +1,4 @@
-//! A server that a service has used, and the tool beside it.
+//! A server with the counts of a service, and the tool.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     tool::{Said, Tool},
 };
 
-/// The service's policies. Their windows are so long that nothing is released while a test runs.
+/// The service's policies. Their windows are so long that no unit is released during a test.
 pub(crate) const POLICIES: &str = "\
 api = \"10/1d,100/2d\"
 login = \"3/1d@fixed\"
@@ -24,14 +24,14 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// The tool's configuration names the server, but not the policies, which stand in `policies.toml`.
+    /// The tool's configuration names the server, but not the policies, which are in `policies.toml`.
     pub(crate) async fn start() -> Self {
         let server = Server::start();
         let tool = Tool::new();
         tool.write("sluicegate.toml", format!("redis = \"{}\"", server.url()));
         tool.write("policies.toml", POLICIES);
         let store = RedisStore::connect(server.url()).await.unwrap();
-        // It publishes when a test asks for it.
+        // Publishes only when a test asks for it.
         let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
         let limiter = limiter.publish_policies(false);
         Self {
@@ -47,14 +47,14 @@ impl Site {
         assert!(self.limiter.check([charge]).await.unwrap().is_allowed());
     }
 
-    /// What it says, which must be JSON, with this exit code.
+    /// Runs the tool with `--json`. Asserts the exit code, and returns the document.
     pub(crate) fn json(&self, args: &str, code: i32) -> Value {
         let said = self.tool.run(&format!("{args} --json"));
         assert_eq!(said.code, code, "{said:?}");
         serde_json::from_str(&said.stdout).unwrap()
     }
 
-    /// What it says to a person, with exit code 0.
+    /// Runs the tool. Asserts the exit code 0, and returns the text.
     pub(crate) fn text(&self, args: &str) -> String {
         let said: Said = self.tool.run(args);
         assert_eq!(said.code, 0, "{said:?}");

@@ -13,7 +13,7 @@ pub(crate) struct Tool {
     folder: TempDir,
 }
 
-/// What it said.
+/// The output of the tool.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -42,12 +42,12 @@ impl Tool {
         command
     }
 
-    /// Runs it with these arguments, separated by blanks.
+    /// Runs the tool with these arguments, separated by blanks.
     pub(crate) fn run(&self, args: &str) -> Said {
         self.run_with(args, b"")
     }
 
-    /// Runs it with this on stdin.
+    /// Runs the tool with this input on stdin.
     pub(crate) fn run_with(&self, args: &str, stdin: &[u8]) -> Said {
         let mut command = self.command();
         command.args(args.split_whitespace());
@@ -66,7 +66,7 @@ pub(crate) fn said(command: &mut Command, stdin: &[u8]) -> Said {
     .unwrap();
     let mut pipe = child.stdin.take().unwrap();
     let stdin = stdin.to_vec();
-    // It may end before it has read all of this.
+    // The tool may end before it has read all input.
     let writer = std::thread::spawn(move || drop(pipe.write_all(&stdin)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();

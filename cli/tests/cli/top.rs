@@ -1,3 +1,5 @@
+//! `sluicegate top` ranks identities, with and without policies.
+
 use sluicegate::{Charge, Key, Policy};
 
 use crate::site::Site;
@@ -30,7 +32,7 @@ async fn with_policies_the_fullest_come_first() {
     let site = Site::start().await;
     used(&site).await;
     let said = site.json("top --policies policies.toml", 0);
-    // Of the two that are full, the one that waits for longest.
+    // Two are at their limit; the one with the longer wait comes first.
     let first = rows(&said);
     assert!(first[..2].contains(&("user=bob", 10)) && first[..2].contains(&("user=alice", 3)));
     assert_eq!(

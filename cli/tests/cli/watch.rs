@@ -1,3 +1,5 @@
+//! `sluicegate watch` prints each change, and leaves the terminal unchanged.
+
 use std::{
     io::{BufRead, BufReader, Read},
     process::{Child, Command, Stdio},
@@ -7,7 +9,7 @@ use std::{
 
 use crate::site::Site;
 
-/// Far above what a busy machine needs.
+/// Far more than a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Watching {
@@ -38,7 +40,7 @@ impl Watching {
         self.lines.recv_timeout(PATIENCE).unwrap()
     }
 
-    /// Ends it as Ctrl-C does; answers with its exit code and what it wrote to stderr.
+    /// Ends the tool like Ctrl-C. Returns the exit code and the output on stderr.
     fn interrupt(mut self) -> (Option<i32>, String) {
         let id = self.child.id().to_string();
         assert!(
@@ -59,7 +61,7 @@ impl Watching {
     }
 }
 
-/// A test that fails leaves no program behind.
+/// A failed test leaves no program behind.
 impl Drop for Watching {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -108,6 +108,7 @@ impl Shared {
                 accounts.entry(hash).or_insert(new)
             }
         };
+        // Two accounts may have the same hash. Then only the first one is counted.
         if account.is(policy, key) {
             if is_now {
                 account.be_at(policy, at_ms);

@@ -269,6 +269,7 @@ impl Set {
             let standing = identity.as_ref().map(|identity| slot.standing(identity));
             standing.map(|standing| (standing.weight_at(span), standing.denied_in))
         });
+        // `None`, a free slot, is less than any weight.
         let least = weights.enumerate().min_by_key(|(_, weight)| *weight);
         let way = least.map_or(0, |(way, _)| way);
         self.forget(held, way);

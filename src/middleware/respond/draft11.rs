@@ -195,6 +195,7 @@ impl Draft11 {
             push_shadow(&mut usages, policy);
             push_policy_item(&mut quotas, &item_name(policy, &rule), &rule, policy);
             if usages.len().max(quotas.len()) > MAX_FIELD {
+                // Remove the rule from both lists: they must name the same rules.
                 usages.truncate(ends.0);
                 quotas.truncate(ends.1);
                 break;

@@ -269,6 +269,7 @@ impl Headers {
         };
         match wait {
             Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
+            // An inner layer may have set the header, but this decision names no time.
             None => headers.remove(header::RETRY_AFTER),
         };
         sent

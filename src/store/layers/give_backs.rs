@@ -1,12 +1,12 @@
-//! [`GiveBacks`]: what was given back through this process, and when.
+//! [`GiveBacks`]: numbers the refunds and blocks through this process, to find out whether one came after a question.
 
 use super::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Release},
 };
 
-/// Numbers what is given back, and keeps the last number of each slot. Policies and keys are hashed to slots; where two
-/// share one, a refusal is forgotten for nothing.
+/// Numbers everything that is given back, and keeps the last number of each slot. Policies and keys are hashed to
+/// slots. If two share a slot, a refusal may be dropped without need.
 #[derive(Debug)]
 pub(super) struct GiveBacks {
     last: AtomicU64,
@@ -30,13 +30,13 @@ impl GiveBacks {
         hash as usize % self.slots.len()
     }
 
-    /// The last number. To be read *before* a check is sent: what the store has done until then, it knows of; and what
-    /// it does while the check is on its way gets a greater number.
+    /// The last number. Read it *before* you send a check: the store's answer includes everything with a number up to
+    /// it, and anything that happens while the check is under way gets a greater number.
     pub(super) fn last(&self) -> u64 {
         self.last.load(Acquire)
     }
 
-    /// To be called *after* the store has answered that it has given back, and before the caller is told.
+    /// Call this *after* the store has confirmed the refund or block, and before your caller gets the answer.
     pub(super) fn note(&self, slot: usize) {
         let number = self.last.fetch_add(1, AcqRel) + 1;
         self.slots[slot].fetch_max(number, Release);

@@ -1,10 +1,10 @@
-//! Stores around a store: each is a folder of its own, and optional.
+//! Layers: stores that wrap a store. Each is a folder, and optional.
 
 mod deny_cache;
 mod give_backs;
 mod leases;
 
-/// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
+/// The atomics of [`give_backs`] and of the balance of [`leases`]. Tests replace them by those of a model checker.
 mod sync {
     pub(super) use std::sync::atomic;
 }

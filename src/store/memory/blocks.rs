@@ -1,3 +1,5 @@
+//! [`Blocks`]: the blocked identities.
+
 use std::{
     collections::HashMap,
     sync::{
@@ -14,15 +16,15 @@ use crate::domain::{
     key::Key,
 };
 
-/// Bans look for room at most once in so many ms: checks wait meanwhile.
+/// The minimum time between two searches of a ban for room, in ms. Checks wait during a search.
 const SWEEP_MS: u64 = 1_000;
 
-/// Who is blocked. Few are: all under one lock, which checks share.
+/// The blocked identities. There are few, so one lock that checks share is enough.
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
     by_key: RwLock<HashMap<Key, Held>>,
-    /// Written under the lock.
+    /// Only written under the lock.
     swept_at_ms: AtomicU64,
 }
 
@@ -41,7 +43,7 @@ impl Blocks {
         }
     }
 
-    /// The latest block of an identity that the check charges. The clock is read only if any identity is blocked.
+    /// The latest block of an identity that the check charges. Reads the clock only if any identity is blocked.
     pub(super) fn blocked(&self, check: &Check, now_ms: impl FnOnce() -> u64) -> Option<Blocked> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         if by_key.is_empty() {
@@ -55,9 +57,10 @@ impl Blocks {
         blocks.reduce(Blocked::or_later)
     }
 
-    /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an
-    /// operator's takes that of the ban that ends first: whoever has many identities banned must not keep operators
-    /// from blocking.
+    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
+    ///
+    /// If there is no room, an operator's block replaces the ban that ends first. So a client that gets many identities
+    /// banned cannot keep operators from blocking.
     pub(super) fn block(
         &self,
         key: Key,
@@ -70,6 +73,7 @@ impl Blocks {
         if let Some(known) = known.filter(|it| it.holds(now_ms) && it.or_later(block) == *it) {
             return Ok(known);
         }
+        // A block that has ended already needs no room.
         if !block.holds(now_ms) {
             return Ok(block);
         }
@@ -119,7 +123,7 @@ impl Blocks {
     }
 }
 
-/// A secret is not told.
+/// The identity as text, with a secret value left out.
 fn identity(key: &Key) -> String {
     match str::from_utf8(key.value()) {
         Ok(value) if !key.is_secret() => format!("{}={value}", key.kind()),

@@ -1,3 +1,5 @@
+//! [`Clock`]: the store's clock.
+
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::domain::rule::millis;
@@ -7,7 +9,8 @@ use crate::test_util::TestClock;
 /// The time in ms since the Unix epoch.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// Asks the system for the date once and counts on from there: never steps back, and does not follow corrections.
+    /// Reads the system's date once, and then adds the time that has passed. It never steps back or follows
+    /// corrections.
     System { anchor: Instant, anchor_ms: u64 },
     #[cfg(feature = "test-util")]
     Test(TestClock),

@@ -1,4 +1,4 @@
-//! Who has contributed to accounts, as the Redis store keeps it: a table for each sixth of a window.
+//! The contributors of accounts, in the form that the Redis store uses: a table for each sixth of a window.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,23 +12,23 @@ use crate::domain::{
     policy::Policy,
 };
 
-/// How many tables are kept: those of some thousand accounts.
+/// The maximum number of tables, which is enough for some thousand accounts.
 const MAX_TABLES: usize = 8_192;
 
-/// Of those that are no longer needed, so many are dropped for each that is new: a call never waits for all of them.
+/// A new table drops at most this number of tables that are no longer needed, so that no call waits for all of them.
 const DROPPED_AT_ONCE: usize = 4;
 
 #[derive(Default)]
 pub(super) struct ContributorTables {
     tables: Mutex<Tables>,
-    /// For the hashes of labels that cannot be shown.
+    /// Hashes the labels that cannot be shown.
     hasher: RandomState,
 }
 
 #[derive(Default)]
 struct Tables {
     by_id: HashMap<Arc<TableId>, Table>,
-    /// All of them, by the time at which they are no longer part of a window.
+    /// All tables by the time at which they leave the window.
     by_release: BTreeMap<u64, Vec<Arc<TableId>>>,
 }
 
@@ -72,7 +72,7 @@ impl ContributorTables {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Useless outside of this process.
+    /// The hash has no meaning outside of this process.
     fn hash(&self, label: &Key) -> String {
         let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, label)));
         format!("{first:016x}{second:016x}")
@@ -80,7 +80,7 @@ impl ContributorTables {
 }
 
 impl Tables {
-    /// The table of this span, which is made if there is room for it, or else in the place of another.
+    /// The table of this span. A new table takes a free place, or replaces the table that leaves its window first.
     fn table(&mut self, id: TableId, release_ms: u64, now_ms: u64) -> &mut Table {
         let id = Arc::new(id);
         if !self.by_id.contains_key(&id) {
@@ -91,7 +91,8 @@ impl Tables {
         self.by_id.entry(id).or_default()
     }
 
-    /// Drops some that are no longer part of a window; or else one of those that are the first to be so.
+    /// Drops a few tables that have left their window. If there are none and all places are taken, drops the table that
+    /// leaves first.
     fn make_room(&mut self, now_ms: u64) {
         for _ in 0..DROPPED_AT_ONCE {
             let Some(mut first) = self.by_release.first_entry() else {

@@ -1,4 +1,4 @@
-//! Which identities were denied, as the Redis store keeps it: a table for each sixth of a minute and of an hour.
+//! The denied identities, in the form that the Redis store uses: a table for each sixth of a minute and of an hour.
 
 use std::{
     cmp::Reverse,
@@ -16,11 +16,11 @@ use crate::domain::{
 #[derive(Default)]
 pub(super) struct DenialTables {
     by_span: Mutex<BTreeMap<Span, Table>>,
-    /// For the hashes of identities that cannot be shown.
+    /// Hashes the identities that cannot be shown.
     hasher: RandomState,
 }
 
-/// By the policy's name, or `None` for blocks, and the identity.
+/// Indexed by the policy's name, or `None` for blocks, and by the identity.
 type Table = HashMap<(Option<String>, String), RequestCounts>;
 
 impl DenialTables {
@@ -51,14 +51,14 @@ impl DenialTables {
         Denials::new(last(Span::OF_MINUTE_MS), last(Span::OF_HOUR_MS))
     }
 
-    /// Useless outside of this process.
+    /// The hash has no meaning outside of this process.
     fn hash(&self, key: &Key) -> String {
         let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, key)));
         format!("{first:016x}{second:016x}")
     }
 }
 
-/// Keeps those that were denied most.
+/// Keeps the identities with the most denials.
 fn trim(table: &mut Table) {
     if table.len() > KEPT_IDENTITIES {
         let mut rows: Vec<_> = table.drain().collect();

@@ -1,3 +1,5 @@
+//! [`Locked`]: the shards of one call, under their locks.
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
@@ -12,21 +14,21 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full;
 
-/// All the shards that one call needs, locked together: so a check over several keys is atomic.
+/// All shards of one call, locked together, so that a check over several keys is atomic.
 pub(super) struct Locked<'a> {
     /// Read under the locks, so that the time of a key never steps back.
     pub(super) now_ms: u64,
     count: usize,
-    /// The hashes of all keys of the call: none of them makes room for another.
+    /// The tokens of all keys of the call. None of these keys is dropped to make room for another.
     tokens: &'a [Token],
     /// In the order of the shards.
     guards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,
 }
 
 impl<'a> Locked<'a> {
-    /// Locks in the order of the shards, so that two calls never wait for each other in a circle.
+    /// Locks in the order of the shards, so that two calls never wait for each other.
     ///
-    /// Poison is ignored: half a check of one key is worth less than the counts of all others.
+    /// Ignores poison: after a panic, the counts of all other keys are worth more than the half-done check of one.
     pub(super) fn new(shards: &'a [Mutex<Shard>], tokens: &'a [Token], clock: &Clock) -> Self {
         let count = shards.len();
         let mut wanted = tokens
@@ -57,8 +59,8 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the
-    /// charge, and, where some did not fit, tell when one more does.
+    /// Charges as many of `count` identical checks as fit, and returns how many. `counts` then hold the usage after the
+    /// charge. If some checks did not fit, `counts` also say when one more fits.
     pub(super) fn fill(
         &mut self,
         charges: &[Charge],
@@ -73,18 +75,20 @@ impl<'a> Locked<'a> {
         let admitted = fitting.min(count);
         if admitted > 0 {
             if !are_known {
+                // A charge without cost changes no counts, so its key needs no place.
                 let charged = charges.iter().zip(tokens).filter(|(it, _)| it.cost() > 0);
                 self.reserve(charged.map(|(_, token)| *token))?;
             }
             self.charge(charges, tokens, admitted, counts);
             if admitted < count {
+                // A charge returns no time at which more fits, so look for it.
                 self.look(charges, tokens, counts);
             }
         }
         Ok(admitted)
     }
 
-    /// Gives each of these keys a place, or none.
+    /// Reserves a place for each of these keys, all or none.
     pub(super) fn reserve(
         &mut self,
         tokens: impl Iterator<Item = Token> + Clone,
@@ -98,7 +102,7 @@ impl<'a> Locked<'a> {
         Err(Full)
     }
 
-    /// Counts under each rule, and answers how often the costs fit, and whether each key has a place.
+    /// Counts under each rule. Returns how many times the costs fit, and whether each key has a place.
     fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> (u16, bool) {
         let (mut fitting, mut are_known, now_ms) = (u16::MAX, true, self.now_ms);
         for (charge, token, counts) in by_charge(charges, tokens, counts) {
@@ -109,7 +113,7 @@ impl<'a> Locked<'a> {
         (fitting, are_known)
     }
 
-    /// Adds every cost so many times, and replaces the counts that this changes.
+    /// Adds each cost `times` times, and replaces the counts that this changes.
     fn charge(&mut self, charges: &[Charge], tokens: &[Token], times: u16, counts: &mut [Count]) {
         let now_ms = self.now_ms;
         for (charge, token, counts) in by_charge(charges, tokens, counts) {
@@ -125,7 +129,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// The shard of a token, from the half that does not choose the place within the shard. `count` is a power of two.
+/// The shard of a token. The map within the shard uses the other half of the token. `count` is a power of two.
 fn index(token: Token, count: usize) -> usize {
     (token.0 & 0xFFFF) as usize & (count - 1)
 }

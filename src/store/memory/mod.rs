@@ -55,24 +55,23 @@ mod token;
 
 const DEFAULT_CAPACITY: usize = 100_000;
 
-/// Enough for threads to seldom meet; few enough to look at each of them in every check.
+/// Enough that threads rarely meet, and few enough that a check can look at each.
 const MAX_SHARDS: usize = 16;
 
-/// Fewer keys than this share one lock: hashing would fill several too unevenly.
+/// A store for fewer keys than this has one shard: hashing would fill several too unevenly.
 const MIN_SHARD: usize = 1_024;
 
-/// For so long no call may have been without a place before the warning is new.
+/// A call that finds no place logs a warning if no other did for this time.
 const QUIET_MS: u64 = 60_000;
 
-/// The token of each charge, and a count for each rule. What most checks have at most is kept on the stack.
+/// The token of each charge, and a count for each rule. Most checks fit on the stack.
 type CheckTokens = SmallVec<[Token; 2]>;
 type Counts = SmallVec<[Count; 4]>;
 
-/// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
+/// Keeps the counts in the memory of this process; cheap to clone. Clones share their counts.
 ///
-/// For services of one process, for tests, and for local decisions while Redis is down. It answers at once, allocates
-/// nothing for a key it knows but the answer, and runs nothing in the background.
-///
+/// Use this store for services of one process, for tests, and for local decisions while Redis is down. The store
+/// answers at once, runs nothing in the background, and for a known key allocates only the answer.
 /// ```
 /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
 ///
@@ -89,28 +88,28 @@ type Counts = SmallVec<[Count; 4]>;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that
-/// never steps back and that a correction of the date does not reach. So after such a correction, or after the machine
-/// slept, fixed windows begin as much too early or too late.
+/// **Clock.** The store reads the date once, when you create it. From there it counts with a clock that never steps
+/// back and ignores corrections of the date. After a correction, or after the machine slept, fixed windows are early or
+/// late by the same amount.
 ///
-/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key of
-/// one rule takes some 180 to 280 bytes, as full as its part of the table is, some 150 for each further rule, and 16
-/// for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit. Keys
-/// that count no more are dropped as new ones come.
+/// **Memory.** The store keeps no key in clear, only a hash of 128 bits that is different in each process. A key with
+/// one rule takes some 180 to 280 bytes, depending on how full its part of the table is. Each further rule takes some
+/// 150 bytes, and each step that counts takes 16. A rule has at most `window / precision + 1` steps, and never more
+/// than its limit. New keys drop keys that no longer count.
 ///
-/// **When it is full**, a new key takes the place of one that counts no more, or else of one that has used the least
-/// share of its limits, as of its latest charge and to about a factor of two. A key at its limit, under which not one
-/// unit fits, is never forgotten. So a flood of made-up keys (spoofed addresses, random user names) lifts no limit of a
-/// key at its limit, and the store forgets units of another key only when all that it keeps have used about half as
-/// great a share or more. It takes no more memory.
+/// **When the store is full**, a new key replaces a key that no longer counts. If there is none, the new key replaces
+/// the key that has used the smallest share of its limits, measured at that key's latest charge, to about a factor of
+/// two. A key at its limit, under which not one unit fits, is never forgotten. So a flood of made-up keys (spoofed
+/// addresses, random user names) lifts no limit of a key at its limit and takes no more memory. The store forgets
+/// another key only when all other keys have used at least about half of that key's share.
 ///
-/// If all other keys are at their limits, the store cannot decide about a new one: the check is a
+/// If all other keys are at their limits, the store cannot decide about a new key. The check returns a
 /// [`Full`](crate::error::StoreErrorKind::Full) error, the [failure policy](crate::FailurePolicy) applies to this
-/// request and the breaker does not open. One warning says so. Choose `Closed` for policies that protect something,
-/// such as logins: new keys are then rejected until a unit fits under one of the others. With `Open`, the default, they
+/// request, the breaker stays closed, and one warning is logged. Choose `Closed` for policies that protect something,
+/// such as logins: new keys are then rejected until a unit fits under one of the others. `Open`, the default, lets them
 /// pass uncounted. `Local` counts them in the limiter's [local store](crate::Limiter::local_store), and rejects them
-/// when that is full, too. Better, give the store a capacity above the number of keys that can come in one window, or
-/// limit what makes up keys by something that cannot be made up.
+/// when that store is full, too. It is better to choose a capacity above the number of keys that can arrive in one
+/// window, or to put a limit on something that your clients cannot make up.
 #[derive(Clone)]
 pub struct MemoryStore {
     inner: Arc<Inner>,
@@ -122,11 +121,11 @@ struct Inner {
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
     blocks: Blocks,
-    /// Held by a ban from its look at the strikes on, and by what ends blocks and strikes.
+    /// A ban holds this from counting the strikes until the block is in place. So does an operation that ends both.
     bans: Mutex<()>,
     contributors: ContributorTables,
     denials: DenialTables,
-    /// When there was last no place for a key.
+    /// The last time at which a key found no place.
     full_at_ms: AtomicU64,
 }
 
@@ -137,7 +136,7 @@ impl MemoryStore {
         Self::build(DEFAULT_CAPACITY, Clock::system())
     }
 
-    /// Makes it an empty store for `keys` keys: one key is one identity under one policy.
+    /// Replaces the store by an empty one for `keys` keys. One key is one identity under one policy.
     ///
     /// The default is 100 000. Keys are spread over up to 16 parts of at least 1024, and a part can be full a little
     /// before the others.
@@ -152,14 +151,14 @@ impl MemoryStore {
         Self::build(keys, self.inner.clock.clone())
     }
 
-    /// Makes it an empty store that goes by `clock` instead of the system's.
+    /// Replaces the store by an empty one that uses `clock` instead of the system's.
     #[cfg(feature = "test-util")]
     #[must_use]
     pub fn clock(self, clock: TestClock) -> Self {
         Self::build(self.inner.capacity, Clock::Test(clock))
     }
 
-    /// The number of keys that it remembers, with some that count no more.
+    /// The number of keys in the store, including some that no longer count.
     #[must_use]
     pub fn len(&self) -> usize {
         let lengths = self.inner.shards.iter().map(|shard| {
@@ -169,7 +168,7 @@ impl MemoryStore {
         lengths.sum()
     }
 
-    /// Whether it remembers no key at all.
+    /// Whether the store has no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -202,7 +201,7 @@ impl Inner {
         self.decide(check, 1, |filled, shadows| filled.decision(shadows))
     }
 
-    /// Decides so many identical checks, and then the shadows of those that were admitted. `answer` is given both.
+    /// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
     fn decide<T>(
         &self,
         check: &Check,
@@ -230,6 +229,7 @@ impl Inner {
         let charges = check.shadow_charges();
         let shadow_admitted = admitted
             .and_then(|admitted| shards.fill(charges, shadow_tokens, admitted, shadow_counts));
+        // Building the answers allocates, so release the locks first.
         drop(shards);
         let admitted = admitted.map_err(|Full| self.full(now_ms))?;
         let shadow_admitted = shadow_admitted.map_err(|Full| self.full(now_ms)).ok();
@@ -252,6 +252,7 @@ impl Inner {
             let charged = check.charges().iter().zip(usages.clone());
             charged.map(|(it, (usage, cost))| (usage, cost.cast_signed() - it.cost().cast_signed()))
         };
+        // Only a key whose counts change needs a place. Reserve all of them before the first change: all or nothing.
         let mut changed = CheckTokens::new();
         for (token, (usage, difference)) in tokens.iter().zip(charged()) {
             let entry = shards.shard(*token).entry(*token);
@@ -277,7 +278,7 @@ impl Inner {
         Usage::settled(settlement.check(), now_ms, &counts)
     }
 
-    /// The error of a call for which there is no place, and one warning, unless there was such a call a moment ago.
+    /// The error of a call that found no place. Logs one warning, unless another call found no place a moment ago.
     #[cold]
     fn full(&self, now_ms: u64) -> StoreError {
         let last_ms = self.full_at_ms.swap(now_ms, Relaxed);
@@ -361,7 +362,7 @@ impl Inner {
         }
     }
 
-    /// Does an operation for operators, which no check depends on.
+    /// Executes an operation for operators. No check depends on these.
     fn report(&self, operation: &Operation) -> Result<Reply, StoreError> {
         let now_ms = self.clock.now_ms();
         Ok(match operation {
@@ -395,7 +396,7 @@ impl Inner {
     }
 }
 
-/// Room for a count of each rule, those of shadows last.
+/// A count for each rule, those of shadows last.
 fn counts(check: &Check) -> Counts {
     let mut counts = Counts::new();
     for charge in check.all_charges() {

@@ -1,3 +1,5 @@
+//! [`Shard`]: a part of the keys, and the order in which they are dropped.
+
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
@@ -6,11 +8,11 @@ use super::{
 };
 use crate::store::entry::Entry;
 
-/// Fewer keys than this are not worth giving back before room is needed.
+/// With fewer keys than this, released keys stay until their room is needed.
 const SWEEP_ABOVE: usize = 64;
 
-/// How many keys are looked after for each that comes: more than one, so that the shard shrinks again after a flood
-/// without anything running in the background.
+/// A new key sweeps this number of old ones. More than one, so that the shard shrinks again after a flood without a
+/// background task.
 const PER_KEY: usize = 2;
 
 type Queue = BTreeSet<(Standing, Token)>;
@@ -20,14 +22,14 @@ type Queue = BTreeSet<(Standing, Token)>;
 pub(super) struct Shard {
     capacity: usize,
     entries: HashMap<Token, Queued, BuildTokenHasher>,
-    /// The keys of each class by time: those with the most room are in the first, and those at their limit in the last.
+    /// The keys of each class by time. The first class has the most room, the last is at its limit.
     queues: [Queue; CLASSES],
 }
 
 #[derive(Debug)]
 struct Queued {
     entry: Entry,
-    /// `None` from when the place is reserved until the first charge: in no queue, so that nothing else takes it.
+    /// `None` from the reservation until the first charge. Then the key is in no queue, so no other key can replace it.
     standing: Option<Standing>,
 }
 
@@ -49,13 +51,14 @@ impl Shard {
         self.entries.get(&token).map(|queued| &queued.entry)
     }
 
-    /// The entry of a key, an empty one if there is none.
+    /// The entry of a key, or an empty entry.
     pub(super) fn entry(&self, token: Token) -> &Entry {
         static EMPTY: Entry = Entry::new();
         self.get(token).unwrap_or(&EMPTY)
     }
 
-    /// Makes a place for a key that has none, but not in that of a key in `spared`. Answers whether it has one then.
+    /// Reserves a place for a key, but not by dropping a key in `spared`. Returns whether the key has a place
+    /// afterwards.
     pub(super) fn reserve(&mut self, token: Token, spared: &[Token], now_ms: u64) -> bool {
         if self.get(token).is_some() {
             return true;
@@ -69,14 +72,14 @@ impl Shard {
         has_room
     }
 
-    /// Gives up the place of a key that nothing was written to.
+    /// Gives up the place of a key if the entry is empty.
     pub(super) fn cancel(&mut self, token: Token) {
         if self.entry(token).is_empty() {
             self.remove(token);
         }
     }
 
-    /// Lets `change` write to the entry of a key that has a place, and drops the key if nothing is left.
+    /// Lets `change` write to the entry of a key that has a place. Drops the key if the entry is empty afterwards.
     pub(super) fn write(&mut self, token: Token, change: impl FnOnce(&mut Entry) -> Standing) {
         let Some(queued) = self.entries.get_mut(&token) else {
             return;
@@ -103,7 +106,7 @@ impl Shard {
         }
     }
 
-    /// Drops keys that count no more, or else the one with the most room. Answers whether there is room then.
+    /// Drops keys that no longer count, or else the key with the most room. Returns whether there is room afterwards.
     fn make_room(&mut self, spared: &[Token], now_ms: u64) -> bool {
         for _ in 0..PER_KEY {
             self.requeue_first(now_ms);
@@ -120,7 +123,7 @@ impl Shard {
         self.len() < self.capacity
     }
 
-    /// Gives the key that was the first to have room again its place among those with room.
+    /// Moves the first key that has room again to its class with room.
     fn requeue_first(&mut self, now_ms: u64) {
         let limited = &mut self.queues[usize::from(LIMITED)];
         if let Some(&(old, token)) = limited.first()
@@ -134,7 +137,7 @@ impl Shard {
         }
     }
 
-    /// Drops the key that was the first to count no more.
+    /// Drops the first key that no longer counts.
     fn drop_released(&mut self, spared: &[Token], now_ms: u64) {
         let first = self.firsts(spared).min();
         if let Some((standing, token)) = first
@@ -144,7 +147,7 @@ impl Shard {
         }
     }
 
-    /// The key of each class with room that is released first.
+    /// The key that is released first, of each class with room.
     fn firsts(&self, spared: &[Token]) -> impl Iterator<Item = (Standing, Token)> {
         let with_room = &self.queues[..usize::from(LIMITED)];
         with_room.iter().filter_map(|queue| {

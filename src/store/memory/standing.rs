@@ -1,3 +1,5 @@
+//! [`Standing`]: the order in which a full store forgets keys.
+
 use std::num::NonZeroU64;
 
 use crate::{
@@ -5,17 +7,17 @@ use crate::{
     store::entry::Entry,
 };
 
-/// The class of keys at their limit, under which not one unit fits: they are never forgotten.
+/// The class of keys at their limit, under which not one unit fits. They are never forgotten.
 ///
-/// Below it, a class has used about twice as much of its limit as the one before. So what is forgotten with a key of
-/// the first class is at most twice the least that could be.
+/// Each class below has used about twice the share of the class before it. So the store forgets at most twice the
+/// smallest share that it could.
 pub(super) const LIMITED: u8 = 15;
 pub(super) const CLASSES: usize = LIMITED as usize + 1;
 
-/// Where a key stands among those that can be forgotten, as its latest change has left it: those that are released
-/// first, or have room first, are the first of their class.
+/// The place of a key in the order of forgetting, as of its latest change. In each class, the first key is the one that
+/// is released first or has room first.
 ///
-/// From the highest bit on: that time in ms, the class when a unit fits again, and the class.
+/// The bits from high to low: that time in ms, the class when a unit fits again, and the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Standing(NonZeroU64);
 
@@ -50,7 +52,7 @@ impl Standing {
 }
 
 impl Entry {
-    /// Where its key stands after a change that has left these counts under these rules.
+    /// The standing after a change that has left these counts under these rules.
     pub(super) fn standing(
         &self,
         rules: impl Iterator<Item = Rule> + Clone,
@@ -72,7 +74,7 @@ impl Entry {
     }
 }
 
-/// The class of a key for which so much counts under a rule.
+/// The class of a key with this count under a rule.
 fn class(rule: &Rule, count: Count) -> u8 {
     let (limit, used) = (rule.limit(), count.units(rule));
     if used >= limit {

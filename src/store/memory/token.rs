@@ -1,17 +1,19 @@
+//! [`Token`]: a keyed hash that replaces a policy's name and a key.
+
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::domain::key::Key;
 
-/// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
-/// useless outside this process.
+/// A hash of a policy's name and a key. With 128 bits no two are equal, the hash key is secret so that a client cannot
+/// aim at a token, and the token has no meaning outside this process.
 pub(super) type Token = (u64, u64);
 
-/// Identities up to this length, three bytes included, are put together without an allocation.
+/// The maximum length of an identity, with three bytes for the header, that is joined on the stack.
 const SHORT: usize = 128;
 
-/// Makes tokens, each time a process starts other ones.
+/// Makes tokens. Each process makes other ones.
 #[derive(Clone, Debug)]
 pub(super) struct Tokens {
     hasher: SipHasher13,
@@ -27,8 +29,8 @@ impl Default for Tokens {
 }
 
 impl Tokens {
-    /// An identity that is short is put together first: hashing its parts one by one takes longer. An identity is
-    /// always hashed in the same way, since which one depends on its length.
+    /// Joins a short identity first, because hashing the parts separately takes longer. The length decides, so an
+    /// identity is always hashed in the same way.
     pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
         let mut short = [0; SHORT];
         match put_together(policy, key, &mut short) {
@@ -42,8 +44,8 @@ impl Tokens {
     }
 }
 
-/// Two lengths and the secrecy, then the parts: so `("a", "bc")` and `("ab", "c")` stay apart. `None` if it is not
-/// short.
+/// A header of two lengths and the secrecy, then the parts, so that `("a", "bc")` and `("ab", "c")` stay apart. `None`
+/// if the identity is not short.
 fn put_together<'a>(policy: &str, key: &Key, short: &'a mut [u8; SHORT]) -> Option<&'a [u8]> {
     let parts = [policy.as_bytes(), key.kind().as_bytes(), key.value()];
     let header = [
@@ -61,7 +63,7 @@ fn put_together<'a>(policy: &str, key: &Key, short: &'a mut [u8; SHORT]) -> Opti
     Some(&short[..end])
 }
 
-/// For maps from tokens: half of a token is as good a hash as any.
+/// For maps indexed by tokens: half of a token is as good as any hash.
 pub(super) type BuildTokenHasher = BuildHasherDefault<TokenHasher>;
 
 #[derive(Default)]

@@ -102,6 +102,7 @@ impl Executor {
                 Some(key) => run(&executor.transport, &call, key).await,
                 None => Ok(script::no_reply()),
             };
+            // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
             #[cfg(feature = "cluster")]
             if reply
                 .as_ref()

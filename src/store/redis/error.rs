@@ -188,6 +188,7 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
 
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Timeout, Unavailable};
+    // Only the cause of a failed handshake says whether it will fail again, and redis-rs calls both I/O errors.
     #[cfg(feature = "tls")]
     if let Some(message) = super::tls::handshake_problem(error) {
         return (AccessDenied, message);

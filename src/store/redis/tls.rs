@@ -5,8 +5,7 @@ use std::{error::Error, io, sync::Arc};
 use redis::{ConnectionAddr, ConnectionInfo, RedisError};
 use rustls::{CertificateError, crypto::CryptoProvider};
 
-/// Installs a cryptography provider for the process, because redis-rs needs one for each connection and panics without
-/// it.
+/// Installs a cryptography provider for the process, because redis-rs panics without one at each TLS connection.
 pub(super) fn prepare(server: &ConnectionInfo) {
     let is_tls = matches!(server.addr(), ConnectionAddr::TcpTls { .. });
     if is_tls && CryptoProvider::get_default().is_none() {

@@ -1,4 +1,4 @@
-//! [`Transport`]: where commands go.
+//! [`Transport`]: the way to the server, or to the nodes of a cluster.
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use redis::{
 use super::cluster::Cluster;
 use super::connection::{LOST_AFTER, ReconnectingConnection};
 
-/// Where commands go; cheap to clone.
+/// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
 pub(super) struct Transport {
     route: Route,
@@ -22,7 +22,7 @@ pub(super) enum Route {
     Server(Arc<ReconnectingConnection>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
-    /// A user's own.
+    /// The user's own connection.
     Custom {
         connection: Arc<dyn CustomConnection>,
         is_cluster: bool,
@@ -34,7 +34,7 @@ impl Transport {
         Self { route }
     }
 
-    /// Over a connection that reconnects by itself, or not at all.
+    /// Uses a connection that you made. The store does not reconnect it.
     pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         let route = Route::Custom {
             is_cluster: is_cluster(&connection),
@@ -43,7 +43,7 @@ impl Transport {
         Self::new(route)
     }
 
-    /// Makes sure that a server is there that lets us in, or a node of a cluster.
+    /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
     pub(super) async fn greet(&self) -> RedisResult<()> {
         #[cfg(feature = "cluster")]
         if let Route::Cluster(cluster) = &self.route {
@@ -74,7 +74,7 @@ impl Transport {
         }
     }
 
-    /// `HOST:PORT` of the node of a cluster that this key is sent to.
+    /// `HOST:PORT` of the node of a cluster that serves this key.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
@@ -89,7 +89,7 @@ impl Transport {
         }
     }
 
-    /// How long a connection may owe a reply before it is given up.
+    /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
     pub(super) fn patience(&self) -> Duration {
         match &self.route {
             Route::Server(connection) => connection.lost_after(),
@@ -99,11 +99,11 @@ impl Transport {
         }
     }
 
-    /// Sends one command, once, to the server of this key, and waits for its reply; an error reply is an error.
+    /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
     ///
-    /// Not bounded in time while a server keeps its connection open and says nothing.
+    /// There is no time limit while a server keeps its connection open and sends nothing.
     ///
-    /// Cancellation: what was sent is executed, and its reply dropped.
+    /// Cancellation: the server executes a command that was sent, and the reply is dropped.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
@@ -111,7 +111,7 @@ impl Transport {
     pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
         match &self.route {
             Route::Server(connection) => connection.send(cmd).await,
-            // In a box of its own: the largest variant would be the size of all.
+            // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
             Route::Cluster(cluster) => Box::pin(cluster.send(cmd, routing_key)).await,
             Route::Custom { connection, .. } => {
@@ -121,13 +121,13 @@ impl Transport {
     }
 }
 
-/// One server of those that a [`Transport`] leads to.
+/// One of the servers behind a [`Transport`].
 #[derive(Clone)]
 pub(super) enum SingleServer {
     Server(Arc<ReconnectingConnection>),
     #[cfg(feature = "cluster")]
     Node(Arc<super::cluster::Node>),
-    /// A user's own.
+    /// The user's own connection.
     Custom(Arc<dyn CustomConnection>),
 }
 
@@ -162,7 +162,7 @@ impl SingleServer {
         }
     }
 
-    /// Sends one command, once. Not bounded in time, like [`Transport::send`].
+    /// Sends one command, once. There is no time limit, as in [`Transport::send`].
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => connection.send(cmd).await,
@@ -172,7 +172,7 @@ impl SingleServer {
         }
     }
 
-    /// Sends these commands together. An error reply is one among the replies.
+    /// Sends these commands together. An error reply takes its place among the replies.
     pub(super) async fn send_all(
         &self,
         cmds: &redis::Pipeline,
@@ -209,15 +209,16 @@ fn is_cluster(_connection: &dyn Any) -> bool {
     false
 }
 
-/// Whether a connection is of a type of redis-rs. Another may lead to a cluster, so that keys of several identities are
-/// not to be sent in one call over it.
+/// Whether redis-rs defines the type of a connection. A connection of another type may lead to a cluster, so one call
+/// must not carry keys of several identities.
 pub(super) fn is_known(connection: &dyn Any) -> bool {
     connection.is::<ConnectionManager>()
         || connection.is::<MultiplexedConnection>()
         || is_cluster(connection)
 }
 
-/// A user who may not PING has been let in. Not any other missing right: behind sentinels a ROLE comes first.
+/// A user without the right to PING has been let in. This holds for no other missing right: sentinels send a ROLE
+/// first.
 fn may_not_ping(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     error.code() == Some("NOPERM") && detail.contains("'ping'")
@@ -234,7 +235,7 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// A user's own connection, its type forgotten.
+/// A user's own connection, with its type erased.
 pub(super) trait CustomConnection: Send + Sync {
     fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
 }

@@ -1,4 +1,5 @@
-//! Layer × layer × fault: what a store promises holds around every other, while the store below fails and after it.
+//! Layer × layer × fault: the promises of a store hold around every other store, during a fault of the store below and
+//! after it.
 
 use std::{
     sync::{
@@ -20,22 +21,22 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::common::{history::START_MS, scripted::unavailable};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// Requests before the fault, one in each millisecond: it begins shortly before a step ends.
+/// Requests before the fault, one in each millisecond. The fault begins shortly before the end of a step.
 const WARM_UP: u64 = 900;
 
 const ONE_WAY: Duration = Duration::from_millis(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// Nothing is done.
+    /// The store executes nothing.
     Fails,
-    /// It is done, and the caller gets an error.
+    /// The store executes the call, and the caller gets an error.
     LosesAnswers,
-    /// Nothing is done, and nothing answered.
+    /// The store executes nothing, and does not answer.
     Hangs,
-    /// There and back takes less than the timeout.
+    /// The round trip takes less than the timeout.
     IsSlow,
-    /// The same, and the callers leave at random.
+    /// The same, and callers leave at random.
     CallersLeave,
 }
 
@@ -71,7 +72,7 @@ impl Faulty {
                 Err(unavailable())
             }),
             Fault::IsSlow | Fault::CallersLeave => {
-                // What was sent is done, also when its caller has left.
+                // A call that was sent is executed, even if its caller has left.
                 let answer = tokio::spawn(async move {
                     sleep(ONE_WAY).await;
                     let answer = act(&store).await;
@@ -123,14 +124,14 @@ const LAYERS: [(&str, Layers); 5] = [
     }),
 ];
 
-/// Callers that share one limit, which admits them all.
+/// Callers that share one limit, which has room for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
-    /// Is admitted.
+    /// Admitted.
     Alice,
-    /// Is denied by a limit of his own.
+    /// Denied by a separate limit.
     Mallory,
-    /// Is blocked.
+    /// Blocked.
     Eve,
 }
 
@@ -150,7 +151,7 @@ impl Caller {
         }
     }
 
-    /// Whether it is this caller's decision.
+    /// Whether the decision is right for this caller.
     fn is_due(self, decision: &Decision) -> bool {
         match self {
             Self::Alice => decision.is_allowed(),
@@ -169,7 +170,7 @@ struct Cell {
     store: Faulty,
     leases: Option<Leases>,
     limiter: Limiter,
-    /// Units of the limit that all share.
+    /// Units of the shared limit.
     admitted: u64,
     unknown: u64,
     complaints: Vec<String>,
@@ -200,14 +201,14 @@ impl Cell {
         self.store.is_struck.store(true, SeqCst);
         self.strike().await;
         self.store.is_struck.store(false, SeqCst);
-        // Longer than what is done in the background waits.
+        // Longer than any wait in the background.
         self.pass(1_100, 10).await;
         self.recover().await;
         self.count().await;
         self.complaints
     }
 
-    /// Lets time pass for all, also for those who wait.
+    /// Lets time pass for all, including waiting callers.
     async fn pass(&self, times: u32, ms: u64) {
         for _ in 0..times {
             self.clock.advance(Duration::from_millis(ms));
@@ -215,7 +216,7 @@ impl Cell {
         }
     }
 
-    /// Until the shared limit is hot, its lease is there if there are any.
+    /// Makes requests until the shared limit is hot, and has a lease if there are leases.
     async fn begin(&mut self) {
         let eve = Key::new("user", "eve");
         self.limiter.block(&eve, Until::ForEver).await.unwrap();
@@ -231,7 +232,7 @@ impl Cell {
         assert_eq!(is_leased, self.leases.is_some());
     }
 
-    /// All ask at each millisecond.
+    /// All callers ask in each millisecond.
     async fn strike(&mut self) {
         let mut tasks = Vec::new();
         for ms in 0..300_u64 {
@@ -271,7 +272,7 @@ impl Cell {
                 ));
             }
             Some(Err(error)) if error.kind() == StoreErrorKind::CircuitOpen => {}
-            // What is denied is charged nowhere, whether the answer is known or not.
+            // A denial charges nothing, whether the answer is known or not.
             Some(Err(_)) => {
                 let is_done = self.store.fault == Fault::LosesAnswers;
                 self.unknown += u64::from(is_done && caller == Caller::Alice);
@@ -280,7 +281,7 @@ impl Cell {
         }
     }
 
-    /// Within the longest interval between two probes, everything is as before.
+    /// Within the longest interval between two probes, all decisions are right again.
     async fn recover(&mut self) {
         for _ in 0..400 {
             if self.limiter.peek(Caller::Alice.charges()).await.is_ok() {
@@ -300,7 +301,7 @@ impl Cell {
         }
     }
 
-    /// What was admitted is charged once, and nothing else is.
+    /// The admitted units, and no others, are charged once.
     async fn count(&mut self) {
         if let Some(leases) = &self.leases {
             leases.return_unspent().await;

@@ -1,5 +1,5 @@
-//! Every quarter of a millisecond around the edges, with delays both ways and clocks that are apart, against a server
-//! that is always asked.
+//! Every quarter of a millisecond around the edges, with delays in both directions and different clocks, against a
+//! server that is always asked.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::time::{Instant, advance};
 
 const QUARTER: Duration = Duration::from_micros(250);
 
-/// Denies until a time of its own clock, which is ahead of this process's. Each way takes some time.
+/// Denies until a time of its own clock, which is ahead of this process's clock. Messages take time in both directions.
 #[derive(Clone, Debug)]
 struct Server {
     start: Instant,
@@ -23,7 +23,7 @@ struct Server {
 }
 
 impl Server {
-    /// Reads its clock in whole milliseconds.
+    /// The server's clock in whole milliseconds.
     fn now_ms(&self) -> u64 {
         let now = self.start.elapsed() + self.ahead;
         now.as_millis().try_into().unwrap()
@@ -61,7 +61,7 @@ fn check() -> Check {
     Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap()
 }
 
-/// The denial, if it was repeated: for how long it denies.
+/// The delay of a repeated denial; `None` for another denial.
 fn repeated(decision: &Decision) -> Option<Duration> {
     let Decision::Denied(denial) = decision else {
         panic!("it was admitted");
@@ -72,14 +72,14 @@ fn repeated(decision: &Decision) -> Option<Duration> {
         .then(|| denial.retry_after().unwrap())
 }
 
-/// Answers how often the denial was repeated.
+/// Returns how many times the denial was repeated.
 async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -> u32 {
     let server = Arc::new(Server {
         start: Instant::now(),
         ahead: Duration::from_secs(5) + phase * QUARTER,
         there: there * QUARTER,
         back: back * QUARTER,
-        // As it will be decided.
+        // The time at which the server will decide, plus the delay.
         admits_at_ms: u64::try_from(
             (Duration::from_secs(5) + (phase + there) * QUARTER).as_millis(),
         )
@@ -98,12 +98,12 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
     );
     let answered = Instant::now();
     let mut count = 0;
-    // Looks without asking: polled once, the server's answer is under way, and is dropped.
+    // Looks at the cache only: the answer of the server is under way after one poll, and is dropped.
     while let Some(decision) = { known(&cache, &check) } {
         let told = repeated(&decision).unwrap();
         count += 1;
         assert!(server.now_ms() < server.admits_at_ms, "refused too late");
-        // Whoever obeys is admitted, and is told nothing longer than whoever asked first.
+        // A caller that waits is admitted, and the delay is not longer than that of the first answer.
         let back_at = Instant::now() - server.start + server.ahead + told;
         assert!(
             back_at.as_millis() >= server.admits_at_ms.into(),
@@ -125,7 +125,7 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
 
 fn known(cache: &DenyCache, check: &Check) -> Option<Decision> {
     use futures::FutureExt;
-    // The delay is not begun: `advance` is not polled.
+    // `advance` is not polled, so no time passes.
     let answer = cache.check(check);
     if format!("{answer:?}").contains("ready: true") {
         answer.now_or_never().map(Result::unwrap)

@@ -1,4 +1,4 @@
-//! Recorded and random histories, in which each repeated refusal is compared with what the store says then.
+//! Recorded and random histories. Compares each repeated refusal with the store's own decision.
 
 use std::sync::{
     Arc,
@@ -50,7 +50,7 @@ fn block_on(future: impl Future<Output = ()>) {
     runtime.unwrap().block_on(future);
 }
 
-/// In which the clock goes forward: one that steps back is the server's, and is seen a second later.
+/// The same history with a clock that goes forward. The cache notices a step back of the server's clock a second later.
 fn forward(history: History) -> History {
     let steps = history.steps.into_iter().map(|step| Step {
         gap_ms: step.gap_ms.abs(),
@@ -62,7 +62,7 @@ fn forward(history: History) -> History {
     }
 }
 
-/// What was charged since may have made the store deny for longer, and other rules.
+/// Later charges may have made the store deny for longer, by other rules.
 fn is_alike(said: &Outcome, right: &Outcome) -> bool {
     match (&said.denied, &right.denied) {
         (Some(said), Some(right)) => {
@@ -100,7 +100,7 @@ proptest! {
             let (mut player, mut model) = (Player::new(&store, &history), Model::new(&history));
             for step in &history.steps {
                 move_clock(&clock, step.gap_ms);
-                // The second one is repeated, if both are denied.
+                // If both are denied, the second denial is repeated.
                 let times = if matches!(step.act, Act::Check(_)) { 2 } else { 1 };
                 for _ in 0..times {
                     let said = player.play(&step.act).await;

@@ -1,4 +1,4 @@
-//! Proves that a `DenyCache` refuses nobody whom the store would admit, but for what is given back elsewhere.
+//! Proves that a `DenyCache` refuses no request that the store would admit, except after refunds elsewhere.
 
 mod edges;
 mod histories;

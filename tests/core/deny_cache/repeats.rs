@@ -1,4 +1,4 @@
-//! What is repeated, what ends it, and who is told.
+//! Repeated refusals: the events that end them, and the reports about them.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const START_MS: u64 = 1_700_006_400_000;
 
-/// Counts the checks that reach a memory store; fails them, or lets them wait, when told to.
+/// Counts the checks that reach a memory store. Can let them fail or wait.
 #[derive(Clone, Debug)]
 struct Counting {
     store: MemoryStore,
@@ -120,7 +120,7 @@ impl Site {
         self.cache.check(check).await.unwrap()
     }
 
-    /// Admits once, and denies once, by the store.
+    /// Lets the store admit once and deny once.
     async fn exhaust(&self, check: &Check) -> Decision {
         let admitted = self.check(check).await;
         assert!(admitted.is_allowed());
@@ -239,7 +239,7 @@ async fn only_the_same_charges_are_refused() {
         let decision = site.check(&other).await;
         assert!(!decision.usage().is_repeated(), "{other:?}");
     }
-    // Whatever cannot change the decision is not compared.
+    // These checks differ in parts that cannot change the decision.
     let alike = [
         check([charge(&api, "alice").by(user("carol"))]),
         check([
@@ -323,7 +323,7 @@ async fn what_is_given_back_is_seen_at_once() {
             1 => clone.reset(&api, &user("alice")).await.unwrap(),
             2 => drop(clone.call(vec![reset()]).await.unwrap()),
             3 => drop(clone.call(vec![Operation::Settle(settle(usage, 0))]).await),
-            // Also where nobody waits for the answer.
+            // The same if no caller waits for the answer.
             _ => drop(clone.reset(&api, &user("alice"))),
         }
         assert!(site.check(&alice()).await.is_allowed(), "{way}");
@@ -343,7 +343,7 @@ async fn a_settlement_that_gives_nothing_back_ends_nothing() {
     }
 }
 
-/// A limit of all is settled by many: only what denies matters.
+/// Many callers settle a shared limit. Only refunds to the denying limit matter.
 #[tokio::test]
 async fn what_is_given_back_to_others_or_to_what_fits_ends_nothing() {
     let site = site();
@@ -409,7 +409,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
     is_blocked(Some(2), true).await;
     site.advance_ms(1);
     is_blocked(Some(1), false).await;
-    // A later end is seen at once, and so is the end of all.
+    // An extension takes effect at once, and so does the end of all blocks.
     site.cache
         .block(&user("alice"), Until::ForEver.into())
         .await
@@ -469,7 +469,7 @@ async fn of_a_call_only_what_is_not_known_reaches_the_store() {
         [vec![(false, true)], repeated.clone(), repeated]
     );
     assert_eq!(site.store.checks(), 5);
-    // What is given back may be meant for a check behind it.
+    // A refund may be meant for a check behind it.
     let reset = Operation::Reset {
         policy: api.clone(),
         key: user("alice"),
@@ -495,7 +495,7 @@ async fn what_takes_much_room_is_not_remembered() {
     }
 }
 
-/// Told of decisions: whether they were repeated.
+/// An observer that records whether decisions were repeated.
 #[derive(Clone, Debug, Default)]
 struct Told {
     decisions: Arc<Mutex<Vec<bool>>>,

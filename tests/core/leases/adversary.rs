@@ -1,9 +1,9 @@
-//! An adversary: lease what can be leased, stay silent, spend at the last instant, and burst again when the step is
-//! released. Random load does not find what it finds.
+//! An adversary: takes all possible leases, stays silent, spends at the last instant, and bursts when the step is
+//! released. It finds mistakes that random load does not find.
 //!
-//! The clocks of the processes are the test's. So it can make them go as wrong as two mutants of the code would: one
-//! that measures from the answer instead of from when the lease was asked for is one whose clock stands still until the
-//! answer is there; one that leaves a millisecond out is one whose clock stands still for a millisecond after it.
+//! The test controls the clocks of the processes, so it can imitate two mutants of the code. A mutant that measures
+//! from the answer, and not from the request, is a clock that stands still until the answer arrives. A mutant without
+//! the margin is a clock that stands still for a millisecond after the answer.
 
 use std::{
     sync::{
@@ -35,21 +35,21 @@ enum Code {
     Right,
     /// Measures from the answer.
     FromAnswer,
-    /// Spends until the step's end, as the store's clock shows it in whole milliseconds.
+    /// Spends until the end of the step, by the store's clock in whole milliseconds.
     WithoutMargin,
 }
 
-/// A store that messages take some time to and from.
+/// A store with delays in both directions.
 #[derive(Clone, Debug)]
 struct Distant {
     store: MemoryStore,
     time: Arc<Time>,
-    /// How long a message takes, there and back.
+    /// The times of a message, there and back.
     delays_us: [u64; 2],
     leasing: Arc<Leasing>,
 }
 
-/// The leases that this process is waiting for, and that have come.
+/// The leases that this process waits for, and those that have arrived.
 #[derive(Debug, Default)]
 struct Leasing {
     asked: AtomicU64,
@@ -71,7 +71,7 @@ impl Distant {
     }
 }
 
-/// What has passed in all, and who waits until when; in µs.
+/// The time that has passed, and the waiting tasks with their times; in µs.
 #[derive(Debug, Default)]
 struct Time {
     passed_us: AtomicU64,
@@ -88,7 +88,7 @@ impl Time {
         }
     }
 
-    /// Wakes those whose time has come, in the order in which they came.
+    /// Wakes the tasks that are due, in order of arrival.
     fn pass(&self, us: u64) {
         let passed_us = self.passed_us.fetch_add(us, SeqCst) + us;
         let mut waiting = self.waiting.lock().unwrap();
@@ -124,7 +124,7 @@ struct Process {
     leases: Leases,
     clock: TestClock,
     leasing: Arc<Leasing>,
-    /// How many answers the clock has stood still for, and for how long it still does, in µs.
+    /// The number of answers that the clock has stood still for, and the remaining standstill in µs.
     noticed: u64,
     standstill_us: u64,
 }
@@ -135,7 +135,7 @@ struct World {
     time: Arc<Time>,
     store: MemoryStore,
     processes: Vec<Process>,
-    /// When, by the store's clock, and how many units.
+    /// The times of admissions by the store's clock, and their units.
     admitted: Arc<Mutex<Vec<(u64, u64)>>>,
     policy: Policy,
     key: Key,
@@ -183,7 +183,7 @@ impl World {
         Check::new([Charge::new(&self.policy, self.key.clone(), cost)]).unwrap()
     }
 
-    /// Lets time pass for all, and those who wait go on.
+    /// Lets time pass for all, and lets waiting tasks continue.
     async fn pass(&mut self, us: u64) {
         let by = Duration::from_micros(us);
         self.truth.advance(by);
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    /// What is answered at once was spent from a lease, now.
+    /// An answer without a wait was spent from a lease, now.
     fn check(&self, process: usize) {
         let mut answer = self.processes[process].leases.check(&self.check_of(COST));
         let admitted = Arc::clone(&self.admitted);
@@ -239,7 +239,7 @@ impl World {
         processes.map(|it| it.leasing.answered.load(SeqCst)).sum()
     }
 
-    /// Somebody without leases takes all that is left.
+    /// A process without leases takes all remaining units.
     async fn take_the_rest(&self) {
         let look = self.store.check(&self.check_of(0)).await.unwrap();
         let left = look.usage().rules().next().unwrap().remaining();
@@ -255,7 +255,7 @@ impl World {
     }
 
     async fn round(&mut self, rng: &mut fastrand::Rng) {
-        // Become hot, and lease.
+        // Make the identity hot, and get leases.
         for _ in 0..9 {
             (0..PROCESSES).for_each(|it| self.check(it));
         }
@@ -266,23 +266,23 @@ impl World {
             }
         }
         let boundary = |ms: u64| ms - ms % STEP_MS + STEP_MS;
-        // Ask for leases early in a step, then be silent.
+        // Ask for leases early in a step, and then be silent.
         let start_ms = boundary(self.truth.now_ms());
         self.pass_until(start_ms).await;
         self.pass(rng.u64(0..20_000)).await;
         (0..PROCESSES).for_each(|it| self.check(it));
-        // Where a message takes no time, it is there now.
+        // If messages take no time, the answer arrives now.
         self.pass(0).await;
         let end_ms = boundary(self.truth.now_ms());
         self.pass_until(end_ms - 1).await;
         self.take_the_rest().await;
-        // Spend around the end, bit by bit.
+        // Spend around the end of the step, bit by bit.
         while self.truth.now_ms() < end_ms + 4 {
             self.pass(200).await;
             (0..PROCESSES).for_each(|it| self.check(it));
         }
         self.take_the_rest().await;
-        // The rest is returned with the next lease, and somebody takes it.
+        // The next lease returns the rest, and another process takes it.
         if rng.bool() {
             for _ in 0..10 {
                 self.pass(2_000).await;
@@ -290,7 +290,7 @@ impl World {
             }
             self.take_the_rest().await;
         }
-        // Burst as soon as something is released.
+        // Burst as soon as units are released.
         self.pass_until(end_ms + WINDOW_MS - 2).await;
         for _ in 0..40 {
             self.take_the_rest().await;
@@ -306,7 +306,7 @@ impl World {
     }
 }
 
-/// In how many rounds more than the limit was admitted, and how many leases there were.
+/// The number of rounds that admitted more than the limit, and the number of leases.
 async fn play(code: Code, rounds: u64) -> (u64, u64) {
     let (mut beyond, mut leases) = (0, 0);
     for seed in 0..rounds / 20 {

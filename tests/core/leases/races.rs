@@ -1,4 +1,4 @@
-//! What goes wrong between a question and its answer, and what stores around stores do to each other.
+//! Races between a question and its answer, and between layers.
 
 use std::{
     future::pending,
@@ -22,14 +22,14 @@ use tokio::sync::Notify;
 
 use crate::common::history::START_MS;
 
-/// Does what it is asked for at once, and can keep its answers to itself.
+/// Executes operations at once, and can hold the answers back.
 #[derive(Clone, Debug)]
 struct Slow {
     store: MemoryStore,
     holds_checks: Arc<AtomicBool>,
     holds_calls: Arc<AtomicBool>,
     holds_resets: Arc<AtomicBool>,
-    /// Whether returns are never answered.
+    /// Whether settlements are never answered.
     hangs_settlements: Arc<AtomicBool>,
     settlements: Arc<AtomicUsize>,
     fails_checks: Arc<AtomicBool>,
@@ -132,7 +132,7 @@ impl World {
         decision
     }
 
-    /// So often that a lease is there, fresh from the beginning of a step of a second. Answers how often.
+    /// Checks until there is a fresh lease at the beginning of a step of a second. Returns the number of checks.
     async fn warm_up(&self, charges: &[Charge]) -> u64 {
         for _ in 0..2_000 {
             assert!(self.check(charges).await.is_allowed());
@@ -144,7 +144,7 @@ impl World {
         2_100
     }
 
-    /// The end of a step of a second.
+    /// The end of the current step of a second.
     fn next_second(&self) -> u64 {
         self.clock.now_ms() / 1_000 * 1_000 + 1_000
     }
@@ -192,7 +192,7 @@ async fn who_leaves_before_the_rest_is_decided_takes_nothing_of_a_shared_lease()
     assert_eq!(world.left(&everybody).await, 100_000 - admitted - 1);
 }
 
-/// Sends so many checks, whose answers are on their way.
+/// Sends this number of checks, and holds their answers back.
 fn send(world: &World, charges: &[Charge], checks: usize) -> Vec<CheckInFlight> {
     world.store.holds_checks.store(true, SeqCst);
     let mut sent: Vec<CheckInFlight> = (0..checks)
@@ -225,7 +225,7 @@ async fn denied_requests_change_no_count_though_a_step_ends_among_them() {
     }
     assert_eq!(admitted, 80);
     for round in 0..48 {
-        // The lease is there, and ends while they are in flight.
+        // The lease exists, and ends while the checks are in flight.
         world.clock.set(world.next_second() - 400);
         world
             .leases
@@ -389,7 +389,7 @@ async fn a_lease_that_comes_after_a_reset_which_could_not_wait_for_it_is_dropped
         .reset(alice[0].policy(), alice[0].key())
         .await
         .unwrap();
-    // Had it been returned, it would be taken from what others are charged since.
+    // A return of the lease would now take units from later charges.
     let check = Check::new(alice.clone()).unwrap();
     assert!(world.store.store.check(&check).await.unwrap().is_allowed());
     world.store.answers.notify_waiters();
@@ -418,7 +418,7 @@ async fn an_identity_that_cannot_be_read_does_not_keep_others_from_being_leased(
                 .await
                 .is_err()
         );
-        // Decided at once, so that it is not the store which decides.
+        // A decision without a wait does not come from the store.
         world.store.holds_checks.store(true, SeqCst);
         let decision = world.limiter.check(alice.clone()).now_or_never();
         assert!(decision.unwrap().unwrap().is_allowed(), "{spent}");
@@ -460,7 +460,7 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
     let alice = [charge(&all, "alice")];
     let admitted = world.warm_up(&alice).await;
     let limiter = world.limiter.clone();
-    // The lease ends with the step. The next is charged, and its answer is on its way.
+    // The lease ends with the step. The next one is charged, and its answer is under way.
     world.store.holds_calls.store(true, SeqCst);
     world.clock.set(world.next_second());
     assert!(world.check(&alice).await.is_allowed());
@@ -495,7 +495,7 @@ async fn a_refusal_that_is_repeated_within_says_nothing_about_the_store() {
     assert!(!decision.is_allowed() && decision.usage().is_repeated());
 }
 
-/// A cache around the leases, and one hot identity of which the store has nothing left, as units lie in this process.
+/// A cache around the leases, and a hot identity without units in the store: its units are in this process.
 async fn exhausted(world: &World, charge: &Charge) -> Limiter {
     let check = Check::new([Charge::new(
         charge.policy(),
@@ -529,7 +529,7 @@ async fn a_denial_is_not_repeated_when_what_was_unspent_has_been_returned() {
     let alice = [charge(&policies().0, "alice")];
     world.warm_up(&alice).await;
     let limiter = exhausted(&world, &alice[0]).await;
-    // Its lease is over, and nobody has returned it yet.
+    // The lease is over, and has not been returned yet.
     world.clock.set(world.next_second());
     assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
     world.leases.return_unspent().await;
@@ -556,7 +556,7 @@ async fn a_denial_is_not_repeated_when_another_check_releases_what_it_claimed() 
     }
     world.store.holds_checks.store(false, SeqCst);
     assert!(!limiter.check(everybody.clone()).await.unwrap().is_allowed());
-    // All but one are denied under their own limit.
+    // All except one are denied by their own limit.
     world.store.answers.notify_waiters();
     for check in held {
         check.await.unwrap();

@@ -1,4 +1,4 @@
-//! What is spent here, what is asked for, and what comes back.
+//! Spending, fetching and returning leases.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use sluicegate::{
 
 use crate::common::history::START_MS;
 
-/// Counts the calls, of any kind, and can be down.
+/// Counts all calls, and can be down.
 #[derive(Clone, Debug)]
 struct Counting {
     store: MemoryStore,
@@ -42,7 +42,7 @@ impl Store for Counting {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        // A limiter asks once whether there is anything to publish to.
+        // A new limiter asks whether the store accepts publications.
         if !matches!(operation, Operation::Publish(_)) {
             self.count();
         }
@@ -84,7 +84,7 @@ impl World {
     async fn check(&self, process: usize, charges: &[Charge]) -> Decision {
         let limiter = &self.processes[process].1;
         let decision = limiter.check(charges.to_vec()).await.unwrap();
-        // What is fetched in the background.
+        // Let the fetches in the background finish.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
@@ -95,7 +95,7 @@ impl World {
         self.check(process, charges).await.is_allowed()
     }
 
-    /// What is left under each rule, in the store.
+    /// The remaining units under each rule in the store.
     async fn left(&self, charge: &Charge) -> Vec<u64> {
         let check = Check::new([Charge::new(charge.policy(), charge.key().clone(), 0)]).unwrap();
         let decision = self.store.store.check(&check).await.unwrap();
@@ -151,13 +151,13 @@ async fn two_processes_admit_exactly_the_limit() {
     println!("{calls} calls for 5000 units and 7000 denials");
 }
 
-/// Two checks in a millisecond, for two steps of a second: long enough to have a lease.
+/// Two checks in a millisecond, for two steps of a second. This is long enough for a lease.
 async fn warm_up(world: &World, process: usize, charges: &[Charge]) {
     for _ in 0..2_000 {
         world.pass(1_000);
         assert!(world.admits(process, charges).await);
     }
-    // Not at the end of a step.
+    // Away from the end of a step.
     world
         .clock
         .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
@@ -176,7 +176,7 @@ async fn what_is_left_is_told_with_what_lies_here() {
     let alice = [charge(&policy("100000/1m,1000000/1h"), "alice", 1)];
     warm_up(&world, 0, &alice).await;
     let decision = world.check(0, &alice).await;
-    // 2000 to warm up, 100 later, and 2.
+    // 2000 during the warm-up, 100 afterwards, and 2.
     assert_eq!(
         remaining(decision.usage()),
         [100_000 - 2_102, 1_000_000 - 2_102]
@@ -223,7 +223,7 @@ async fn nothing_is_spent_after_the_step_that_was_charged() {
     let world = World::new(1);
     let alice = [charge(&policy("100000/1m"), "alice", 1)];
     warm_up(&world, 0, &alice).await;
-    // The lease was asked for at the beginning of a step, when it was 0.1 s old.
+    // The lease was requested when the step was 0.1 s old.
     world.clock.set(world.clock.now_ms() / 1_000 * 1_000 + 998);
     assert!(world.admits(0, &alice).await);
     assert_eq!(world.calls(), 0);
@@ -247,7 +247,7 @@ async fn a_spent_unit_is_settled_like_any_other() {
         limiter.settle(decision.usage(), |_| 0).await.is_err(),
         "once"
     );
-    // It is released with what was charged with it.
+    // The settled units are released together with the other units of the charge.
     world.pass(61_000_000);
     assert_eq!(world.left(&alice[0]).await, [100_000]);
 }
@@ -369,7 +369,7 @@ async fn a_clock_that_steps_far_back_admits_the_limit_once_more_at_most() {
             world.pass(100);
             admitted += u64::from(world.admits(request % 2, &alice).await);
         }
-        // Of what was leased before, nothing is spent beyond that.
+        // Units that were leased before add nothing to that.
         assert_eq!(admitted, 4_000, "{ahead_ms}");
     }
 }
@@ -393,7 +393,7 @@ async fn while_the_store_fails_callers_notice() {
     assert!(limiter.check([alice.clone()]).await.unwrap().is_allowed());
     assert_eq!(world.calls(), 0);
     world.processes[0].0.return_unspent().await;
-    // What was not decided charged nothing, or was put back.
+    // Failed checks charged nothing, or were refunded.
     assert_eq!(world.left(&alice).await, [100_000 - 2_103]);
 }
 
@@ -402,7 +402,7 @@ async fn nothing_is_leased_while_the_clock_of_the_store_is_behind() {
     let world = World::new(1);
     let alice = [charge(&policy("100000/1m@10s"), "alice", 1)];
     let (store, clock) = (&world.store.store, &world.clock);
-    // Somebody was charged while the clock was ahead.
+    // Another charge was made while the clock was ahead.
     clock.set(START_MS + 30_000);
     let check = Check::new(alice.clone()).unwrap();
     store.check(&check).await.unwrap();
@@ -448,7 +448,7 @@ async fn many_tasks_and_processes_admit_exactly_the_limit() {
     for task in tasks {
         admitted += task.await.unwrap();
     }
-    // What lies unspent is for those who still come.
+    // The unspent units serve later callers.
     for process in 0..3 {
         while world.admits(process, &[charge(&policy, "alice", 1)]).await {
             admitted += 1;

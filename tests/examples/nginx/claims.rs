@@ -1,4 +1,4 @@
-//! What clients send to be taken for others.
+//! Header lines with which clients claim to be others.
 
 use super::{INNER, LISTEN, OUTER, REFUSED, SERVED, SPELLINGS};
 
@@ -164,7 +164,7 @@ async fn bytes_that_are_no_text_and_loose_quotes_do_not_reach_what_nginx_wrote()
             let start = [spelling.header.as_bytes(), b": "].concat();
             let line = |_: &str| [&start, bytes, b"\r\n"].concat();
             let expected = match (bytes, spelling.header) {
-                // Not allowed in any header: the service's HTTP refuses the request.
+                // No header may contain this, so the service's HTTP library rejects the request.
                 (b"a\x7f", "x-forwarded-for" | "forwarded") => REFUSED,
                 _ => SERVED,
             };
@@ -203,7 +203,7 @@ async fn a_client_cannot_make_nginx_drop_the_header() {
             format!("connection: {name}\r\n{name}: IP\r\n"),
             format!("connection: close, {name}\r\n{name}: IP\r\n"),
             format!("proxy-connection: {name}\r\n{name}: IP\r\n"),
-            // After the body, where trailers are.
+            // In the trailers, behind the body.
             format!("transfer-encoding: chunked\r\ntrailer: {name}\r\n\r\n0\r\n{name}: IP\r\n"),
         ] {
             let lines = |ip: &str| lines.replace("IP", &spelling.claim(ip)).into_bytes();

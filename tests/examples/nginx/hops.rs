@@ -1,4 +1,4 @@
-//! By which way a request comes: IPv6 and translators, around the proxy, through two of them, over a Unix socket.
+//! The ways of a request: IPv6 and translators, around the proxy, through two proxies, over a Unix socket.
 
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ async fn around_the_proxy_a_client_is_limited_by_the_address_that_it_calls_from(
     }
 }
 
-/// Why a trusted network must hold proxies only.
+/// The reason why a trusted network must hold only proxies.
 #[tokio::test]
 async fn whoever_calls_from_a_trusted_network_is_believed() {
     for spelling in SPELLINGS {
@@ -43,7 +43,7 @@ async fn whoever_calls_from_a_trusted_network_is_believed() {
     }
 }
 
-/// Behind a load balancer that does no HTTP, so that clients can have any address.
+/// Behind a load balancer without HTTP, so that clients can have any address.
 const BALANCED: &str = "listen 127.0.0.1:PORT proxy_protocol; set_real_ip_from 127.0.0.0/8; real_ip_header proxy_protocol;";
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn a_new_ipv6_address_for_each_request_is_the_same_client() {
             let client = format!("2001:db8:1:2::{nth}");
             assert_eq!(ask_as(nginx, &client, &lie).await.status, expected);
         }
-        // Nor a new /64 of the same /56.
+        // A new /64 of the same /56 does not help either.
         for (nth, expected) in (0..18).map(|it| (it, if it < 15 { 200 } else { 429 })) {
             let client = format!("2001:db8:1:{:x}::1", 0x10 + nth);
             assert_eq!(ask_as(nginx, &client, &lie).await.status, expected, "{nth}");
@@ -94,7 +94,7 @@ async fn a_client_whose_address_translates_to_that_of_a_proxy_is_no_proxy() {
     }
 }
 
-/// As from another program on nginx's machine: nginx then writes `unix:` or `unknown`.
+/// Like from another program on nginx's machine: nginx then writes `unix:` or `unknown`.
 #[tokio::test]
 async fn a_client_without_an_address_is_rejected_and_not_whom_it_claims_to_be() {
     for spelling in SPELLINGS {
@@ -140,7 +140,7 @@ async fn behind_two_proxies_in_a_row_nobody_is_believed_but_them() {
             "unknown, ,",
         ] {
             let line = |ip: &str| spelling.line(&value.replace("IP", &spelling.claim(ip)));
-            // Through both, around the outer one, and around both: it is the same client.
+            // Through both proxies, around the outer one, and around both, it is the same client.
             let (attacker, victim) = (newcomer(), newcomer());
             let ways = [outer.address(), inner.address(), service.address()];
             for (way, expected) in ways.into_iter().cycle().zip(SERVED) {
@@ -201,7 +201,7 @@ async fn two_proxies_are_counted_as_two() {
     assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);
 }
 
-/// Why networks are better than a count.
+/// The reason why networks are better than a count.
 #[tokio::test]
 async fn a_count_that_is_wrong_shares_one_limit_or_believes_clients() {
     for spelling in LISTS {
@@ -219,7 +219,7 @@ async fn a_count_that_is_wrong_shares_one_limit_or_believes_clients() {
             let line = spelling.line(&spelling.claim(&format!("203.0.113.{nth}")));
             assert_eq!(ask(two.outer.address(), &client, line).await, FIRST);
         }
-        // Honest clients have no entry where it looks.
+        // Honest clients have no entry at this place.
         assert_eq!(ask(two.outer.address(), &client, "").await.status, 400);
     }
 }

@@ -1,4 +1,4 @@
-//! A service that is wrong about its proxies is warned, once for each mistake.
+//! A service with mistakes about proxies logs one warning for each mistake.
 
 use axum::{Router, routing::get};
 use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, extract::TrustedProxies};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::common::trace::traced_here;
 
-/// What is warned of while clients ask, each once: as many as there are in two comparisons of requests.
+/// The warnings while clients ask once each, for as many requests as two comparisons need.
 async fn warned(server: std::net::SocketAddr) -> Vec<String> {
     let (trace, _tracing) = traced_here();
     for _ in 0..200 {

@@ -1,4 +1,4 @@
-//! The example behind a proxy, behind a real nginx: no client escapes its limit, or uses up another's.
+//! The example `behind_a_proxy` behind a real nginx: no client escapes its limit, or uses up another client's.
 
 mod claims;
 mod hops;
@@ -26,19 +26,19 @@ use crate::common::{
     nginx::Nginx,
 };
 
-/// From here an nginx calls what is behind it, and nobody else.
+/// The address from which only an inner nginx calls the service.
 const INNER: &str = "127.0.1.1";
 
-/// From here an nginx calls one that is nearer to the service.
+/// The address from which an outer nginx calls an inner one.
 const OUTER: &str = "127.0.1.2";
 
-/// The network of both, as the example is told.
+/// The network of both addresses, for the example's arguments.
 const PROXIES: &str = "127.0.1.0/24";
 
-/// For the block `server` of an nginx.
+/// A line for the block `server` of an nginx.
 const LISTEN: &str = "listen 127.0.0.1:PORT;";
 
-/// A way to write the client's address, as the head of the example shows it.
+/// A way to write the client's address, as in the example's head.
 struct Spelling {
     header: &'static str,
     /// Lines for the block `http`.
@@ -76,11 +76,11 @@ const X_REAL_IP: Spelling = Spelling {
 
 const SPELLINGS: [&Spelling; 3] = [&X_FORWARDED_FOR, &FORWARDED, &X_REAL_IP];
 
-/// Those to which each proxy appends.
+/// The headers to which each proxy appends.
 const LISTS: [&Spelling; 2] = [&X_FORWARDED_FOR, &FORWARDED];
 
 impl Spelling {
-    /// What a client writes who claims this address.
+    /// The text of a client that claims this address.
     fn claim(&self, ip: &str) -> String {
         match self.header {
             "forwarded" if ip.contains(':') => format!("for=\"[{ip}]\""),
@@ -94,7 +94,7 @@ impl Spelling {
         format!("{}: {value}\r\n", self.header)
     }
 
-    /// An nginx before this address, which it calls from `source`; `server` are lines for its block of that name.
+    /// An nginx in front of this address, with calls from `source`. `server` are lines for its block of that name.
     fn nginx(&self, upstream: &str, source: &str, server: &str) -> Nginx {
         let Self { maps, set, .. } = self;
         Nginx::start(|port| {
@@ -108,14 +108,14 @@ impl Spelling {
         })
     }
 
-    /// Two in a row, with the same configuration, before this address.
+    /// Two in a row with the same configuration, in front of this address.
     fn two(&self, upstream: &str) -> Two {
         let inner = self.nginx(upstream, INNER, LISTEN);
         let outer = self.nginx(&inner.address().to_string(), OUTER, LISTEN);
         Two { outer, inner }
     }
 
-    /// The example, told to read this header from proxies of these networks.
+    /// The example, with arguments to read this header from proxies in these networks.
     fn example(&self, networks: &[&str]) -> Example {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
         let program = PROGRAM.get_or_init(|| example::build("behind_a_proxy"));
@@ -145,7 +145,7 @@ struct Site {
     nginx: Nginx,
 }
 
-/// Whatever clients send, a service that is right about its proxies is warned of nothing.
+/// Whatever clients send, a service with the right settings logs no warning.
 impl Drop for Site {
     fn drop(&mut self) {
         let said = self.service.end();
@@ -155,13 +155,13 @@ impl Drop for Site {
     }
 }
 
-/// An nginx, and one behind it.
+/// Two instances of nginx, one behind the other.
 struct Two {
     outer: Nginx,
     inner: Nginx,
 }
 
-/// A status, and what the strictest policy has left.
+/// A status, and the remaining units under the strictest policy.
 #[derive(Debug, PartialEq)]
 struct Answer {
     status: u16,
@@ -171,20 +171,20 @@ struct Answer {
 const SERVED: [u16; 8] = [200, 200, 200, 200, 200, 429, 429, 429];
 const REFUSED: [u16; 8] = [400; 8];
 
-/// Nothing was charged before.
+/// The answer to the first request.
 const FIRST: Answer = Answer {
     status: 200,
     left: Some(4),
 };
 
-/// An address that no other client of this process has: all of 127/8 is this machine.
+/// An address that no other client of this process has. All of 127/8 is this machine.
 fn newcomer() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let [high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     Ipv4Addr::new(127, 9, high, low).to_string()
 }
 
-/// Asks for `/` from an address of this machine, with these header lines.
+/// Requests `/` from an address of this machine, with these header lines.
 async fn ask(server: SocketAddr, from: &str, lines: impl AsRef<[u8]>) -> Answer {
     get_path(server, from, "/", lines).await
 }
@@ -196,7 +196,7 @@ async fn get_path(server: SocketAddr, from: &str, path: &str, lines: impl AsRef<
     exchange(stream, "", path, lines.as_ref()).await
 }
 
-/// As a load balancer that tells nginx by the PROXY protocol who its client is.
+/// Requests `/` like a load balancer that passes the client's address in the PROXY protocol.
 async fn ask_as(nginx: &Nginx, client: &str, lines: &str) -> Answer {
     let stream = TcpStream::connect(nginx.address()).await.unwrap();
     let (family, local) = match client.contains(':') {
@@ -246,7 +246,7 @@ impl Site {
         ask(self.nginx.address(), from, lines).await
     }
 
-    /// An attacker gets these statuses, whether it claims to be its victim or a new client each time; the victim has
+    /// Asserts these statuses for an attacker, which claims to be its victim and a new client in turn. The victim keeps
     /// all of its requests.
     async fn attack(&self, expected: [u16; 8], lines: impl Fn(&str) -> Vec<u8>) {
         let (attacker, victim) = (newcomer(), newcomer());
@@ -265,7 +265,7 @@ impl Site {
         assert_eq!(self.ask(&victim, "").await, FIRST, "{sent:.200}");
     }
 
-    /// Attacks by what one version of nginx refuses and another one ignores.
+    /// Attacks with lines that one version of nginx rejects and another ignores.
     async fn attack_oddly(&self, lines: impl Fn(&str) -> Vec<u8>) {
         let probe = self.ask(&newcomer(), lines("203.0.113.7")).await;
         let expected = match probe.status {
@@ -275,7 +275,7 @@ impl Site {
         self.attack(expected, lines).await;
     }
 
-    /// Attacks by header lines of this value, for each of which `IP` is the address that is claimed.
+    /// Attacks with header lines of these values. `IP` in a value becomes the claimed address.
     async fn attack_by_values(&self, values: &[&str]) {
         for value in values {
             let value = |ip: &str| value.replace("IP", &self.spelling.claim(ip));

@@ -1,3 +1,5 @@
+//! Bounds and reports of a sketch, against exact counts.
+
 use std::collections::HashMap;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Counts of the table of denials, also in a flood and from several threads.
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, mpsc},

@@ -1,3 +1,5 @@
+//! [`Clock`]: the time that the age of a refusal is measured with.
+
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,7 +20,7 @@ impl Clock {
         Self::System(Instant::now())
     }
 
-    /// The time since a fixed one.
+    /// The time since a fixed point.
     pub(super) fn now(&self) -> Duration {
         match self {
             Self::System(start) => start.elapsed(),

@@ -1,4 +1,4 @@
-//! [`Memory`]: what is remembered, and what ends it.
+//! [`Memory`]: the cached refusals, and the events that end them.
 
 use std::{collections::hash_map::RandomState, hash::BuildHasher, sync::Arc, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::{
     store::{Operation, layers::give_backs::GiveBacks},
 };
 
-/// Enough that what is given back to one identity seldom ends what is remembered of another.
+/// Enough that a refund to one identity rarely drops the refusals of another.
 const SLOTS: usize = 16_384;
 
-/// Shared by the clones of a cache.
+/// The clones of a cache share this.
 pub(super) struct Memory {
     hasher: RandomState,
     table: Table,
@@ -36,7 +36,7 @@ impl Memory {
         self.give_backs.last()
     }
 
-    /// What is remembered of a check, and its age in ms.
+    /// The cached refusal of a check, and its age in ms.
     pub(super) fn of_check(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
         let hash = hash_of_check(&self.hasher, check);
         self.table.read(hash, check, |entry| {
@@ -47,7 +47,7 @@ impl Memory {
         })
     }
 
-    /// Remembers a refusal of this check. `given_back` is from before it was asked for.
+    /// Caches a refusal of this check. Read `given_back` before you send the check.
     pub(super) fn insert(
         &self,
         check: &Check,
@@ -65,7 +65,7 @@ impl Memory {
         });
     }
 
-    /// Of the charges that do not fit, and of the blocks of all keys.
+    /// The slots of the charges that do not fit, and of the blocks of all keys. Any of these can end the refusal early.
     fn slots_that_end(&self, check: &Check, refusal: &Decision) -> Box<[usize]> {
         let usage = refusal.usage();
         let charges = usage.check().charges().iter().zip(usage.policies());
@@ -86,8 +86,8 @@ impl Memory {
     }
 }
 
-/// What a call gives back, or blocks. Noted when it is dropped: after the store's answer, whatever that is, or when
-/// nobody waits for it any more.
+/// The units and blocks that a call gives back or changes. They are recorded on drop: after the store's answer or
+/// error, or when the caller has left.
 pub(super) struct GivenBack {
     memory: Arc<Memory>,
     slots: Vec<usize>,

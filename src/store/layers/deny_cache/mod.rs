@@ -1,5 +1,5 @@
-//! [`DenyCache`]: repeats refusals for a moment, without another call of the store.
-//!
+//! [`DenyCache`]: repeats refusals for a short time, without another call of the store. A refusal is a denial or a
+//! block.
 //! ```text
 //!  check ──▶ remembered? ── yes ──▶ the same refusal, with a Retry-After that has aged
 //!                 │ no
@@ -42,7 +42,7 @@ pub struct DenyCache {
 }
 
 impl DenyCache {
-    /// Creates a cache in front of `store`. Its clones share what is remembered.
+    /// Creates a cache in front of `store`. Clones share the cached refusals.
     pub fn new(store: impl Store) -> Self {
         Self {
             store: Arc::new(store),
@@ -51,7 +51,7 @@ impl DenyCache {
         }
     }
 
-    /// Makes it go by `clock` instead of this process's. For tests in which the store goes by the same one.
+    /// Measures time with `clock` instead of this process's clock. For tests in which the store uses the same one.
     #[cfg(feature = "test-util")]
     #[must_use]
     pub fn clock(self, clock: TestClock) -> Self {
@@ -61,7 +61,8 @@ impl DenyCache {
         }
     }
 
-    /// The refusal that is remembered of this check; else, whether what the store answers is to be remembered.
+    /// The cached refusal of this check. If there is none, a question that caches the store's answer, or `None` if that
+    /// answer must not be cached.
     fn look_up(&self, check: &Check) -> LookUp<Decision> {
         if !may_be_remembered(check) {
             return LookUp::Unknown(None);
@@ -79,13 +80,13 @@ impl DenyCache {
     }
 }
 
-/// What is remembered; else, the question whose answer is to be remembered, if it may be.
+/// The cached refusal, or a question that caches the store's answer. `None` if that answer must not be cached.
 enum LookUp<T> {
     Refused(T),
     Unknown(Option<Question>),
 }
 
-/// A check that the store is asked to decide.
+/// A check on its way to the store.
 struct Question {
     cache: DenyCache,
     check: Check,
@@ -94,7 +95,7 @@ struct Question {
 }
 
 impl Question {
-    /// Remembers what the store has answered, if that is a refusal.
+    /// Caches the store's decision if it is a refusal.
     fn remember(&self, decision: &Decision) {
         if !decision.usage().may_be_repeated() {
             return;
@@ -139,7 +140,7 @@ impl Store for DenyCache {
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        // What is given back may be meant for a check behind it.
+        // An operation that gives units back may be meant for a check behind it, so do not answer any from the cache.
         if !operations.iter().all(decides) {
             let given_back = GivenBack::new(&self.memory, &operations);
             return self.store.call(operations).holding(given_back);
@@ -183,7 +184,7 @@ fn decides(operation: &Operation) -> bool {
     matches!(operation, Operation::Check(_) | Operation::Fill { .. })
 }
 
-/// Remembers a reply whose question may be remembered, if it is a refusal.
+/// Caches a reply if it is a refusal and there is a question for it.
 fn remember(question: Option<Question>, reply: &Reply) {
     if let (Some(question), Some(decision)) = (question, reply.last_decision()) {
         question.remember(decision);

@@ -1,16 +1,16 @@
-//! What a remembered refusal is about: a check.
+//! The subject of a cached refusal: a check.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
 use crate::domain::{charge::Charge, check::Check};
 
-/// More is not remembered: what is remembered takes bounded room.
+/// Larger checks are not cached, so that memory is bounded.
 const MAX_CHARGES: usize = 16;
 const MAX_RULES: usize = 32;
 const MAX_KEY_BYTES: usize = 1_024;
 
-/// Whether both ask the same: the charges that count, their costs, and whether blocks are enforced. Compared in full,
-/// policies with all their rules: a limit that was changed is another subject.
+/// Whether two checks ask for the same: equal charges with equal costs, and both enforce blocks or neither does.
+/// Policies are compared with all their rules, so a changed limit makes another subject.
 pub(super) fn are_same(one: &Check, other: &Check) -> bool {
     let mut pairs = one.charges().iter().zip(other.charges());
     one.enforces_blocks() == other.enforces_blocks()
@@ -18,14 +18,15 @@ pub(super) fn are_same(one: &Check, other: &Check) -> bool {
         && pairs.all(|(one, other)| are_alike(one, other))
 }
 
-/// Whoever contributes: that changes no decision.
+/// Contributors are not compared, because they change no decision.
 fn are_alike(one: &Charge, other: &Charge) -> bool {
     one.cost() == other.cost() && one.policy().is_same(other.policy()) && one.key() == other.key()
 }
 
-/// Whether a refusal of this check may be remembered.
+/// Whether a refusal of this check may be cached.
 ///
-/// A check at no cost is a look at what is left, and is answered by the store. Shadows alone are never refused.
+/// A check without cost asks for the usage, which only the store knows. A check with nothing but shadows is never
+/// refused.
 pub(super) fn may_be_remembered(check: &Check) -> bool {
     let all = check.all_charges();
     let key_bytes: usize = all.iter().map(|it| it.key().value().len()).sum();

@@ -1,4 +1,4 @@
-//! [`Table`]: the refusals that are remembered, in bounded memory.
+//! [`Table`]: the cached refusals, in bounded memory.
 //!
 //! ```text
 //! check ──▶ hash ──▶ set ──▶ at most 8 entries, each compared in full
@@ -12,23 +12,23 @@ use crate::domain::{check::Check, decision::Decision};
 
 const SETS: usize = 2_048;
 
-/// In a set.
+/// The maximum of each set.
 const MAX_ENTRIES: usize = 8;
 
-/// A refusal that the store has made.
+/// A refusal by the store.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Of the check.
+    /// The hash of the check.
     pub(super) hash: u64,
     pub(super) check: Check,
     pub(super) refusal: Decision,
     pub(super) validity: Validity,
-    /// What had been given back when it was asked for, and the slots that would end it.
+    /// The number of the last refund before the question, and the slots whose later refunds end this entry.
     pub(super) given_back: u64,
     pub(super) slots: Box<[usize]>,
 }
 
-/// Locked set by set.
+/// Each set has its own lock.
 #[derive(Debug)]
 pub(super) struct Table {
     sets: Box<[Mutex<Vec<Entry>>]>,
@@ -41,7 +41,7 @@ impl Table {
         }
     }
 
-    /// Calls `read` with the entry of this check, which has this hash.
+    /// Calls `read` with the entry of this check. `hash` is the hash of the check.
     pub(super) fn read<T>(
         &self,
         hash: u64,
@@ -55,7 +55,7 @@ impl Table {
         entry.and_then(read)
     }
 
-    /// Takes the place of what is known of the same check; in a full set, of what ends first.
+    /// Replaces the entry of the same check. In a full set, replaces the entry that ends first.
     pub(super) fn insert(&self, entry: Entry) {
         let mut set = self.set(entry.hash);
         let known = set.iter().position(|it| it.is_about(&entry));
@@ -71,7 +71,7 @@ impl Table {
             }
         };
         drop(set);
-        // Freed without the lock.
+        // Free the memory after the lock is released.
         drop(replaced);
     }
 
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::domain::{charge::Charge, decision::Count, key::Key, policy::Policy};
 
-    /// As a denial of this identity is remembered.
+    /// The entry of a denial of this identity.
     fn entry(hasher: &RandomState, policy: &Policy, identity: u64) -> Entry {
         let key = Key::new("user", identity.to_be_bytes());
         let check = Check::of_one(Charge::new(policy, key, 2));

@@ -1,19 +1,19 @@
-//! [`Balance`]: the units of a lease that are not spent. Many tasks spend from it without a lock.
+//! [`Balance`]: the unspent units of a lease. Many tasks spend from a balance without a lock.
 //!
-//! Tests include this file with the atomics of a model checker, so it knows nothing of the crate.
+//! Tests include this file with the atomics of a model checker, so the file uses nothing else of the crate.
 
 use super::sync::atomic::{AtomicU64, Ordering};
 
-/// The most units of a lease.
+/// The maximum number of units of a lease.
 pub(super) const MOST: u64 = CLAIM - 1;
 
-/// One claimed unit: claims are counted in the upper half, unspent units in the lower.
+/// One claimed unit. The upper half of the number counts claims, the lower half unspent units.
 const CLAIM: u64 = 1 << 31;
 
 /// More than any balance.
 const CLOSED: u64 = u64::MAX;
 
-/// Units that can be spent until it is closed: the caller that closes it gets the units that no other has.
+/// Units to spend until the balance is closed. The caller that closes it receives the unspent units.
 ///
 /// A claimed unit counts as unspent, but only its claim can spend it.
 #[derive(Debug)]
@@ -25,31 +25,32 @@ impl Balance {
         Self(AtomicU64::new(units))
     }
 
-    /// Takes so many units that are not claimed, all or none; answers how many are unspent then.
+    /// Takes this number of unclaimed units, all or none. Returns the number of unspent units afterwards.
     pub(super) fn spend(&self, units: u64) -> Option<u64> {
         self.change(|unspent, claimed| {
             (units <= unspent - claimed).then(|| (unspent - units, claimed))
         })
     }
 
-    /// Claims so many units, all or none, to be [spent](Self::spend_claimed) or [released](Self::release) later.
+    /// Claims this number of units, all or none. You [spend](Self::spend_claimed) or [release](Self::release) them
+    /// later.
     pub(super) fn claim(&self, units: u64) -> bool {
         let claim =
             |unspent, claimed| (units <= unspent - claimed).then(|| (unspent, claimed + units));
         self.change(claim).is_some()
     }
 
-    /// Takes units that were claimed; answers how many are unspent then. `None` if it was closed since.
+    /// Takes claimed units. Returns the number of unspent units afterwards, or `None` if the balance has been closed.
     pub(super) fn spend_claimed(&self, units: u64) -> Option<u64> {
         self.change(|unspent, claimed| Some((unspent - units, claimed - units)))
     }
 
-    /// Gives up a claim, so that others can spend the units. If it was closed since, they have been taken already.
+    /// Releases a claim, so that others can spend the units. After closing, there is nothing to release.
     pub(super) fn release(&self, units: u64) {
         self.change(|unspent, claimed| Some((unspent, claimed - units)));
     }
 
-    /// Takes all units that are unspent, claimed ones too, for good: from now on nothing can be spent.
+    /// Closes the balance, and takes all unspent units, including claimed ones.
     pub(super) fn close(&self) -> u64 {
         match self.0.swap(CLOSED, Ordering::AcqRel) {
             CLOSED => 0,
@@ -57,7 +58,7 @@ impl Balance {
         }
     }
 
-    /// How many units are unspent.
+    /// The number of unspent units.
     pub(super) fn unspent(&self) -> u64 {
         match self.0.load(Ordering::Acquire) {
             CLOSED => 0,
@@ -65,7 +66,7 @@ impl Balance {
         }
     }
 
-    /// Whether so few units are left that another lease is needed. Not while some are claimed: they may be released.
+    /// Whether too few units remain, so that another lease is needed. Claimed units count, since they may be released.
     pub(super) fn is_used_up(&self, units: u64) -> bool {
         match self.0.load(Ordering::Acquire) {
             CLOSED => true,
@@ -73,7 +74,7 @@ impl Balance {
         }
     }
 
-    /// Changes unspent and claimed units; answers how many are unspent then.
+    /// Changes unspent and claimed units. Returns the number of unspent units afterwards.
     fn change(&self, change: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Option<u64> {
         let mut known = self.0.load(Ordering::Acquire);
         loop {

@@ -1,3 +1,5 @@
+//! [`Clock`]: the two clocks that decide whether a lease is over.
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 #[cfg(feature = "test-util")]
@@ -13,10 +15,10 @@ pub(super) enum Clock {
     Test(TestClock),
 }
 
-/// What the clocks of this process show: one that never steps back, and the date.
+/// A reading of this process's clocks: one that never steps back, and the date.
 ///
-/// Only differences mean anything. The first stands still while a virtual machine is suspended, and the date may be
-/// corrected: time has certainly not passed faster than the faster of both.
+/// Only differences have a meaning. The first clock stands still while a virtual machine is suspended, and the date may
+/// be corrected. So the greater of both differences is an upper limit for the time that has passed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) monotonic: Duration,
@@ -48,7 +50,7 @@ impl Clock {
 }
 
 impl Moment {
-    /// The time since then.
+    /// The time since then, by the clock that never steps back.
     pub(super) const fn since(self, then: Self) -> Duration {
         self.monotonic.saturating_sub(then.monotonic)
     }
@@ -57,7 +59,7 @@ impl Moment {
     pub(super) fn is_past(self, then: Self, time: Duration, apart: Duration) -> bool {
         let by_date = self.date.saturating_sub(then.date);
         let elapsed = self.since(then);
-        // Also where the date stepped back.
+        // `abs_diff` also finds a date that stepped back.
         let expected = then.date + elapsed;
         elapsed > time || by_date > time || self.date.abs_diff(expected) > apart
     }

@@ -1,3 +1,5 @@
+//! [`Entry`]: a hot identity under one policy, with its lease.
+
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
@@ -22,17 +24,17 @@ use crate::domain::{
     settlement::Settlement,
 };
 
-/// Who is checked so often in one span is worth a lease.
+/// This many checks in one span make an identity hot.
 pub(super) const HOT: u64 = 8;
 
-/// Fewer checks than these cost more to lease than to decide one by one.
+/// With fewer checks than this, a lease costs more than deciding them separately.
 const FEWEST: u64 = 4;
 
-/// A lease takes at most this part of what is left: so it becomes small before it could deny anybody, and near the
-/// limit there is none.
+/// A lease takes at most this fraction of the remaining units. So leases shrink before they could cause a denial, and
+/// near the limit there are none.
 const PART_OF_ROOM: u64 = 8;
 
-/// If less than this, in ms, plus two round trips remains of the step, no lease is fetched.
+/// If less than this (ms), plus two round trips, remains of the step, do not fetch a lease.
 const SHORT_REST_MS: u64 = 2;
 
 /// An identity that is hot under a policy.
@@ -41,11 +43,12 @@ pub(super) struct Entry {
     policy: Policy,
     key: Key,
     span: Duration,
-    /// What was asked for since `State::since`, here or in the store.
+    /// The requests since `State::since`, decided here or in the store.
     checks: AtomicU64,
     units: AtomicU64,
     lease: RwLock<Option<Arc<Lease>>>,
-    /// Whether the store could not be reached for the last check: then nothing is spent, so that the caller notices.
+    /// Whether the last check could not reach the store. Then no units are spent, so that the caller notices the
+    /// failure.
     is_failing: AtomicBool,
     transfers: Arc<Transfers>,
     slot: usize,
@@ -56,11 +59,11 @@ pub(super) struct Entry {
 struct State {
     since: Moment,
     known: Option<Known>,
-    /// Until when nothing is leased, since the last lease could not be had.
+    /// A pause in which no lease is fetched, because the last fetch failed.
     pause: Option<(Moment, Duration)>,
     /// The fate of the lease that is being fetched.
     fetching: Option<OnArrival>,
-    /// Whether it was dropped from the table: checks that still know it lease nothing.
+    /// Whether the table has dropped this entry. Checks that still hold it fetch no lease.
     is_dropped: bool,
 }
 
@@ -68,24 +71,24 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum OnArrival {
     Install,
-    /// All leases were ended.
+    /// All leases have been revoked.
     Return,
-    /// The counts were reset meanwhile, perhaps with what was charged for it.
+    /// The counts have been reset in the meantime, perhaps with the units of this lease.
     Forget,
 }
 
-/// What the store told last.
+/// The last report of the store about this identity.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// The fewest units that are left under a rule.
+    /// The smallest number of remaining units among the rules.
     room: u64,
     decided_at_ms: u64,
     sent: Moment,
     round_trip: Duration,
 }
 
-/// The span of time that leases of a policy are for: its shortest step, or [`LONGEST`]. `None` if a charge of it is
-/// never leased: `@exact` rules and buckets have steps too short for it, a small limit would never leave enough room.
+/// The span of a policy's leases: its shortest step, or [`LONGEST`]. `None` if its charges are never leased: the steps
+/// of `@exact` rules and buckets are too short, and a small limit never leaves enough room.
 pub(super) fn span(charge: &Charge) -> Option<Duration> {
     let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
     let mut span = LONGEST;
@@ -110,6 +113,7 @@ impl Entry {
             policy: charge.policy().clone(),
             key: charge.key().clone(),
             span,
+            // The count that made the identity hot, so that the first sweep does not find the entry cold.
             checks: AtomicU64::new(HOT),
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
@@ -126,7 +130,7 @@ impl Entry {
         }
     }
 
-    /// Under other rules of the same name, other steps are charged.
+    /// Rules of the same name with other steps need another lease.
     pub(super) fn is_of(&self, charge: &Charge) -> bool {
         self.is_of_key(charge.key()) && self.policy.is_same(charge.policy())
     }
@@ -135,18 +139,18 @@ impl Entry {
         self.key == *key
     }
 
-    /// Counts a check of so many units.
+    /// Counts a check with this cost.
     pub(super) fn count(&self, cost: u64) {
         self.checks.fetch_add(1, Relaxed);
         self.units.fetch_add(cost, Relaxed);
     }
 
-    /// Spends units of the lease, if there are so many.
+    /// Spends units of the lease, if there are enough.
     pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<LeasedUnits> {
         Lease::spend(self.spendable()?.as_ref()?, cost, now())
     }
 
-    /// Claims units of the lease, if there are so many.
+    /// Claims units of the lease, if there are enough.
     pub(super) fn claim(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Claim> {
         Lease::claim(self.spendable()?.as_ref()?, cost, now())
     }
@@ -155,7 +159,7 @@ impl Entry {
         self.is_failing.store(is_failing, Relaxed);
     }
 
-    /// Notes what the store told about this charge.
+    /// Remembers the store's report about this charge.
     pub(super) fn learn(
         &self,
         usage: PolicyUsage<'_>,
@@ -171,24 +175,24 @@ impl Entry {
             sent,
             round_trip: now.since(sent),
         });
-        // A lease would be over before it is there.
+        // With a round trip longer than a span, a lease would be over on arrival.
         if now.since(sent) >= self.span {
             state.pause = Some((now, LONGEST));
         }
     }
 
-    /// Leases nothing for a span.
+    /// Fetches no lease for a span.
     pub(super) fn pause(&self, now: Moment) {
         self.state().pause = Some((now, self.span));
     }
 
-    /// Begins to fetch a lease, from which `cost` could be spent. `None` if another is being fetched, or none is worth
-    /// it.
+    /// Begins to fetch a lease that is large enough for `cost`. `None` if another fetch is under way, or a lease is not
+    /// worth a call.
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
         let units = self.plan(cost, now)?;
         let transfer = self.transfers.begin_fetch(self.slot)?;
         let mut state = self.state();
-        // Another may have been fetched since the caller found too little.
+        // Another task may have fetched a lease since the caller found too few units.
         let too_little = |lease: &Arc<Lease>| lease.is_over(now) || lease.is_used_up(cost);
         let is_needed = self.lease().as_ref().is_none_or(too_little);
         if state.is_dropped || state.fetching.is_some() || !is_needed {
@@ -203,7 +207,8 @@ impl Entry {
         })
     }
 
-    /// The rate times the rest of the step, and a quarter more; but at most a part of what is left.
+    /// The units to lease: the rate times the rest of the step, plus a quarter, but at most a fraction of the remaining
+    /// units.
     fn plan(&self, cost: u64, now: Moment) -> Option<u64> {
         if self.is_failing.load(Relaxed) {
             return None;
@@ -234,14 +239,14 @@ impl Entry {
         (units >= cost.saturating_mul(FEWEST)).then_some(units)
     }
 
-    /// Ends the lease, and the one that is being fetched, which is returned when it comes. Answers the settlement that
-    /// returns what is unspent.
+    /// Ends the lease. A lease that is being fetched is returned on arrival. Returns the settlement that gives the
+    /// unspent units back.
     pub(super) fn end(&self) -> Option<Unspent> {
         self.on_arrival(OnArrival::Return);
         self.close()
     }
 
-    /// The lease that is being fetched is neither spent nor returned.
+    /// Neither spends nor returns the lease that is being fetched.
     pub(super) fn forget_fetch(&self) {
         self.on_arrival(OnArrival::Forget);
     }
@@ -251,7 +256,7 @@ impl Entry {
         state.fetching = state.fetching.max(state.fetching.and(Some(then)));
     }
 
-    /// Ends the lease, and answers the settlement that returns what is unspent.
+    /// Ends the lease. Returns the settlement that gives the unspent units back.
     pub(super) fn close(&self) -> Option<Unspent> {
         let transfer = self.transfers.begin(self.slot);
         let mut lease = self.lease.write().unwrap_or_else(PoisonError::into_inner);
@@ -261,21 +266,22 @@ impl Entry {
         })
     }
 
-    /// The same where the lease has been over for long enough that the next should have come.
+    /// Like [`close`](Self::close), but only if the lease has been over for so long that its successor should have
+    /// arrived.
     pub(super) fn close_overdue(&self, now: Moment) -> Option<Unspent> {
         let is_overdue = |lease: &Arc<Lease>| lease.is_over_for(now, self.span / 4);
         let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
         is_overdue.then(|| self.close()).flatten()
     }
 
-    /// Whether units that were charged may be spent here. They leave the lease after a transfer has begun, and come
-    /// there before it ends: look here first, and then for [`Transfers`].
+    /// Whether charged units can be spent here. They leave the lease after a transfer has begun, and arrive before the
+    /// transfer ends. So call this first, and look for [`Transfers`] afterwards.
     pub(super) fn has_units(&self) -> bool {
         let lease = self.lease();
         lease.as_ref().is_some_and(|lease| lease.unspent() > 0)
     }
 
-    /// Whether it is not worth a lease any more, and has none. Older checks count half at every span.
+    /// Whether the entry has no lease and is not worth one. Each span halves the weight of older checks.
     pub(super) fn cool(&self, now: Moment) -> bool {
         let mut state = self.state();
         let elapsed = now.since(state.since);
@@ -309,7 +315,7 @@ impl Entry {
     }
 }
 
-/// A lease that is being fetched: one at a time for an entry.
+/// A lease that is being fetched. An entry has at most one.
 #[derive(Debug)]
 pub(super) struct Fetch {
     entry: Arc<Entry>,
@@ -323,7 +329,7 @@ impl Fetch {
         &self.entry
     }
 
-    /// What is charged: all units at once.
+    /// The check that charges all units of the lease.
     pub(super) fn check(&self) -> Check {
         let entry = self.entry();
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
@@ -331,8 +337,8 @@ impl Fetch {
         Check::of_one(charge).enforce_blocks(true)
     }
 
-    /// Makes the units that were charged a lease to be spent from. Answers the settlement that returns them where none
-    /// can be spent: the answer came too late, the store's clock had stepped back, or all leases were ended meanwhile.
+    /// Turns the charged units into a lease. Returns a settlement that gives them back if they cannot be spent: the
+    /// answer came too late, the store's clock had stepped back, or all leases have been revoked in the meantime.
     pub(super) fn install(&self, usage: &Usage, now: Moment) -> Option<Settlement> {
         let entry = self.entry();
         if let Some(of_policy) = usage.policies().next() {

@@ -1,13 +1,15 @@
+//! [`HotCounts`]: finds the identities that are checked often, in fixed memory.
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// More than identities can be leased, so that few share a place.
+/// More places than leases, so that few identities share one.
 const PLACES: usize = 16_384;
 
-/// Who is asked for often, in fixed room: the identities that share a place fight for it, and who is asked for most
-/// often wins. An estimate: two threads may lose a count.
+/// Counts the identities that are checked most often. Identities that share a place compete for it, and the most
+/// frequent one wins. The counts are estimates: two threads may lose one.
 #[derive(Debug)]
 pub(super) struct HotCounts {
-    /// From the highest bit on: 24 bits of the identity's hash, 24 of the span of time, 16 of the count.
+    /// The bits from high to low: 24 of the identity's hash, 24 of the span's number, 16 of the count.
     places: Box<[AtomicU64]>,
 }
 
@@ -18,7 +20,7 @@ impl HotCounts {
         }
     }
 
-    /// Counts one more in a span of time, which has a number; answers how many these are, at least.
+    /// Counts a check in the span with this number. Returns a lower limit of the identity's checks in that span.
     pub(super) fn count(&self, hash: u64, span: u64) -> u64 {
         let index = usize::try_from(hash % (PLACES as u64)).unwrap_or(0);
         let place = &self.places[index];

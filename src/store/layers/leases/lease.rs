@@ -1,4 +1,4 @@
-//! [`Lease`]: units that were charged at once, to be spent here in the step that they were charged to.
+//! [`Lease`]: units that are charged together, and spent in this process within the step that they were charged in.
 //!
 //! ```text
 //!   sent ────▶ charged at T0 ────▶ answered                          last spent    end of the step
@@ -7,8 +7,8 @@
 //!    ├──────────────── (end − T0 − 1 ms) at most, by this process's clock ───┤
 //! ```
 //!
-//! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed
-//! since m0, the step has not ended, whatever the clocks show and however long the answer took.
+//! The store decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since m0,
+//! the step has not ended, whatever the clocks show and however long the answer took.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -19,35 +19,35 @@ use crate::domain::{
     settlement::Settlement,
 };
 
-/// How long units lie here at most, however long the step is: what is unspent is missing elsewhere.
+/// The maximum time of a lease, even in a long step: other processes cannot use its unspent units.
 pub(super) const LONGEST: Duration = Duration::from_secs(10);
 
 const MARGIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// What the store answered to the charge.
+    /// The store's answer to the charge.
     usage: Usage,
     units: u64,
     sent: Moment,
-    /// How long units can be spent, from `sent` on.
+    /// How long the units can be spent, counted from `sent`.
     time: Duration,
-    /// The shortest step.
+    /// The shortest step among the rules.
     step: Duration,
     balance: Balance,
 }
 
-/// Units that were spent, or what a lease shows where none were.
+/// Units that were spent, or the state of a lease when none were.
 #[derive(Debug)]
 pub(super) struct LeasedUnits {
     lease: Arc<Lease>,
-    /// The units of the lease that are unspent then.
+    /// The unspent units of the lease at that time.
     unspent: u64,
     now: Moment,
 }
 
-/// Units that are to be spent when the store has admitted the rest of the check. It takes nothing: a lease that ends
-/// meanwhile returns them.
+/// Units to spend when the store has admitted the rest of the check. A claim takes nothing: a lease that ends first
+/// returns the claimed units, too.
 #[derive(Debug)]
 pub(super) struct Claim {
     lease: Arc<Lease>,
@@ -55,7 +55,8 @@ pub(super) struct Claim {
 }
 
 impl Lease {
-    /// A lease by the answer to a check of one charge of so many units, which was sent at that moment.
+    /// Makes a lease of `units` from the store's answer to a check with one charge. `sent` is the time when it was
+    /// sent.
     pub(super) fn new(usage: Usage, units: u64, sent: Moment) -> Self {
         let steps = usage.rules().map(|it| it.rule().step());
         Self {
@@ -68,17 +69,17 @@ impl Lease {
         }
     }
 
-    /// Whether nothing may be spent any more.
+    /// Whether units can no longer be spent.
     pub(super) fn is_over(&self, now: Moment) -> bool {
         self.time.is_zero() || now.is_past(self.sent, self.time, self.step)
     }
 
-    /// Whether it has been over for so long.
+    /// Whether the lease has been over for at least `time`.
     pub(super) fn is_over_for(&self, now: Moment, time: Duration) -> bool {
         now.is_past(self.sent, self.time + time, self.step + time)
     }
 
-    /// Whether another is needed to spend so many units.
+    /// Whether another lease is needed to spend this number of units.
     pub(super) fn is_used_up(&self, units: u64) -> bool {
         self.balance.is_used_up(units)
     }
@@ -87,7 +88,7 @@ impl Lease {
         self.balance.unspent()
     }
 
-    /// Ends it, and answers the settlement that returns the unspent units: once, and only if there are any.
+    /// Ends the lease. Returns the settlement that gives the unspent units back: once, and only if there are any.
     pub(super) fn close(&self) -> Option<Settlement> {
         let unspent = self.balance.close();
         if unspent == 0 {
@@ -96,7 +97,7 @@ impl Lease {
         Settlement::new(&self.usage, |_| self.units - unspent).ok()
     }
 
-    /// The clock is to be read after the lease was found.
+    /// Read the clock after you found the lease.
     pub(super) fn spend(this: &Arc<Self>, units: u64, now: Moment) -> Option<LeasedUnits> {
         if this.is_over(now) {
             return None;
@@ -127,7 +128,7 @@ impl Claim {
         Some(LeasedUnits::new(&self.lease, unspent, now))
     }
 
-    /// The units that are left if these are not spent.
+    /// Gives up the claim. Returns the state of the lease.
     pub(super) fn release(self, now: Moment) -> LeasedUnits {
         LeasedUnits::new(&self.lease, self.lease.unspent(), now)
     }
@@ -148,13 +149,12 @@ impl LeasedUnits {
         }
     }
 
-    /// The store's clock, at the latest; within the step that was charged.
+    /// An upper limit of the store's clock, within the charged step.
     pub(super) fn now_ms(&self) -> u64 {
         self.lease.usage.decided_at_ms() + self.age_ms()
     }
 
-    /// What is left under each rule, as far as it is known here: other processes may have charged more since the units
-    /// were leased.
+    /// The usage under each rule, as far as this process knows. Other processes may have charged more since.
     pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
         let (age_ms, unspent) = (self.age_ms(), self.unspent);
         let rules = self.lease.usage.rules();
@@ -166,15 +166,15 @@ impl LeasedUnits {
     }
 }
 
-/// Whether the store's clock had stepped back when it decided.
+/// Whether the store's clock had stepped back when the store decided.
 pub(super) fn was_behind(usage: &Usage) -> bool {
     let decided_at_ms = usage.decided_at_ms();
     let mut rules = usage.rules();
     rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
 }
 
-/// How long units can be spent from when the charge was sent: not at all where the clock had stepped back, so that they
-/// were charged to a step that it has not reached.
+/// How long the units can be spent, counted from when the charge was sent. Zero if the clock had stepped back: the
+/// units were charged to a step that the clock has not reached.
 fn spending_time(usage: &Usage) -> Duration {
     if was_behind(usage) {
         return Duration::ZERO;

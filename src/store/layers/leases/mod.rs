@@ -1,4 +1,4 @@
-//! [`Leases`]: units of hot identities, charged at once and spent here.
+//! [`Leases`]: charges units of hot identities in advance, and spends them in this process.
 
 use std::{
     fmt,
@@ -49,37 +49,37 @@ mod several;
 mod table;
 mod transfer;
 
-/// How often overdue leases are returned, and identities that are no longer hot are dropped.
+/// The interval at which overdue leases are returned, and entries dropped that are no longer hot.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// How many leases a sweep returns at most.
+/// The maximum number of leases that a sweep returns.
 const MAX_TOGETHER: usize = 256;
 
-/// How long an answer of the store is waited for, in the background.
+/// How long a background task waits for the store.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A store around a store that answers most checks of hot identities without a call; cheap to clone.
+/// A layer that answers most checks of hot identities without a call of the store; cheap to clone.
 #[doc = include_str!("../../../../docs/guide/leases.md")]
 #[derive(Clone)]
 pub struct Leases {
     inner: Arc<Inner>,
 }
 
-/// For each charge of a check, its entry if it is hot.
+/// The entry of each charge of a check; `None` for a charge that is not hot.
 type Entries = Arc<[Option<Arc<Entry>>]>;
 
 struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     table: Table,
-    /// How long the caller waits, in ms.
+    /// The timeout of the limiter, in ms.
     timeout_ms: AtomicU64,
-    /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
+    /// Whether a runtime without timers was seen. Then leasing is off.
     lacks_timers: AtomicBool,
 }
 
 impl Leases {
-    /// Leases what is charged in `store`.
+    /// Creates a layer around `store`.
     pub fn new(store: impl Store) -> Self {
         Self::build(Arc::new(store), Clock::system())
     }
@@ -97,19 +97,19 @@ impl Leases {
         }
     }
 
-    /// Makes it one without leases that goes by `clock` instead of the process's clocks. Give it the clock of the store
-    /// within: otherwise the time of one passes faster than that of the other.
+    /// Returns a layer without leases that uses `clock` instead of the process's clocks. Pass the clock of the wrapped
+    /// store, so that time passes equally in both.
     #[cfg(feature = "test-util")]
     #[must_use]
     pub fn clock(self, clock: TestClock) -> Self {
         Self::build(Arc::clone(&self.inner.store), Clock::Test(clock))
     }
 
-    /// Ends all leases and returns what is unspent, before a process ends. Without it, that stays charged until it is
-    /// released.
+    /// Ends all leases and returns the unspent units. Call this before your process ends, or the units stay charged
+    /// until they are released.
     ///
-    /// It waits for what is on its way, and for the store: ten seconds at most. What could not be returned by then
-    /// stays charged, too: nothing is tried again. Checks that are made meanwhile can lease units again.
+    /// This method waits for transfers under way and for the store, ten seconds at most. Units that could not be
+    /// returned by then stay charged, since nothing is tried again. Checks during this call can lease units again.
     pub async fn return_unspent(&self) {
         if self.inner.runtime().is_some() {
             let entries = self.inner.table.entries(|_| true);
@@ -141,7 +141,7 @@ impl Inner {
         }
     }
 
-    /// The entry of a charge if it is hot, and a task that looks after it.
+    /// The entry of a charge if it is hot. Makes sure that a task sweeps the entries.
     fn find(self: &Arc<Self>, charge: &Charge) -> Option<Arc<Entry>> {
         let may_lease = || self.runtime().is_some();
         let entry = self.table.find(charge, &self.clock, may_lease)?;
@@ -152,13 +152,13 @@ impl Inner {
         Some(entry)
     }
 
-    /// Where what is leased can be fetched, returned and looked after.
+    /// The runtime for background tasks; `None` if there is none, or if it has no timers.
     fn runtime(&self) -> Option<Handle> {
         let runtime = Handle::try_current().ok()?;
         if self.lacks_timers.load(Relaxed) {
             return None;
         }
-        // By no other way does a runtime tell whether it has timers.
+        // A runtime cannot be asked whether its timers are enabled, so try one.
         if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
             if !self.lacks_timers.swap(true, Relaxed) {
                 warning::nothing_leased();
@@ -221,7 +221,7 @@ impl Inner {
         decisions.for_each(|it| self.table.forbid_early_repeats(it, given_back));
     }
 
-    /// Lets the store decide, and learns from it about the charges that are hot.
+    /// Lets the store decide, and updates the entries of the hot charges with the answer.
     fn pass_on(self: &Arc<Self>, check: &Check, entries: Entries) -> StoreFuture<Decision> {
         let mut outcome = OutcomeGuard {
             inner: Arc::clone(self),
@@ -234,7 +234,7 @@ impl Inner {
         })
     }
 
-    /// Notes that a caller has left without an answer, which is a failure if the caller has waited as long as it does.
+    /// Records that a caller left without an answer. This is a failure if the caller has waited as long as the timeout.
     fn note_left(&self, entries: &Entries, sent: Moment) {
         if millis(self.clock.now().since(sent)) >= self.timeout_ms() {
             entries
@@ -248,7 +248,7 @@ impl Inner {
         self.timeout_ms.load(Relaxed)
     }
 
-    /// Fetches a lease, if there is none and it is worth it.
+    /// Fetches a lease if there is none, and one is worth a call.
     fn fetch(self: &Arc<Self>, entry: &Arc<Entry>, cost: u64) {
         let Some(fetch) = entry.begin(cost, self.clock.now()) else {
             return;
@@ -256,14 +256,14 @@ impl Inner {
         let Some(runtime) = self.runtime() else {
             return;
         };
-        // Unspent units are returned in the same call. They are never returned twice: if that fails, they stay charged.
+        // The same call returns unspent units. They are never returned twice: if the call fails, they stay charged.
         let unspent = entry.close();
         let returned = unspent
             .iter()
             .map(|it| Operation::Settle(it.settlement.clone()));
         let operations = returned.chain([Operation::Check(fetch.check())]);
         let call = self.store.call(operations.collect());
-        // A caller that leaves must not make units get lost.
+        // Spawned, because a caller that leaves must not lose the units.
         let this = Arc::clone(self);
         drop(runtime.spawn(async move {
             this.install(&fetch, call).await;
@@ -294,7 +294,7 @@ impl Inner {
         self.give_back(entries.iter().filter_map(|entry| entry.end()));
     }
 
-    /// Returns unspent units in the background, each by a call of their own: a proxy may have the identities on several
+    /// Returns unspent units in the background, one call for each: behind a proxy, identities may be on different
     /// servers.
     fn give_back(&self, all: impl Iterator<Item = Unspent>) {
         for unspent in all {
@@ -309,7 +309,7 @@ impl Inner {
         }
     }
 
-    /// Gives up the leases of this key that are being fetched.
+    /// Drops the leases of this key that are being fetched.
     fn forget_fetches(&self, key: &Key) {
         let entries = self.table.entries(|entry| entry.is_of_key(key));
         entries.iter().for_each(|entry| entry.forget_fetch());
@@ -325,7 +325,7 @@ impl Inner {
         }
     }
 
-    /// Returns what is overdue, and drops what is no longer hot. It does not wait for the store, which may hang.
+    /// Returns overdue leases, and drops entries that are no longer hot. Does not wait for the store, which may hang.
     fn sweep(&self) {
         let now = self.clock.now();
         let entries = self.table.entries(|_| true);
@@ -335,7 +335,7 @@ impl Inner {
     }
 }
 
-/// The task that looks after the entries. When it is ended from outside, the next check starts another.
+/// The task that sweeps the entries. If it is dropped with its runtime, the next check starts another.
 struct Sweeper(Weak<Inner>);
 
 impl Sweeper {
@@ -361,8 +361,8 @@ impl Drop for Sweeper {
     }
 }
 
-/// Notes for these identities that the store could not decide, if that says something about the store: an error about
-/// one request, such as a value that cannot be read, does not.
+/// Records for these identities that the store could not decide. An error about one request, such as a value that
+/// cannot be read, does not count: it says nothing about the store.
 fn note_failure(entries: &Entries, error: &StoreError) {
     let kind = error.kind();
     if matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable) {
@@ -373,11 +373,11 @@ fn note_failure(entries: &Entries, error: &StoreError) {
     }
 }
 
-/// Notices what comes of a check that was passed on.
+/// Waits for the outcome of a check that was passed on, and notices when the caller leaves before.
 struct OutcomeGuard {
     inner: Arc<Inner>,
     sent: Moment,
-    /// Until the store has answered.
+    /// `None` after the store has answered.
     entries: Option<Entries>,
 }
 
@@ -387,7 +387,7 @@ impl OutcomeGuard {
             return;
         };
         let usage = match result {
-            // A repeated denial says nothing about the store, and may be about some of the charges only.
+            // A repeated denial says nothing about the store, and may cover only some of the charges.
             Ok(decision) if decision.usage().is_repeated() => return,
             Ok(decision) => decision.usage(),
             Err(error) => return note_failure(&entries, error),

@@ -10,13 +10,13 @@ use crate::{
     store::StoreFuture,
 };
 
-/// Ends the leases of an identity when it is made, before the store is called; and when it is dropped, after the store
-/// has answered or the caller has left. Leases that are being fetched then are returned when they come.
+/// Ends the leases of an identity twice: when created, before the call of the store; and when dropped, after the store
+/// has answered or the caller has left. Leases that are being fetched at that time are returned on arrival.
 pub(super) struct Revocation {
     inner: Arc<Inner>,
     key: Key,
-    /// For a reset. Meanwhile nothing is fetched, and the store is called when it has all that was on its way: so it is
-    /// known of each unit whether it was charged, or returned, before the reset or after it.
+    /// Set for a reset. A bar stops fetches, and the reset is sent after all transfers have ended. So each unit was
+    /// charged or returned either before the reset or after it.
     bar: Option<Bar>,
 }
 
@@ -42,7 +42,7 @@ impl Revocation {
         }
     }
 
-    /// Calls the store, after what is on its way if a reset has to wait for that.
+    /// Calls the store. If a reset has to wait for transfers, does so first.
     pub(super) fn call<T: Send + 'static>(
         revocations: Vec<Self>,
         call: impl FnOnce() -> StoreFuture<T> + Send + 'static,
@@ -59,7 +59,7 @@ impl Revocation {
         })
     }
 
-    /// Waits for half of the caller's time at most: the other half is for the store.
+    /// Waits for at most half of the caller's timeout, to leave the other half for the store.
     async fn transfers_ended(&self) {
         let Some(bar) = &self.bar else {
             return;

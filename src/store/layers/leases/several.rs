@@ -1,7 +1,7 @@
-//! [`Several`]: a check of several charges, of which some are leased.
+//! [`Several`]: a check of several charges, some of them leased.
 //!
-//! The store decides the others first, then leased units are spent. If the lease has ended by then, what was admitted
-//! so far is refunded, and the store decides the whole check.
+//! The store decides the other charges first. Then the leased units are spent. If a lease has ended by then, the
+//! admitted charges are refunded, and the store decides the whole check.
 
 use std::{
     pin::Pin,
@@ -28,13 +28,13 @@ use crate::{
     store::{StoreExt, StoreFuture},
 };
 
-/// A check with the units that are claimed for it, for each charge that there are any for.
+/// A check with its claims of leased units.
 pub(super) struct Several {
     inner: Arc<Inner>,
     check: Check,
     entries: Entries,
     claims: Vec<Option<Claim>>,
-    /// The places of the charges that the store has to decide.
+    /// The indices of the charges that the store has to decide.
     rest: Vec<usize>,
 }
 
@@ -55,12 +55,12 @@ impl Several {
         }
     }
 
-    /// The places of the charges that the store has to decide.
+    /// The indices of the charges that the store has to decide.
     pub(super) fn rest(&self) -> &[usize] {
         &self.rest
     }
 
-    /// Decides it where units are claimed for all charges, and there is nothing to ask the store for.
+    /// Decides a check with a claim for each charge, without the store.
     pub(super) fn decide_here(mut self) -> StoreFuture<Decision> {
         match self.spend() {
             Ok(spent) => StoreFuture::ready(join(&self.check, true, &spent, None)),
@@ -68,7 +68,7 @@ impl Several {
         }
     }
 
-    /// Decides it when the store has decided the rest.
+    /// Decides the check after the store has decided the rest.
     pub(super) fn decide_after(self, rest: StoreFuture<Decision>) -> StoreFuture<Decision> {
         self.unfinished(|several| several.finish(rest))
     }
@@ -103,7 +103,7 @@ impl Several {
                 if !denial.usage().may_be_repeated() {
                     joined.usage().forbid_repeats();
                 }
-                // A denial that was repeated says nothing about the store.
+                // A repeated denial says nothing about the store.
                 if denial.usage().is_repeated() {
                     return Ok(joined.repeated(&self.check, 0));
                 }
@@ -113,7 +113,7 @@ impl Several {
         }
     }
 
-    /// Spends what is claimed; an error with the units that were spent if not all can be.
+    /// Spends all claimed units. If some cannot be spent, returns the spent ones as an error.
     fn spend(&mut self) -> Result<Vec<Option<LeasedUnits>>, Vec<Option<LeasedUnits>>> {
         let claimed = self.claims.iter().flatten().count();
         let now = || self.inner.clock.now();
@@ -132,7 +132,7 @@ impl Several {
         claims.map(|claim| Some(claim?.release(now))).collect()
     }
 
-    /// Refunds the charges that were admitted by the store or spent here, and lets the store decide all of them.
+    /// Refunds the charges that the store admitted or that were spent here, and lets the store decide the whole check.
     async fn start_again(
         self,
         spent: Vec<Option<LeasedUnits>>,
@@ -149,6 +149,7 @@ impl Several {
             let decision = join(&part, true, &parts, rest.as_ref())?;
             let refund = Settlement::new(decision.usage(), |_| 0)?;
             let charges = part.charges().iter();
+            // Until the refund has arrived, another check may be denied because of these units.
             let transfers: Vec<Transfer> = charges
                 .map(|charge| self.inner.table.begin_transfer(charge))
                 .collect();
@@ -159,7 +160,7 @@ impl Several {
     }
 }
 
-/// Goes on in the background if the caller leaves: what was charged by then must be joined by the rest, or refunded.
+/// If the caller leaves, a background task finishes the check: it has to complete or refund the charges made so far.
 struct Unfinished {
     inner: Arc<Inner>,
     check: Check,
@@ -203,7 +204,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// In the order of the check: what was spent here, and what the store answered about the rest.
+/// Joins the units spent here with the store's answer about the rest, in the order of the check.
 fn join(
     check: &Check,
     is_admitted: bool,
@@ -221,6 +222,7 @@ fn join(
     match rest {
         Some(usage) => {
             let joined = Decision::joined(check, is_admitted, usage.decided_at_ms(), rules)?;
+            // The store has looked for blocks of the identities in `rest` only.
             joined.usage().note_unseen_blocks();
             Ok(joined)
         }

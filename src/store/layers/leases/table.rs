@@ -1,3 +1,5 @@
+//! [`Table`]: finds the entry of a charge.
+
 use std::{
     array,
     collections::HashMap,
@@ -19,22 +21,22 @@ use super::{
 };
 use crate::domain::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis};
 
-/// How many identities can have leases.
+/// The maximum number of identities with leases.
 const MAX_ENTRIES: usize = 4_096;
 
 const SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Arc<Entry>>>;
 
-/// The identities that are hot, in bounded room.
+/// The hot identities, in bounded memory.
 #[derive(Debug)]
 pub(super) struct Table {
     hasher: RandomState,
     counts: HotCounts,
-    /// By the hash of the policy's name and the key: of two with one hash, the second is never hot.
+    /// Indexed by the hash of the policy's name and the key. If two have the same hash, the second is never hot.
     shards: [Shard; SHARDS],
     transfers: Arc<Transfers>,
-    /// Whether a task looks after them.
+    /// Whether a task sweeps the entries.
     has_task: AtomicBool,
 }
 
@@ -49,13 +51,13 @@ impl Table {
         }
     }
 
-    /// The number of what was given back last: see [`Transfers::given_back`].
+    /// The number of the last refund: see [`Transfers::given_back`].
     pub(super) fn given_back(&self) -> u64 {
         self.transfers.given_back()
     }
 
-    /// Forbids to repeat a denial where units that fit may be spent here, or may have been returned, since `given_back`
-    /// was read.
+    /// Marks a denial as not to be repeated if units may make it fit sooner: units that can be spent here, or that were
+    /// returned after `given_back` was read.
     pub(super) fn forbid_early_repeats(&self, decision: &Decision, given_back: u64) {
         let Decision::Denied(denial) = decision else {
             return;
@@ -76,7 +78,7 @@ impl Table {
         }
     }
 
-    /// The entry of a charge, if it is hot; made only if units may be leased here.
+    /// The entry of a charge if it is hot. Creates one only if `may_lease`.
     pub(super) fn find(
         &self,
         charge: &Charge,
@@ -97,6 +99,8 @@ impl Table {
             .shard(hash)
             .write()
             .unwrap_or_else(PoisonError::into_inner);
+        // A full shard makes no room: entries leave when they cool down, and until then the store decides about this
+        // identity.
         if entries.len() >= MAX_ENTRIES / SHARDS {
             return None;
         }
@@ -113,7 +117,7 @@ impl Table {
         entries.get(&hash).cloned()
     }
 
-    /// The entries that are wanted, in no order.
+    /// The entries that match, in no particular order.
     pub(super) fn entries(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
         let mut wanted = Vec::new();
         for shard in &self.shards {
@@ -123,23 +127,23 @@ impl Table {
         wanted
     }
 
-    /// Notes units of a charge that are on their way back to the store.
+    /// Records that units of a charge are on their way back to the store.
     pub(super) fn begin_transfer(&self, charge: &Charge) -> Transfer {
         self.transfers
             .begin(self.slot(charge.policy(), charge.key()))
     }
 
-    /// Keeps leases of an identity from being fetched.
+    /// Stops fetches of leases of an identity.
     pub(super) fn bar(&self, policy: &Policy, key: &Key) -> Bar {
         self.transfers.bar(self.slot(policy, key))
     }
 
-    /// Waits until no units are on their way.
+    /// Waits until no transfer is under way.
     pub(super) async fn transfers_ended(&self) {
         self.transfers.all_ended().await;
     }
 
-    /// Drops the entries that are for nothing any more.
+    /// Drops the entries that do not match.
     pub(super) fn retain(&self, is_kept: impl Fn(&Entry) -> bool) {
         for shard in &self.shards {
             let mut entries = shard.write().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +162,7 @@ impl Table {
         self.has_task.load(Acquire)
     }
 
-    /// Says whether a task looks after the entries; answers whether one did.
+    /// Sets whether a task sweeps the entries. Returns the previous value.
     pub(super) fn set_task(&self, has_task: bool) -> bool {
         self.has_task.swap(has_task, AcqRel)
     }
@@ -171,7 +175,7 @@ impl Table {
         self.hasher.hash_one((policy.name(), key))
     }
 
-    /// Not by the bits that a map goes by.
+    /// Uses other bits of the hash than the map does.
     fn shard(&self, hash: u64) -> &Shard {
         let index = usize::try_from(hash >> 32).unwrap_or(0) % SHARDS;
         &self.shards[index]

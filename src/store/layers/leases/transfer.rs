@@ -1,4 +1,4 @@
-//! [`Transfers`]: which identities have units on their way between the store and this process.
+//! [`Transfers`]: the identities whose units are on their way between the store and this process.
 
 use std::sync::{
     Arc,
@@ -12,13 +12,13 @@ use tokio::sync::Notify;
 
 use crate::{domain::settlement::Settlement, store::layers::give_backs::GiveBacks};
 
-/// More than entries, so that few share one.
+/// More slots than entries, so that few entries share one.
 const SLOTS: usize = 16_384;
 
-/// A reset that is under way: these are counted in the upper half of a slot, transfers in the lower.
+/// A reset that is under way. The upper half of a slot counts these, the lower half transfers.
 const RESET: u64 = 1 << 32;
 
-/// Counts the transfers that are under way, and numbers those that have ended. Policies and keys are hashed to slots.
+/// Counts the transfers under way, and numbers those that have ended. Policies and keys are hashed to slots.
 #[derive(Debug)]
 pub(super) struct Transfers {
     slots: Box<[AtomicU64]>,
@@ -28,16 +28,16 @@ pub(super) struct Transfers {
 
 /// Units of an identity on their way from the store to a lease, or back to the store.
 ///
-/// Meanwhile they are charged and cannot be spent. A check that is denied for that may fit when they are there, so that
-/// the denial must not be repeated.
+/// Meanwhile they are charged and cannot be spent. A check that is denied in this time may fit as soon as they arrive,
+/// so that denial must not be repeated.
 #[derive(Debug)]
 pub(super) struct Transfer {
     transfers: Arc<Transfers>,
     slot: usize,
 }
 
-/// Keeps leases from being fetched while the counts of an identity are reset: whether such a lease was charged before
-/// the reset or after it would be unknown.
+/// Stops fetches while the counts of an identity are reset. Otherwise a lease could be charged before the reset or
+/// after it, and this process could not know which.
 #[derive(Debug)]
 pub(super) struct Bar {
     transfers: Arc<Transfers>,
@@ -64,12 +64,12 @@ impl Transfers {
 
     /// Whether units may have arrived since the number was read, or may arrive soon.
     ///
-    /// In this order: a transfer is noted before it has ended.
+    /// The order of both reads matters: a transfer records its number before it ends.
     pub(super) fn may_arrive(&self, given_back: u64, slot: usize) -> bool {
         self.is_under_way(slot) || !self.give_backs.none_since(given_back, slot)
     }
 
-    /// Begins a transfer, before the units leave the place where they were.
+    /// Begins a transfer. Call this before the units leave their place.
     pub(super) fn begin(self: &Arc<Self>, slot: usize) -> Transfer {
         self.slots[slot].fetch_add(1, AcqRel);
         Transfer {
@@ -78,13 +78,13 @@ impl Transfers {
         }
     }
 
-    /// Begins one from the store to a lease, unless the counts are being reset.
+    /// Begins a transfer from the store to a lease, unless a reset is under way.
     pub(super) fn begin_fetch(self: &Arc<Self>, slot: usize) -> Option<Transfer> {
         let transfer = self.begin(slot);
         (self.slots[slot].load(Acquire) < RESET).then_some(transfer)
     }
 
-    /// Keeps leases from being fetched until it is dropped.
+    /// Stops fetches until the bar is dropped.
     pub(super) fn bar(self: &Arc<Self>, slot: usize) -> Bar {
         self.slots[slot].fetch_add(RESET, AcqRel);
         Bar {
@@ -105,7 +105,7 @@ impl Transfers {
 
     async fn wait_until(&self, is_reached: impl Fn() -> bool) {
         loop {
-            // Made before the look, so that a transfer which ends after the look wakes it.
+            // Created before the test, so that a transfer that ends after the test wakes this task.
             let ended = self.ended.notified();
             if is_reached() {
                 return;
@@ -125,7 +125,7 @@ impl Drop for Transfer {
 }
 
 impl Bar {
-    /// Whether a lease is being fetched or returned, which the reset has to wait for.
+    /// Whether a lease is being fetched or returned. The reset has to wait for this.
     pub(super) fn must_wait(&self) -> bool {
         self.transfers.is_under_way(self.slot)
     }
@@ -142,7 +142,7 @@ impl Drop for Bar {
     }
 }
 
-/// The settlement of a lease that has ended, which returns what is unspent; under way until it is dropped.
+/// The settlement that returns the unspent units of a lease. The transfer is under way until this is dropped.
 #[derive(Debug)]
 pub(super) struct Unspent {
     pub(super) settlement: Settlement,

@@ -12,39 +12,40 @@ use crate::{
     store::{Operation, Reply},
 };
 
-/// How many charges a call has at most while few wait, but for the one operation that has more.
+/// The maximum number of charges of a call while few operations wait. A single operation may have more.
 ///
 /// Small calls overlap: while the server works on one, this process answers the callers of another.
 const FEW_CHARGES: usize = 8;
 
-/// How many it has at most, however many wait: the server does nothing else meanwhile.
+/// The maximum number of charges while many wait. The server serves no other client during a call, so this bounds their
+/// delay.
 const MAX_CHARGES: usize = 256;
 
-/// How many callers share a call at most. Only those of identical checks are so many.
+/// The maximum number of callers of a call. Only identical checks reach it, because they share their charges.
 const MAX_CALLERS: usize = 1_024;
 
-/// How many operations before it a check is compared with.
+/// The number of earlier operations that a check is compared with.
 const COMPARED: usize = 16;
 
-/// What a caller asks for who waits for a call.
+/// An operation, and the caller that waits for its reply.
 pub(super) struct Request {
     pub(super) operation: Operation,
     pub(super) waiter: Waiter,
-    /// Where the caller waits: a call is made there.
+    /// The runtime of the caller. A call runs in the runtime of its first caller.
     pub(super) runtime: Handle,
 }
 
-/// Who is to be answered.
+/// The way to answer a caller.
 pub(super) struct Waiter {
     pub(super) reply: oneshot::Sender<Result<Reply, StoreError>>,
     pub(super) journey: Journey,
 }
 
 impl Request {
-    /// How much work it is: the keys that it charges.
+    /// The amount of work: the number of keys that the operation charges.
     pub(super) fn charges(&self) -> usize {
         match &self.operation {
-            // Its shadows are settled by an operation of their own.
+            // A separate operation settles its shadows.
             Operation::Settle(settlement) => settlement.costs().len(),
             operation => operation
                 .check()
@@ -53,17 +54,17 @@ impl Request {
     }
 }
 
-/// Operations that travel together, in the order in which they came.
+/// Operations that travel together, in order of arrival.
 pub(super) struct SharedCall {
     operations: Vec<(Operation, Waiters)>,
     pub(super) runtime: Handle,
 }
 
-/// The callers that wait for one operation: several for that of identical checks.
+/// The callers that wait for one operation. Identical checks are one operation with several callers.
 type Waiters = SmallVec<[Waiter; 2]>;
 
 impl SharedCall {
-    /// Takes the first who wait, as many as go in a call; `None` if there are none.
+    /// Takes as many operations from the front as fit into a call; `None` if none waits.
     pub(super) fn gather(waiting: &mut Waiting<Request>, share: usize) -> Option<Self> {
         let first = waiting.take_first()?;
         let (mut charges, mut callers) = (first.charges(), 1);
@@ -85,8 +86,8 @@ impl SharedCall {
         Some(call)
     }
 
-    /// The place of an identical check that this operation can join: one where nothing behind it may change what is
-    /// decided, so that all is as if each had been done by itself, in this order.
+    /// The index of an identical check that this operation can join. No operation behind that check may change the
+    /// decision, so the outcome is the same as if each had been executed separately, in this order.
     fn identical(&self, operation: &Operation) -> Option<usize> {
         let Operation::Check(check) = operation else {
             return None;
@@ -112,7 +113,8 @@ impl SharedCall {
         }
     }
 
-    /// Sends the operations of those who have not left, and waits for the reply, as long as one of them waits for it.
+    /// Sends the operations of the callers that still wait. Returns with the reply, or as soon as all callers have
+    /// left.
     pub(super) async fn send<F>(self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
@@ -130,7 +132,8 @@ impl SharedCall {
             if let Poll::Ready(replies) = reply.as_mut().poll(cx) {
                 return Poll::Ready(Some(replies));
             }
-            // Whoever is the first that still waits wakes this task by leaving.
+            // Poll only up to the first caller that still waits. When that caller leaves, this task wakes and looks for
+            // the next.
             let mut all = waiters.iter_mut().flatten();
             match all.any(|it| it.reply.poll_closed(cx).is_pending()) {
                 true => Poll::Pending,
@@ -148,7 +151,7 @@ impl SharedCall {
         }
     }
 
-    /// The operations and those who wait for each, without callers who have left.
+    /// The operations and their callers, without the callers that have left.
     fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
         let operations = self.operations.into_iter();
         let wanted = operations.filter_map(|(operation, mut waiters)| {
@@ -171,11 +174,11 @@ pub(super) struct Returned {
 }
 
 impl Returned {
-    /// Answers each its own.
+    /// Sends each caller its own reply.
     pub(super) fn answer(self) {
         for (reply, waiters) in self.replies.into_iter().zip(self.waiters) {
             match reply {
-                // A fill for one waiter is what that caller asked for, and not folded from checks.
+                // With one waiter, the caller asked for a batch. With more, `fold` made the batch from their checks.
                 Ok(Reply::Fill(decisions)) if waiters.len() > 1 => {
                     let decisions = decisions.into_iter().map(|it| Ok(Reply::Check(it)));
                     answer(waiters, decisions);

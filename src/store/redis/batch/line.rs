@@ -1,4 +1,4 @@
-//! [`Line`]: who waits, and how many calls are in flight. It knows nothing of Redis or of runtimes.
+//! [`Line`]: the waiting callers and the number of calls in flight. This file knows neither Redis nor runtimes.
 
 use std::{collections::VecDeque, sync::PoisonError, time::Duration};
 
@@ -6,16 +6,17 @@ use tokio::time::Instant;
 
 use super::sync::{Mutex, MutexGuard};
 
-/// Those who wait for a call, first come, first served.
+/// Callers that wait for a call: first come, first served.
 ///
-/// Whoever comes while fewer than `most` calls are in flight begins one, and whoever ends one begins the next with
-/// those who wait. One lock guards all, so nobody can begin to wait while the last call ends.
+/// A caller that arrives while fewer than `most` calls are in flight begins a call. A call that ends begins the next
+/// one with the callers that wait. One lock guards both, so no caller can begin to wait while the last call ends.
 ///
-/// A call may never end: its runtime may be parked. So when none was begun and none has ended for a while, all in
-/// flight are given up and their number is counted anew. Each call is of an *epoch*, and ends nothing in a later one.
+/// A call may never end, because its runtime may be parked. If no call has begun or ended for a while, the line gives
+/// up all calls in flight and counts from zero. Each call belongs to an *epoch*, and its end has no effect in a later
+/// one.
 ///
-/// Where a call begins, `gather` takes its callers from those who wait. It is given a call's *share*: the charges that
-/// wait, divided by `most`. So calls grow with the backlog and still overlap, however long a round trip takes.
+/// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
+/// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
 pub(super) struct Line<T> {
     most: usize,
     state: Mutex<State<T>>,
@@ -23,13 +24,13 @@ pub(super) struct Line<T> {
 
 struct State<T> {
     waiting: Waiting<T>,
-    /// How often the calls in flight were given up.
+    /// How many times the line has given up the calls in flight.
     epoch: u64,
-    /// Calls of this epoch.
+    /// The number of calls of this epoch.
     in_flight: usize,
-    /// Calls of this epoch that have ended, and whose places are to be given to the next.
+    /// Calls of this epoch that have ended without a successor so far.
     ended: usize,
-    /// When a call was last begun or ended.
+    /// The last time at which a call began or ended.
     moved: Instant,
 }
 
@@ -48,8 +49,9 @@ impl<T> Line<T> {
         }
     }
 
-    /// Lets one more wait, with so many charges. Answers a ticket to [leave](Self::leave) with, and the call that is to
-    /// be begun now, if any, with its epoch. Calls in flight are given up when nothing has moved for `patience`.
+    /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin
+    /// now, if any, with its epoch. If no call has begun or ended for `patience`, the line gives up all calls in
+    /// flight.
     pub(super) fn enter<C>(
         &self,
         one: T,
@@ -64,6 +66,7 @@ impl<T> Line<T> {
             if now.saturating_duration_since(state.moved) < patience {
                 return (ticket, None);
             }
+            // Nothing has moved for too long, so the calls in flight may never end. Give them up.
             state.epoch += 1;
             state.in_flight = 0;
             state.ended = 0;
@@ -76,10 +79,10 @@ impl<T> Line<T> {
         (ticket, call.map(|call| (call, state.epoch)))
     }
 
-    /// Notes that a call of this epoch has ended, and begins the next, if anybody waits.
+    /// Records that a call of this epoch has ended, and begins the next if a caller waits.
     ///
-    /// A call that `begin` cannot begin ends within it, and so comes back here: it is left to the loop of whoever is
-    /// in it already, so that a line of any length takes no stack.
+    /// If `begin` fails, the call ends inside of `begin`, and this function is entered again. The inner call only
+    /// counts the end and leaves the rest to the loop of the outer one, so a line of any length needs no more stack.
     pub(super) fn end<C>(
         &self,
         epoch: u64,
@@ -96,7 +99,7 @@ impl<T> Line<T> {
         if state.ended > 1 {
             return;
         }
-        // While a call is begun the lock is free, and the epoch may end.
+        // The lock is free while a call begins, and another caller may end the epoch.
         while state.epoch == epoch && state.ended > 0 {
             match self.next_call(&mut state, &gather) {
                 Some(call) => {
@@ -121,9 +124,9 @@ impl<T> Line<T> {
         gather(&mut state.waiting, share)
     }
 
-    /// Forgets who has this ticket, if a call has not taken it.
+    /// Removes the caller with this ticket, unless a call has already taken it.
     pub(super) fn leave(&self, ticket: u64) {
-        // Dropped when the lock is free.
+        // Drop the caller after the lock is free: its destructor may run any code.
         let _left = self.lock().waiting.remove(ticket);
     }
 
@@ -132,19 +135,19 @@ impl<T> Line<T> {
     }
 }
 
-/// Those who wait, in the order in which they came, and how many charges that is.
+/// The waiting callers in order of arrival, and the sum of their charges.
 pub(super) struct Waiting<T> {
-    /// By ticket. The first has not left, and at most every other one has.
+    /// Sorted by ticket. The first has not left, and at most half of them have.
     places: VecDeque<Place<T>>,
     next_ticket: u64,
     charges: usize,
-    /// How many of the places are of callers that have left.
+    /// The number of places whose callers have left.
     left: usize,
 }
 
 struct Place<T> {
     ticket: u64,
-    /// With its charges; `None` if it has left.
+    /// The caller and its charges; `None` if it has left.
     one: Option<(T, usize)>,
 }
 
@@ -185,7 +188,7 @@ impl<T> Waiting<T> {
             self.places.pop_front();
             self.left -= 1;
         }
-        // Else those who come and leave behind one that waits would need more and more room.
+        // Without this, callers that come and leave behind one that waits would take ever more memory.
         if self.left > self.places.len() / 2 {
             self.places.retain(|it| it.one.is_some());
             self.left = 0;

@@ -13,7 +13,7 @@ use redis::cluster_routing::Slot;
 use super::{super::calls::Executor, SharedCalls};
 use crate::store::{Operation, redis::RedisStore};
 
-/// Where callers share calls; cheap to clone.
+/// The shared calls of a store; cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::store::redis) enum Lines {
     Server(Arc<SharedCalls>),
@@ -21,7 +21,7 @@ pub(in crate::store::redis) enum Lines {
     Cluster(Arc<BySlot>),
 }
 
-/// The calls to each slot that was ever used: some hundred bytes each, and 16 384 slots.
+/// The calls of each slot that was ever used: some hundred bytes each, for at most 16 384 slots.
 #[cfg(feature = "cluster")]
 #[derive(Debug)]
 pub(in crate::store::redis) struct BySlot {
@@ -51,8 +51,8 @@ impl Lines {
         Self::Server(SharedCalls::new(executor, in_flight))
     }
 
-    /// The calls that an operation of `store` may share; `None` when it has no keys. On a cluster its keys are all in
-    /// one slot.
+    /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
+    /// of the operation are in one slot.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")

@@ -1,4 +1,4 @@
-//! Calls that callers share: while some are in flight, operations gather, and go together when one returns.
+//! Calls that callers share: while some calls are in flight, operations queue, and travel together when one returns.
 //!
 //! ```text
 //!   check ──▶ fewer than n in flight? ── yes ──▶ call ──▶ server
@@ -7,9 +7,9 @@
 //!                   Line ─────────────────────────┘
 //! ```
 //!
-//! There is no timer: with nothing in flight nobody waits. Each call runs in a task of its own, in the runtime of those
-//! who wait for it, and gives its place to the next when it ends, however it ends: also when that runtime is shut down.
-//! Where that runtime is parked it may not end: see [`Line`].
+//! There is no timer: while no call is in flight, no operation waits. Each call runs in a task of its own, in the
+//! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down. A call in
+//! a parked runtime may not end: see [`Line`].
 
 mod call;
 mod line;
@@ -45,7 +45,7 @@ impl fmt::Debug for SharedCalls {
 }
 
 impl SharedCalls {
-    /// With at most so many in flight.
+    /// `in_flight` is the maximum number of calls at the same time.
     fn new(executor: Executor, in_flight: usize) -> Arc<Self> {
         Arc::new(Self {
             executor,
@@ -53,9 +53,9 @@ impl SharedCalls {
         })
     }
 
-    /// Does one operation in a call that others may share.
+    /// Executes one operation in a call that others may share.
     ///
-    /// Cancellation: an operation that was not sent is never done.
+    /// Cancellation: an operation that was not sent is never executed.
     pub(super) fn execute_one<T: 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -66,7 +66,7 @@ impl SharedCalls {
         let answer = StoreFuture::pending(async move {
             let reply = match Handle::try_current() {
                 Ok(runtime) => this.wait(operation, of_waiter, runtime).await?,
-                // Outside of any runtime there is nobody to share with.
+                // Outside of any runtime there is no task to run a shared call in.
                 Err(_) => Box::pin(this.executor.execute_alone(operation)).await?,
             };
             read(reply).ok_or(ANOTHER_REPLY)
@@ -94,6 +94,7 @@ impl SharedCalls {
         let (ticket, begun) = self
             .line
             .enter(request, charges, now, patience, SharedCall::gather);
+        // If the caller is dropped while it waits, its operation must leave the line.
         let caller = Caller {
             calls: &self,
             ticket,
@@ -115,14 +116,14 @@ impl SharedCalls {
         runtime.spawn(async move {
             let executor = &place.calls.executor;
             let returned = call.send(|it| executor.execute(it)).await;
-            // First, so that the next call is under way while those of this one are answered.
+            // Do this first, so that the next call is under way while the callers of this one get their answers.
             drop(place);
             returned.answer();
         });
     }
 }
 
-/// The place of a call among those in flight, given to the next when the call has ended or was dropped.
+/// A call's slot among those in flight. The drop of a slot starts the next call, also if the task is dropped.
 struct Place {
     calls: Arc<SharedCalls>,
     epoch: u64,
@@ -139,7 +140,7 @@ impl Drop for Place {
     }
 }
 
-/// Somebody who waits.
+/// A caller that waits. If it is dropped before its operation was sent, the operation leaves the line.
 struct Caller<'a> {
     calls: &'a SharedCalls,
     ticket: u64,

@@ -33,6 +33,7 @@ impl Node {
     pub(super) fn new(template: &ConnectionInfo, address: NodeAddress) -> RedisResult<Arc<Self>> {
         let (host, port) = (address.host().to_owned(), address.port());
         let addr = match template.addr() {
+            // A node's certificate is checked in the same way as that of the seed.
             ConnectionAddr::TcpTls {
                 insecure,
                 tls_params,

@@ -86,6 +86,7 @@ impl Sentinels {
     ) -> RedisResult<Arc<Self>> {
         let primary = prepared(primary.0?);
         let name = match primary.addr() {
+            // redis-rs keeps the name of the primary where a URL has the host.
             ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name,
             _ => "",
         };

@@ -1,3 +1,5 @@
+//! The kinds and messages of Redis errors.
+
 use redis::Value;
 
 use super::*;

@@ -185,6 +185,7 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     let dues = numbers(&mut bytes, count, 7)?;
     let _since = number(&mut bytes, 6)?;
     let expires_ms = number(&mut bytes, 6)?;
+    // The labels come last, so split them off before reading the sections in front of them.
     let labels_at = bytes.len().checked_sub(count * LABEL)?;
     let (mut bodies, mut labels) = bytes.split_at(labels_at);
     let mut sections = Vec::with_capacity(count);
