@@ -1,52 +1,46 @@
--- The fast path: decides the checks and settlements of which most calls consist, several times as fast as the plain script.
+-- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
--- It takes operations on keys that exist and hold the sections of the caller's rules and no others, while no clock has stepped
--- back. Then it charges sections as they stand, opens steps, releases others, or denies; or settles a step that is the newest.
--- It returns nothing when anything else is to be done (somebody is blocked, a key is new, numbers outgrow
--- their entries), and raises an error when a value cannot be read: the plain script then begins the operation anew, as
--- nothing has been changed. Whoever changes what the script means changes the plain script; without this file it is slower
--- and answers the same.
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of steps or all buckets,
+-- while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies where one unit more would
+-- fit; and settlements of the newest step. Anything else it hands over by returning nothing: a block, a key that is new, wide
+-- entries, a queue without room, a check that is admitted partly. A value that cannot be read raises an error. The plain script
+-- then begins the operation again, as nothing has been changed. To change what the script means, change the plain script:
+-- without this file it gives the same answers.
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
-local BUCKET = 2 ^ 47 -- is added to the period of a bucket, in a label
-local HEAD = '<I6I6I7I4I4I1'
+local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
+local ENTRY_SIZE, WRAP = 4, 65536 -- of entries of width 1, the only ones that are read here
 local HAND_OVER = 4 -- this and all higher actions are left to the plain script
 local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
-local fronts = {} -- of KEYS[i]: the numbers that its value begins with
+local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
-  rules, action = rules % 128, action % JOINED
-  if action == 3 then units = -units end -- a settlement that takes
-  local used_format, front_format, spans_format = '<I1I7', '<I1I7I7I6I6', '<I6I6' -- of one rule
-  if rules == 3 then -- as many services have
-    used_format, front_format, spans_format = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I6I6I6I6I6'
-  elseif rules ~= 1 then
-    local each = string.rep('I7', rules)
-    used_format, front_format, spans_format = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<' .. string.rep('I6I6', rules)
-  end
-  local labels_at = 16 + rules * 7
-  local spans = { unpack(spans_format, arg, labels_at) }
-  for k = 1, rules * 2, 2 do
-    local kind = spans[k] / 2 ^ 44 -- of steps 0, of a bucket 8
-    if kind >= 1 and kind < 8 or kind >= 9 then action = HAND_OVER end
-  end
-  local read = {
-    action = action, count = count, units = units, block_count = block_count, rules = rules, labels = sub(arg, labels_at),
+  local are_buckets = rules > 127
+  rules = rules % 128
+  local each, labels_at, base = string.rep('I7', rules), 16 + rules * 7, are_buckets and 2 ^ 47 or 0
+  local used_format, spans = '<I1' .. each, { unpack('<' .. string.rep('I6I6', rules), arg, labels_at) }
+  local task = {
+    action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = are_buckets,
+    labels = sub(arg, labels_at), used_format = used_format, front_format = used_format .. each .. 'I6I6',
     limits = { unpack(used_format, arg, 15) }, -- from [2] on, as what rules use in a front
-    spans = spans, -- for each rule the two numbers of its label
-    used_format = used_format, front_format = front_format,
+    spans = spans, -- for each rule the two numbers of its label, without its kind
   }
-  tasks[arg] = read
-  return read
+  for k = 1, rules * 2, 2 do
+    spans[k] = spans[k] - base
+    if spans[k] < 0 or spans[k] >= 2 ^ 44 then task.action = HAND_OVER end -- of another kind
+  end
+  tasks[arg] = task
+  return task
 end
 
--- How many of so many numbers in a queue, which grow and stand `size` bytes apart, are less than `bound` above `origin`.
-local function count_below(value, at, count, format, size, wrap, origin, bound)
-  local low, high, probe = 0, count + 1, 1
+-- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or none, is
+-- known to be, the one at `high` not to be.
+local function last_below(value, at, low, high, origin, bound)
+  local probe = low + 1 -- doubled, since the answer is mostly near
   while high - low > 1 do
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
-    if (unpack(format, value, at + (probe - 1) * size) - origin) % wrap < bound then
+    if (unpack('<I2', value, at + (probe - 1) * ENTRY_SIZE) - origin) % WRAP < bound then
       low, probe = probe, probe * 2
     else
       high, probe = probe, high
@@ -55,209 +49,189 @@ local function count_below(value, at, count, format, size, wrap, origin, bound)
   return low
 end
 
--- Of a width: the format of an entry and of one of its numbers, its size, and what both are counted modulo.
-local function entry_format(width)
-  if width < 2 then return '<I2I2', '<I2', 4, 65536 end
-  if width == 2 then return '<I4I4', '<I4', 8, 4294967296 end
-  return '<I7I7', '<I7', 14, 9007199254740992
-end
-
--- Reads a section without the steps that are released: used, newest, first, base, width, where live entries begin and end, and
--- where their room ends.
-local function read_section(value, at, step, retention, used, time)
+-- Reads the k-th section of KEYS[i] without the steps that are released: used, newest, first, base, width, where live entries
+-- begin and end, and where the section and its room begin and end. Returns nothing if the plain script has to.
+local function read_section(task, i, k)
+  local value, at, step, retention = stored[i], 14 + task.rules * 14, task.spans[k * 2 - 1], task.spans[k * 2]
+  for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end
   local newest, first, base, length, room, width = unpack(HEAD, value, at)
-  local live, behind = at + 28, at + 28 + length
-  if length > room or live + room > #value then error('a queue is longer than its value') end
-  if newest + retention <= time then return 0, 0, 0, 0, 0, behind, behind, live + room end
-  if first + retention <= time then
-    local format, half, size, wrap = entry_format(width)
-    local number, gone = newest / step, 1
-    local kept = (newest + retention - time) / step -- a step that is at least so many steps before the newest is released
-    local total, following = unpack(format, value, live + size / 2) -- the total of an entry, and the step of the next
-    if size < length and (number - following) % wrap >= kept then
-      local bound = number - first / step - kept
-      gone = count_below(value, live, length / size, half, size, wrap, first / step, bound - bound % 1 + 1)
-      total, following = unpack(format, value, live + gone * size - size / 2)
-    end
-    live, used, base = live + gone * size, used - (total - base) % wrap, total
-    first = live < behind and newest - (number - following) % wrap * step or newest
+  local live, used = at + HEAD_SIZE, fronts[i][k + 1]
+  local behind, limit = live + length, live + room
+  if length > room or limit > #value then error('a queue is longer than its value') end
+  if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, limit end
+  if first + retention <= now then
+    if width ~= 1 and length > 0 then return end
+    local oldest = now - retention -- the end of a step that is released at this moment
+    local released = (oldest - oldest % step - first) / step
+    live = live + last_below(value, live, 1, length / ENTRY_SIZE + 1, first / step, released + 1) * ENTRY_SIZE
+    local total, following = unpack('<I2I2', value, live - 2) -- the total of an entry, and the step of the next
+    used, base = used - (total - base) % WRAP, total
+    first = live < behind and newest - (newest / step - following) % WRAP * step or newest
   end
-  return used, newest, first, base, width, live, behind, at + 28 + room
+  return used, newest, first, base, width, live, behind, at, limit
 end
 
--- Reads KEYS[i] and tests whether the units fit. Returns nothing if the plain script has to.
-local function fits(task, i, units)
-  if task.action >= HAND_OVER then return end -- it has a rule of another kind
+-- Reads KEYS[i] and tests whether its units fit so many times. Returns nothing if the plain script has to.
+local function fits(task, i, count)
+  if task.action >= HAND_OVER then return end
   local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
   stored[i] = value
   if not value or sub(value, -#task.labels) ~= task.labels then return end
-  local front = { unpack(task.front_format, value) } -- count, used of each, due of each, since, expires
+  local front, units, fit = { unpack(task.front_format, value) }, task.units * count, true
   if front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then return end
   fronts[i] = front
-  local at, reached, fit = 14 + rules * 14, 1, true
   for k = 1, rules do
-    local step, room = spans[k * 2 - 1], limits[k + 1] - front[k + 1]
-    if step > BUCKET then -- what is missing, and the time, replace what the front has of them
-      local period, refill, elapsed = step - BUCKET, spans[k * 2], now - front[k + rules + 1]
-      if elapsed < 0 then return end
-      local missing = front[k + 1]
-      missing = elapsed < missing / refill and missing - elapsed * refill or 0
-      front[k + 1], front[k + rules + 1], room = missing, now, (limits[k + 1] * period - missing) / period
-    elseif units > room and front[k + rules + 1] <= now then -- what is released may make room
-      for _ = reached, k - 1 do at = at + 28 + unpack('<I4', value, at + 23) end
-      reached, room = k, limits[k + 1] - read_section(value, at, step, spans[k * 2], front[k + 1], now)
+    local used, due, limit = front[k + 1], front[k + rules + 1], limits[k + 1]
+    if task.are_buckets then -- what is missing, and the time, replace what the front has of them
+      local period, gained = spans[k * 2 - 1], (now - due) * spans[k * 2]
+      if gained < 0 then return end
+      used = gained < used and used - gained or 0
+      front[k + 1], front[k + rules + 1] = used, now
+      fit = fit and units <= (limit * period - used) / period
+    elseif units > limit - used then
+      if due <= now then used = read_section(task, i, k) end -- what is released may make room
+      if not used then return end
+      fit = fit and units <= limit - used
     end
-    if units > room then fit = false end
   end
   return fit
 end
 
--- Leaves to be written what KEYS[i] holds after a charge of units. Returns its count and what its rules use, or nothing if the
--- plain script has to do it.
-local function charge(task, i, units)
-  local front, rules, is_due = fronts[i], task.rules, false
-  for k = rules + 2, rules * 2 + 1 do is_due = is_due or front[k] <= now end -- buckets are
-  if not is_due then
-    for k = 2, rules + 1 do front[k] = front[k] + units end
-    values[i] = pack(task.used_format, spread(front, 1, rules + 1))
-    return values[i]
+-- The k-th section of KEYS[i], with the current step as its newest: used, newest, first, where it begins, and its bytes: the
+-- head, the queue and a new entry. Returns nothing if the plain script has to.
+local function open_step(task, i, k)
+  local used, newest, first, base, width, live, behind, at, limit = read_section(task, i, k)
+  local step, closed = task.spans[k * 2 - 1], ''
+  if not used then return end
+  if used == 0 then
+    newest = now - now % step + step
+    first = newest
+  elseif now >= newest then
+    if width == 0 and task.spans[k * 2] / step < 4096 then width = 1 end
+    if width ~= 1 or used >= WRAP then return end
+    closed, newest = pack('<I2I2', newest / step % WRAP, (base + used) % WRAP), now - now % step + step
   end
+  local length, room = behind - live + #closed, limit - at - HEAD_SIZE
+  if length > room or room > 64 and length * 4 < room then return end
+  local head = pack(HEAD, newest, first, base, length, room, width)
+  return used, newest, first, at, head, sub(stored[i], live, behind - 1), closed
+end
 
-  local value, spans = stored[i], task.spans
-  local since, expires = front[rules * 2 + 2], front[rules * 2 + 3]
-  local release, window = expires, 0
-  -- The sections before the last one that changes; it; and where the rest of the value begins. Joined late, as the server
-  -- hashes every string.
-  local at, reached, changed, head, queue, closed, copied = 14 + rules * 14, 1, '', '', '', '', 14 + rules * 14
+-- Charges units to KEYS[i], of which a section is due. Returns its count and what its rules use, or nothing if the plain
+-- script has to.
+local function charge_due(task, i, units)
+  local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
+  local since, expires, window = front[rules * 2 + 2], front[rules * 2 + 3], nil
+  local changed, head, queue, closed, copied = '', '', '', '', 14 + rules * 14 -- joined late, as the server hashes each string
   for k = 1, rules do
-    local used, step, retention = front[k + 1], spans[k * 2 - 1], spans[k * 2]
-    if step > BUCKET then
-      local period = step - BUCKET
-      used = used + units * (period - 1) -- and units more, below
-      if now + (used + units) / retention > release then -- else it is full before the key expires
-        release = now + math.min(math.ceil((used + units) / retention), BUCKET)
-        window = math.floor(task.limits[k + 1] * period / retention)
-      end
-    elseif now >= front[k + rules + 1] then
-      for _ = reached, k - 1 do at = at + 28 + unpack('<I4', value, at + 23) end
-      local newest, first, base, width, live, behind, limit
-      used, newest, first, base, width, live, behind, limit = read_section(value, at, step, retention, used, now)
-      local own_queue, own_closed, start = sub(value, live, behind - 1), '', now - now % step
-      if used == 0 then
-        newest, first = start + step, start + step
-      elseif now >= newest then
-        if width == 0 and retention / step < 4096 then width = 1 end
-        local format, _, _, wrap = entry_format(width)
-        if width == 0 or used >= wrap or base + used >= 9007199254740992 then return end
-        own_closed, newest = pack(format, newest / step % wrap, (base + used) % wrap), start + step
-      end
-      local length, room = behind - live + #own_closed, limit - at - 28
-      local has_room = true
-      if length > room then
-        has_room, room = false, math.max(length, room > 16 and room * 2 or 32)
-      elseif room > 64 and length * 4 < room then
-        has_room, room = false, length > 16 and length * 2 or 32
-      end
-      if head ~= '' or copied < at then changed = changed .. head .. queue .. closed .. sub(value, copied, at - 1) end
-      head = pack(HEAD, newest, first, base, length, room, used == 0 and 0 or width)
-      queue, closed, copied, reached, at = own_queue, own_closed, at + 28 + length, k + 1, limit
-      if not has_room then -- the rest of the value moves, so that all of it is written
-        closed, copied, expiries[i] = closed .. string.rep('\0', room - length), limit, expires
-      end
+    if front[k + rules + 1] <= now then
+      local step, retention, used, newest, first, at = spans[k * 2 - 1], spans[k * 2], nil, nil, nil, nil
+      changed = changed .. head .. queue .. closed
+      used, newest, first, at, head, queue, closed = open_step(task, i, k)
+      if not used then return end
+      changed, copied = changed .. sub(value, copied, at - 1), at + #head + #queue + #closed
+      front[k + 1], front[k + rules + 1] = used, math.min(newest, first + retention)
       if newest - step > since then since = newest - step end
-      if newest + retention > release then release, window = newest + retention, math.max(step, retention) end
-      front[k + rules + 1] = math.min(newest, first + retention)
+      if newest + retention > expires then expires, window = newest + retention, math.max(step, retention) end
     end
-    front[k + 1] = used + units
+    front[k + 1] = front[k + 1] + units
   end
-
-  if release > expires then
-    expires = release + math.min(window, 60000)
+  if window then -- all is written, as the expiry is
+    expires, closed = expires + math.min(window, 60000), closed .. sub(value, copied)
     expiries[i] = expires
   end
   front[rules * 2 + 2], front[rules * 2 + 3] = since, expires
-  values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. (expiries[i] and sub(value, copied) or '')
+  values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
   return sub(values[i], 1, 1 + rules * 7)
 end
 
--- The reply with what is replied of KEYS[i] without a charge; and if units did not fit, when they do.
-local function usage(task, i, units, is_denied, reply)
-  local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
-  reply = reply .. '\1'
-  local at = 14 + rules * 14
-  for k = 1, rules do
-    local step, retention, used, fits_at = spans[k * 2 - 1], spans[k * 2], front[k + 1], 0
-    local newest, first, base, width, live, behind, limit = front[k + rules + 1], nil, nil, nil, nil, nil, nil
-    if step > BUCKET then
-      limit = at + 28 + unpack('<I4', value, at + 23)
-    else
-      used, newest, first, base, width, live, behind, limit = read_section(value, at, step, retention, used, now)
-      local excess = used - task.limits[k + 1] + units
-      if is_denied and excess == 1 and units <= task.limits[k + 1] then
-        fits_at = first + retention
-      elseif is_denied and excess > 1 and units <= task.limits[k + 1] then
-        local format, half, size, wrap = entry_format(width)
-        live = live + count_below(value, live + size / 2, (behind - live) / size, half, size, wrap, base, excess) * size
-        local ago = live < behind and (newest / step - unpack(format, value, live)) % wrap or 0
-        fits_at = newest - ago * step + retention
-      end
+-- Charges units to KEYS[i]. Returns as `charge_due`.
+local function charge(task, i, units)
+  local front, rules, spans = fronts[i], task.rules, task.spans
+  if task.are_buckets then
+    for k = 1, rules do
+      front[k + 1] = front[k + 1] + units * spans[k * 2 - 1]
+      if now + front[k + 1] / spans[k * 2] > front[rules * 2 + 3] then return end -- it expires before it is full
     end
-    reply, at = reply .. pack('<I7I6I6', used, newest, fits_at), limit
+    values[i] = pack(task.front_format, spread(front))
+    return sub(values[i], 1, 1 + rules * 7)
+  end
+  for k = rules + 2, rules * 2 + 1 do
+    if front[k] <= now then return charge_due(task, i, units) end
+  end
+  for k = 2, rules + 1 do front[k] = front[k] + units end
+  values[i] = pack(task.used_format, spread(front, 1, rules + 1))
+  return values[i]
+end
+
+-- The reply with what is used of KEYS[i] without a charge; and, where the units do not fit, when they do. Returns nothing if
+-- the plain script has to.
+local function usage(task, i, reply)
+  local front, value = fronts[i], stored[i]
+  reply = reply .. '\1'
+  for k = 1, task.rules do
+    local used, newest, fits_at, step = front[k + 1], now, 0, task.spans[k * 2 - 1]
+    local over = used + task.units - task.limits[k + 1]
+    if task.are_buckets then -- the caller computes it
+    elseif over <= 0 and front[k + task.rules + 1] > now then
+      newest = now - now % step + step
+    else
+      local first, base, width, live, behind
+      used, newest, first, base, width, live, behind = read_section(task, i, k)
+      over = used and used - task.limits[k + 1] + task.units
+      if not used or over > 1 and width > 1 then return end
+      if over > 1 then -- else the first step makes room
+        live = live + last_below(value, live + 2, 0, (behind - live) / ENTRY_SIZE + 1, base, over) * ENTRY_SIZE
+        first = live < behind and newest - (newest / step - unpack('<I2', value, live)) % WRAP * step or newest
+      end
+      if over > 0 and task.units <= task.limits[k + 1] then fits_at = first + task.spans[k * 2] end
+    end
+    reply = reply .. pack('<I7I6I6', used, newest, fits_at)
   end
   return reply
 end
 
--- Settles units in the newest step of each section of KEYS[i], if none is due. Returns the reply with the key's, or nothing if the
--- plain script has to do it. Where a check has limits, a settlement has the ends of the charged steps.
-local function settle(task, i, units, reply)
-  local front, value, rules = fronts[i], stored[i], task.rules
-  reply = reply .. '\1'
-  local at = 14 + rules * 14
+-- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns as `charge_due`.
+-- Where a check has limits, a settlement has the ends of the charged steps.
+local function settle(task, i, units)
+  local front, value, rules, at = fronts[i], stored[i], task.rules, 14 + task.rules * 14
+  if task.are_buckets then return end
+  if task.action == 3 then units = -units end -- it takes them
   for k = 1, rules do
     local newest, _, base, length, room, width = unpack(HEAD, value, at)
     local used, before = front[k + 1] + units, 0
-    if task.spans[k * 2 - 1] > BUCKET or now >= front[k + rules + 1] or newest ~= task.limits[k + 1] then return end
-    if units < 0 and length > 0 then
-      local _, half, size, wrap = entry_format(width)
-      before = (unpack(half, value, at + 28 + length - size / 2) - base) % wrap
-    end
+    if front[k + rules + 1] <= now or newest ~= task.limits[k + 1] or width > 1 then return end
+    if length > 0 then before = (unpack('<I2', value, at + HEAD_SIZE + length - 2) - base) % WRAP end
     if used <= before or used >= 9007199254740992 then return end
-    front[k + 1], reply, at = used, reply .. pack('<I7I6I6', used, newest, 0), at + 28 + room
+    at = at + HEAD_SIZE + room
   end
-  values[i] = pack(task.used_format, spread(front))
-  return reply
+  return charge(task, i, units)
 end
 
--- Decides an operation, as the plain script's `decide`. Returns nothing if that has to do it.
+-- Decides an operation, as the plain script's `decide`. Returns nothing if that has to.
 local function fast_path(first, last, next_block, checks_before)
-  local task = tasks[ARGV[first]] or read_task(ARGV[first])
-  local action, count, is_admitted = task.action, task.count, true
+  local task, is_admitted = tasks[ARGV[first]] or read_task(ARGV[first]), true
+  local action, count = task.action, task.count
   for i = next_block, next_block + task.block_count - 1 do
     stored[i] = pcall_redis('GET', KEYS[i])
     if stored[i] then return end
   end
   if action == 1 then count = checks_before end
-  if action >= HAND_OVER then return end
-  if count == 0 then return '\2', 0 end
+  if action < 2 and count == 0 then return '\2', 0 end
   for i = first, last do
-    if i > first then task = tasks[ARGV[i]] or read_task(ARGV[i]) end
-    local fit = fits(task, i, action < 2 and task.units * count or 0)
+    local fit = fits(tasks[ARGV[i]] or read_task(ARGV[i]), i, action < 2 and count or 0)
     if fit == nil then return end
     is_admitted = is_admitted and fit
   end
-  if count > 1 and not is_admitted then return end -- some may fit
-
+  if not is_admitted and count > 1 then return end -- some may fit
   if not is_admitted then count = 0 end
   local reply = action > 1 and '\1' or count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
   for i = first, last do
-    if last > first then task = tasks[ARGV[i]] end
-    local units = task.units
-    if action > 1 then
-      reply = settle(task, i, units, reply)
-    elseif count == 0 or units == 0 then
-      reply = usage(task, i, units, count == 0, reply)
+    task = tasks[ARGV[i]]
+    if action < 2 and (count == 0 or task.units == 0) then
+      reply = usage(task, i, reply)
     else
-      local counts = charge(task, i, units * count)
+      local counts = (action > 1 and settle or charge)(task, i, task.units * count)
       reply = counts and reply .. '\2' .. counts
     end
     if not reply then return end
