@@ -101,9 +101,12 @@ impl MapStore {
 
 /// Charges every rule of every charge, or nothing.
 fn charge(counts: &mut Counts, check: &Check, now_ms: u64) -> Result<Decision, StoreError> {
-    if rules(check).any(|(_, rule)| rule.refill().is_some()) {
+    if rules(check).any(|(_, rule)| rule.refill().is_some() || rule.is_concurrency()) {
         let kind = StoreErrorKind::InvalidRequest;
-        return Err(StoreError::new(kind, "the store has no buckets"));
+        return Err(StoreError::new(
+            kind,
+            "the store has no buckets and no slots",
+        ));
     }
     let before = count(counts, check, now_ms);
     let mut all = rules(check).zip(&before);
@@ -147,7 +150,7 @@ fn rules(check: &Check) -> impl Iterator<Item = (&Charge, &Rule)> {
 }
 
 fn place(charge: &Charge, rule: &Rule) -> (String, Key, String) {
-    let time = format!("{:?} {:?} {}", rule.window(), rule.step(), rule.is_fixed());
+    let time = rule.with_limit(0).to_string();
     (charge.policy().name().into(), charge.key().clone(), time)
 }
 

@@ -109,6 +109,7 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
+//! | `calendar` | | rules for [calendar months](Rule::per_month), weeks, days and years in time zones |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
@@ -168,7 +169,7 @@ mod warning;
 mod watch;
 
 pub use domain::{
-    FailurePolicy, Text, block,
+    FailurePolicy, Text, block, calendar,
     charge::Charge,
     contributors,
     decision::{self, Decision, Denial, Usage},
@@ -177,7 +178,7 @@ pub use domain::{
     key::Key,
     policies,
     policy::Policy,
-    rule::Rule,
+    rule::{CalendarRule, Rule},
 };
 #[doc(hidden)] // Their types are at the root, and their errors in `error`.
 pub use domain::{charge, key, policy, rule};

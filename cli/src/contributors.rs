@@ -139,6 +139,13 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
 
 /// The time that the counts cover, as [`sluicegate::contributors`] describes.
 fn period(rule: &Rule) -> String {
+    if let Some(calendar) = rule.in_calendar() {
+        return format!(
+            "in this {} in {}",
+            calendar.period().as_str(),
+            calendar.zone()
+        );
+    }
     let window_ms = window_ms(rule);
     if rule.is_fixed() && window_ms >= SHORTEST_MS {
         return format!("in this window of {}", span(window_ms));

@@ -245,15 +245,16 @@ impl Ban {
     ///
     /// # Errors
     ///
-    /// When the rule is not valid or a bucket, when its limit is 0, or when the time is zero, longer than ten years, or
+    /// When the rule is not valid, or neither sliding nor fixed, when its limit is 0, or when the time is zero, longer than ten years, or
     /// has a fraction of a millisecond.
     pub fn new(strikes: Rule, time: Duration) -> Result<Self, BanError> {
         strikes.validate().map_err(BanError::Strikes)?;
         if strikes.limit() == 0 {
             return Err(BanError::NoStrikes);
         }
-        if strikes.refill().is_some() {
-            return Err(BanError::Bucket);
+        if strikes.refill().is_some() || strikes.is_concurrency() || strikes.in_calendar().is_some()
+        {
+            return Err(BanError::Kind);
         }
         let is_whole = time.subsec_nanos().is_multiple_of(1_000_000);
         if time.is_zero() || time > LONGEST || !is_whole {
@@ -321,8 +322,8 @@ pub enum BanError {
     Strikes(RuleError),
     /// The rule has a limit of 0, so every identity would be blocked before any denial.
     NoStrikes,
-    /// The rule is a bucket: denials are counted in a window.
-    Bucket,
+    /// The rule is neither sliding nor fixed: denials are counted in a window.
+    Kind,
     /// The time cannot be read, is zero or longer than ten years, or has a fraction of a millisecond.
     Time,
 }
@@ -333,7 +334,7 @@ impl fmt::Display for BanError {
             Self::Form => f.write_str("write a ban as STRIKES/WINDOW=TIME, such as `5/10m=1h`"),
             Self::Strikes(error) => write!(f, "strikes: {error}"),
             Self::NoStrikes => f.write_str("a ban needs at least one strike"),
-            Self::Bucket => f.write_str("strikes are counted in a window: write no bucket"),
+            Self::Kind => f.write_str("strikes are counted in a window, such as `5/10m` or `5/1d@fixed`"),
             Self::Time => f.write_str(
                 "the time of a ban is a number and a unit, such as `1h`: at least 1ms, at most 3650d",
             ),
@@ -356,6 +357,9 @@ mod tests {
         for (text, expected) in [
             ("5/10m", "write a ban as"),
             ("5+1/10m@bucket=1h", "strikes are counted in a window"),
+            ("5/10m@concurrent=1h", "strikes are counted in a window"),
+            #[cfg(feature = "calendar")]
+            ("5/day@UTC=1h", "strikes are counted in a window"),
             ("5=1h", "strikes: rule `5`: write it as"),
             ("0/10m=1h", "a ban needs at least one strike"),
             ("5/10m=", "the time of a ban"),

@@ -3,6 +3,7 @@
 
 mod actual_cost;
 pub mod block;
+pub mod calendar;
 pub mod charge;
 pub(crate) mod check;
 pub mod contributors;
@@ -20,6 +21,7 @@ pub(crate) mod sent_call;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod settlement;
+pub(crate) mod slots;
 mod text;
 pub(crate) mod window;
 

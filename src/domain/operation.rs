@@ -12,6 +12,7 @@ use crate::domain::{
     published::PublishedPolicy,
     rule::Rule,
     settlement::Settlement,
+    slots::{Renewal, Renewed},
 };
 
 /// One request to a store; one [call](crate::Store::call) can hold several.
@@ -31,6 +32,9 @@ pub enum Operation {
     },
     /// Give each charge of an admitted check its final cost, in the step that it was charged to.
     Settle(Settlement),
+    /// Move the [slots](crate::store::Slots) of a check to the step of now, if all of them still count; otherwise change
+    /// nothing.
+    Renew(Renewal),
     /// Forget all charges to a key under a policy.
     Reset {
         /// The policy, identified by its name.
@@ -107,6 +111,7 @@ impl Operation {
             Self::Contribute(_) | Self::Contributors { .. } => "the store keeps no contributors",
             Self::ReportDenials(_) | Self::Denials => "the store keeps no denials",
             Self::Publish(_) => "the store publishes no policies",
+            Self::Renew(_) => "the store does not know concurrency rules",
             Self::Check(_) | Self::Fill { .. } | Self::Settle(_) | Self::Reset { .. } => {
                 "the store does not know this operation"
             }
@@ -123,6 +128,7 @@ impl Operation {
             Self::Check(_)
                 | Self::Fill { .. }
                 | Self::Settle(_)
+                | Self::Renew(_)
                 | Self::Reset { .. }
                 | Self::Block { .. }
                 | Self::Ban { .. }
@@ -130,11 +136,12 @@ impl Operation {
         )
     }
 
-    /// The check that it decides or settles.
+    /// The check that it decides, settles or renews.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
             Self::Check(check) | Self::Fill { check, .. } => Some(check),
             Self::Settle(settlement) => Some(settlement.check()),
+            Self::Renew(renewal) => Some(renewal.check()),
             _ => None,
         }
     }
@@ -150,6 +157,8 @@ pub enum Reply {
     Fill(Vec<Decision>),
     /// To [`Operation::Settle`]: the usage after the settlement.
     Settle(Usage),
+    /// To [`Operation::Renew`].
+    Renew(Renewed),
     /// To [`Operation::Reset`].
     Reset,
     /// To [`Operation::Block`]: the block that applies now.

@@ -33,7 +33,7 @@ const MAX_NAME: usize = 64;
 /// assert_eq!(api.to_string(), "10/1s,100000/1d");
 ///
 /// let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
-/// assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind");
+/// assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind: remove one");
 /// # Ok::<(), sluicegate::error::PolicyError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -57,8 +57,8 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// When the name or a rule is not valid, when there is no rule or more than 16, or when two rules have the same
-    /// window and kind.
+    /// When the name or a rule is not valid, when there is no rule or more than 16, when two rules have the same window
+    /// and kind, or when a [concurrency rule](Rule::concurrent) is not the only one.
     pub fn new(
         name: impl Into<String>,
         rules: impl IntoIterator<Item = Rule>,
@@ -79,6 +79,13 @@ impl Policy {
                 policy: name.clone(),
                 source,
             })?;
+            if rule.is_concurrency() && rules.len() > 1 {
+                let other = rules[usize::from(index == 0)];
+                return Err(PolicyError::ConcurrencyBeside {
+                    policy: name,
+                    rules: [*rule, other],
+                });
+            }
             if let Some(twin) = rules[..index].iter().find(|twin| twin.same_window(rule)) {
                 return Err(PolicyError::SameWindow {
                     policy: name,
@@ -227,6 +234,11 @@ impl Policy {
         &self.inner.rules
     }
 
+    /// Returns whether units under this policy are [slots](Rule::concurrent).
+    pub(crate) fn is_concurrency(&self) -> bool {
+        self.rules().first().is_some_and(Rule::is_concurrency)
+    }
+
     /// Identifies a policy and its clones, as long as one of them is kept.
     pub(crate) fn address(&self) -> u64 {
         let variant = self.on_failure.map_or(0, |policy| policy as u64 + 1) << 1;
@@ -295,12 +307,20 @@ pub enum PolicyError {
         /// Names the rule and the problem.
         source: RuleError,
     },
-    /// Two rules have the same window and kind, so that one of them would have no effect. If you want two buckets,
+    /// Two rules have the same window and kind, or the same calendar periods, so that one of them would have no effect. If you want two buckets,
     /// write the refill of one for another window, as `60/1m` instead of `1/1s`.
     SameWindow {
         /// The policy's name.
         policy: String,
         /// The two rules.
+        rules: [Rule; 2],
+    },
+    /// A [concurrency rule](Rule::concurrent) is not the only rule of its policy. Give it a policy of another name, and
+    /// limit by both.
+    ConcurrencyBeside {
+        /// The policy's name.
+        policy: String,
+        /// The concurrency rule, and the other one.
         rules: [Rule; 2],
     },
     /// Two policies of one set have the same name.
@@ -355,13 +375,25 @@ impl fmt::Display for PolicyError {
             ),
             Self::Route(error) => error.fmt(f),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
+            Self::ConcurrencyBeside {
+                policy,
+                rules: [rule, other],
+            } => write!(
+                f,
+                "policy `{policy}`: `{rule}` must be the only rule of its policy: give it and `{other}` policies of \
+                 two names"
+            ),
             Self::SameWindow {
                 policy,
                 rules: [first, second],
             } => {
+                let what = match first.in_calendar() {
+                    None => "window and kind",
+                    Some(_) => "periods",
+                };
                 write!(
                     f,
-                    "policy `{policy}`: rules `{first}` and `{second}` have the same window and kind"
+                    "policy `{policy}`: rules `{first}` and `{second}` have the same {what}: remove one"
                 )
             }
         }

@@ -1,6 +1,16 @@
-//! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`; or a bucket, which refills.
+//! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`; and the other kinds of rules.
 
-use std::{error::Error, fmt, num::NonZeroU32, str::FromStr, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, num::NonZeroU32, time::Duration};
+
+use self::length::Length;
+pub(crate) use self::text::{DurationText, parse_duration};
+pub use calendar_rule::CalendarRule;
+
+use crate::domain::calendar::Calendar;
+
+mod calendar_rule;
+mod length;
+mod text;
 
 /// The largest limit or cost: 2^53 − 1. Up to this number, a Lua number is exact for whole numbers.
 pub const MAX_UNITS: u64 = (1 << 53) - 1;
@@ -14,11 +24,14 @@ const DEFAULT_STEPS: u64 = 60;
 /// The largest refill of a bucket: 48 bits, since stores label buckets with the refill.
 const MAX_REFILL: u64 = (1 << 48) - 1;
 
-/// At most `limit` units in any `window`, counted in steps of `precision`; or a [bucket](Self::bucket).
+/// How long a slot is held by default without being renewed.
+const DEFAULT_EXPIRY: Duration = Duration::from_secs(30);
+
+/// At most `limit` units in any `window`, counted in steps of `precision`; or a [bucket](Self::bucket), a limit of
+/// [concurrent](Self::concurrent) work, or a quota for each [month](Self::per_month).
 ///
 /// A rule is plain data: a rule that is not valid is an error when you pass it to [`Policy::new`], or parse it.
-/// [`FromStr`] reads the text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`; `Display` and serde use
-/// the same form:
+/// [`FromStr`](std::str::FromStr) reads the text form; `Display` and serde use the same form:
 ///
 /// | text | meaning |
 /// |---|---|
@@ -27,8 +40,12 @@ const MAX_REFILL: u64 = (1 << 48) - 1;
 /// | `20/1m@exact` | 20 in any minute, in steps of 1 ms |
 /// | `1000/1d@fixed` | 1000 in each UTC day |
 /// | `20+10/1s@bucket` | 20 at once, and 10 more a second |
+/// | `20/30s@concurrent` | 20 slots at a time; one that is neither returned nor renewed for 30 seconds is released |
+/// | `20/30s@concurrent@1s` | the same, in steps of one second |
+/// | `10000/month@Europe/Berlin` | 10 000 in each calendar month there; also `day`, `week` (from Monday) and `year` |
+/// | `10000/month:15@UTC` | 10 000 from the 15th of a month to that of the next |
 ///
-/// Units are `ms`, `s`, `m`, `h` and `d`.
+/// Units are `ms`, `s`, `m`, `h` and `d`. Calendar rules need the feature `calendar`.
 ///
 /// **Choosing a precision.** Units are released up to one step late, never early. With a smaller step, they are
 /// released sooner, but the store keeps more steps: a key holds up to `window / precision + 1` of them, about 8 bytes
@@ -52,15 +69,18 @@ const MAX_REFILL: u64 = (1 << 48) - 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rule {
     limit: u64,
-    window: Duration,
+    /// For a calendar rule, the longest that a period is.
+    window: Length,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    Sliding { precision: Duration },
+    Sliding { precision: Length },
     Fixed,
     Bucket { refill: u64 },
+    Concurrency { precision: Length },
+    Calendar(Calendar),
 }
 
 impl Rule {
@@ -70,6 +90,7 @@ impl Rule {
     /// to 36 525 days. The precision is a sixtieth of the window, rounded up to whole milliseconds.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
+        let window = Length::of(window);
         Self {
             limit,
             window,
@@ -103,16 +124,58 @@ impl Rule {
         Self::new(limit, Duration::from_secs(86_400))
     }
 
-    /// Makes the rule sliding, with steps of `precision`: a whole number of milliseconds, from 1 ms to the window.
+    /// Creates a concurrency rule: at most `limit` slots are held at a time.
+    ///
+    /// A check takes as many slots as it costs, and holds them until they are [returned](crate::store::Slots). A slot
+    /// that is neither returned nor renewed for 30 seconds, or the time that you
+    /// [choose](Self::expires_after), is released: so nothing is lost for longer when a process dies. A limit of 0
+    /// denies every check.
+    ///
+    /// The rule is the only one of its policy. Limit by several policies if you want to limit the rate, too.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sluicegate::Rule;
+    ///
+    /// assert_eq!(Rule::concurrent(20).to_string(), "20/30s@concurrent");
+    /// let short = Rule::concurrent(20).expires_after(Duration::from_secs(10));
+    /// assert_eq!("20/10s@concurrent".parse(), Ok(short));
+    /// ```
+    #[must_use]
+    pub const fn concurrent(limit: u64) -> Self {
+        Self::new(limit, DEFAULT_EXPIRY).expires_after(DEFAULT_EXPIRY)
+    }
+
+    /// Makes the rule a [concurrency rule](Self::concurrent) whose slots are released when they are neither returned
+    /// nor renewed for this time: the window, a whole number of milliseconds.
+    ///
+    /// The precision becomes a sixtieth of it, by which a slot may be released later.
+    #[must_use]
+    pub const fn expires_after(mut self, window: Duration) -> Self {
+        self.window = Length::of(window);
+        self.kind = Kind::Concurrency {
+            precision: default_step(self.window),
+        };
+        self
+    }
+
+    /// Counts in steps of `precision`: a whole number of milliseconds, from 1 ms to the window. A rule that is neither
+    /// sliding nor a [concurrency rule](Self::concurrent) becomes sliding.
     ///
     /// The default is a sixtieth of the window.
     #[must_use]
     pub const fn precision(mut self, precision: Duration) -> Self {
-        self.kind = Kind::Sliding { precision };
+        let precision = Length::of(precision);
+        self.kind = match self.kind {
+            Kind::Concurrency { .. } => Kind::Concurrency { precision },
+            Kind::Sliding { .. } | Kind::Fixed | Kind::Bucket { .. } | Kind::Calendar(_) => {
+                Kind::Sliding { precision }
+            }
+        };
         self
     }
 
-    /// Makes the rule sliding, with steps of one millisecond.
+    /// Counts in steps of one millisecond: the [precision](Self::precision).
     #[must_use]
     pub const fn exact(self) -> Self {
         self.precision(Duration::from_millis(1))
@@ -148,33 +211,58 @@ impl Rule {
     pub const fn bucket(mut self, burst: u64) -> Self {
         let refill = match self.kind {
             Kind::Bucket { refill } => refill,
-            Kind::Sliding { .. } | Kind::Fixed => self.limit,
+            _ => self.limit,
         };
         self.kind = Kind::Bucket { refill };
         self.limit = burst;
         self
     }
 
-    /// Returns how many units are admitted in any window; for a bucket, the burst.
+    /// Returns the same rule with another limit; for a bucket, with another burst.
+    #[must_use]
+    pub const fn with_limit(mut self, limit: u64) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Returns how many units are admitted in any window or period; for a bucket, the burst; for a concurrency rule,
+    /// how many slots there are.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns the span of time that the limit is for; for a bucket, the span that the refill is for.
+    /// Returns the span of time that the limit is for; for a bucket, the span that the refill is for; for a concurrency
+    /// rule, the time after which a slot is released that is not renewed; for a calendar rule, the length of the
+    /// longest period: 1, 7, 31 or 366 days.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        self.window
+        self.window.duration()
     }
 
-    /// Returns the length of one step: the precision of a sliding rule, the window of a fixed rule, 1 ms for a bucket.
+    /// Returns the length of one step: the precision of a sliding or a concurrency rule, the window of a fixed or a
+    /// calendar rule, 1 ms for a bucket.
     #[must_use]
     pub const fn step(&self) -> Duration {
+        self.step_length().duration()
+    }
+
+    const fn step_length(&self) -> Length {
         match self.kind {
-            Kind::Sliding { precision } => precision,
-            Kind::Fixed => self.window,
-            Kind::Bucket { .. } => Duration::from_millis(1),
+            Kind::Sliding { precision } | Kind::Concurrency { precision } => precision,
+            Kind::Fixed | Kind::Calendar(_) => self.window,
+            Kind::Bucket { .. } => Length::of_ms(1),
         }
+    }
+
+    /// Returns the [window](Self::window) in ms.
+    pub(crate) const fn window_ms(&self) -> u64 {
+        self.window.ms()
+    }
+
+    /// Returns the [step](Self::step) in ms.
+    pub(crate) const fn step_ms(&self) -> u64 {
+        self.step_length().ms()
     }
 
     /// Returns whether windows are aligned to the Unix epoch instead of sliding.
@@ -188,7 +276,22 @@ impl Rule {
     pub const fn refill(&self) -> Option<u64> {
         match self.kind {
             Kind::Bucket { refill } => Some(refill),
-            Kind::Sliding { .. } | Kind::Fixed => None,
+            _ => None,
+        }
+    }
+
+    /// Returns whether this is a [concurrency rule](Self::concurrent), whose units are slots.
+    #[must_use]
+    pub const fn is_concurrency(&self) -> bool {
+        matches!(self.kind, Kind::Concurrency { .. })
+    }
+
+    /// Returns the calendar whose periods a rule counts in; `None` for rules of other kinds.
+    #[must_use]
+    pub const fn in_calendar(&self) -> Option<Calendar> {
+        match self.kind {
+            Kind::Calendar(calendar) => Some(calendar),
+            _ => None,
         }
     }
 
@@ -196,8 +299,11 @@ impl Rule {
     ///
     /// Times are in ms since the Unix epoch, by the store's clock.
     #[must_use]
-    pub const fn step_end_ms(&self, at_ms: u64) -> u64 {
-        let step_ms = millis(self.step());
+    pub fn step_end_ms(&self, at_ms: u64) -> u64 {
+        if let Kind::Calendar(calendar) = self.kind {
+            return calendar.periods(at_ms).end_ms;
+        }
+        let step_ms = self.step_ms();
         at_ms - at_ms % step_ms + step_ms
     }
 
@@ -205,10 +311,9 @@ impl Rule {
     /// stores, and not for buckets: see [`Count`](crate::store::Count).
     #[must_use]
     pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
-        if self.is_fixed() {
-            step_end_ms
-        } else {
-            step_end_ms + millis(self.window())
+        match self.kind {
+            Kind::Fixed | Kind::Calendar(_) => step_end_ms,
+            _ => step_end_ms + self.window_ms(),
         }
     }
 
@@ -217,16 +322,19 @@ impl Rule {
     pub(crate) fn quota_window(&self) -> Duration {
         match self.refill() {
             Some(refill) => {
-                let full = self.limit.saturating_mul(millis(self.window));
+                let full = self.limit.saturating_mul(self.window_ms());
                 Duration::from_millis(full.div_ceil(refill))
             }
-            None => self.window,
+            None => self.window(),
         }
     }
 
-    /// Returns the window in the text form.
+    /// Returns the window, or the calendar, in the text form.
     pub(crate) fn window_text(&self) -> String {
-        DurationText(self.window).to_string()
+        match self.kind {
+            Kind::Calendar(calendar) => calendar.to_string(),
+            _ => self.window.to_string(),
+        }
     }
 
     /// Returns the rule with the limit and the refill divided by `of`, rounded down; no number above 0 becomes 0. A
@@ -236,7 +344,7 @@ impl Rule {
         self.limit = share(self.limit);
         if let Kind::Bucket { refill } = self.kind {
             let slower = Self {
-                window: self.window.saturating_mul(of.get()),
+                window: Length::of_ms(self.window_ms().saturating_mul(of.get().into())),
                 ..self
             };
             if refill < of.get().into() && slower.problem().is_none() {
@@ -252,8 +360,8 @@ impl Rule {
     /// Returns the rule with twice the limit, or with the largest limit that is valid.
     pub(crate) fn doubled(mut self) -> Self {
         let most = match self.kind {
-            Kind::Bucket { .. } => MAX_UNITS / millis(self.window),
-            Kind::Sliding { .. } | Kind::Fixed => MAX_UNITS,
+            Kind::Bucket { .. } => MAX_UNITS / self.window_ms(),
+            _ => MAX_UNITS,
         };
         self.limit = (self.limit * 2).min(most);
         self
@@ -261,25 +369,25 @@ impl Rule {
 
     /// Returns an error if no store could count this rule.
     pub(crate) fn validate(&self) -> Result<(), RuleError> {
-        self.problem().map_or(Ok(()), |problem| {
-            Err(RuleError {
-                rule: self.to_string(),
-                problem,
-            })
+        let problem = self.problem();
+        problem.map_or(Ok(()), |problem| {
+            Err(RuleError::new(&self.to_string(), problem.into()))
         })
     }
 
     fn problem(&self) -> Option<&'static str> {
-        let (window, step) = (self.window, self.step());
+        let (window, step) = (self.window, self.step_length());
         Some(if self.limit > MAX_UNITS {
             "the limit must be at most 9007199254740991"
-        } else if window.is_zero() || window > MAX_WINDOW {
+        } else if self.is_concurrency() && window.ms() == 0 {
+            "a slot must be released after 1ms to 36525d, for instance 20/30s@concurrent"
+        } else if window.is_zero() || window.duration() > MAX_WINDOW {
             "the window must be from 1ms to 36525d"
-        } else if !is_whole_ms(window) {
+        } else if !window.is_whole_ms() {
             "the window must be whole milliseconds"
-        } else if step.is_zero() || step > window {
+        } else if step.is_zero() || step.duration() > window.duration() {
             "the precision must be from 1ms to the window"
-        } else if !is_whole_ms(step) {
+        } else if !step.is_whole_ms() {
             "the precision must be whole milliseconds"
         } else {
             return self.refill().and_then(|refill| self.bucket_problem(refill));
@@ -289,7 +397,7 @@ impl Rule {
     /// Returns the reason why the sums of a bucket, in units · ms, would not be exact.
     fn bucket_problem(&self, refill: u64) -> Option<&'static str> {
         let is_exact = |units: u64| {
-            let product = units.checked_mul(millis(self.window));
+            let product = units.checked_mul(self.window_ms());
             product.is_some_and(|product| product <= MAX_UNITS)
         };
         Some(if refill == 0 {
@@ -305,15 +413,21 @@ impl Rule {
         })
     }
 
-    /// Returns whether both have the same window and kind: in one policy, they would have the same name.
+    /// Returns whether both have the same window and kind, or the same calendar: in one policy, one of them would have
+    /// no effect.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
-        let kind = |rule: &Self| (rule.is_fixed(), rule.refill().is_some());
-        self.window == other.window && kind(self) == kind(other)
+        match (self.kind, other.kind) {
+            (Kind::Calendar(calendar), Kind::Calendar(other)) => calendar == other,
+            (kind, of_other) => {
+                std::mem::discriminant(&kind) == std::mem::discriminant(&of_other)
+                    && self.window == other.window
+            }
+        }
     }
 }
 
-const fn default_step(window: Duration) -> Duration {
-    Duration::from_millis(millis(window).div_ceil(DEFAULT_STEPS))
+const fn default_step(window: Length) -> Length {
+    Length::of_ms(window.ms().div_ceil(DEFAULT_STEPS))
 }
 
 /// Returns the whole milliseconds of a duration, at most `u64::MAX`.
@@ -327,122 +441,20 @@ pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn is_whole_ms(duration: Duration) -> bool {
-    duration.subsec_nanos().is_multiple_of(1_000_000)
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (limit, window) = (self.limit, DurationText(self.window));
-        let precision = match self.kind {
-            Kind::Fixed => return write!(f, "{limit}/{window}@fixed"),
-            Kind::Bucket { refill } => return write!(f, "{limit}+{refill}/{window}@bucket"),
-            Kind::Sliding { precision } => precision,
-        };
-        write!(f, "{limit}/{window}")?;
-        if precision == default_step(self.window) {
-            Ok(())
-        } else if precision == Duration::from_millis(1) {
-            f.write_str("@exact")
-        } else {
-            write!(f, "@{}", DurationText(precision))
-        }
-    }
-}
-
-impl fmt::Debug for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Rule({self})")
-    }
-}
-
-impl FromStr for Rule {
-    type Err = RuleError;
-
-    fn from_str(text: &str) -> Result<Self, RuleError> {
-        let error = |problem| RuleError {
-            rule: text.chars().take(64).collect(),
-            problem,
-        };
-        let rule = parse(text).ok_or_else(|| error(SYNTAX))?;
-        rule.problem()
-            .map_or(Ok(rule), |problem| Err(error(problem)))
-    }
-}
-
-const SYNTAX: &str = "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed or 20+10/1s@bucket";
-
-fn parse(text: &str) -> Option<Rule> {
-    let (limit, rest) = text.trim().split_once('/')?;
-    let (window, steps) = match rest.split_once('@') {
-        Some((window, steps)) => (window, Some(steps)),
-        None => (rest, None),
-    };
-    let window = parse_duration(window)?;
-    if let Some((burst, refill)) = limit.split_once('+') {
-        let rule = Rule::new(parse_number(refill)?, window).bucket(parse_number(burst)?);
-        return (steps == Some("bucket")).then_some(rule);
-    }
-    let rule = Rule::new(parse_number(limit)?, window);
-    Some(match steps {
-        None => rule,
-        Some("fixed") => rule.fixed(),
-        Some("exact") => rule.exact(),
-        Some(precision) => rule.precision(parse_duration(precision)?),
-    })
-}
-
-/// Reads digits only: `u64::from_str` would also accept a sign.
-fn parse_number(text: &str) -> Option<u64> {
-    text.bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| text.parse().ok())?
-}
-
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let number = if number.is_empty() {
-        1
-    } else {
-        parse_number(number)?
-    };
-    let unit_ms = UNITS.iter().find(|(name, _)| *name == unit)?.1;
-    number.checked_mul(unit_ms).map(Duration::from_millis)
-}
-
-/// Longest first, so that the text form uses the largest unit that fits.
-const UNITS: [(&str, u64); 5] = [
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-];
-
-/// Writes a duration in the form that [`parse_duration`] reads.
-pub(crate) struct DurationText(pub(crate) Duration);
-
-impl fmt::Display for DurationText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = millis(self.0);
-        match UNITS
-            .iter()
-            .find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms))
-        {
-            Some((name, unit_ms)) if is_whole_ms(self.0) && ms > 0 => {
-                write!(f, "{}{name}", ms / unit_ms)
-            }
-            _ => write!(f, "{:?}", self.0),
-        }
-    }
-}
-
-/// The reason why a [`Rule`] is not valid: the message names the rule and the problem.
+/// The reason why a [`Rule`] is not valid: the message names the rule, the problem and the mend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
     rule: String,
-    problem: &'static str,
+    problem: Cow<'static, str>,
+}
+
+impl RuleError {
+    fn new(rule: &str, problem: Cow<'static, str>) -> Self {
+        Self {
+            rule: rule.chars().take(64).collect(),
+            problem,
+        }
+    }
 }
 
 impl fmt::Display for RuleError {
@@ -520,7 +532,7 @@ mod tests {
         for (text, reason) in [
             (
                 "",
-                "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed or 20+10/1s@bucket",
+                "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed, 20+10/1s@bucket, 20/30s@concurrent or 10000/month@UTC",
             ),
             ("20+10/1s", "write it as"),
             ("20/1s@bucket", "write it as"),
@@ -615,6 +627,20 @@ mod tests {
     }
 
     #[test]
+    fn a_share_keeps_the_kind_and_has_at_least_one_slot() {
+        for (rule, share) in [
+            ("2/30s@concurrent@1s", "1/30s@concurrent@1s"),
+            ("0/30s@concurrent", "0/30s@concurrent"),
+            #[cfg(feature = "calendar")]
+            ("10/month:15@UTC", "2/month:15@UTC"),
+        ] {
+            let rule: Rule = rule.parse().unwrap();
+            let of = NonZeroU32::new(4).unwrap();
+            assert_eq!(rule.share(of).to_string(), share, "{rule}");
+        }
+    }
+
+    #[test]
     fn the_shares_of_a_bucket_are_together_no_more_than_its_burst_and_its_refill() {
         for (rule, of, share) in [
             ("20+10/1s@bucket", 1, "20+10/1s@bucket"),
@@ -636,6 +662,11 @@ mod tests {
                     .is_ok()
             );
         }
+    }
+
+    #[test]
+    fn a_rule_is_small() {
+        assert!(size_of::<Rule>() <= 32, "{}", size_of::<Rule>());
     }
 
     #[test]

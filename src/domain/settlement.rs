@@ -9,52 +9,72 @@ use crate::domain::{
 pub struct Settlement {
     usage: Usage,
     costs: Box<[u64]>,
+    /// Whether this returns slots; otherwise it leaves all slots alone.
+    of_slots: bool,
 }
 
 impl Settlement {
     /// Creates the settlement of the check that `usage` came from. `cost` is called with each charge, and returns the
     /// final cost of that charge. A cost above 2^53 − 1 counts as 2^53 − 1.
     ///
-    /// Charges with the same policy and key were added up, and are one charge here.
+    /// Charges with the same policy and key were added up, and are one charge here. Charges under concurrency policies
+    /// keep their cost: a slot is settled by [returning it](crate::store::Slots::give_back).
     ///
     /// # Errors
     ///
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled:
     /// a second settlement would count the difference twice.
     pub fn new(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Result<Self, StoreError> {
-        let charges = usage.check().charges().iter();
-        Self::of(usage, charges.map(cost).collect())
+        Self::of(usage, final_costs(usage, cost))
     }
 
     /// Returns `None` when no cost differs from the cost charged, or when the check cannot be settled.
     pub(crate) fn of_change(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Option<Self> {
-        let charges = usage.check().charges();
-        let costs: Box<[u64]> = charges.iter().map(cost).collect();
-        let mut both = charges.iter().zip(&costs);
+        let costs = final_costs(usage, cost);
+        let mut both = usage.check().charges().iter().zip(&costs);
         if both.all(|(charge, cost)| charge.cost() == *cost) {
             return None;
         }
         Self::of(usage, costs).ok()
     }
 
-    fn of(usage: &Usage, mut costs: Box<[u64]>) -> Result<Self, StoreError> {
+    fn of(usage: &Usage, costs: Box<[u64]>) -> Result<Self, StoreError> {
         if !usage.take_settlement() {
             return Err(StoreError::invalid_request(
                 "a check can be settled once, and only if it was admitted",
             ));
         }
-        for cost in &mut costs {
-            *cost = (*cost).min(MAX_UNITS);
-        }
         Ok(Self {
             usage: usage.clone(),
             costs,
+            of_slots: false,
         })
+    }
+
+    /// Settles all charges of an admitted check to 0, slots among them, since its caller never learns that it was
+    /// admitted.
+    pub(crate) fn roll_back(usage: &Usage) -> Result<Self, StoreError> {
+        usage.take_slots();
+        Self::of(usage, usage.check().charges().iter().map(|_| 0).collect())
+    }
+
+    /// Settles slots, which `usage` is about alone.
+    pub(super) fn of_slots(usage: Usage, cost: impl Fn(&Charge) -> u64) -> Self {
+        let charges = usage.check().charges().iter();
+        Self {
+            costs: charges.map(|charge| cost(charge).min(MAX_UNITS)).collect(),
+            usage,
+            of_slots: true,
+        }
     }
 
     /// Allows another settlement of the check, since this one was not sent.
     pub(crate) fn give_up(&self) {
-        self.usage.return_settlement();
+        if self.of_slots {
+            self.usage.return_slots();
+        } else {
+            self.usage.return_settlement();
+        }
     }
 
     /// Returns the usage of the check: the charges, and the steps that were charged.
@@ -75,6 +95,7 @@ impl Settlement {
         Self {
             usage: self.usage.pick(places),
             costs: places.iter().map(|place| self.costs[*place]).collect(),
+            of_slots: self.of_slots,
         }
     }
 
@@ -83,4 +104,13 @@ impl Settlement {
     pub const fn costs(&self) -> &[u64] {
         &self.costs
     }
+}
+
+fn final_costs(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Box<[u64]> {
+    let charges = usage.check().charges().iter();
+    let costs = charges.map(|charge| match charge.policy().is_concurrency() {
+        true => charge.cost(),
+        false => cost(charge).min(MAX_UNITS),
+    });
+    costs.collect()
 }

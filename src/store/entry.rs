@@ -106,6 +106,31 @@ impl Entry {
         self.tidy(usage.policy(), now_ms);
     }
 
+    /// Whether the steps that hold slots have so many units that count.
+    pub(super) fn has(&self, usage: PolicyUsage<'_>, now_ms: u64, units: u64) -> bool {
+        usage.rules().iter().all(|rule| {
+            self.with_section(spec(rule), |section| {
+                section.has(now_ms, rule.step_end_ms(), units)
+            })
+        })
+    }
+
+    /// Moves slots that steps [have](Self::has) to the step of now, and counts.
+    pub(super) fn renew(
+        &mut self,
+        usage: PolicyUsage<'_>,
+        now_ms: u64,
+        units: u64,
+        counts: &mut [Count],
+    ) {
+        for (rule, count) in usage.rules().iter().zip(counts) {
+            let section = self.section_mut(spec(rule));
+            section.renew(now_ms, rule.step_end_ms(), units);
+            *count = section.kept();
+        }
+        self.tidy(usage.policy(), now_ms);
+    }
+
     /// The count under a rule at this time, for a charge of one unit.
     pub(super) fn count(&self, rule: &Rule, at_ms: u64) -> Count {
         self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))

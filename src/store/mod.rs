@@ -18,6 +18,7 @@ pub use crate::domain::{
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
+    slots::{Renewal, Renewed, Slots},
 };
 use crate::{
     domain::{

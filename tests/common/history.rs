@@ -10,8 +10,9 @@ use proptest::{
 use sluicegate::{
     Charge, Decision, Key, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
+    calendar::Period,
     rule::MAX_UNITS,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
     test_util::TestClock,
 };
 
@@ -45,6 +46,10 @@ pub(crate) enum Act {
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
+    /// Renews the slots of one of the admitted checks, if one is left that holds some.
+    Renew(Index),
+    /// Gives such slots back.
+    GiveBack(Index),
     /// Gives the next rules to the name of a policy.
     NextRules(usize),
     /// Executes all of these in one call.
@@ -95,7 +100,30 @@ pub(crate) enum Came {
 /// Histories within the defined semantics: the clock goes forward and the rules stay.
 pub(crate) fn steady() -> impl Strategy<Value = History> {
     let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
-    histories(1, gaps(), acts)
+    histories(policies(1), gaps(), acts)
+}
+
+/// The same, of all kinds of rules.
+pub(crate) fn steady_kinds() -> impl Strategy<Value = History> {
+    histories(policies_of_all_kinds(1), gaps(), acts_of_all_kinds())
+}
+
+/// All that may happen to all kinds of rules.
+pub(crate) fn wild_kinds() -> impl Strategy<Value = History> {
+    let acts = prop_oneof![12 => acts_of_all_kinds(), 1 => (0..3_usize).prop_map(Act::NextRules)];
+    let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
+    histories(policies_of_all_kinds(3), gaps, acts)
+}
+
+fn acts_of_all_kinds() -> impl Strategy<Value = Act> {
+    let any_held = any::<Index>;
+    prop_oneof![
+        8 => checks(),
+        2 => settlements(),
+        1 => resets(),
+        4 => any_held().prop_map(Act::Renew),
+        2 => any_held().prop_map(Act::GiveBack),
+    ]
 }
 
 /// Histories of everything that can happen, also with changed rules, and clocks that step back or far ahead.
@@ -107,7 +135,7 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
         1 => (0..3_usize).prop_map(Act::NextRules),
     ];
     let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
-    histories(3, gaps, acts)
+    histories(policies(3), gaps, acts)
 }
 
 /// A few identities with several checks in each millisecond, so that leases are worth a call: up to their limits, and
@@ -176,7 +204,7 @@ fn calls_of(others: BoxedStrategy<Option<Act>>) -> impl Strategy<Value = History
     let acts =
         prop_oneof![8 => vec(parts(), 1..=5).prop_map(Act::Call), 1 => others, 1 => next_rules()];
     let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
-    histories(3, gaps, acts).prop_map(|mut history| {
+    histories(policies(3), gaps, acts).prop_map(|mut history| {
         for policy in &mut history.policies[2] {
             *policy = policy.clone().shadow();
         }
@@ -258,30 +286,83 @@ pub(crate) fn large() -> impl Strategy<Value = History> {
     })
 }
 
+/// Of three names, the policies that each stands for in turn.
+type Policies = BoxedStrategy<Vec<Vec<Policy>>>;
+
 fn histories(
-    versions: usize,
+    policies: Policies,
     gaps: impl Strategy<Value = i64>,
     acts: impl Strategy<Value = Act>,
 ) -> impl Strategy<Value = History> {
     let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
-    let of_name = |name: &'static str| {
-        prop_oneof![
-            vec(policy(name), 1..=versions),
-            vec(rule(), 2..=5).prop_flat_map(move |rules| vec(some_of(name, &rules), 1..=versions)),
-        ]
-    };
     let start = prop_oneof![4 => Just(START_MS), 1 => Just(0)];
-    let policies = (of_name("ip"), of_name("user"), of_name("tenant"));
-    (start, policies, vec(steps, 1..80)).prop_map(|(start_ms, (ip, user, tenant), steps)| History {
+    (start, policies, vec(steps, 1..80)).prop_map(|(start_ms, policies, steps)| History {
         start_ms,
-        policies: vec![ip, user, tenant],
+        policies,
         steps,
     })
 }
 
-fn policy(name: &'static str) -> impl Strategy<Value = Policy> {
-    vec(rule(), 1..=3).prop_filter_map("two rules have one window", move |rules| {
+/// Policies of all kinds of rules that any other may stand beside.
+fn policies(versions: usize) -> Policies {
+    of_each_name(move |name| versions_of(name, versions, rule).boxed())
+}
+
+/// Also with concurrency rules, each alone, and with rules of the calendar.
+fn policies_of_all_kinds(versions: usize) -> Policies {
+    let any_rule = || prop_oneof![2 => rule(), 1 => calendar_rule()];
+    of_each_name(move |name| {
+        let slots = slots().prop_map(move |rule| Policy::new(name, [rule]).unwrap());
+        let others = versions_of(name, versions, any_rule);
+        prop_oneof![1 => vec(slots, 1..=versions), 2 => others].boxed()
+    })
+}
+
+fn of_each_name(policies: impl Fn(&'static str) -> BoxedStrategy<Vec<Policy>>) -> Policies {
+    let all = (policies("ip"), policies("user"), policies("tenant"));
+    all.prop_map(|(ip, user, tenant)| vec![ip, user, tenant])
+        .boxed()
+}
+
+fn versions_of<R: Strategy<Value = Rule> + 'static>(
+    name: &'static str,
+    versions: usize,
+    rule: impl Fn() -> R,
+) -> impl Strategy<Value = Vec<Policy>> {
+    let any = vec(rule(), 1..=3).prop_filter_map("two rules have one window", move |rules| {
         Policy::new(name, rules).ok()
+    });
+    prop_oneof![
+        vec(any, 1..=versions),
+        vec(rule(), 2..=5).prop_flat_map(move |rules| vec(some_of(name, &rules), 1..=versions)),
+    ]
+}
+
+fn slots() -> impl Strategy<Value = Rule> {
+    let windows = prop_oneof![Just(7), Just(1_000), Just(60_000)];
+    let limits = prop_oneof![1 => Just(0), 8 => 1..=10_u64, 1 => Just(MAX_UNITS)];
+    (limits, windows, 1..=5_u64).prop_map(|(limit, window_ms, parts)| {
+        let rule = Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms));
+        rule.precision(Duration::from_millis(window_ms.div_ceil(parts)))
+    })
+}
+
+fn calendar_rule() -> impl Strategy<Value = Rule> {
+    let limits = prop_oneof![1 => Just(0), 8 => 1..=10_u64, 3 => Just(100), 1 => Just(MAX_UNITS)];
+    let zones = prop_oneof![
+        Just("UTC"),
+        Just("Europe/Berlin"),
+        Just("Pacific/Apia"),
+        Just("America/Santiago"),
+    ];
+    (limits, 0..4_usize, 1..=31_u8, zones).prop_map(|(limit, period, day, zone)| {
+        let rule = match period {
+            0 => Rule::calendar(limit, Period::Day),
+            1 => Rule::calendar(limit, Period::Week),
+            2 => Rule::per_month(limit).from_day(day),
+            _ => Rule::calendar(limit, Period::Year),
+        };
+        rule.in_zone(zone).unwrap()
     })
 }
 
@@ -388,6 +469,8 @@ pub(crate) struct Player<'a> {
     version: Vec<usize>,
     /// Admitted checks that have not been settled.
     open: Vec<Usage>,
+    /// What holds slots.
+    held: Vec<Slots>,
     /// The policies and keys whose values cannot be read.
     spoiled: Vec<(usize, usize)>,
 }
@@ -401,6 +484,7 @@ impl<'a> Player<'a> {
             spoil: None,
             version: vec![0; history.policies.len()],
             open: Vec::new(),
+            held: Vec::new(),
             spoiled: Vec::new(),
         }
     }
@@ -433,6 +517,21 @@ impl<'a> Player<'a> {
             Act::Settle(check, costs) => {
                 let settled = self.settle(check, costs).await;
                 return settled.map_or(Came::Nothing, Came::Of);
+            }
+            Act::Renew(_) | Act::GiveBack(_) if self.held.is_empty() => {}
+            Act::Renew(check) => {
+                let slots = self.held.remove(check.index(self.held.len()));
+                let renewed = self.store.execute(Operation::Renew(slots.renew()));
+                let Reply::Renew(renewed) = renewed.await.unwrap() else {
+                    panic!("not the reply to a renewal");
+                };
+                self.held.push(renewed.slots().unwrap());
+                return Came::Of(Outcome::from(&renewed));
+            }
+            Act::GiveBack(check) => {
+                let slots = self.held.remove(check.index(self.held.len()));
+                let settled = self.store.settle(&slots.give_back()).await.unwrap();
+                return Came::Of(Outcome::from(&settled));
             }
             Act::Reset(policy, key) => {
                 let reset = self.store.reset(self.policy(*policy), &key_of(*key));
@@ -467,6 +566,7 @@ impl<'a> Player<'a> {
         let decision = self.store.check(&check).await.unwrap();
         if decision.is_allowed() {
             self.open.push(decision.usage().clone());
+            self.held.extend(Slots::take(decision.usage()));
         }
         Outcome::from(&decision)
     }

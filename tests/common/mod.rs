@@ -18,6 +18,8 @@ pub(crate) mod example;
 pub(crate) mod flaky;
 #[cfg(feature = "test-util")]
 pub(crate) mod history;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+pub(crate) mod kinds;
 pub(crate) mod log;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod lua;

@@ -1,6 +1,6 @@
 //! The semantics in the simplest form: the model keeps every charge, and each check adds them up.
 //!
-//! Only for clocks that go forward and rules that stay.
+//! Only for clocks that go forward and rules that stay. The rule itself says when periods of the calendar end.
 
 use std::collections::HashMap;
 
@@ -21,6 +21,8 @@ pub(crate) struct Model<'a> {
     /// The times and units of charges and settlements under buckets.
     poured: HashMap<(usize, usize, usize), Vec<(u64, i128)>>,
     open: Vec<(u64, Vec<Charge>)>,
+    /// What holds slots, each with the step that they are in.
+    held: Vec<Vec<(Charge, u64)>>,
 }
 
 impl<'a> Model<'a> {
@@ -34,6 +36,7 @@ impl<'a> Model<'a> {
             charged: HashMap::new(),
             poured: HashMap::new(),
             open: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -47,6 +50,20 @@ impl<'a> Model<'a> {
                     self.settle(now, then, *charge, (*cost).min(MAX_UNITS));
                 }
                 Some(self.outcome(now, &charges, None))
+            }
+            Act::Renew(_) | Act::GiveBack(_) if self.held.is_empty() => None,
+            Act::Renew(check) => {
+                let held = self.held.remove(check.index(self.held.len()));
+                let (outcome, held) = self.renew(now, held);
+                self.held.push(held);
+                Some(outcome)
+            }
+            Act::GiveBack(check) => {
+                let held = self.held.remove(check.index(self.held.len()));
+                for ((policy, key, cost), step) in &held {
+                    self.change(now, (*policy, *key, 0), *step, -i128::from(*cost));
+                }
+                Some(self.outcome(now, &charges_of(&held), None))
             }
             Act::Reset(policy, key) => {
                 self.charged
@@ -92,8 +109,45 @@ impl<'a> Model<'a> {
                 }
             }
             self.open.push((now, charges.to_owned()));
+            let slots = charges.iter().filter(|(policy, _, cost)| {
+                self.policies[*policy].rules()[0].is_concurrency() && *cost > 0
+            });
+            let held = slots.map(|charge| {
+                let rule = &self.policies[charge.0].rules()[0];
+                (*charge, step(rule, now))
+            });
+            self.held
+                .extend(Some(held.collect::<Vec<_>>()).filter(|it| !it.is_empty()));
         }
         self.outcome(now, charges, denied)
+    }
+
+    /// Moves slots to the step of now, if all of them still count.
+    fn renew(&mut self, now: u64, held: Vec<(Charge, u64)>) -> (Outcome, Vec<(Charge, u64)>) {
+        let is_held = |((policy, key, cost), step): &(Charge, u64)| {
+            let rule = &self.policies[*policy].rules()[0];
+            let charged = self.charged.get(&(*policy, *key, 0)).into_iter().flatten();
+            let of_step = units(charged.filter(|(of, _)| of == step));
+            release(rule, *step) > now && of_step >= u128::from(*cost)
+        };
+        let renewed = held.iter().all(is_held);
+        let charges = charges_of(&held);
+        let moved = held.into_iter().map(|(charge, from)| {
+            let (policy, key, cost) = charge;
+            let to = step(&self.policies[policy].rules()[0], now);
+            if !renewed {
+                return (charge, from);
+            }
+            self.change(now, (policy, key, 0), from, -i128::from(cost));
+            self.change(now, (policy, key, 0), to, cost.into());
+            (charge, to)
+        });
+        let held = moved.collect();
+        let outcome = Outcome {
+            renewed: Some(renewed),
+            ..self.outcome(now, &charges, None)
+        };
+        (outcome, held)
     }
 
     fn denied(&self, now: u64, charges: &[Charge]) -> Option<Denied> {
@@ -128,24 +182,34 @@ impl<'a> Model<'a> {
     }
 
     fn settle(&mut self, now: u64, then: u64, (policy, key, cost): Charge, settled: u64) {
+        let difference = i128::from(settled) - i128::from(cost);
         for (index, rule) in self.policies[policy].rules().iter().enumerate() {
             if rule.refill().is_some() {
-                let difference = i128::from(settled) - i128::from(cost);
                 self.pour(now, (policy, key, index), difference);
-                continue;
+            } else if !rule.is_concurrency() {
+                self.change(now, (policy, key, index), step(rule, then), difference);
             }
-            let step = step(rule, then);
-            if release(rule, step) <= now {
-                continue;
-            }
-            let used = self.used(now, policy, key, index);
-            let charged = self.charged.entry((policy, key, index)).or_default();
-            let before: u128 = units(charged.iter().filter(|(of, _)| *of == step));
-            let after = (before + u128::from(settled)).saturating_sub(cost.into());
-            let after = after.min(before.max(u128::from(MAX_UNITS) - (used - before)));
-            charged.retain(|(of, _)| *of != step);
-            charged.push((step, after.try_into().unwrap()));
         }
+    }
+
+    /// Adds to a step that counts, or takes from it.
+    fn change(
+        &mut self,
+        now: u64,
+        (policy, key, index): (usize, usize, usize),
+        step: u64,
+        difference: i128,
+    ) {
+        if release(&self.policies[policy].rules()[index], step) <= now {
+            return;
+        }
+        let used = self.used(now, policy, key, index);
+        let charged = self.charged.entry((policy, key, index)).or_default();
+        let before: u128 = units(charged.iter().filter(|(of, _)| *of == step));
+        let after = before.saturating_add_signed(difference);
+        let after = after.min(before.max(u128::from(MAX_UNITS) - (used - before)));
+        charged.retain(|(of, _)| *of != step);
+        charged.push((step, after.try_into().unwrap()));
     }
 
     fn outcome(&self, now: u64, charges: &[Charge], denied: Option<Denied>) -> Outcome {
@@ -172,6 +236,7 @@ impl<'a> Model<'a> {
             usage: usage.collect(),
             denied,
             blocked: None,
+            renewed: None,
         }
     }
 
@@ -250,13 +315,23 @@ fn added_up(charges: &[Charge]) -> Vec<Charge> {
     sums
 }
 
+fn charges_of(held: &[(Charge, u64)]) -> Vec<Charge> {
+    held.iter().map(|(charge, _)| *charge).collect()
+}
+
+/// A period of the calendar is named by its end.
 fn step(rule: &Rule, at: u64) -> u64 {
-    at / ms(rule.step())
+    match rule.in_calendar() {
+        Some(_) => rule.step_end_ms(at),
+        None => at / ms(rule.step()),
+    }
 }
 
 fn release(rule: &Rule, step: u64) -> u64 {
     let window = ms(rule.window());
-    if rule.is_fixed() {
+    if rule.in_calendar().is_some() {
+        step
+    } else if rule.is_fixed() {
         (step + 1) * window
     } else {
         (step + 1) * ms(rule.step()) + window

@@ -1,6 +1,6 @@
 //! A decision in a form that you can compare: with a vector, with the model, or with another store.
 
-use sluicegate::{Decision, Denial, Key, Usage, block::Block};
+use sluicegate::{Decision, Denial, Key, Usage, block::Block, store::Renewed};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
@@ -9,6 +9,8 @@ pub(crate) struct Outcome {
     /// `None` if the check was allowed or blocked.
     pub(crate) denied: Option<Denied>,
     pub(crate) blocked: Option<(Key, Block)>,
+    /// Of a renewal: whether all slots were renewed.
+    pub(crate) renewed: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,16 @@ impl From<&Usage> for Outcome {
             usage: left.collect(),
             denied: None,
             blocked: None,
+            renewed: None,
+        }
+    }
+}
+
+impl From<&Renewed> for Outcome {
+    fn from(renewed: &Renewed) -> Self {
+        Self {
+            renewed: Some(renewed.is_renewed()),
+            ..Self::from(renewed.usage())
         }
     }
 }

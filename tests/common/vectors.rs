@@ -11,7 +11,8 @@ use serde::Deserialize;
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    calendar::Period,
+    store::{Check, Operation, Renewal, Renewed, Reply, Settlement, Slots, StoreExt},
     test_util::TestClock,
 };
 
@@ -34,11 +35,16 @@ struct File {
 struct RuleText {
     kind: String,
     limit: u64,
+    #[serde(default)]
     window_ms: u64,
     #[serde(default)]
     precision_ms: u64,
     #[serde(default)]
     refill: u64,
+    period: Option<String>,
+    zone: Option<String>,
+    /// The day on which a month begins; without meaning for other periods.
+    anchor: Option<u8>,
 }
 
 #[derive(Deserialize)]
@@ -51,6 +57,7 @@ struct Step {
     shadows: Vec<ChargeText>,
     fill: Option<u16>,
     settle: Option<usize>,
+    renew: Option<usize>,
     #[serde(default)]
     costs: Vec<u64>,
     #[serde(default)]
@@ -83,11 +90,12 @@ struct ChargeText {
     cost: u64,
 }
 
-/// `usage` or `blocked` for a check or a settlement, `decisions` for a batch.
+/// Of a check, a settlement or a renewal, `usage` or `blocked`; of a fill, `decisions`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
     allowed: Option<bool>,
+    renewed: Option<bool>,
     #[serde(default)]
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
@@ -132,7 +140,14 @@ pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) 
     }
 }
 
-/// Replays the vectors of blocks and bans, for stores that keep these.
+/// The vectors of concurrency and calendar rules, in a store that knows them.
+pub(crate) async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    replay_folder(&own.join("concurrency"), &new).await;
+    replay_folder(&own.join("calendar"), &new).await;
+}
+
+/// The vectors of blocks and bans, in a store that keeps them.
 pub(crate) async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/blocks");
     replay_folder(&own, &new).await;
@@ -163,6 +178,7 @@ async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestC
 async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
     let policies = policies(file);
     let mut usages: BTreeMap<usize, Usage> = BTreeMap::new();
+    let mut held: BTreeMap<usize, Slots> = BTreeMap::new();
     for (index, step) in file.steps.iter().enumerate() {
         clock.set(step.at_ms);
         let at = format!("{name}, step {index}");
@@ -183,10 +199,24 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
             let usage = &usages[&settled];
             let charges = usage.check().charges();
             assert_eq!(charges.len(), step.costs.len(), "{at}");
-            let cost = |charge: &_| step.costs[charges.iter().position(|it| it == charge).unwrap()];
+            let place = |charge: &_| charges.iter().position(|it| it == charge).unwrap();
+            let cost = |charge: &_| step.costs[place(charge)];
             let settlement = Settlement::new(usage, cost).unwrap();
-            let usage = store.settle(&settlement).await.unwrap();
-            assert_eq!(Outcome::from(&usage), expected(&step.expect), "{at}");
+            let mut outcome = Outcome::from(&store.settle(&settlement).await.unwrap());
+            if let Some(slots) = held.remove(&settled) {
+                let settled = store.settle(&slots.settle(cost)).await.unwrap();
+                let left = Outcome::from(&settled).usage;
+                for (charge, left) in settled.check().charges().iter().zip(left) {
+                    outcome.usage[place(charge)] = left;
+                }
+            }
+            assert_eq!(outcome, expected(&step.expect), "{at}");
+        } else if let Some(renewed) = step.renew {
+            let slots = held.remove(&renewed).unwrap();
+            let reply = renew(store, slots.renew()).await;
+            assert_eq!(Outcome::from(&reply), expected(&step.expect), "{at}");
+            assert_eq!(names(reply.usage()), expected_names(&step.expect), "{at}");
+            held.insert(renewed, reply.slots().unwrap());
         } else if let Some(count) = step.fill {
             let decisions = fill(store, step.check(&policies), count).await;
             assert_eq!(decisions.len(), step.expect.decisions.len(), "{at}");
@@ -198,6 +228,7 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
             assert_decision(&decision, &step.expect, &at);
             assert_eq!(decision.usage().decided_at_ms(), step.at_ms, "{at}");
             usages.insert(index, decision.usage().clone());
+            held.extend(Slots::take(decision.usage()).map(|slots| (index, slots)));
         }
     }
     assert!(!usages.is_empty(), "{name} has no steps");
@@ -236,6 +267,13 @@ async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
     }
 }
 
+async fn renew(store: &dyn Store, renewal: Renewal) -> Renewed {
+    match store.execute(Operation::Renew(renewal)).await.unwrap() {
+        Reply::Renew(renewed) => renewed,
+        other => panic!("not the reply to a renewal: {other:?}"),
+    }
+}
+
 fn assert_decision(decision: &Decision, expect: &Expect, at: &str) {
     assert_eq!(Outcome::from(decision), expected(expect), "{at}");
     assert_eq!(names(decision.usage()), expected_names(expect), "{at}");
@@ -254,12 +292,30 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
                 "sliding" => rule.precision(Duration::from_millis(text.precision_ms)),
                 "fixed" => rule.fixed(),
                 "bucket" => Rule::new(text.refill, rule.window()).bucket(text.limit),
+                "concurrency" => rule
+                    .expires_after(rule.window())
+                    .precision(Duration::from_millis(text.precision_ms)),
+                "calendar" => text.calendar_rule(),
                 other => panic!("unknown kind of rule: {other}"),
             }
         });
         (name.as_str(), Policy::new(name.as_str(), rules).unwrap())
     });
     policies.collect()
+}
+
+impl RuleText {
+    fn calendar_rule(&self) -> Rule {
+        let (period, zone) = (self.period.as_deref(), self.zone.as_deref().unwrap());
+        let rule = match period.unwrap() {
+            "day" => Rule::calendar(self.limit, Period::Day),
+            "week" => Rule::calendar(self.limit, Period::Week),
+            "month" => Rule::per_month(self.limit).from_day(self.anchor.unwrap()),
+            "year" => Rule::calendar(self.limit, Period::Year),
+            other => panic!("unknown period: {other}"),
+        };
+        rule.in_zone(zone).unwrap()
+    }
 }
 
 impl Step {
@@ -330,6 +386,7 @@ fn expected(expect: &Expect) -> Outcome {
         usage: usage.collect(),
         denied,
         blocked,
+        renewed: expect.renewed,
     }
 }
 

@@ -15,6 +15,7 @@ mod memory {
     crate::contributors!(new);
     crate::denials!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (MemoryStore, TestClock) {
         let clock = TestClock::new(0);

@@ -26,13 +26,15 @@ async fn new() -> (MapStore, TestClock) {
 }
 
 #[tokio::test]
-async fn a_store_without_buckets_says_so() {
-    let (store, _) = new().await;
-    let policy = Policy::parse("p", "2+1/1s@bucket").unwrap();
-    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
-    let error = Limiter::new(store).check([charge]).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
-    assert_eq!(error.to_string(), "the store has no buckets");
+async fn a_store_without_buckets_and_slots_says_so() {
+    for rules in ["2+1/1s@bucket", "2/30s@concurrent"] {
+        let (store, _) = new().await;
+        let policy = Policy::parse("p", rules).unwrap();
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let error = Limiter::new(store).check([charge]).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+        assert_eq!(error.to_string(), "the store has no buckets and no slots");
+    }
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::common::{
     history::{
-        Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady, wild,
+        Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady,
+        steady_kinds, wild, wild_kinds,
     },
     model::Model,
     promise::{admitted, assert_promise},
@@ -64,6 +65,19 @@ proptest! {
     }
 
     #[test]
+    fn the_memory_store_agrees_with_the_model_about_all_kinds_of_rules(history in steady_kinds()) {
+        let (store, clock) = memory();
+        block_on(agrees_with_the_model(&store, &clock, &history));
+    }
+
+    #[test]
+    fn two_memory_stores_agree_about_all_kinds_of_rules(history in wild_kinds()) {
+        let (store, clock) = memory();
+        let other = MemoryStore::new().capacity(64).clock(clock.clone());
+        block_on(agree(&store, &other, &clock, &history));
+    }
+
+    #[test]
     fn two_memory_stores_agree_whatever_happens(history in wild()) {
         let (store, clock) = memory();
         let other = MemoryStore::new().capacity(64).clock(clock.clone());
@@ -85,6 +99,12 @@ proptest! {
         block_on(async {
             assert_promise(&history, &admitted(&[&leases], &clock, &history).await);
         });
+    }
+
+    #[test]
+    fn retry_after_is_exact_for_all_kinds_of_rules(history in steady_kinds()) {
+        let (store, clock) = memory();
+        block_on(assert_retry_is_exact(&store, &clock, &history));
     }
 
     #[test]

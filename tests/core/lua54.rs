@@ -139,7 +139,7 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
             *version += 1;
             None
         }
-        Act::Settle(..) | Act::Call(_) | Act::Spoil(..) => None,
+        Act::Settle(..) | Act::Renew(_) | Act::GiveBack(_) | Act::Call(_) | Act::Spoil(..) => None,
     }
 }
 

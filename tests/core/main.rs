@@ -6,6 +6,7 @@ mod common;
 mod acquire;
 mod blocks;
 mod breaker;
+mod calendar;
 mod chart;
 mod composed;
 mod contract;

@@ -1,11 +1,20 @@
 //! Proves that the memory store gives the right answer, to the millisecond, at each step of the recorded histories.
 
-use crate::common::vectors::{replay_all, replay_blocks};
+use crate::common::vectors::{replay_all, replay_blocks, replay_kinds};
 use sluicegate::{MemoryStore, test_util::TestClock};
 
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors() {
     replay_all(async || {
+        let clock = TestClock::new(0);
+        (MemoryStore::new().clock(clock.clone()), clock)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_memory_store_agrees_with_the_vectors_of_concurrency_and_calendar_rules() {
+    replay_kinds(async || {
         let clock = TestClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     })

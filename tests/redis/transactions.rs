@@ -29,12 +29,12 @@ use tokio::{
 
 use crate::common::{
     contract::patient,
-    history::{History, agree, calls, few_cases, hot, large, steady, wild},
+    history::{History, agree, calls, few_cases, hot, large, steady, wild, wild_kinds},
     promise::{admitted, assert_promise},
     redis::Server,
     served::{Served, limited, limited_apart, shared_server},
     sharing::wait,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
 mod without_rights_to_scripts {
@@ -43,6 +43,7 @@ mod without_rights_to_scripts {
     crate::contract!(start);
     crate::calls!(start);
     crate::blocks!(start);
+    crate::kinds!(start);
 }
 
 /// Compares each repeated refusal with the decision of the store with leases.
@@ -57,6 +58,7 @@ mod under_a_cache_around_leases {
     crate::contract!(apart new);
     crate::calls!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;
@@ -108,11 +110,17 @@ async fn transactions_agree_with_the_vectors() {
     let pool = pool(server.socket_url()).await;
     replay_all(async || fresh(&pool)).await;
     replay_blocks(async || fresh(&pool)).await;
+    replay_kinds(async || fresh(&pool)).await;
 }
 
 #[test]
 fn transactions_agree_with_the_memory_store_whatever_happens() {
     agrees(&ProptestConfig::default(), wild());
+}
+
+#[test]
+fn transactions_agree_with_the_memory_store_about_all_kinds_of_rules() {
+    agrees(&ProptestConfig::default(), wild_kinds());
 }
 
 #[test]

@@ -95,6 +95,10 @@ fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
 }
 
 fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
+    // Periods are of several lengths: this is not worth knowing them.
+    if rule.in_calendar().or(other.in_calendar()).is_some() {
+        return None;
+    }
     if let Some(refill) = rule.refill() {
         return idle_bucket(rule, refill, other);
     }
@@ -163,12 +167,16 @@ fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
     let message = format!(
         "the window is nearly that of `{other}`: each is counted and costs time; is one of them enough?"
     );
-    let kind = |rule: &Rule| (rule.is_fixed(), rule.refill().is_some());
+    let kind = |rule: &Rule| {
+        let is_of_calendar = rule.in_calendar().is_some();
+        (rule.is_fixed(), rule.refill().is_some(), is_of_calendar)
+    };
     (near && kind(rule) == kind(other)).then(|| Warning::new("nearly-equal-windows", rule, message))
 }
 
 fn coarse(rule: &Rule) -> Option<Warning> {
     let is_coarse = !rule.is_fixed()
+        && rule.in_calendar().is_none()
         && rule.step() * 2 > rule.window()
         && rule.window() > Duration::from_millis(10);
     let step = span_text(rule.step().as_millis());

@@ -123,15 +123,11 @@ pub(super) fn refuses(policy: &PolicyUsage<'_>) -> bool {
 }
 
 fn limited(rule: &Rule, limit: u64) -> Rule {
-    let changed = Rule::new(limit, rule.window());
-    if rule.is_fixed() {
-        changed.fixed()
-    } else if rule.refill().is_some() {
-        let most = MAX_UNITS / u64::try_from(rule.window().as_millis()).unwrap_or(u64::MAX);
-        rule.bucket(limit.min(most))
-    } else {
-        changed.precision(rule.step())
-    }
+    let most = match rule.refill() {
+        Some(_) => MAX_UNITS / u64::try_from(rule.window().as_millis()).unwrap_or(u64::MAX),
+        None => MAX_UNITS,
+    };
+    rule.with_limit(limit.min(most))
 }
 
 fn with_rules(policy: &Policy, rules: Vec<Rule>) -> Result<Policy, PolicyError> {

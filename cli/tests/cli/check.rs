@@ -107,7 +107,7 @@ fn a_person_is_shown_the_line() {
     let said = tool.run("check p.toml");
     assert_eq!(said.code, 1);
     let expected = "\
-p.toml:1:13: error: policy `ip`: rule `10`: write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed or 20+10/1s@bucket
+p.toml:1:13: error: policy `ip`: rule `10`: write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed, 20+10/1s@bucket, 20/30s@concurrent or 10000/month@UTC
   |
 1 | ip = \"10/1s,10\"
   |             ^^

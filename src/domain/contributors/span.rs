@@ -34,7 +34,7 @@ impl Span {
         let mut end_ms = start_ms.saturating_add(length_ms);
         if is_aligned(rule) {
             // If six does not divide the window, the last span is shorter.
-            end_ms = end_ms.min(begin_ms(rule, start_ms) + millis(rule.window()));
+            end_ms = end_ms.min(rule.step_end_ms(start_ms));
         }
         Self {
             start_ms,
@@ -82,16 +82,17 @@ fn length_ms(rule: &Rule) -> u64 {
 
 /// Returns the start of the first span: of a fixed window the start, else the epoch.
 fn begin_ms(rule: &Rule, at_ms: u64) -> u64 {
-    if is_aligned(rule) {
-        at_ms - at_ms % millis(rule.window())
-    } else {
-        0
+    match rule.in_calendar() {
+        Some(calendar) => calendar.periods(at_ms).start_ms,
+        None if is_aligned(rule) => at_ms - at_ms % rule.window_ms(),
+        None => 0,
     }
 }
 
 /// Returns whether windows start at fixed times, and are long enough for reports to show that.
 fn is_aligned(rule: &Rule) -> bool {
-    rule.is_fixed() && millis(rule.window()) >= SPANS * MIN_SPAN_MS
+    let is_long = rule.window_ms() >= SPANS * MIN_SPAN_MS;
+    rule.in_calendar().is_some() || (rule.is_fixed() && is_long)
 }
 
 #[cfg(test)]

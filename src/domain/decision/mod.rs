@@ -323,6 +323,26 @@ impl Denial {
         self.rule().retry_after()
     }
 
+    /// Returns the same of the rules that do not limit concurrency: zero if none of them denies, `None` if one of them
+    /// always will.
+    ///
+    /// A slot is mostly returned long before the time of [`retry_after`](Self::retry_after), which is the latest. This
+    /// is how long a client has to wait in any case.
+    #[must_use]
+    pub fn retry_after_besides_slots(&self) -> Option<Duration> {
+        let rules = self.usage.rules().filter(|it| !it.rule().is_concurrency());
+        match rules.filter_map(RuleUsage::denied_ms).max() {
+            Some(NEVER_MS) => None,
+            wait => Some(Duration::from_millis(wait.unwrap_or(0))),
+        }
+    }
+
+    /// Returns whether a concurrency rule denies, perhaps among others.
+    pub(crate) fn is_by_concurrency(&self) -> bool {
+        let mut rules = self.usage.rules();
+        rules.any(|it| it.is_exceeded() && it.rule().is_concurrency())
+    }
+
     /// Returns the policy with the longest wait.
     #[must_use]
     pub fn policy(&self) -> &Policy {

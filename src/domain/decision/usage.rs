@@ -28,6 +28,8 @@ struct Inner {
     decided_at_ms: u64,
     rules: RuleUsages,
     may_settle: AtomicBool,
+    /// Whether slots of this check are held, and nobody has taken them.
+    has_slots: AtomicBool,
     local: AtomicBool,
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
@@ -46,6 +48,7 @@ impl Clone for Inner {
             check: self.check.clone(),
             rules: self.rules.clone(),
             may_settle: copy(&self.may_settle),
+            has_slots: copy(&self.has_slots),
             local: copy(&self.local),
             leased: copy(&self.leased),
             may_be_repeated: copy(&self.may_be_repeated),
@@ -62,6 +65,18 @@ impl Usage {
     ///
     /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
+        let usage = Self::new(check, true, now_ms, counts)?;
+        usage.take_settlement();
+        usage.take_slots();
+        Ok(usage)
+    }
+
+    /// Computes the usage of slots, which can be taken again, from the counts.
+    pub(crate) fn of_slots(
+        check: &Check,
+        now_ms: u64,
+        counts: &[Count],
+    ) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();
         Ok(usage)
@@ -107,6 +122,7 @@ impl Usage {
                 decided_at_ms,
                 rules: rules.into(),
                 may_settle: AtomicBool::new(may_settle),
+                has_slots: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
                 leased: AtomicBool::new(false),
                 may_be_repeated: AtomicBool::new(true),
@@ -118,7 +134,6 @@ impl Usage {
     }
 
     /// Creates the usage of a check whose parts were decided separately; it cannot be settled.
-    #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self::of(check, decided_at_ms, rules, false)
     }
@@ -132,7 +147,6 @@ impl Usage {
     }
 
     /// Returns the usage of the charges at these indexes; it cannot be settled separately.
-    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);
@@ -238,6 +252,11 @@ impl Usage {
         self
     }
 
+    /// Marks this usage if the other was decided by this process's memory.
+    pub(crate) fn local_like(self, other: &Self) -> Self {
+        if other.is_local() { self.local() } else { self }
+    }
+
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
         self.shadow = Some(Arc::new(decision));
         self
@@ -291,6 +310,7 @@ impl Usage {
                 rules,
                 // Only the original may be settled, and only once.
                 may_settle: AtomicBool::new(false),
+                has_slots: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
@@ -309,6 +329,16 @@ impl Usage {
     /// Allows a settlement again: the one that took the right was not sent.
     pub(crate) fn return_settlement(&self) {
         self.inner.may_settle.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` once for an admission, and `false` afterwards, also for clones.
+    pub(crate) fn take_slots(&self) -> bool {
+        self.inner.has_slots.swap(false, Ordering::Relaxed)
+    }
+
+    /// Allows to take the slots again: their return was not sent.
+    pub(crate) fn return_slots(&self) {
+        self.inner.has_slots.store(true, Ordering::Relaxed);
     }
 }
 

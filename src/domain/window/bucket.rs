@@ -13,7 +13,7 @@
 //! ```
 
 use super::Count;
-use crate::domain::rule::{MAX_UNITS, Rule, millis};
+use crate::domain::rule::{MAX_UNITS, Rule};
 
 /// How a bucket refills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +28,7 @@ impl BucketSpec {
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
         Some(Self {
             refill: rule.refill()?,
-            window_ms: millis(rule.window()),
+            window_ms: rule.window_ms(),
         })
     }
 

@@ -1,17 +1,21 @@
 //! The arithmetic of rules, without I/O or a clock: the same as the script's.
 //!
-//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding or a
-//! fixed rule, a [bucket](bucket) for a bucket.
+//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding, a fixed or
+//! a [concurrency](concurrency) rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a calendar
+//! rule.
 
 #[cfg(feature = "redis")]
 pub(crate) use self::bucket::BucketState;
 pub(crate) use self::{
     bucket::{Bucket, BucketSpec},
+    calendar::{CalendarSpec, PeriodCount},
     steps::{StepQueue, StepSpec},
 };
 use crate::domain::rule::Rule;
 
 mod bucket;
+mod calendar;
+mod concurrency;
 mod steps;
 
 /// The count of a store under one rule, from which a [`Usage`](crate::Usage) is computed.
@@ -77,11 +81,21 @@ impl Count {
 pub(crate) enum Spec {
     Steps(StepSpec),
     Bucket(BucketSpec),
+    Concurrency(StepSpec),
+    Calendar(CalendarSpec),
 }
 
 impl Spec {
     pub(crate) fn of(rule: &Rule) -> Self {
-        BucketSpec::of(rule).map_or_else(|| Self::Steps(StepSpec::of(rule)), Self::Bucket)
+        if let Some(calendar) = rule.in_calendar() {
+            Self::Calendar(CalendarSpec::Known(calendar))
+        } else if let Some(spec) = BucketSpec::of(rule) {
+            Self::Bucket(spec)
+        } else if rule.is_concurrency() {
+            Self::Concurrency(StepSpec::of(rule))
+        } else {
+            Self::Steps(StepSpec::of(rule))
+        }
     }
 }
 
@@ -90,6 +104,8 @@ impl Spec {
 pub(crate) enum Section {
     Steps(StepQueue),
     Bucket(Bucket),
+    Concurrency(StepQueue),
+    Calendar(PeriodCount),
 }
 
 impl Section {
@@ -97,6 +113,8 @@ impl Section {
         match spec {
             Spec::Steps(spec) => Self::Steps(StepQueue::new(spec)),
             Spec::Bucket(spec) => Self::Bucket(Bucket::new(spec)),
+            Spec::Concurrency(spec) => Self::Concurrency(StepQueue::new(spec)),
+            Spec::Calendar(spec) => Self::Calendar(PeriodCount::new(spec)),
         }
     }
 
@@ -104,38 +122,44 @@ impl Section {
         match self {
             Self::Steps(queue) => Spec::Steps(queue.spec()),
             Self::Bucket(bucket) => Spec::Bucket(bucket.spec()),
+            Self::Concurrency(queue) => Spec::Concurrency(queue.spec()),
+            Self::Calendar(count) => Spec::Calendar(count.spec()),
         }
     }
 
     /// Returns whether nothing is kept: nothing was charged, or all charges were dropped.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
-            Self::Steps(queue) => queue.is_empty(),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.is_empty(),
             Self::Bucket(bucket) => bucket.is_full(),
+            Self::Calendar(count) => count.is_empty(),
         }
     }
 
     /// Returns when nothing counts any more; 0 when nothing counts now.
     pub(crate) fn release_ms(&self) -> u64 {
         match self {
-            Self::Steps(queue) => queue.release_ms(),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.release_ms(),
             Self::Bucket(bucket) => bucket.full_at(),
+            Self::Calendar(count) => count.release_ms(),
         }
     }
 
     /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         match self {
-            Self::Steps(queue) => queue.look(now_ms, limit, cost),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.look(now_ms, limit, cost),
             Self::Bucket(bucket) => bucket.look(now_ms, limit),
+            Self::Calendar(count) => count.look(now_ms, limit, cost),
         }
     }
 
     /// Charges `units`, above 0, that fit under `limit`.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         match self {
-            Self::Steps(queue) => queue.charge(now_ms, units),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.charge(now_ms, units),
             Self::Bucket(bucket) => bucket.charge(now_ms, limit, units),
+            Self::Calendar(count) => count.charge(now_ms, units),
         }
     }
 
@@ -148,32 +172,56 @@ impl Section {
         difference: i64,
     ) -> bool {
         match self {
-            Self::Steps(queue) => queue.change(now_ms, step_end_ms, difference) != 0,
+            Self::Steps(queue) | Self::Concurrency(queue) => {
+                queue.change(now_ms, step_end_ms, difference) != 0
+            }
             Self::Bucket(bucket) => bucket.would_settle(now_ms, limit, difference),
+            Self::Calendar(count) => count.change(now_ms, step_end_ms, difference) != 0,
         }
     }
 
     /// Adds as much of `difference` as possible: to the step that was charged, or to the missing units of a bucket.
     pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) {
         match self {
-            Self::Steps(queue) => queue.settle(now_ms, step_end_ms, difference),
+            Self::Steps(queue) | Self::Concurrency(queue) => {
+                queue.settle(now_ms, step_end_ms, difference)
+            }
             Self::Bucket(bucket) => bucket.settle(now_ms, limit, difference),
+            Self::Calendar(count) => count.settle(now_ms, step_end_ms, difference),
         }
     }
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         match self {
-            Self::Steps(queue) => queue.kept(),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.kept(),
             Self::Bucket(bucket) => bucket.kept(),
+            Self::Calendar(count) => count.kept(),
         }
     }
 
     /// Drops charges so far ahead of the clock that the clock must have been wrong. A bucket drops them when it is
     /// read, since that needs the limit.
     pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
-        if let Self::Steps(queue) = self {
-            queue.drop_unbelieved(now_ms);
+        match self {
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.drop_unbelieved(now_ms),
+            Self::Calendar(count) => count.drop_unbelieved(now_ms),
+            Self::Bucket(_) => {}
+        }
+    }
+
+    /// Returns whether a step has this many units that count: the slots of a concurrency rule.
+    pub(crate) fn has(&self, now_ms: u64, step_end_ms: u64, units: u64) -> bool {
+        match self {
+            Self::Concurrency(queue) => queue.has(now_ms, step_end_ms, units),
+            _ => false,
+        }
+    }
+
+    /// Moves units that a step [has](Self::has) to the step of now.
+    pub(crate) fn renew(&mut self, now_ms: u64, step_end_ms: u64, units: u64) {
+        if let Self::Concurrency(queue) = self {
+            queue.renew(now_ms, step_end_ms, units);
         }
     }
 }

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use super::Count;
-use crate::domain::rule::{MAX_UNITS, Rule, millis};
+use crate::domain::rule::{MAX_UNITS, Rule};
 
 /// How a sliding or a fixed rule counts time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,10 +26,9 @@ pub(crate) struct StepSpec {
 
 impl StepSpec {
     pub(super) fn of(rule: &Rule) -> Self {
-        let window_ms = millis(rule.window());
         Self {
-            step_ms: millis(rule.step()),
-            retention_ms: if rule.is_fixed() { 0 } else { window_ms },
+            step_ms: rule.step_ms(),
+            retention_ms: if rule.is_fixed() { 0 } else { rule.window_ms() },
         }
     }
 
@@ -164,9 +163,7 @@ impl StepQueue {
     /// that the step has less than 0 units or all steps have more than [`MAX_UNITS`].
     pub(crate) fn change(&self, now_ms: u64, end_ms: u64, difference: i64) -> i64 {
         let view = self.view(now_ms);
-        let counts =
-            end_ms <= self.spec.believed(now_ms) && self.spec.release(end_ms) > view.time_ms;
-        if !counts {
+        if !self.counts(&view, now_ms, end_ms) {
             return 0;
         }
         let capacity = MAX_UNITS.saturating_sub(self.count(&view).used);
@@ -191,6 +188,20 @@ impl StepQueue {
             first: 0,
             end: self.steps.len(),
         })
+    }
+
+    /// Returns how many units of a step count now.
+    pub(super) fn counting_units(&self, now_ms: u64, end_ms: u64) -> u64 {
+        if self.counts(&self.view(now_ms), now_ms, end_ms) {
+            self.units(end_ms)
+        } else {
+            0
+        }
+    }
+
+    /// Returns whether the units of a step count, if it has any.
+    fn counts(&self, view: &View, now_ms: u64, end_ms: u64) -> bool {
+        end_ms <= self.spec.believed(now_ms) && self.spec.release(end_ms) > view.time_ms
     }
 
     fn view(&self, now_ms: u64) -> View {

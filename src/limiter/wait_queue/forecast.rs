@@ -5,6 +5,8 @@
 //!
 //! - **Sliding and fixed rules**, with the limit L: unit `n` is admitted when unit `n − L` is released, at the
 //!   earliest. Repeated often enough, that leads to one of the first L units.
+//! - **Calendar rules**: the same, with rounds no shorter than the shortest period.
+//! - **Concurrency rules**: a slot may be returned at any time, so they promise nothing.
 //! - **Buckets**: all units admitted since the denial were in the bucket, or have come back since.
 
 use std::time::Duration;
@@ -31,6 +33,7 @@ pub(super) fn earliest(check: &Check, units: &[u128], denied: &Usage, wait_ms: u
         // A denial may concern only a part of the check.
         let usage = usages.get(index).filter(|usage| usage.rule() == *rule);
         match rule.refill() {
+            None if rule.is_concurrency() => 0,
             None => released_ms(rule, decided_at_ms, wait_ms, units),
             Some(refill) => refilled_ms(rule, refill, usage.map(|usage| usage.remaining()), units),
         }
@@ -51,14 +54,15 @@ fn released_ms(rule: &Rule, decided_at_ms: u64, wait_ms: u64, units: u128) -> u6
 /// The release of a unit admitted at `at_ms`, then of the unit admitted at that release, and so on for `rounds`.
 fn release_after_rounds_ms(rule: &Rule, at_ms: u64, rounds: u64) -> u64 {
     let first_end_ms = rule.step_end_ms(at_ms);
-    let step_ms = millis(rule.step());
-    // Each further release is the same number of steps later.
-    let steps = if rule.is_fixed() {
-        1
+    // Each further release is the same number of steps later; that of a calendar rule at least the shortest period.
+    let round_ms = if let Some(calendar) = rule.in_calendar() {
+        millis(calendar.period().shortest())
+    } else if rule.is_fixed() {
+        rule.step_ms()
     } else {
-        millis(rule.window()) / step_ms + 1
+        (rule.window_ms() / rule.step_ms() + 1).saturating_mul(rule.step_ms())
     };
-    let later_ms = (rounds - 1).saturating_mul(steps).saturating_mul(step_ms);
+    let later_ms = (rounds - 1).saturating_mul(round_ms);
     rule.release_ms(first_end_ms.saturating_add(later_ms.min(u64::MAX >> 2)))
 }
 
@@ -67,7 +71,7 @@ fn refilled_ms(rule: &Rule, refill: u64, remaining: Option<u64>, units: u128) ->
     // The bucket may have held almost one more unit.
     let held = u128::from(remaining.unwrap_or(rule.limit())) + 1;
     let missing = units.saturating_sub(held);
-    narrow(missing.saturating_mul(millis(rule.window()).into()) / u128::from(refill.max(1)))
+    narrow(missing.saturating_mul(rule.window_ms().into()) / u128::from(refill.max(1)))
 }
 
 /// Caps a number so that adding it to a time cannot overflow.

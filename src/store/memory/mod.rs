@@ -50,6 +50,7 @@ mod contributors;
 mod denials;
 mod locked;
 mod shard;
+mod slots;
 mod standing;
 mod token;
 
@@ -344,6 +345,7 @@ impl Inner {
                 decisions.map(Reply::Fill)
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
+            Operation::Renew(renewal) => self.renew(renewal).map(Reply::Renew),
             Operation::Reset { policy, key } => {
                 self.forget(policy.name(), key);
                 Ok(Reply::Reset)

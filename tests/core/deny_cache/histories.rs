@@ -11,6 +11,7 @@ use sluicegate::{MemoryStore, store::DenyCache, test_util::TestClock};
 use crate::common::{
     history::{
         Act, Answer, Came, History, Player, START_MS, Step, calls, few_cases, move_clock, steady,
+        steady_kinds,
     },
     model::Model,
     outcome::Outcome,
@@ -93,7 +94,7 @@ fn are_alike(said: &Came, right: &Came) -> bool {
 
 proptest! {
     #[test]
-    fn a_cache_agrees_with_the_model(history in steady()) {
+    fn a_cache_agrees_with_the_model(history in prop_oneof![steady(), steady_kinds()]) {
         block_on(async {
             let (store, clock) = Verified::new(memory());
             clock.set(history.start_ms);

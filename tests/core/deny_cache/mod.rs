@@ -14,6 +14,7 @@ mod contract {
     crate::contributors!(new);
     crate::denials!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (Verified<MemoryStore>, TestClock) {
         let clock = TestClock::new(0);

@@ -12,6 +12,7 @@ mod contract {
     crate::contributors!(new);
     crate::denials!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     pub(super) async fn new() -> (Leases, TestClock) {
         let clock = TestClock::new(0);
@@ -24,4 +25,5 @@ mod contract {
 async fn the_store_agrees_with_the_vectors() {
     crate::common::vectors::replay_all(contract::new).await;
     crate::common::vectors::replay_blocks(contract::new).await;
+    crate::common::vectors::replay_kinds(contract::new).await;
 }

@@ -102,6 +102,8 @@ impl Question {
         }
         let refused_for = match decision {
             Decision::Allowed(_) => return,
+            // A slot may be returned at any time, by any process.
+            Decision::Denied(denial) if denial.is_by_concurrency() => return,
             Decision::Denied(denial) => denial.retry_after(),
             Decision::Blocked(blocked) => blocked.retry_after(),
         };

@@ -88,12 +88,13 @@ struct Known {
 }
 
 /// The span of a policy's leases: its shortest step, or [`LONGEST`]. `None` if its charges are never leased: the steps
-/// of `@exact` rules and buckets are too short, and a small limit never leaves enough room.
+/// of `@exact` rules and buckets are too short, a small limit never leaves enough room, and slots stay in their steps.
 pub(super) fn span(charge: &Charge) -> Option<Duration> {
     let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
     let mut span = LONGEST;
     for rule in charge.policy().rules() {
-        if rule.limit() < few || rule.step() <= Duration::from_millis(1) {
+        let is_too_fine = rule.step() <= Duration::from_millis(1);
+        if rule.limit() < few || is_too_fine || rule.is_concurrency() {
             return None;
         }
         span = span.min(rule.step());
@@ -225,7 +226,8 @@ impl Entry {
             .rules()
             .iter()
             .map(|it| it.step_end_ms(store_now_ms));
-        let rest_ms = (ends.min()? - store_now_ms).min(millis(LONGEST));
+        let rest_ms = ends.min()?.saturating_sub(store_now_ms);
+        let rest_ms = rest_ms.min(millis(LONGEST));
         if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {
             return None;
         }

@@ -147,7 +147,7 @@ impl Several {
         if !admitted.is_empty() {
             let part = self.check.pick(&admitted);
             let decision = join(&part, true, &parts, rest.as_ref())?;
-            let refund = Settlement::new(decision.usage(), |_| 0)?;
+            let refund = Settlement::roll_back(decision.usage())?;
             let charges = part.charges().iter();
             // Until the refund has arrived, another check may be denied because of these units.
             let transfers: Vec<Transfer> = charges

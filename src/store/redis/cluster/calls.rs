@@ -80,6 +80,11 @@ impl RedisStore {
                 let settled = self.settle_slots(settlement.clone(), slots);
                 Some(settled.map(Reply::Settle))
             }
+            Operation::Renew(renewal) => {
+                let slots = self.several_slots(renewal.check())?;
+                let renewed = self.renew_slots(renewal.clone(), slots);
+                Some(renewed.map(Reply::Renew))
+            }
             _ => None,
         }
     }

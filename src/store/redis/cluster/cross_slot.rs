@@ -238,7 +238,7 @@ impl CrossSlotCheck {
             return;
         };
         let usage = usage.clone();
-        let answer = match Settlement::new(&usage, |_| 0) {
+        let answer = match Settlement::roll_back(&usage) {
             Ok(settlement) => {
                 let settle = Operation::Settle(settlement);
                 self.store.execute_one(settle, answer_of!(Settle))

@@ -52,6 +52,10 @@ impl RedisStore {
                     .await
                     .map(Reply::Settle)
             }
+            Operation::Renew(renewal) => {
+                let slots = self.slots_by_key(renewal.check());
+                self.renew_slots(renewal, slots).await.map(Reply::Renew)
+            }
             Operation::Unblock { key } => self.unblock_by_key(&key).await,
             // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => Err(MOVING),

@@ -12,6 +12,7 @@ use crate::{
         key::Key,
         operation::{Operation, answer_of},
         settlement::Settlement,
+        slots::{Renewal, Renewed},
     },
     store::{
         StoreFuture,
@@ -37,6 +38,28 @@ impl RedisStore {
             let check = settlement.check();
             let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
             Ok(Usage::joined(check, decided_at_ms, rules))
+        })
+    }
+
+    /// Renews the charges in each slot on their own. They are renewed if all parts are; those of the others that were
+    /// renewed can be given back.
+    pub(super) fn renew_slots(&self, renewal: Renewal, slots: Slots) -> StoreFuture<Renewed> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let parts = slots.iter().map(|(_, charges)| renewal.pick(charges));
+            let renew = |part| store.execute_one(Operation::Renew(part), answer_of!(Renew));
+            let answers = Self::join(parts.map(renew).collect()).await.into_iter();
+            // Other parts may have been renewed already.
+            let renewed: Vec<Renewed> = answers
+                .collect::<Result<_, _>>()
+                .map_err(StoreError::maybe_sent)?;
+            let join = |usage: fn(&Renewed) -> &Usage| {
+                let usages: Vec<Usage> = renewed.iter().map(|it| usage(it).clone()).collect();
+                let (decided_at_ms, rules) = join_usages(renewal.check(), &slots, &usages);
+                Usage::joined(renewal.check(), decided_at_ms, rules)
+            };
+            let (usage, held) = (join(Renewed::usage), join(Renewed::held));
+            Ok(Renewed::joined(&renewed, usage, held))
         })
     }
 
@@ -83,7 +106,10 @@ impl RedisStore {
     /// The slot of an operation with all keys in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
         let (policy, key) = match operation {
-            Operation::Check(_) | Operation::Fill { .. } | Operation::Settle(_) => {
+            Operation::Check(_)
+            | Operation::Fill { .. }
+            | Operation::Settle(_)
+            | Operation::Renew(_) => {
                 let first = operation.check()?.all_charges().first()?;
                 (first.policy().name(), first.key())
             }

@@ -6,7 +6,7 @@ use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
-        window::{self, Bucket, BucketSpec, BucketState, Spec, StepQueue, StepSpec},
+        window::{self, Bucket, BucketSpec, BucketState, CalendarSpec, Spec, StepQueue, StepSpec},
     },
     store::redis::script::{VERSION, labelled, number},
 };
@@ -117,15 +117,26 @@ impl Section {
             Spec::Bucket(BucketSpec { window_ms, refill }) => {
                 Rule::new(refill, Duration::from_millis(window_ms)).bucket(limit)
             }
+            Spec::Concurrency(StepSpec {
+                step_ms,
+                retention_ms,
+            }) => Rule::concurrent(limit)
+                .expires_after(Duration::from_millis(retention_ms))
+                .precision(Duration::from_millis(step_ms)),
+            Spec::Calendar(CalendarSpec::Known(calendar)) => Rule::of_calendar(limit, calendar),
+            // The script's values are read with known calendars alone.
+            #[cfg(feature = "bb8")]
+            Spec::Calendar(CalendarSpec::Foreign(_)) => Rule::new(limit, Duration::from_millis(1)),
         }
     }
 
-    /// The steps that count at this time, oldest first; empty for a bucket.
+    /// The steps that count at this time, oldest first; empty for a bucket and for a calendar rule.
     ///
     /// While the clock is before the start of the newest step, time stands still: the same steps count.
     #[must_use]
     pub fn steps(&self, now_ms: u64) -> Vec<Step> {
-        let window::Section::Steps(queue) = &self.counted else {
+        let (window::Section::Steps(queue) | window::Section::Concurrency(queue)) = &self.counted
+        else {
             return Vec::new();
         };
         let steps = queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();
@@ -195,6 +206,9 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
         let counted = match labelled(label)? {
             Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
             Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, due_ms, &head)?),
+            Spec::Concurrency(spec) => window::Section::Concurrency(queue(spec, used, &head)?),
+            // The script keeps no counts of calendar rules yet.
+            Spec::Calendar(_) => return None,
         };
         sections.push(Section { counted });
     }

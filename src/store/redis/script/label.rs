@@ -12,6 +12,8 @@ pub(in crate::store::redis) const fn label(spec: Spec) -> [u64; 2] {
     match spec {
         Spec::Steps(spec) => [spec.step_ms, spec.retention_ms],
         Spec::Bucket(spec) => [BUCKET | spec.window_ms, spec.refill],
+        // No label: the store answers before it calls the script, see `kinds`.
+        Spec::Concurrency(_) | Spec::Calendar(_) => [0, 0],
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
         settlement::Settlement,
+        slots::{Renewal, Renewed},
     },
     store::entry::{Entry, by_charge},
 };
@@ -89,6 +90,7 @@ impl Image {
                 })
                 .map(Reply::Fill),
             Operation::Settle(settlement) => self.settle(settlement, places).map(Reply::Settle),
+            Operation::Renew(renewal) => self.renew(renewal, places).map(Reply::Renew),
             Operation::Reset { .. } => {
                 self.forget(places);
                 Ok(Reply::Reset)
@@ -223,6 +225,24 @@ impl Image {
             }
         }
         Usage::settled(&check, now_ms, &counts)
+    }
+
+    fn renew(&mut self, renewal: &Renewal, places: &Places) -> Result<Renewed, StoreError> {
+        let (check, usage, now_ms) = (renewal.check(), renewal.usage(), self.now_ms);
+        let (_, mut counts) = self.look(check.charges(), &places.charges)?;
+        let mut is_renewed = true;
+        let slots = check.charges().iter().zip(&places.charges);
+        for ((charge, place), usage) in slots.zip(usage.policies()) {
+            is_renewed &= self.entry(*place)?.has(usage, now_ms, charge.cost());
+        }
+        if is_renewed {
+            let charges = by_charge(check.charges(), &places.charges, &mut counts);
+            for ((charge, place, counts), usage) in charges.zip(usage.policies()) {
+                let entry = self.entry_mut(place)?;
+                entry.renew(usage, now_ms, charge.cost(), counts);
+            }
+        }
+        renewal.reply(is_renewed, now_ms, &counts)
     }
 
     /// Adds a block, unless a current one ends later. Returns the block that applies.

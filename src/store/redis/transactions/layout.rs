@@ -3,6 +3,8 @@
 //! ```text
 //!   counts   version · for each section: step · retention · number of steps · for each step: distance · units
 //!                      or, of a bucket:  0 · window · refill · missing · when
+//!                      or, of a concurrency rule:  0 · 0 · 1 · as of steps
+//!                      or, of a calendar rule:     0 · 0 · 2 · label · units · end of the period
 //!   a block  version · when it ends · by whom · when it was made · texts, as of the script's
 //! ```
 //!
@@ -15,9 +17,13 @@ use std::collections::HashSet;
 use crate::{
     domain::{
         block::{Block, BlockDetails, BlockedBy},
+        calendar::Calendar,
         error::StoreError,
         rule::MAX_UNITS,
-        window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
+        window::{
+            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, StepQueue,
+            StepSpec,
+        },
     },
     store::{
         entry::Entry,
@@ -29,6 +35,10 @@ use crate::{
 /// version.
 const VERSION: u8 = 1;
 
+/// What stands in the place of a bucket's refill where its window is 0: other kinds of rules.
+const CONCURRENCY: u64 = 1;
+const CALENDAR: u64 = 2;
+
 /// The latest time that can be stored, in ms.
 const MAX_TIME_MS: u64 = 1 << 49;
 
@@ -39,6 +49,11 @@ pub(super) fn write_counts(entry: &Entry) -> Vec<u8> {
         match section {
             Section::Steps(queue) => write_queue(&mut bytes, queue),
             Section::Bucket(bucket) => write_bucket(&mut bytes, bucket),
+            Section::Concurrency(queue) => {
+                put(&mut bytes, [0, 0, CONCURRENCY]);
+                write_queue(&mut bytes, queue);
+            }
+            Section::Calendar(count) => write_count(&mut bytes, count),
         }
     }
     bytes
@@ -64,6 +79,18 @@ fn write_bucket(bytes: &mut Vec<u8>, bucket: &Bucket) {
     put(bytes, [0, window_ms, refill, deficit, at_ms]);
 }
 
+fn write_count(bytes: &mut Vec<u8>, count: &PeriodCount) {
+    let label = match count.spec() {
+        CalendarSpec::Known(calendar) => calendar.label(),
+        CalendarSpec::Foreign(label) => label,
+    };
+    let kept = count.kept();
+    put(
+        bytes,
+        [0, 0, CALENDAR, label, kept.used, kept.newest_end_ms],
+    );
+}
+
 /// Reads the bytes of [`write_counts`]. Any other bytes are an error.
 pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
     let mut bytes = body(value)?;
@@ -77,14 +104,37 @@ pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
 
 fn read_section(bytes: &mut &[u8]) -> Option<Section> {
     match take(bytes)? {
-        0 => read_bucket(bytes).map(Section::Bucket),
+        0 => match take(bytes)? {
+            0 => read_other(bytes),
+            window_ms => read_bucket(window_ms, bytes).map(Section::Bucket),
+        },
         step_ms => read_queue(step_ms, bytes).map(Section::Steps),
     }
 }
 
-fn read_bucket(bytes: &mut &[u8]) -> Option<Bucket> {
+fn read_other(bytes: &mut &[u8]) -> Option<Section> {
+    match take(bytes)? {
+        CONCURRENCY => match take(bytes)? {
+            0 => None,
+            step_ms => read_queue(step_ms, bytes).map(Section::Concurrency),
+        },
+        CALENDAR => read_count(bytes).map(Section::Calendar),
+        _ => None,
+    }
+}
+
+fn read_count(bytes: &mut &[u8]) -> Option<PeriodCount> {
+    let label = take(bytes)?;
+    let (used, end_ms) = (take(bytes)?, take(bytes)?);
+    let calendar = Calendar::labelled(label);
+    let spec = calendar.map_or(CalendarSpec::Foreign(label), CalendarSpec::Known);
+    let is_count = (1..=MAX_UNITS).contains(&used) && (1..=MAX_TIME_MS).contains(&end_ms);
+    is_count.then(|| PeriodCount::from_parts(spec, used, end_ms))
+}
+
+fn read_bucket(window_ms: u64, bytes: &mut &[u8]) -> Option<Bucket> {
     let spec = BucketSpec {
-        window_ms: take(bytes)?,
+        window_ms,
         refill: take(bytes)?,
     };
     let state = BucketState {
@@ -185,24 +235,40 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::domain::{
-        block::{BlockRequest, Until},
-        window::Spec,
-    };
-
-    /// The end and the units of each step.
-    type Steps = Vec<(u64, u64)>;
+    use crate::domain::block::{BlockRequest, Until};
+    #[cfg(feature = "calendar")]
+    use crate::domain::rule::Rule;
 
     fn steps(
         step_ms: u64,
         retention_ms: u64,
         steps: impl IntoIterator<Item = (u64, u64)>,
     ) -> Section {
+        Section::Steps(queue(step_ms, retention_ms, steps))
+    }
+
+    fn queue(
+        step_ms: u64,
+        retention_ms: u64,
+        steps: impl IntoIterator<Item = (u64, u64)>,
+    ) -> StepQueue {
         let spec = StepSpec {
             step_ms,
             retention_ms,
         };
-        Section::Steps(StepQueue::from_steps(spec, steps))
+        StepQueue::from_steps(spec, steps)
+    }
+
+    #[cfg(feature = "calendar")]
+    fn count(calendar: &str, used: u64, end_ms: u64) -> Section {
+        let rule: Rule = format!("1/{calendar}").parse().unwrap();
+        let spec = CalendarSpec::Known(rule.in_calendar().unwrap());
+        Section::Calendar(PeriodCount::from_parts(spec, used, end_ms))
+    }
+
+    fn foreign(label: u64, used: u64, end_ms: u64) -> Section {
+        let spec = CalendarSpec::Foreign(label);
+        Section::Calendar(PeriodCount::from_parts(spec, used, end_ms))
     }
 
     fn bucket(window_ms: u64, refill: u64, deficit: u64, at_ms: u64) -> Section {
@@ -211,18 +277,16 @@ mod tests {
     }
 
     /// The contents of each section.
-    fn told(entry: &Entry) -> Vec<(Spec, Result<Steps, BucketState>)> {
+    fn told(entry: &Entry) -> Vec<String> {
         let sections = entry.sections().iter();
-        let told = sections.map(|it| match it {
-            Section::Steps(queue) => (it.spec(), Ok(queue.steps().collect())),
-            Section::Bucket(bucket) => (it.spec(), Err(bucket.state())),
-        });
-        told.collect()
+        sections.map(|section| format!("{section:?}")).collect()
     }
 
     #[test]
     fn what_is_written_is_read() {
         let entries = [
+            #[cfg(feature = "calendar")]
+            vec![count("month:15@Europe/Berlin", 7, 1_700_006_400_000)],
             vec![],
             vec![steps(1, 1, [(1, 1), (2, MAX_UNITS - 1)])],
             vec![
@@ -235,10 +299,11 @@ mod tests {
                 bucket(1_000, 10, 19_999, 1_700_000_040_000),
                 steps(1, 1 << 42, [(1 << 48, 1)]),
                 bucket(1, (1 << 48) - 1, MAX_UNITS, 1 << 48),
+                Section::Concurrency(queue(1_000, 60_000, [(1_700_000_001_000, 2)])),
+                foreign(1 << 60, MAX_UNITS, 1 << 48),
             ],
-        ]
-        .map(Entry::of);
-        for entry in entries {
+        ];
+        for entry in entries.map(Entry::of) {
             let read = read_counts(&write_counts(&entry)).unwrap();
             assert_eq!(told(&read), told(&entry));
         }
@@ -274,6 +339,9 @@ mod tests {
             &[VERSION, 0, 0, 1, 1, 1],       // a bucket of no window
             &[VERSION, 0, 1, 0, 1, 1],       // a bucket that never refills
             &[VERSION, 0, 1, 1, 0, 1],       // a bucket in which nothing is missing
+            &[VERSION, 0, 0, 3, 1, 1],       // a kind that is not known
+            &[VERSION, 0, 0, 1, 0, 1, 1, 1], // slots of no step
+            &[VERSION, 0, 0, 2, 1, 0, 1],    // a period of no unit
             &[VERSION, 2, 1, 1, 1, 1],       // shorter than a step
             &[VERSION, 1, 1, 0],             // nothing counted
             &[VERSION, 1, 1, 2, 1, 1, 0, 1], // two steps of one end

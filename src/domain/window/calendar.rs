@@ -1,0 +1,166 @@
+//! Calendar rules: the count of one period, and when that period ends.
+//!
+//! ```text
+//!      charged here                             released here
+//!           ▼                                        ▼
+//! ──┬───────x────────────────────────────────────────┬──────────▶ t
+//!   │                  this period                   │   next
+//! ```
+//!
+//! Replicas can disagree about when a period ends, if their zone data differ. The count is kept until the later of
+//! their ends, so that nobody's limit is lifted.
+
+use super::Count;
+use crate::domain::{
+    calendar::{Calendar, Periods},
+    rule::MAX_UNITS,
+};
+
+/// Two ends that are nearer than this are ends of the same period, by zone data that differ: a day lasts longer.
+const SAME_END_MS: u64 = 12 * 3_600_000;
+
+/// The calendar of a section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum CalendarSpec {
+    Known(Calendar),
+    /// The [label](Calendar::label) of a calendar whose zone this process does not know. No rule of it has this
+    /// calendar, but another process may count under it: so the section is carried along.
+    #[cfg(feature = "bb8")]
+    Foreign(u64),
+}
+
+/// The units of one period. If there are none, the end means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeriodCount {
+    spec: CalendarSpec,
+    used: u64,
+    end_ms: u64,
+}
+
+impl CalendarSpec {
+    fn periods(self, now_ms: u64) -> Periods {
+        match self {
+            Self::Known(calendar) => calendar.periods(now_ms),
+            #[cfg(feature = "bb8")]
+            Self::Foreign(_) => Periods {
+                start_ms: now_ms,
+                end_ms: now_ms,
+                later_ends_ms: [u64::MAX; 2],
+            },
+        }
+    }
+}
+
+/// What counts at some time.
+struct View {
+    start_ms: u64,
+    /// The last end that is believed: later ones were written while the clock was wrong.
+    believed_ms: u64,
+    used: u64,
+    /// When this period ends: that of the count, or of the clock if it is later.
+    end_ms: u64,
+}
+
+impl PeriodCount {
+    pub(crate) const fn new(spec: CalendarSpec) -> Self {
+        Self::from_parts(spec, 0, 0)
+    }
+
+    /// Creates the count of a period that ends at this time.
+    pub(crate) const fn from_parts(spec: CalendarSpec, used: u64, end_ms: u64) -> Self {
+        Self { spec, used, end_ms }
+    }
+
+    pub(crate) const fn spec(&self) -> CalendarSpec {
+        self.spec
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Returns when the units are released; 0 when there are none.
+    pub(crate) const fn release_ms(&self) -> u64 {
+        if self.is_empty() { 0 } else { self.end_ms }
+    }
+
+    /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
+    pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
+        let View { used, end_ms, .. } = self.view(now_ms);
+        let has_room = limit.checked_sub(cost).is_none_or(|room| used <= room);
+        Count {
+            used,
+            newest_end_ms: if used > 0 { end_ms } else { 0 },
+            fits_at_ms: if has_room { 0 } else { end_ms },
+        }
+    }
+
+    /// Adds `units`, above 0, to this period.
+    pub(crate) fn charge(&mut self, now_ms: u64, units: u64) {
+        let View { used, end_ms, .. } = self.view(now_ms);
+        self.used = used + units;
+        self.end_ms = end_ms;
+    }
+
+    /// Returns how much of `difference` can be added to the period that was charged: nothing if it is no longer
+    /// current, and never so much that it has less than 0 units or more than [`MAX_UNITS`].
+    pub(crate) fn change(&self, now_ms: u64, charged_end_ms: u64, difference: i64) -> i64 {
+        let view = self.view(now_ms);
+        let is_same = charged_end_ms.abs_diff(view.end_ms) < SAME_END_MS;
+        let is_current = view.start_ms < charged_end_ms && charged_end_ms <= view.believed_ms;
+        let is_past = view.used > 0 && !is_same && charged_end_ms < view.end_ms;
+        if !is_current || is_past {
+            return 0;
+        }
+        let own = if is_same { view.used } else { 0 };
+        let capacity = MAX_UNITS.saturating_sub(view.used);
+        difference
+            .min(capacity.cast_signed())
+            .max(-own.cast_signed())
+    }
+
+    /// Adds as much of `difference` to the period that was charged as possible.
+    pub(crate) fn settle(&mut self, now_ms: u64, charged_end_ms: u64, difference: i64) {
+        let change = self.change(now_ms, charged_end_ms, difference);
+        let View { used, end_ms, .. } = self.view(now_ms);
+        self.used = used.saturating_add_signed(change);
+        self.end_ms = if change > 0 {
+            end_ms.max(charged_end_ms)
+        } else {
+            end_ms
+        };
+    }
+
+    /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
+    pub(crate) const fn kept(&self) -> Count {
+        Count {
+            used: self.used,
+            newest_end_ms: self.release_ms(),
+            fits_at_ms: 0,
+        }
+    }
+
+    /// Drops units of a period that is so far ahead of the clock that the clock must have been wrong.
+    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
+        if self.end_ms > self.view(now_ms).believed_ms {
+            self.used = 0;
+        }
+    }
+
+    fn view(&self, now_ms: u64) -> View {
+        let periods = self.spec.periods(now_ms);
+        let [_, believed_ms] = periods.later_ends_ms;
+        let counts = periods.start_ms < self.end_ms && self.end_ms <= believed_ms;
+        let (used, end_ms) = if counts && self.used > 0 {
+            (self.used, self.end_ms.max(periods.end_ms))
+        } else {
+            (0, periods.end_ms)
+        };
+        View {
+            start_ms: periods.start_ms,
+            believed_ms,
+            used,
+            end_ms,
+        }
+    }
+}

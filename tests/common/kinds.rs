@@ -1,0 +1,650 @@
+//! What every store has to do with concurrency and calendar rules: tests made by [`kinds!`](crate::kinds).
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    Charge, Decision, Key, Policy, Store, Usage,
+    store::{Check, Operation, Renewed, Reply, Settlement, Slots, StoreExt},
+    test_util::TestClock,
+};
+
+use super::{history::START_MS, outcome::ms};
+
+type AnyStore = Arc<dyn Store>;
+
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+#[macro_export]
+macro_rules! kinds {
+    ($new:path) => {
+        $crate::kinds! { @each $new:
+            a_slot_is_free_once_it_is_given_back
+            a_slot_that_is_not_renewed_is_free_when_it_expires
+            a_renewed_slot_is_held_for_longer
+            a_renewal_takes_no_slot_that_is_free
+            a_lost_slot_is_neither_renewed_nor_taken_from_others
+            a_slot_is_given_back_where_it_was_moved_to
+            a_settlement_leaves_slots_alone
+            slots_are_taken_with_other_charges_or_not_at_all
+            slots_of_several_keys_are_renewed_together_or_not_at_all
+            a_limit_of_no_slots_is_a_switch
+            a_check_may_take_several_slots
+            each_check_of_a_fill_has_slots_of_its_own
+            slots_of_a_shadow_are_held
+            slots_are_taken_and_given_back_by_their_keys
+            time_stands_still_for_slots_while_the_clock_is_behind
+            a_denial_tells_the_wait_besides_slots
+            a_quota_begins_anew_with_its_period
+            a_month_may_begin_on_another_day
+            a_quota_and_a_window_are_charged_together
+            a_settlement_reaches_the_period_that_was_charged_if_it_is_current
+            a_new_limit_takes_effect_within_a_period
+            another_zone_or_day_starts_empty_and_the_first_is_carried_along
+            time_stands_still_for_a_quota_while_the_clock_is_behind
+            a_period_after_the_one_after_next_is_not_believed
+            a_quota_is_forgotten_when_it_is_reset
+        }
+    };
+    (@each $new:path: $($sentence:ident)*) => {
+        $(
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::common::kinds::$sentence(store, clock))
+                });
+            }
+        )*
+    };
+}
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy, key: &str, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", key), cost)
+}
+
+async fn check(store: &AnyStore, charges: impl IntoIterator<Item = Charge> + Send) -> Decision {
+    store.check(&Check::new(charges).unwrap()).await.unwrap()
+}
+
+async fn take(store: &AnyStore, policy: &Policy, key: &str) -> Slots {
+    let decision = check(store, [charge(policy, key, 1)]).await;
+    Slots::take(decision.usage()).expect("a slot is free")
+}
+
+async fn is_free(store: &AnyStore, policy: &Policy, key: &str) -> bool {
+    left(store, policy, key).await > 0
+}
+
+async fn left(store: &AnyStore, policy: &Policy, key: &str) -> u64 {
+    let look = check(store, [charge(policy, key, 0)]).await;
+    remaining(look.usage())[0]
+}
+
+fn remaining(usage: &Usage) -> Vec<u64> {
+    usage.rules().map(|rule| rule.remaining()).collect()
+}
+
+fn retry_after(decision: &Decision) -> u64 {
+    match decision {
+        Decision::Denied(denial) => ms(denial.retry_after().unwrap()),
+        other => panic!("it was not denied: {other:?}"),
+    }
+}
+
+async fn renew(store: &AnyStore, slots: Slots) -> Renewed {
+    match store
+        .execute(Operation::Renew(slots.renew()))
+        .await
+        .unwrap()
+    {
+        Reply::Renew(renewed) => renewed,
+        other => panic!("not the reply to a renewal: {other:?}"),
+    }
+}
+
+async fn give_back(store: &AnyStore, slots: Slots) {
+    store.settle(&slots.give_back()).await.unwrap();
+}
+
+async fn settle(store: &AnyStore, usage: &Usage, cost: u64) -> Usage {
+    let settlement = Settlement::new(usage, |_| cost).unwrap();
+    store.settle(&settlement).await.unwrap()
+}
+
+/// Sets the clock to this time in UTC.
+fn at(clock: &TestClock, text: &str) {
+    let time: jiff::Timestamp = text.parse().unwrap();
+    clock.set(time.as_millisecond().try_into().unwrap());
+}
+
+pub(crate) async fn a_slot_is_free_once_it_is_given_back(store: &AnyStore, clock: TestClock) {
+    let policy = policy("exports", "2/30s@concurrent");
+    let first = take(store, &policy, "alice").await;
+    clock.advance(Duration::from_secs(1));
+    let second = take(store, &policy, "alice").await;
+    assert!(
+        !check(store, [charge(&policy, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    assert!(is_free(store, &policy, "bob").await);
+    give_back(store, first).await;
+    assert_eq!(left(store, &policy, "alice").await, 1);
+    give_back(store, second).await;
+    assert_eq!(left(store, &policy, "alice").await, 2);
+}
+
+pub(crate) async fn a_slot_that_is_not_renewed_is_free_when_it_expires(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("exports", "1/30s@concurrent@1s");
+    clock.advance(Duration::from_millis(200));
+    let slots = take(store, &policy, "alice").await;
+    let denied = check(store, [charge(&policy, "alice", 1)]).await;
+    assert_eq!(retry_after(&denied), 30_800);
+    clock.advance(Duration::from_millis(30_799));
+    assert!(!is_free(store, &policy, "alice").await);
+    clock.advance(Duration::from_millis(1));
+    assert!(is_free(store, &policy, "alice").await);
+    drop(slots.give_back());
+}
+
+pub(crate) async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: TestClock) {
+    let policy = policy("exports", "1/30s@concurrent@1s");
+    let mut slots = take(store, &policy, "alice").await;
+    for _ in 0..10 {
+        clock.advance(Duration::from_secs(25));
+        let renewed = renew(store, slots).await;
+        assert!(renewed.is_renewed());
+        assert_eq!(remaining(renewed.usage()), [0]);
+        slots = renewed.slots().unwrap();
+        assert!(renewed.slots().is_none(), "they are taken once");
+    }
+    assert!(!is_free(store, &policy, "alice").await);
+    give_back(store, slots).await;
+    assert!(is_free(store, &policy, "alice").await);
+}
+
+pub(crate) async fn a_renewal_takes_no_slot_that_is_free(store: &AnyStore, clock: TestClock) {
+    let policy = policy("exports", "3/30s@concurrent@1s");
+    let slots = take(store, &policy, "alice").await;
+    clock.advance(Duration::from_secs(5));
+    let renewed = renew(store, slots).await;
+    assert_eq!(remaining(renewed.usage()), [2]);
+    assert_eq!(left(store, &policy, "alice").await, 2);
+}
+
+pub(crate) async fn a_lost_slot_is_neither_renewed_nor_taken_from_others(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("exports", "1/30s@concurrent@1s");
+    let lost = take(store, &policy, "alice").await;
+    clock.advance(Duration::from_secs(31));
+    let other = take(store, &policy, "alice").await;
+    let renewed = renew(store, lost).await;
+    assert!(!renewed.is_renewed());
+    assert_eq!(remaining(renewed.usage()), [0]);
+    give_back(store, renewed.slots().unwrap()).await;
+    assert!(!is_free(store, &policy, "alice").await);
+    assert!(renew(store, other).await.is_renewed());
+}
+
+pub(crate) async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore, clock: TestClock) {
+    let policy = policy("exports", "2/30s@concurrent@1s");
+    let moved = take(store, &policy, "alice").await;
+    let stays = take(store, &policy, "alice").await;
+    clock.advance(Duration::from_secs(20));
+    let moved = renew(store, moved).await.slots().unwrap();
+    give_back(store, moved).await;
+    assert_eq!(left(store, &policy, "alice").await, 1);
+    // What stays is in the first step alone.
+    clock.advance(Duration::from_secs(11));
+    assert_eq!(left(store, &policy, "alice").await, 2);
+    assert!(!renew(store, stays).await.is_renewed());
+}
+
+pub(crate) async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: TestClock) {
+    let (rate, exports) = (
+        policy("rate", "9/1m"),
+        policy("exports", "1/30s@concurrent"),
+    );
+    let charges = [charge(&exports, "alice", 1), charge(&rate, "alice", 3)];
+    let admitted = check(store, charges).await;
+    let settled = settle(store, admitted.usage(), 0).await;
+    assert_eq!(remaining(&settled), [0, 9]);
+    assert!(Slots::take(&settled).is_none(), "a settlement holds none");
+    assert!(Settlement::new(admitted.usage(), |_| 0).is_err());
+    let slots = Slots::take(admitted.usage()).unwrap();
+    assert!(
+        Slots::take(admitted.usage()).is_none(),
+        "they are taken once"
+    );
+    give_back(store, slots).await;
+    assert!(is_free(store, &exports, "alice").await);
+    assert_eq!(left(store, &rate, "alice").await, 9);
+}
+
+pub(crate) async fn slots_are_taken_with_other_charges_or_not_at_all(
+    store: &AnyStore,
+    _: TestClock,
+) {
+    let (rate, exports) = (
+        policy("rate", "1/1m"),
+        policy("exports", "1/30s@concurrent"),
+    );
+    let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
+    let slots = take(store, &exports, "alice").await;
+    assert!(!check(store, both()).await.is_allowed());
+    assert_eq!(left(store, &rate, "alice").await, 1);
+    give_back(store, slots).await;
+    assert!(check(store, [charge(&rate, "alice", 1)]).await.is_allowed());
+    let denied = check(store, both()).await;
+    assert!(Slots::take(denied.usage()).is_none());
+    assert!(is_free(store, &exports, "alice").await);
+}
+
+pub(crate) async fn slots_of_several_keys_are_renewed_together_or_not_at_all(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let short = policy("short", "2/10s@concurrent@1s");
+    let long = policy("long", "2/30s@concurrent@1s");
+    let charges = [charge(&short, "alice", 1), charge(&long, "alice", 2)];
+    let admitted = check(store, charges).await;
+    let slots = Slots::take(admitted.usage()).unwrap();
+    clock.advance(Duration::from_secs(5));
+    let slots = renew(store, slots).await.slots().unwrap();
+    clock.advance(Duration::from_secs(12));
+    let renewed = renew(store, slots).await;
+    assert!(!renewed.is_renewed());
+    assert_eq!(remaining(renewed.usage()), [2, 0]);
+    // The others were not moved: they expire when they would have.
+    clock.advance(Duration::from_secs(19));
+    assert_eq!(left(store, &long, "alice").await, 2);
+}
+
+pub(crate) async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: TestClock) {
+    let policy = policy("exports", "0/30s@concurrent");
+    for cost in [1, 2] {
+        let Decision::Denied(denial) = check(store, [charge(&policy, "alice", cost)]).await else {
+            panic!("it was not denied");
+        };
+        assert_eq!(denial.retry_after(), None);
+    }
+    let look = check(store, [charge(&policy, "alice", 0)]).await;
+    assert!(look.is_allowed() && Slots::take(look.usage()).is_none());
+}
+
+pub(crate) async fn a_check_may_take_several_slots(store: &AnyStore, clock: TestClock) {
+    let policy = policy("exports", "5/30s@concurrent@1s");
+    let admitted = check(store, [charge(&policy, "alice", 3)]).await;
+    assert!(
+        !check(store, [charge(&policy, "alice", 3)])
+            .await
+            .is_allowed()
+    );
+    let slots = Slots::take(admitted.usage()).unwrap();
+    clock.advance(Duration::from_secs(10));
+    let slots = renew(store, slots).await.slots().unwrap();
+    let settled = store.settle(&slots.settle(|_| 1)).await.unwrap();
+    assert_eq!(remaining(&settled), [4]);
+}
+
+pub(crate) async fn each_check_of_a_fill_has_slots_of_its_own(store: &AnyStore, _: TestClock) {
+    let policy = policy("exports", "3/30s@concurrent");
+    let check = Check::new([charge(&policy, "alice", 1)]).unwrap();
+    let fill = Operation::Fill { check, count: 5 };
+    let Reply::Fill(decisions) = store.execute(fill).await.unwrap() else {
+        panic!("not the reply to a fill");
+    };
+    let taken = decisions.iter().map(|it| Slots::take(it.usage()));
+    let taken: Vec<Slots> = taken.flatten().collect();
+    assert_eq!(taken.len(), 3);
+    for (given_back, slots) in (1..).zip(taken) {
+        give_back(store, slots).await;
+        assert_eq!(left(store, &policy, "alice").await, given_back);
+    }
+}
+
+pub(crate) async fn slots_of_a_shadow_are_held(store: &AnyStore, _: TestClock) {
+    let rate = policy("rate", "9/1m");
+    let trial = policy("trial", "1/30s@concurrent").shadow();
+    let both = || [charge(&rate, "alice", 1), charge(&trial, "alice", 1)];
+    let admitted = check(store, both()).await;
+    assert!(Slots::take(admitted.usage()).is_none());
+    let slots = Slots::take(admitted.usage().shadow().unwrap().usage()).unwrap();
+    let denied_by_shadow = check(store, both()).await;
+    assert!(denied_by_shadow.is_allowed());
+    assert!(!denied_by_shadow.usage().shadow().unwrap().is_allowed());
+    give_back(store, slots).await;
+    assert!(
+        check(store, both())
+            .await
+            .usage()
+            .shadow()
+            .unwrap()
+            .is_allowed()
+    );
+}
+
+pub(crate) async fn slots_are_taken_and_given_back_by_their_keys(store: &AnyStore, _: TestClock) {
+    let policy = policy("exports", "1/30s@concurrent");
+    let alice = take(store, &policy, "alice").await;
+    let bob = take(store, &policy, "bob").await;
+    give_back(store, alice).await;
+    assert!(is_free(store, &policy, "alice").await && !is_free(store, &policy, "bob").await);
+    store
+        .reset(&policy, &Key::new("user", "bob"))
+        .await
+        .unwrap();
+    assert!(is_free(store, &policy, "bob").await);
+    assert!(!renew(store, bob).await.is_renewed());
+}
+
+pub(crate) async fn time_stands_still_for_slots_while_the_clock_is_behind(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("exports", "1/30s@concurrent@1s");
+    let slots = take(store, &policy, "alice").await;
+    clock.set(START_MS - 20_000);
+    let renewed = renew(store, slots).await;
+    assert!(renewed.is_renewed());
+    clock.set(START_MS + 30_999);
+    assert!(!is_free(store, &policy, "alice").await);
+    give_back(store, renewed.slots().unwrap()).await;
+    assert!(is_free(store, &policy, "alice").await);
+}
+
+pub(crate) async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: TestClock) {
+    let rate = policy("rate", "1/10s@1s");
+    let exports = policy("exports", "1/30s@concurrent@1s");
+    let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
+    let slots = Slots::take(check(store, both()).await.usage()).unwrap();
+    let wait = async || match check(store, both()).await {
+        Decision::Denied(denial) => {
+            assert_eq!(denial.policy().name(), "exports");
+            (
+                ms(denial.retry_after().unwrap()),
+                denial.retry_after_besides_slots().map(ms),
+            )
+        }
+        other => panic!("it was not denied: {other:?}"),
+    };
+    assert_eq!(wait().await, (31_000, Some(11_000)));
+    clock.advance(Duration::from_secs(11));
+    assert_eq!(wait().await, (20_000, Some(0)));
+    let never = policy("rate", "0/10s@1s");
+    let denied = check(
+        store,
+        [charge(&never, "alice", 1), charge(&exports, "alice", 1)],
+    )
+    .await;
+    let Decision::Denied(denial) = denied else {
+        panic!("it was not denied");
+    };
+    assert_eq!(denial.retry_after_besides_slots(), None);
+    give_back(store, slots).await;
+}
+
+pub(crate) async fn a_quota_begins_anew_with_its_period(store: &AnyStore, clock: TestClock) {
+    let periods = [
+        // Days of 24, 23 and 25 hours.
+        (
+            "2/day@UTC",
+            "2024-02-29T00:00:00Z",
+            "2024-02-29T23:59:59.999Z",
+            "2024-03-01T00:00:00Z",
+        ),
+        (
+            "2/day@Europe/Berlin",
+            "2024-03-30T23:00:00Z",
+            "2024-03-31T21:59:59.999Z",
+            "2024-03-31T22:00:00Z",
+        ),
+        (
+            "2/day@Europe/Berlin",
+            "2024-10-26T22:00:00Z",
+            "2024-10-27T22:59:59.999Z",
+            "2024-10-27T23:00:00Z",
+        ),
+        (
+            "2/week@UTC",
+            "2024-12-30T00:00:00Z",
+            "2025-01-05T23:59:59.999Z",
+            "2025-01-06T00:00:00Z",
+        ),
+        (
+            "2/month@Europe/Berlin",
+            "2024-03-15T12:00:00Z",
+            "2024-03-31T21:59:59.999Z",
+            "2024-03-31T22:00:00Z",
+        ),
+        (
+            "2/year@Asia/Kolkata",
+            "2024-12-31T12:00:00Z",
+            "2024-12-31T18:29:59.999Z",
+            "2024-12-31T18:30:00Z",
+        ),
+    ];
+    for (index, (rules, first, before, next)) in periods.into_iter().enumerate() {
+        // Each has a name of its own, since the clock is set back for some.
+        let policy = policy(&format!("quota-{index}"), rules);
+        at(&clock, first);
+        assert!(
+            check(store, [charge(&policy, "alice", 1)])
+                .await
+                .is_allowed()
+        );
+        at(&clock, before);
+        assert!(
+            check(store, [charge(&policy, "alice", 1)])
+                .await
+                .is_allowed(),
+            "{rules}"
+        );
+        let denied = check(store, [charge(&policy, "alice", 1)]).await;
+        assert_eq!(retry_after(&denied), 1, "{rules}");
+        assert_eq!(ms(denied.usage().rules().next().unwrap().reset_after()), 1);
+        at(&clock, next);
+        assert_eq!(left(store, &policy, "alice").await, 2, "{rules}");
+        assert!(
+            check(store, [charge(&policy, "alice", 2)])
+                .await
+                .is_allowed()
+        );
+    }
+}
+
+pub(crate) async fn a_month_may_begin_on_another_day(store: &AnyStore, clock: TestClock) {
+    let policy = policy("billing", "1/month:31@UTC");
+    let mut admitted = Vec::new();
+    for day in 1..=366_u64 {
+        at(&clock, "2024-01-01T00:00:00Z");
+        clock.advance(Duration::from_secs((day - 1) * 86_400));
+        if check(store, [charge(&policy, "alice", 1)])
+            .await
+            .is_allowed()
+        {
+            admitted.push(day);
+        }
+    }
+    // The first of January, and then the last days of all months.
+    assert_eq!(
+        admitted,
+        [1, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335, 366]
+    );
+}
+
+pub(crate) async fn a_quota_and_a_window_are_charged_together(store: &AnyStore, clock: TestClock) {
+    at(&clock, "2024-05-31T23:59:58Z");
+    let policy = policy("plan", "1/1s@exact,2/month@UTC");
+    assert!(
+        check(store, [charge(&policy, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    assert_eq!(
+        retry_after(&check(store, [charge(&policy, "alice", 1)]).await),
+        1_001
+    );
+    clock.advance(Duration::from_millis(1_001));
+    assert!(
+        check(store, [charge(&policy, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    let denied = check(store, [charge(&policy, "alice", 1)]).await;
+    assert_eq!(
+        retry_after(&denied),
+        1_001,
+        "the window is the first of the longest waits"
+    );
+    clock.advance(Duration::from_millis(999));
+    let look = check(store, [charge(&policy, "alice", 0)]).await;
+    assert_eq!(remaining(look.usage()), [0, 2]);
+}
+
+pub(crate) async fn a_settlement_reaches_the_period_that_was_charged_if_it_is_current(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("quota", "9/month@UTC");
+    at(&clock, "2024-05-10T00:00:00Z");
+    let [first, second] = [
+        check(store, [charge(&policy, "alice", 5)]).await,
+        check(store, [charge(&policy, "alice", 4)]).await,
+    ];
+    at(&clock, "2024-05-31T23:59:59Z");
+    assert_eq!(remaining(&settle(store, first.usage(), 2).await), [3]);
+    at(&clock, "2024-06-01T00:00:00Z");
+    assert!(
+        check(store, [charge(&policy, "alice", 3)])
+            .await
+            .is_allowed()
+    );
+    assert_eq!(remaining(&settle(store, second.usage(), 0).await), [6]);
+    assert_eq!(left(store, &policy, "alice").await, 6);
+}
+
+pub(crate) async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: TestClock) {
+    at(&clock, "2024-05-10T00:00:00Z");
+    let small = policy("plan", "2/month@Europe/Berlin");
+    let large = policy("plan", "9/month@Europe/Berlin");
+    assert!(
+        check(store, [charge(&small, "alice", 2)])
+            .await
+            .is_allowed()
+    );
+    assert!(
+        !check(store, [charge(&small, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    assert!(
+        check(store, [charge(&large, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    assert_eq!(left(store, &large, "alice").await, 6);
+    assert_eq!(left(store, &small, "alice").await, 0);
+}
+
+pub(crate) async fn another_zone_or_day_starts_empty_and_the_first_is_carried_along(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    at(&clock, "2024-05-10T00:00:00Z");
+    let first = policy("plan", "9/month@UTC");
+    assert!(
+        check(store, [charge(&first, "alice", 3)])
+            .await
+            .is_allowed()
+    );
+    for rules in [
+        "9/month@Etc/UTC",
+        "9/month:2@UTC",
+        "9/week@UTC",
+        "9/31d",
+        "9/31d@fixed",
+    ] {
+        let other = policy("plan", rules);
+        assert!(
+            check(store, [charge(&other, "alice", 1)])
+                .await
+                .is_allowed()
+        );
+        assert_eq!(left(store, &other, "alice").await, 8, "{rules}");
+        assert_eq!(left(store, &first, "alice").await, 6, "{rules}");
+    }
+}
+
+pub(crate) async fn time_stands_still_for_a_quota_while_the_clock_is_behind(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("quota", "5/month@UTC");
+    at(&clock, "2024-06-01T00:00:00Z");
+    assert!(
+        check(store, [charge(&policy, "alice", 2)])
+            .await
+            .is_allowed()
+    );
+    at(&clock, "2024-05-31T00:00:00Z");
+    assert!(
+        check(store, [charge(&policy, "alice", 2)])
+            .await
+            .is_allowed()
+    );
+    let look = check(store, [charge(&policy, "alice", 0)]).await;
+    assert_eq!(remaining(look.usage()), [1]);
+    assert_eq!(
+        ms(look.usage().rules().next().unwrap().reset_after()),
+        31 * 86_400_000
+    );
+    at(&clock, "2024-06-30T23:59:59Z");
+    assert_eq!(left(store, &policy, "alice").await, 1);
+    at(&clock, "2024-07-01T00:00:00Z");
+    assert_eq!(left(store, &policy, "alice").await, 5);
+}
+
+pub(crate) async fn a_period_after_the_one_after_next_is_not_believed(
+    store: &AnyStore,
+    clock: TestClock,
+) {
+    let policy = policy("quota", "5/day@UTC");
+    at(&clock, "2024-06-04T12:00:00Z");
+    assert!(
+        check(store, [charge(&policy, "alice", 2)])
+            .await
+            .is_allowed()
+    );
+    // Its end is that after next of the 2nd, but not of the 1st.
+    at(&clock, "2024-06-02T00:00:00Z");
+    assert_eq!(left(store, &policy, "alice").await, 3);
+    at(&clock, "2024-06-01T23:59:59.999Z");
+    assert_eq!(left(store, &policy, "alice").await, 5);
+    assert!(
+        check(store, [charge(&policy, "alice", 1)])
+            .await
+            .is_allowed()
+    );
+    assert_eq!(left(store, &policy, "alice").await, 4);
+}
+
+pub(crate) async fn a_quota_is_forgotten_when_it_is_reset(store: &AnyStore, clock: TestClock) {
+    let policy = policy("quota", "5/year@UTC");
+    at(&clock, "2024-06-04T12:00:00Z");
+    let admitted = check(store, [charge(&policy, "alice", 5)]).await;
+    store
+        .reset(&policy, &Key::new("user", "alice"))
+        .await
+        .unwrap();
+    assert_eq!(left(store, &policy, "alice").await, 5);
+    // The period is current: what is settled upward counts.
+    assert_eq!(remaining(&settle(store, admitted.usage(), 7).await), [3]);
+}
