@@ -1,11 +1,11 @@
 -- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
--- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of steps or all buckets,
--- while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies where one unit more would
--- fit; and settlements of the newest step. Anything else it hands over by returning nothing: a block, a key that is new, wide
--- entries, a queue without room, a check that is admitted partly. A value that cannot be read raises an error. The plain script
--- then begins the operation again, as nothing has been changed. To change what the script means, change the plain script:
--- without this file it gives the same answers.
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind and none of the
+-- calendar, while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles
+-- the newest step. Anything else it hands over by returning nothing: a block, a key that is new, wide entries, a queue without
+-- room, a check that is admitted partly. A value that cannot be read raises an error. The plain script then begins the
+-- operation again, as nothing has been changed. To change what the script means, change the plain script: without this file
+-- it gives the same answers.
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
 local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
@@ -16,19 +16,19 @@ local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, 
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
-  local are_buckets = rules > 127
-  rules = rules % 128
-  local each, labels_at, base = string.rep('I7', rules), 16 + rules * 7, are_buckets and 2 ^ 47 or 0
+  local each, labels_at = string.rep('I7', rules), 16 + rules * 7
   local used_format, spans = '<I1' .. each, { unpack('<' .. string.rep('I6I6', rules), arg, labels_at) }
+  local kind = ((spans[1] or 0) - (spans[1] or 0) % KIND) / KIND
   local task = {
-    action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = are_buckets,
+    action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = kind == BUCKET,
     labels = sub(arg, labels_at), used_format = used_format, front_format = used_format .. each .. 'I6I6',
     limits = { unpack(used_format, arg, 15) }, -- from [2] on, as what rules use in a front
     spans = spans, -- for each rule the two numbers of its label, without its kind
   }
   for k = 1, rules * 2, 2 do
-    spans[k] = spans[k] - base
-    if spans[k] < 0 or spans[k] >= 2 ^ 44 then task.action = HAND_OVER end -- of another kind
+    spans[k] = spans[k] - kind * KIND
+    local is_other = spans[k] < 0 or spans[k] >= KIND
+    if is_other or kind ~= 0 and kind ~= CONCURRENCY and kind ~= BUCKET then task.action = HAND_OVER end
   end
   tasks[arg] = task
   return task
@@ -221,7 +221,7 @@ local function fast_path(first, last, next_block, checks_before)
   for i = first, last do
     local fit = fits(tasks[ARGV[i]] or read_task(ARGV[i]), i, action < 2 and count or 0)
     if fit == nil then return end
-    is_admitted = is_admitted and fit
+    is_admitted = is_admitted and (fit or action > 1) -- a settlement has no limits
   end
   if not is_admitted and count > 1 then return end -- some may fit
   if not is_admitted then count = 0 end

@@ -5,6 +5,8 @@ concat!(
     include_str!("plain/formats.lua"),
     include_str!("plain/steps.lua"),
     include_str!("plain/bucket.lua"),
+    include_str!("plain/concurrency.lua"),
+    include_str!("plain/calendar.lua"),
     include_str!("plain/kinds.lua"),
     include_str!("plain/value.lua"),
     include_str!("plain/check.lua"),

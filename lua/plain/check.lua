@@ -1,4 +1,4 @@
--- Checks, and settlements of them. An operation gets its `parts`: `i` of its key, `units`, `rules`, `block`. It
+-- Checks, and settlements and renewals of them. An operation gets its `parts`: `i` of its key, `units`, `rules`, `block`. It
 -- returns its reply, and leaves what it writes to its caller.
 
 -- How many times the units fit a section, at most `count`.
@@ -56,6 +56,28 @@ local function settle(parts)
       has_changed = has_changed or section.used ~= used
     end
     if has_changed then write(part.i, part.sections, part.expires) end
+    reply = reply .. usage_of(part, false)
+  end
+  return reply
+end
+
+-- Moves the slots that a check has taken to the step of now, if all of them still count. The rules have no limits, as in a
+-- settlement.
+local function renew(parts)
+  local are_held = true
+  for _, part in ipairs(parts) do
+    part.sections, part.expires = read(part.i, part.rules)
+    for i, rule in ipairs(part.rules) do
+      are_held = are_held and rule.kind.has(part.sections[i], part.units, rule.limit)
+    end
+  end
+
+  local reply = DONE .. pack(TIMES_ADMITTED, are_held and 1 or 0)
+  for _, part in ipairs(parts) do
+    if are_held then
+      for i, rule in ipairs(part.rules) do rule.kind.renew(part.sections[i], now, part.units, rule.limit) end
+      write(part.i, part.sections, part.expires)
+    end
     reply = reply .. usage_of(part, false)
   end
   return reply

@@ -12,8 +12,6 @@ local FOR_EVER = 2 ^ 47 -- in ms, so that it fits into 6 bytes with the time add
 local PART = '<I1I4I7I1I1' -- action, count, units, how many keys of blocks, how many rules
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
-local KIND = 2 ^ 44 -- a kind times this is added to the first number
-local ALL_BUCKETS = 128 -- added to the number of rules where all are buckets
 
 local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value, for each section: what it uses; then when each is due
 local FRONT_END = '<I6I6' -- since, expires
@@ -24,4 +22,9 @@ local TIMES_ADMITTED = '<I4'
 local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit
 local FAILED, DONE, NOT_ASKED, BLOCKED = '\0', '\1', '\2', '\3' -- how the reply to an operation begins
 local LONG = '\1' -- how the usage of a key begins
-local WRONG_TYPE, UNREADABLE, OTHER_VERSION = '\1', '\2', '\3' -- why an operation failed
+local WRONG_TYPE, UNREADABLE, OTHER_VERSION, OTHER_TIME = '\1', '\2', '\3', '\4' -- why an operation failed
+
+-- Makes the operation fail, and no other of the call.
+local function fail(reason)
+  error({ reason = reason })
+end

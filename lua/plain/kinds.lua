@@ -6,12 +6,16 @@
 -- settle(section, time, units, stop)  adds units to the step that ends at `stop`, or takes as many as it has (units below 0)
 -- fits_at(section, units)          when units fit that do not fit now, although they are within the limit
 --
+-- A calendar rule has `read_details` besides, and a concurrency rule `has` and `renew`: see their files.
+--
 -- A section has `rule`, `used` (as it is stored), `base`, `width`, `queue`, `room`; and after each of these functions
 -- `units` that count, `newest`, `first`, and three times: when it is `due`, the `start` of its newest step, the last `release`.
 
 local KINDS = {
   [0] = steps,
-  [8] = bucket,
+  [CONCURRENCY] = concurrency,
+  [2] = calendar,
+  [BUCKET] = bucket,
 }
 
 -- What a label says, with the caller's limit if it is one of its own.

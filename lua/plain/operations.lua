@@ -15,16 +15,21 @@ local OPERATIONS = {
   [4] = reset,
   [5] = function(parts) return block_until(parts, math.min(now + parts[1].units, 2 ^ 48 - 1)) end, -- for a time
   [6] = function(parts) return block_until(parts, parts[1].units) end,
+  [7] = renew,
 }
 
 local rules_by_arg = {} -- as many parts of a call are alike
 
--- The rules of a part: first all their limits, then all their labels.
+-- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of some.
 local function rules_of(arg, at, count)
   local rules, label_at = {}, at + count * LIMIT_SIZE
   for i = 1, count do
     rules[i] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, at)))
     at, label_at = at + LIMIT_SIZE, label_at + LABEL_SIZE
+  end
+  local details_at = label_at + 1
+  for _, rule in ipairs(rules) do
+    if rule.kind.read_details then details_at = rule.kind.read_details(rule, arg, details_at) end
   end
   return rules
 end
@@ -35,7 +40,7 @@ local function part_of(i)
   part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)
   part.action, part.block = part.action % JOINED, sub(arg, at)
   if part.action == TAKE then part.units = -part.units end
-  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at, rule_count % ALL_BUCKETS)
+  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at, rule_count)
   part.rules = rules_by_arg[arg]
   return part
 end

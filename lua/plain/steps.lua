@@ -173,6 +173,15 @@ function steps.settle(section, time, units, stop)
   describe(section)
 end
 
+-- How many units the step that ends at `stop` has.
+function steps.units_of(section, stop)
+  local i = first_entry(section, 1, function(ends) return ends >= stop end)
+  local before = i > 1 and select(2, entry(section, i - 1)) or 0
+  local ends, total = section.newest, section.used
+  if i <= count_entries(section) then ends, total = entry(section, i) end
+  return ends == stop and total - before or 0
+end
+
 function steps.fits_at(section, units)
   local excess = section.used - section.rule.limit + units -- in this order nothing exceeds 2^53
   local i = first_entry(section, 1, function(_, total) return total >= excess end)

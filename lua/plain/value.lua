@@ -1,10 +1,5 @@
 -- What a key holds: a section for each rule.
 
--- Makes the operation fail, and no other of the call.
-local function fail(reason)
-  error({ reason = reason })
-end
-
 -- The string that KEYS[i] holds; false if there is none.
 local function get(i)
   if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else the fast path has read it

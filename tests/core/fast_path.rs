@@ -1,9 +1,11 @@
 //! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the same.
 
 use crate::common::{
-    history::{History, Player, calls, few_cases, hot, large, move_clock, spoiled_calls, wild},
+    history::{
+        History, Player, calls, few_cases, hot, large, move_clock, spoiled_calls, wild, wild_kinds,
+    },
     lua::LuaServer,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 use proptest::prelude::*;
 use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
@@ -29,11 +31,17 @@ fn plain(server: LuaServer) -> (RedisStore, TestClock) {
 async fn the_plain_script_agrees_with_the_vectors() {
     replay_all(async || plain(LuaServer::new())).await;
     replay_blocks(async || plain(LuaServer::new())).await;
+    replay_kinds(async || plain(LuaServer::new())).await;
 }
 
 #[test]
 fn a_fast_path_changes_nothing_whatever_happens() {
     changes_nothing(wild());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_whatever_happens_to_all_kinds_of_rules() {
+    changes_nothing(wild_kinds());
 }
 
 #[test]
