@@ -58,6 +58,7 @@ macro_rules! contract {
             a_bucket_and_a_window_are_charged_together
             settling_a_bucket_changes_what_is_missing_now
             time_stands_still_for_a_bucket_but_not_far_ahead
+            a_write_of_other_rules_leaves_a_bucket_as_it_is
             a_new_burst_takes_effect_and_another_refill_starts_full
             the_clock_may_show_the_epoch_or_its_latest_time
             the_largest_check_is_decided_and_settled
@@ -672,6 +673,22 @@ pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS + 1_000);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
+}
+
+/// They write while the clock is ahead by more than a full refill takes, and would be believed no longer.
+pub(crate) async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let (own, others) = (policy("p", "2+1/1s@bucket"), policy("p", "9/1h"));
+    let usage = check(gate, &own, "alice", 1).await;
+    gate.settle(usage.usage(), |_| 100).await.unwrap();
+    clock.advance(Duration::from_secs(60));
+    assert!(try_acquire(gate, &others, "alice", 1).await);
+    clock.set(START_MS + 10_000);
+    assert_eq!(left(gate, &own, "alice").await, [0]);
+    clock.set(START_MS + 99_000);
+    assert_eq!(left(gate, &own, "alice").await, [1]);
 }
 
 pub(crate) async fn a_new_burst_takes_effect_and_another_refill_starts_full(

@@ -8,11 +8,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use super::history::Spoiled;
 use mlua::{Function, Lua, Table, Value as LuaValue, Variadic};
 use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
     aio::ConnectionLike,
 };
+use sluicegate::Key;
 
 /// The script adds this to every TTL if the clock is not the server's.
 const SLACK_MS: u64 = 86_400_000;
@@ -119,6 +121,37 @@ impl LuaServer {
         keys.values
             .get(key.as_bytes())
             .map(|(value, _)| value.clone())
+    }
+
+    /// Puts a value that nothing can be done with in the place of what was counted.
+    pub(crate) fn spoil(&self, policy: &str, key: &Key, spoiled: Spoiled) {
+        let value = String::from_utf8_lossy(key.value());
+        let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
+        let spoiled: Option<&[u8]> = match spoiled {
+            Spoiled::WrongType => None,
+            Spoiled::OtherVersion => Some(b"of another version\x02"),
+            Spoiled::Garbage => Some(b"\x03 is not so long\x01"),
+        };
+        self.put(&name, spoiled);
+    }
+
+    /// All keys by their names, with what they hold and when they are gone.
+    pub(crate) fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
+        let keys = self.keys.lock().unwrap();
+        let kept = keys
+            .values
+            .iter()
+            .filter(|(_, (_, gone))| *gone > keys.now_ms);
+        let all = kept.map(|(name, (value, gone))| {
+            (
+                String::from_utf8_lossy(name).into_owned(),
+                value.clone(),
+                *gone,
+            )
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort();
+        all
     }
 
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {

@@ -3,11 +3,11 @@
 use crate::common::{
     history::{
         Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
-        large, move_clock, same, spoiled_calls, wild,
+        large, move_clock, same, spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
     outcome::Outcome,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 use proptest::prelude::*;
 use sluicegate::{
@@ -24,6 +24,7 @@ fn store() -> (RedisStore, TestClock) {
 
 mod blocks {
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (sluicegate::RedisStore, sluicegate::test_util::TestClock) {
         super::store()
@@ -34,6 +35,7 @@ mod blocks {
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;
     replay_blocks(async || store()).await;
+    replay_kinds(async || store()).await;
 }
 
 #[tokio::test]
@@ -73,7 +75,7 @@ async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
 
 #[test]
 fn the_script_agrees_with_the_memory_store_whatever_happens() {
-    agrees(wild());
+    agrees(prop_oneof![wild(), wild_kinds()]);
 }
 
 #[test]
@@ -198,13 +200,7 @@ fn agrees_apart(histories: impl Strategy<Value = History>) {
         let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
-            let value = String::from_utf8_lossy(key.value());
-            let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
-            server.put(&name, match spoiled {
-                Spoiled::WrongType => None,
-                Spoiled::OtherVersion => Some(b"of another version\x02"),
-                Spoiled::Garbage => Some(b"\x03 is not so long\x01"),
-            });
+            server.spoil(policy, key, spoiled);
         };
         let players = (
             Player::new(&script, &history).spoil(&spoil),

@@ -14,6 +14,7 @@ mod contributors;
 mod custom_store;
 mod denials;
 mod deny_cache;
+mod fast_path;
 mod fuzzed;
 mod histories;
 mod inspect;

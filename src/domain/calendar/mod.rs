@@ -138,7 +138,7 @@ impl Calendar {
     /// the two periods after them. The first is the start of a period, and the others are ends.
     ///
     /// Among them, a store with another clock finds its own period, and the ends that the store believes.
-    #[allow(dead_code, reason = "calls of the script will send them")]
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
         self.zone.boundaries_ms(self, at_ms, around)
     }
@@ -146,7 +146,7 @@ impl Calendar {
     /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the label of
     /// stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48 for the
     /// zone's name as it is written.
-    #[cfg_attr(not(feature = "bb8"), allow(dead_code))]
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn label(self) -> u64 {
         let period = match self.period {
             Period::Day => 0,
@@ -158,7 +158,7 @@ impl Calendar {
     }
 
     /// Returns the calendar of such a label; `None` if there is none, or if this program's database lacks the zone.
-    #[cfg_attr(not(feature = "bb8"), allow(dead_code))]
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn labelled(label: u64) -> Option<Self> {
         let [from_day, period, ..] = label.to_be_bytes();
         let period = *Period::ALL.get(usize::from(period))?;

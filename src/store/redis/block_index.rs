@@ -15,7 +15,7 @@ use std::{
     pin::Pin,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     task::Poll,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use redis::{Cmd, RedisResult, Value};
@@ -27,7 +27,6 @@ use crate::{
         block::{Block, BlockRequest},
         key::Key,
         operation::Operation,
-        rule::millis,
     },
     store::StoreFuture,
     warning,
@@ -123,17 +122,8 @@ impl RedisStore {
         vec![remove]
     }
 
-    #[cfg_attr(
-        not(feature = "test-util"),
-        expect(clippy::unused_self, reason = "only tests set a clock")
-    )]
     pub(super) fn client_now_ms(&self) -> u64 {
-        #[cfg(feature = "test-util")]
-        if let Some(clock) = &self.clock {
-            return clock.now_ms();
-        }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        millis(since.unwrap_or_default())
+        self.executor().client_now_ms()
     }
 }
 

@@ -1,6 +1,9 @@
 //! The operations of a store as calls of the script.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use redis::{RedisError, Value};
 
@@ -8,7 +11,7 @@ use super::{
     RedisStore,
     error::store_error,
     names::Names,
-    script::{self, Call},
+    script::{self, Call, Replies},
     transport::Transport,
 };
 #[cfg(feature = "test-util")]
@@ -19,6 +22,7 @@ use crate::{
         decision::Decision,
         error::StoreError,
         operation::{Operation, Reply, answer_of},
+        rule::millis,
     },
     store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY},
 };
@@ -52,6 +56,8 @@ impl RedisStore {
             names: Arc::clone(&self.names),
             #[cfg(feature = "test-util")]
             clock: self.clock.clone(),
+            #[cfg(feature = "test-util")]
+            without_fast_path: self.without_fast_path,
         }
     }
 }
@@ -63,6 +69,8 @@ pub(super) struct Executor {
     names: Arc<Names>,
     #[cfg(feature = "test-util")]
     clock: Option<TestClock>,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
 }
 
 impl Executor {
@@ -85,11 +93,7 @@ impl Executor {
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
-        #[cfg(feature = "test-util")]
-        let now_ms = self.clock.as_ref().map(TestClock::now_ms);
-        #[cfg(not(feature = "test-util"))]
-        let now_ms = None;
-        let call = Call::new(&self.names, now_ms, operations.as_ref());
+        let call = self.call(self.client_now_ms(), operations.as_ref());
         let executor = self.clone();
         async move {
             let reply = match call.routing_key() {
@@ -105,8 +109,63 @@ impl Executor {
                 let operations = operations.as_ref().to_vec();
                 return executor.unshared().call_by_key(operations).await;
             }
-            Ok(script::replies(operations.as_ref(), &reply?))
+            let replies = script::read_replies(operations.as_ref(), &reply?);
+            if replies.elsewhere.is_empty() {
+                return Ok(replies.results);
+            }
+            Ok(Box::pin(executor.ask_again(operations.as_ref(), replies)).await)
         }
+    }
+
+    /// The time where it is not the server's clock that counts.
+    #[cfg(feature = "test-util")]
+    fn now_ms(&self) -> Option<u64> {
+        self.clock.as_ref().map(TestClock::now_ms)
+    }
+
+    #[cfg(not(feature = "test-util"))]
+    #[expect(clippy::unused_self, reason = "only tests set a clock")]
+    const fn now_ms(&self) -> Option<u64> {
+        None
+    }
+
+    /// The time of this process's clock.
+    pub(super) fn client_now_ms(&self) -> u64 {
+        self.now_ms().unwrap_or_else(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            millis(since.unwrap_or_default())
+        })
+    }
+
+    fn call(&self, near_ms: u64, operations: &[Operation]) -> Call {
+        let call = Call::new(&self.names, self.now_ms(), near_ms, operations);
+        #[cfg(feature = "test-util")]
+        let call = call.without_fast_path(self.without_fast_path);
+        call
+    }
+
+    /// Asks once more for the operations whose periods were not sent, with the periods around the server's time. They
+    /// were not executed.
+    async fn ask_again(
+        &self,
+        operations: &[Operation],
+        replies: Replies,
+    ) -> Vec<Result<Reply, StoreError>> {
+        let places = replies.elsewhere;
+        let again: Vec<Operation> = places.iter().map(|it| operations[*it].clone()).collect();
+        let call = self.call(replies.now_ms, &again);
+        let mut results = replies.results;
+        let Some(key) = call.routing_key() else {
+            return results;
+        };
+        let answers = match run(&self.transport, &call, key).await {
+            Ok(reply) => script::read_replies(&again, &reply).results,
+            Err(error) => places.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (place, answer) in places.into_iter().zip(answers) {
+            results[place] = answer;
+        }
+        results
     }
 
     /// A store that shares no calls.
@@ -117,6 +176,8 @@ impl Executor {
             names: self.names,
             #[cfg(feature = "test-util")]
             clock: self.clock,
+            #[cfg(feature = "test-util")]
+            without_fast_path: self.without_fast_path,
             in_flight: 0,
             shared: None,
         }

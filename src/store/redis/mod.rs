@@ -27,7 +27,6 @@ mod error;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;
-mod kinds;
 mod names;
 mod policies;
 mod script;
@@ -51,6 +50,8 @@ pub struct RedisStore {
     names: Arc<Names>,
     #[cfg(feature = "test-util")]
     clock: Option<crate::test_util::TestClock>,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
     in_flight: usize,
     shared: Option<Lines>,
 }
@@ -65,6 +66,8 @@ impl RedisStore {
             names: Arc::new(Names::new("sluicegate")),
             #[cfg(feature = "test-util")]
             clock: None,
+            #[cfg(feature = "test-util")]
+            without_fast_path: false,
             in_flight,
             shared: None,
         };
@@ -101,6 +104,15 @@ impl RedisStore {
     #[must_use]
     pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
         self.clock = Some(clock);
+        self.with_lines()
+    }
+
+    /// Runs the plain script alone, which answers the same more slowly.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_fast_path(mut self) -> Self {
+        self.without_fast_path = true;
         self.with_lines()
     }
 
@@ -150,9 +162,6 @@ impl RedisStore {
 /// or reset, such as [`Operation::Denials`], they are executed one by one instead.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        if let Err(unknown) = kinds::refuse_check(check) {
-            return StoreFuture::ready(Err(unknown));
-        }
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.check_several_slots(check) {
             return answer;
@@ -161,9 +170,6 @@ impl Store for RedisStore {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if let Err(unknown) = kinds::refuse(&operation) {
-            return StoreFuture::ready(Err(unknown));
-        }
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.execute_several_slots(&operation) {
             return answer;
@@ -193,8 +199,7 @@ impl Store for RedisStore {
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let is_of_script = |it: &Operation| it.is_of_keys() && kinds::refuse(it).is_ok();
-        if !operations.iter().all(is_of_script) {
+        if !operations.iter().all(Operation::is_of_keys) {
             return one_by_one(self, operations);
         }
         let index = operations.iter().flat_map(|it| self.index_operation(it));

@@ -7,4 +7,4 @@ mod reply;
 pub(super) use call::Call;
 pub(super) use call::VERSION;
 pub(super) use label::labelled;
-pub(super) use reply::{no_reply, number, replies};
+pub(super) use reply::{Replies, no_reply, number, read_replies};

@@ -6,7 +6,10 @@ use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
-        window::{self, Bucket, BucketSpec, BucketState, CalendarSpec, Spec, StepQueue, StepSpec},
+        window::{
+            self, Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Spec, StepQueue,
+            StepSpec,
+        },
     },
     store::redis::script::{VERSION, labelled, number},
 };
@@ -124,8 +127,8 @@ impl Section {
                 .expires_after(Duration::from_millis(retention_ms))
                 .precision(Duration::from_millis(step_ms)),
             Spec::Calendar(CalendarSpec::Known(calendar)) => Rule::of_calendar(limit, calendar),
-            // The script's values are read with known calendars alone.
-            #[cfg(feature = "bb8")]
+            // No rule of this process has this calendar.
+            #[cfg(feature = "redis")]
             Spec::Calendar(CalendarSpec::Foreign(_)) => Rule::new(limit, Duration::from_millis(1)),
         }
     }
@@ -207,8 +210,7 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
             Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
             Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, due_ms, &head)?),
             Spec::Concurrency(spec) => window::Section::Concurrency(queue(spec, used, &head)?),
-            // The script keeps no counts of calendar rules yet.
-            Spec::Calendar(_) => return None,
+            Spec::Calendar(spec) => window::Section::Calendar(period(spec, used, &head)?),
         };
         sections.push(Section { counted });
     }
@@ -282,6 +284,12 @@ fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
 fn bucket(spec: BucketSpec, deficit: u64, at_ms: u64, head: &Head<'_>) -> Option<Bucket> {
     let is_bucket = head.entries.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
     is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
+}
+
+/// The count of a section's period.
+fn period(spec: CalendarSpec, used: u64, head: &Head<'_>) -> Option<PeriodCount> {
+    let is_count = head.entries.is_empty() && used <= MAX_UNITS && head.newest_ms <= MAX_TIME_MS;
+    is_count.then(|| PeriodCount::from_parts(spec, used, head.newest_ms))
 }
 
 /// The size in bytes of each of the two numbers of an entry, and their modulus.

@@ -1,6 +1,6 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
 use redis::{Cmd, Script};
 
@@ -12,6 +12,7 @@ use crate::{
         operation::Operation,
         rule::Rule,
         settlement::Settlement,
+        slots::Renewal,
         window::Spec,
     },
     store::redis::names::Names,
@@ -25,6 +26,16 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 /// The files of `lua/`, joined.
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
+/// The script without its fast path: it is slower and answers the same.
+#[cfg(feature = "test-util")]
+static PLAIN_SOURCE: LazyLock<String> = LazyLock::new(|| {
+    let fast_path = include_str!("../../../../lua/fast_path.lua");
+    SOURCE.replacen(fast_path, "local fast_path = nil\n", 1)
+});
+
+#[cfg(feature = "test-util")]
+static PLAIN_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(&PLAIN_SOURCE));
+
 /// Of the call, of a stored value, where it stands after the labels of the rules, and of a stored block.
 pub(in crate::store::redis) const VERSION: u8 = 1;
 
@@ -36,13 +47,14 @@ const TAKE: u8 = 3;
 const RESET: u8 = 4;
 const BLOCK_FOR: u8 = 5;
 const BLOCK_UNTIL: u8 = 6;
+const RENEW: u8 = 7;
 const JOINED: u8 = 8;
 
 /// Added to the version of the call where the last argument is the time.
 const TIME_FOLLOWS: u8 = 128;
 
-/// Added to the number of rules where all are buckets.
-const ALL_BUCKETS: u64 = 128;
+/// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
+const AROUND: Duration = Duration::from_secs(48 * 3_600);
 
 /// A call of the script: its keys, and what to do with each.
 #[derive(Debug)]
@@ -54,6 +66,10 @@ pub(in crate::store::redis) struct Call {
     args: Strings,
     /// What each of these begins with.
     version: u8,
+    /// The time whose periods of the calendar are sent.
+    near_ms: u64,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
 }
 
 /// Byte strings in one buffer.
@@ -77,10 +93,12 @@ impl Strings {
 }
 
 impl Call {
-    /// `clock` is the time where it is not the server's clock that counts.
+    /// `clock` is the time where it is not the server's clock that counts; `near_ms` is a time near that of the server,
+    /// from which it finds the periods of calendar rules.
     pub(in crate::store::redis) fn new<'a>(
         names: &Names,
         clock: Option<u64>,
+        near_ms: u64,
         operations: impl IntoIterator<Item = &'a Operation>,
     ) -> Self {
         let mut call = Self {
@@ -88,12 +106,16 @@ impl Call {
             blocks: Strings::default(),
             args: Strings::default(),
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
+            near_ms,
+            #[cfg(feature = "test-util")]
+            without_fast_path: false,
         };
         for operation in operations {
             match operation {
                 Operation::Check(check) => call.push_check(names, check, 1),
                 Operation::Fill { check, count } => call.push_check(names, check, *count),
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
+                Operation::Renew(renewal) => call.push_renewal(names, renewal),
                 Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
                 Operation::Block { key, request } => call.push_block(names, key, request),
                 Operation::Ban {
@@ -121,13 +143,28 @@ impl Call {
         self.keys.iter().next()
     }
 
+    /// The same call, of the script with or without its fast path.
+    #[cfg(feature = "test-util")]
+    pub(in crate::store::redis) fn without_fast_path(mut self, without: bool) -> Self {
+        self.without_fast_path = without;
+        self
+    }
+
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
+        #[cfg(feature = "test-util")]
+        if self.without_fast_path {
+            return self.cmd("EVALSHA", PLAIN_SCRIPT.get_hash());
+        }
         self.cmd("EVALSHA", SCRIPT.get_hash())
     }
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
+        #[cfg(feature = "test-util")]
+        if self.without_fast_path {
+            return self.cmd("EVAL", &PLAIN_SOURCE);
+        }
         self.cmd("EVAL", SOURCE)
     }
 
@@ -195,6 +232,20 @@ impl Call {
         }
     }
 
+    fn push_renewal(&mut self, names: &Names, renewal: &Renewal) {
+        let charges = renewal.check().charges().iter().enumerate();
+        for ((place, charge), usage) in charges.zip(renewal.usage().policies()) {
+            self.push_key(names, charge.policy().name(), charge.key());
+            let steps = usage.rules().iter().map(|it| it.step_end_ms());
+            let head = Head {
+                count: 1,
+                units: charge.cost(),
+                ..Head::of(RENEW + joined(place))
+            };
+            self.push_task(head, charge.policy().rules(), steps);
+        }
+    }
+
     fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
         self.push_key(names, policy, key);
         self.push_task(Head::of(RESET), &[], std::iter::empty());
@@ -236,13 +287,12 @@ impl Call {
         arg.push(head.block_count);
     }
 
-    /// `limits` are the ends of the charged steps in a settlement, but of a bucket the limit; and none in a reset.
+    /// `limits` are the ends of the charged steps in a settlement and a renewal, but of a bucket the limit; and none in
+    /// a reset.
     fn push_task(&mut self, head: Head, rules: &[Rule], limits: impl Iterator<Item = u64>) {
         self.push_head(head);
         let arg = &mut self.args.bytes;
-        let are_buckets = !rules.is_empty() && rules.iter().all(|it| it.refill().is_some());
-        let count = rules.len() as u64 + if are_buckets { ALL_BUCKETS } else { 0 }; // a policy has at most 16
-        push_number(arg, count, 1);
+        push_number(arg, rules.len() as u64, 1); // a policy has at most 16
         for limit in limits {
             push_number(arg, limit, 7);
         }
@@ -250,6 +300,13 @@ impl Call {
             push_number(arg, number, 6);
         }
         arg.push(VERSION);
+        for calendar in rules.iter().filter_map(Rule::in_calendar) {
+            let boundaries = calendar.boundaries_ms(self.near_ms, AROUND);
+            push_number(arg, boundaries.len() as u64, 1);
+            for boundary in boundaries {
+                push_number(arg, boundary, 6);
+            }
+        }
         self.args.end();
     }
 }

@@ -1,37 +1,60 @@
 //! The label of a section: two numbers of 48 bits, as `lua/README.md` describes it.
 
 use crate::domain::{
+    calendar::Calendar,
     rule::MAX_UNITS,
-    window::{BucketSpec, Spec, StepSpec},
+    window::{BucketSpec, CalendarSpec, Spec, StepSpec},
 };
 
-/// Stands in the first number of a bucket's label, above every window.
-const BUCKET: u64 = 1 << 47;
+/// The number of a kind times this is added to the first number of a label.
+const KIND: u64 = 1 << 44;
 
-pub(in crate::store::redis) const fn label(spec: Spec) -> [u64; 2] {
+const STEPS: u64 = 0;
+const CONCURRENCY: u64 = 1;
+const CALENDAR: u64 = 2;
+const BUCKET: u64 = 8;
+
+/// Where a calendar's label of 61 bits is cut in two.
+const SECOND: u64 = 1 << 48;
+
+pub(in crate::store::redis) fn label(spec: Spec) -> [u64; 2] {
     match spec {
         Spec::Steps(spec) => [spec.step_ms, spec.retention_ms],
-        Spec::Bucket(spec) => [BUCKET | spec.window_ms, spec.refill],
-        // No label: the store answers before it calls the script, see `kinds`.
-        Spec::Concurrency(_) | Spec::Calendar(_) => [0, 0],
+        Spec::Bucket(spec) => [BUCKET * KIND + spec.window_ms, spec.refill],
+        Spec::Concurrency(spec) => [CONCURRENCY * KIND + spec.step_ms, spec.retention_ms],
+        Spec::Calendar(spec) => {
+            let label = match spec {
+                CalendarSpec::Known(calendar) => calendar.label(),
+                CalendarSpec::Foreign(label) => label,
+            };
+            [CALENDAR * KIND + label / SECOND, label % SECOND]
+        }
     }
 }
 
 /// The spec of a label; `None` if no rule has it.
-pub(in crate::store::redis) const fn labelled([first, second]: [u64; 2]) -> Option<Spec> {
-    if first > BUCKET {
-        let (window_ms, refill) = (first - BUCKET, second);
-        return match window_ms.checked_mul(refill) {
-            Some(1..=MAX_UNITS) => Some(Spec::Bucket(BucketSpec { window_ms, refill })),
-            _ => None,
-        };
-    }
-    let is_of_steps = first > 0 && first < BUCKET && (second == 0 || second >= first);
-    if !is_of_steps {
-        return None;
-    }
-    Some(Spec::Steps(StepSpec {
-        step_ms: first,
+pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spec> {
+    let number = first % KIND;
+    let steps = StepSpec {
+        step_ms: number,
         retention_ms: second,
-    }))
+    };
+    let are_steps = number > 0 && (second == 0 || second >= number);
+    match first / KIND {
+        STEPS => are_steps.then_some(Spec::Steps(steps)),
+        CONCURRENCY => (are_steps && second > 0).then_some(Spec::Concurrency(steps)),
+        CALENDAR => {
+            let label = number * SECOND + second;
+            let calendar = Calendar::labelled(label);
+            let spec = calendar.map_or(CalendarSpec::Foreign(label), CalendarSpec::Known);
+            Some(Spec::Calendar(spec))
+        }
+        BUCKET => bucket(number, second).map(Spec::Bucket),
+        _ => None,
+    }
+}
+
+fn bucket(window_ms: u64, refill: u64) -> Option<BucketSpec> {
+    let is_bucket = matches!(window_ms.checked_mul(refill), Some(1..=MAX_UNITS));
+    is_bucket.then_some(BucketSpec { window_ms, refill })
 }

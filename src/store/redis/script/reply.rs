@@ -28,31 +28,58 @@ const BRIEF: u8 = 2;
 const WRONG_TYPE: u8 = 1;
 const UNREADABLE: u8 = 2;
 const OTHER_VERSION: u8 = 3;
+const OTHER_TIME: u8 = 4;
 
 /// The reply to a call that was not sent, since it has no keys.
 pub(in crate::store::redis) fn no_reply() -> Value {
     Value::BulkString(vec![0; 6])
 }
 
+/// What the script has answered.
+#[derive(Debug)]
+pub(in crate::store::redis) struct Replies {
+    pub(in crate::store::redis) now_ms: u64,
+    /// One for each operation.
+    pub(in crate::store::redis) results: Vec<Result<Reply, StoreError>>,
+    /// The operations that were not done since the time is in no period that was sent.
+    pub(in crate::store::redis) elsewhere: Vec<usize>,
+}
+
 /// Reads the reply to these operations: one result for each, whatever the bytes are.
-pub(in crate::store::redis) fn replies(
-    operations: &[Operation],
-    reply: &Value,
-) -> Vec<Result<Reply, StoreError>> {
+pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Value) -> Replies {
     let bytes = match reply {
         Value::BulkString(bytes) => &bytes[..],
         _ => &[],
     };
-    let mut reader = Reader { now_ms: 0, bytes };
+    let mut reader = Reader {
+        now_ms: 0,
+        bytes,
+        is_elsewhere: false,
+    };
     // A time that is missing leaves nothing to read for the operations either.
     reader.now_ms = reader.number(6).unwrap_or_default();
-    operations.iter().map(|it| reader.reply(it)).collect()
+    let mut elsewhere = Vec::new();
+    let results = operations.iter().enumerate().map(|(place, operation)| {
+        reader.is_elsewhere = false;
+        let reply = reader.reply(operation);
+        if reply.is_err() && reader.is_elsewhere {
+            elsewhere.push(place);
+        }
+        reply
+    });
+    Replies {
+        results: results.collect(),
+        now_ms: reader.now_ms,
+        elsewhere,
+    }
 }
 
 /// What has not been read yet. Nothing is, after an error.
 struct Reader<'a> {
     now_ms: u64,
     bytes: &'a [u8],
+    /// Whether the time is in no period that was sent.
+    is_elsewhere: bool,
 }
 
 impl Reader<'_> {
@@ -74,6 +101,13 @@ impl Reader<'_> {
                 }
                 let counts = self.counts(&check)?;
                 Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
+            }
+            Operation::Renew(renewal) => {
+                self.done()?;
+                let is_renewed = self.number(4)? > 0;
+                let counts = self.counts(renewal.check())?;
+                let renewed = renewal.reply(is_renewed, self.now_ms, &counts);
+                renewed.map(Reply::Renew)
             }
             Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
             Operation::Block { .. } => {
@@ -169,7 +203,11 @@ impl Reader<'_> {
     fn done(&mut self) -> Result<(), StoreError> {
         match self.byte()? {
             DONE => Ok(()),
-            FAILED => Err(failure(self.byte()?)),
+            FAILED => {
+                let reason = self.byte()?;
+                self.is_elsewhere |= reason == OTHER_TIME;
+                Err(failure(reason))
+            }
             _ => Err(self.garbled()),
         }
     }
@@ -236,6 +274,9 @@ fn failure(reason: u8) -> StoreError {
             StoreError::protocol("a key holds a value of another type, not written by this crate")
         }
         OTHER_VERSION => error::OTHER_VERSION,
+        OTHER_TIME => {
+            StoreError::protocol("the store's time is in no period of the calendar that was sent")
+        }
         _ => error::UNREADABLE,
     }
 }

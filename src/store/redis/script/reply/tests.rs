@@ -6,6 +6,10 @@ use crate::domain::{
     rule::Rule, settlement::Settlement,
 };
 
+fn replies(operations: &[Operation], reply: &Value) -> Vec<Result<Reply, StoreError>> {
+    read_replies(operations, reply).results
+}
+
 fn check() -> Check {
     let policies = ["1/1s,2/1m", "3/1d@fixed"].map(|rules| Policy::parse("p", rules).unwrap());
     let keys = ["alice", "bob"].map(|user| Key::new("user", user));

@@ -1,0 +1,44 @@
+-- Buckets: what a section uses is what is missing in the bucket at the time `due`, in units * ms. A unit is as much as the window is
+-- long, and each ms brings back the refill.
+
+local function describe_bucket(section)
+  local rule = section.rule
+  local missing_for = math.min(math.ceil(section.used / rule.refill), FOR_EVER)
+  section.units, section.newest, section.start = math.ceil(section.used / rule.period), section.due, section.due
+  section.release = section.due + missing_for
+end
+
+local bucket = {}
+
+function bucket.new(rule, period, refill, limit)
+  rule.period, rule.refill = period, refill
+  rule.window = limit and math.floor(limit * period / refill) or 0 -- until it is full; not known of a rule of others
+end
+
+function bucket.advance(section, time)
+  local rule, missing = section.rule, section.used
+  local elapsed = time - section.due
+  if elapsed >= missing / rule.refill or rule.limit and -elapsed > rule.window then
+    section.due, section.used = time, 0 -- full; or it was charged while the clock was wrong
+  elseif elapsed > 0 and rule.limit then -- one of others keeps its time: if the clock is wrong now, it would be full later
+    section.due, section.used = time, missing - elapsed * rule.refill
+  end
+  describe_bucket(section)
+end
+
+function bucket.charge(section, _, units)
+  section.used = section.used + units * section.rule.period
+  describe_bucket(section)
+end
+
+function bucket.settle(section, _, units)
+  local period = section.rule.period
+  local room = MOST_UNITS - MOST_UNITS % period - section.used -- whole units, so that rounding up stays below the most
+  units = math.max(math.min(units, math.floor(room / period)), -section.units)
+  section.used = math.max(0, section.used + units * period)
+  describe_bucket(section)
+end
+
+function bucket.fits_at()
+  return 0 -- the caller computes it from what is missing
+end

@@ -1,0 +1,60 @@
+-- Calendar rules: they count the units of one period, such as a month in a time zone. `newest` is the end of that period. Callers
+-- send the boundaries of the periods around the time of their own clock. As their zone data may differ, a count is kept until the
+-- later of two ends.
+
+local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one period, as a day is longer
+local BOUNDARY_COUNT, BOUNDARY, BOUNDARY_SIZE = '<I1', '<I6', 6
+
+local function describe_period(section)
+  section.units, section.first, section.start, section.release = section.used, section.newest, 0, section.newest
+  section.due = section.newest
+end
+
+local calendar = {}
+
+-- Of a rule of others only the end that is stored is known: it starts now, and all ends are believed.
+function calendar.new(rule)
+  rule.window, rule.start, rule.stop, rule.last_believed = 0, now, now, math.huge
+end
+
+-- Reads the boundaries of a caller's rule: the start of a period, and the ends of this one and those after it. The operation fails if
+-- the time is not within these, or if an end after the next two is needed. Returns where they end in the argument.
+function calendar.read_details(rule, arg, at)
+  local count, bounds = unpack(BOUNDARY_COUNT, arg, at), {}
+  for k = 1, count do bounds[k] = unpack(BOUNDARY, arg, at + 1 + (k - 1) * BOUNDARY_SIZE) end
+  local k = 1
+  while k <= count and bounds[k] <= now do k = k + 1 end
+  if k == 1 or k + 2 > count then fail(OTHER_TIME) end
+  rule.start, rule.stop, rule.last_believed = bounds[k - 1], bounds[k], bounds[k + 2]
+  return at + 1 + count * BOUNDARY_SIZE
+end
+
+function calendar.advance(section)
+  local rule = section.rule
+  if section.used > 0 and rule.start < section.newest and section.newest <= rule.last_believed then
+    section.newest = math.max(section.newest, rule.stop)
+  else
+    section.used, section.newest = 0, 0
+  end
+  describe_period(section)
+end
+
+function calendar.charge(section, _, units)
+  section.used, section.newest = section.used + units, math.max(section.newest, section.rule.stop)
+  describe_period(section)
+end
+
+function calendar.settle(section, _, units, stop)
+  local rule, current = section.rule, math.max(section.newest, section.rule.stop)
+  local is_same = math.abs(stop - current) < SAME_END
+  local is_past = stop <= rule.start or section.used > 0 and not is_same and stop < current
+  if is_past or stop > rule.last_believed then return end
+  units = math.max(math.min(units, MOST_UNITS - section.used), is_same and -section.used or 0)
+  section.used = section.used + units
+  section.newest = section.used > 0 and math.max(current, units > 0 and stop or 0) or 0
+  describe_period(section)
+end
+
+function calendar.fits_at(section)
+  return section.newest
+end

@@ -1,0 +1,84 @@
+-- Checks, and settlements and renewals of them. An operation gets its `parts`: `i` of its key, `units`, `rules`, `block`. It
+-- returns its reply, and leaves what it writes to its caller.
+
+-- How many times the units fit a section, at most `count`.
+local function times_that_fit(section, units, count)
+  local room = section.rule.limit - section.units
+  if units > room then return 0 end
+  return units > 0 and math.min(count, (room - room % units) / units) or count
+end
+
+-- What is replied of a key: for each of its rules what is used; and when its units fit, if it `is_denied`.
+local function usage_of(part, is_denied)
+  local reply, units = LONG, part.units
+  for i, rule in ipairs(part.rules) do
+    local section, fits_at = part.sections[i], 0
+    if is_denied and units <= rule.limit and times_that_fit(section, units, 1) == 0 then
+      fits_at = rule.kind.fits_at(section, units)
+    end
+    reply = reply .. pack(USAGE, section.used, section.newest, fits_at)
+  end
+  return reply
+end
+
+-- Checks keys, all or nothing: admitted as often as the units of each fit all its rules, at most `asked` times. Returns the
+-- reply, and how often.
+local function check(parts, asked)
+  if asked == 0 then return NOT_ASKED, 0 end
+  local count = asked
+  for _, part in ipairs(parts) do
+    part.sections, part.expires = read(part.i, part.rules)
+    for i = 1, #part.rules do count = times_that_fit(part.sections[i], part.units, count) end
+  end
+
+  local reply = DONE .. pack(TIMES_ADMITTED, count)
+  for _, part in ipairs(parts) do
+    if part.units * count > 0 then
+      for i, rule in ipairs(part.rules) do rule.kind.charge(part.sections[i], now, part.units * count) end
+      write(part.i, part.sections, part.expires)
+    end
+    reply = reply .. usage_of(part, count < asked)
+  end
+  return reply, count
+end
+
+-- Settles what a check has charged: its steps get so many units more, or less. These rules have no limits, but where a limit
+-- would stand the end of the charged step; a bucket has its limit, as it has no steps.
+local function settle(parts)
+  local reply = DONE
+  for _, part in ipairs(parts) do
+    local has_changed = false
+    part.sections, part.expires = read(part.i, part.rules)
+    for i, rule in ipairs(part.rules) do
+      local section = part.sections[i]
+      local used = section.used
+      rule.kind.settle(section, now, part.units, rule.limit)
+      has_changed = has_changed or section.used ~= used
+    end
+    if has_changed then write(part.i, part.sections, part.expires) end
+    reply = reply .. usage_of(part, false)
+  end
+  return reply
+end
+
+-- Moves the slots that a check has taken to the step of now, if all of them still count. The rules have no limits, as in a
+-- settlement.
+local function renew(parts)
+  local are_held = true
+  for _, part in ipairs(parts) do
+    part.sections, part.expires = read(part.i, part.rules)
+    for i, rule in ipairs(part.rules) do
+      are_held = are_held and rule.kind.has(part.sections[i], part.units, rule.limit)
+    end
+  end
+
+  local reply = DONE .. pack(TIMES_ADMITTED, are_held and 1 or 0)
+  for _, part in ipairs(parts) do
+    if are_held then
+      for i, rule in ipairs(part.rules) do rule.kind.renew(part.sections[i], now, part.units, rule.limit) end
+      write(part.i, part.sections, part.expires)
+    end
+    reply = reply .. usage_of(part, false)
+  end
+  return reply
+end

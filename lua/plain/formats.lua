@@ -1,0 +1,30 @@
+-- What is written as bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first; times
+-- are in ms. README.md draws it all.
+
+local pack, unpack, sub = struct.pack, struct.unpack, string.sub
+
+local VALUE_VERSION = 1
+local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
+local MOST_SECTIONS = 255 -- in a value
+local A_MINUTE = 60000 -- in ms
+local FOR_EVER = 2 ^ 47 -- in ms, so that it fits into 6 bytes with the time added
+
+local PART = '<I1I4I7I1I1' -- action, count, units, how many keys of blocks, how many rules
+local LIMIT, LIMIT_SIZE = '<I7', 7
+local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
+
+local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value, for each section: what it uses; then when each is due
+local FRONT_END = '<I6I6' -- since, expires
+local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28 -- of a section: newest, first, base, length and room of the queue, width
+local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- when it ends, who made it, version
+
+local TIMES_ADMITTED = '<I4'
+local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit
+local FAILED, DONE, NOT_ASKED, BLOCKED = '\0', '\1', '\2', '\3' -- how the reply to an operation begins
+local LONG = '\1' -- how the usage of a key begins
+local WRONG_TYPE, UNREADABLE, OTHER_VERSION, OTHER_TIME = '\1', '\2', '\3', '\4' -- why an operation failed
+
+-- Makes the operation fail, and no other of the call.
+local function fail(reason)
+  error({ reason = reason })
+end

@@ -1,0 +1,70 @@
+-- Which operation a part asks for, by its number. Each function gets the parts, and how many checks are asked for.
+
+local SHADOWS, TAKE = 1, 3
+
+local function reset(parts)
+  values[parts[1].i] = GONE
+  return DONE
+end
+
+local OPERATIONS = {
+  [0] = check,
+  [SHADOWS] = check,
+  [2] = settle, -- adds units
+  [TAKE] = settle,
+  [4] = reset,
+  [5] = function(parts) return block_until(parts, math.min(now + parts[1].units, 2 ^ 48 - 1)) end, -- for a time
+  [6] = function(parts) return block_until(parts, parts[1].units) end,
+  [7] = renew,
+}
+
+local rules_by_arg = {} -- as many parts of a call are alike
+
+-- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of some.
+local function rules_of(arg, at, count)
+  local rules, label_at = {}, at + count * LIMIT_SIZE
+  for i = 1, count do
+    rules[i] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, at)))
+    at, label_at = at + LIMIT_SIZE, label_at + LABEL_SIZE
+  end
+  local details_at = label_at + 1
+  for _, rule in ipairs(rules) do
+    if rule.kind.read_details then details_at = rule.kind.read_details(rule, arg, details_at) end
+  end
+  return rules
+end
+
+-- What is asked of the i-th key.
+local function part_of(i)
+  local arg, part, rule_count, at = ARGV[i], { i = i }, nil, nil
+  part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)
+  part.action, part.block = part.action % JOINED, sub(arg, at)
+  if part.action == TAKE then part.units = -part.units end
+  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at, rule_count)
+  part.rules = rules_by_arg[arg]
+  return part
+end
+
+-- Decides an operation, and raises an error if it cannot be done.
+local function attempt(first, last, next_block, admitted)
+  local parts = {}
+  for i = first, last do parts[i - first + 1] = part_of(i) end
+  local block = heed(next_block, parts[1].block_count)
+  if block then return block, 0 end
+  local part = parts[1]
+  return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
+end
+
+-- Decides an operation. It fails alone if it cannot be done: then it writes nothing.
+-- first, last  its parts
+-- next_block   the first key of the blocks that it heeds
+-- admitted     how many of the checks before it were, as it may be about their shadows
+-- Returns its reply, and how many checks were admitted.
+local function decide(first, last, next_block, admitted)
+  local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
+  if is_done then return reply, count end
+  values, expiries = {}, {}
+  local problem = type(reply) == 'table' and reply or {} -- else what is stored could not be unpacked
+  if problem.unreadable then redis.call('GET', problem.unreadable) end -- raises what the server says
+  return FAILED .. (problem.reason or UNREADABLE), 0
+end

@@ -1,0 +1,99 @@
+-- What a key holds: a section for each rule.
+
+-- The string that KEYS[i] holds; false if there is none.
+local function get(i)
+  if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else the fast path has read it
+  local value = stored[i]
+  if type(value) ~= 'table' then return value end
+  if string.find(value.err, 'WRONGTYPE', 1, true) then fail(WRONG_TYPE) end
+  error({ unreadable = KEYS[i] }) -- this is not about the key: the call fails
+end
+
+-- The sections of a value, by their labels and in their order; and when the key expires.
+local function parse(value)
+  if string.byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
+  local sections, count = {}, string.byte(value)
+  local used_at, due_at = 2, 2 + count * COUNT_SIZE
+  local since_at, label_at = due_at + count * COUNT_SIZE, #value - count * LABEL_SIZE
+  local _, expires, at = unpack(FRONT_END, value, since_at)
+  local labels_at = label_at
+  for k = 1, count do
+    local section, length = { label = sub(value, label_at, label_at + LABEL_SIZE - 1) }, nil
+    section.used = unpack(COUNT, value, used_at)
+    section.due = unpack(COUNT, value, due_at)
+    section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
+    section.queue = sub(value, at + HEAD_SIZE, at + HEAD_SIZE + length - 1)
+    sections[k], sections[section.label] = section, section
+    used_at, due_at, label_at = used_at + COUNT_SIZE, due_at + COUNT_SIZE, label_at + LABEL_SIZE
+    at = at + HEAD_SIZE + section.room
+  end
+  if count == 0 or at ~= labels_at then fail(UNREADABLE) end
+  return sections, expires
+end
+
+local function new_section()
+  return { used = 0, due = 0, newest = 0, first = 0, base = 0, width = 0, room = 0, queue = '' }
+end
+
+-- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two releases
+-- with different rules can share a key. All are up to date. And when the key expires.
+local function read(i, rules)
+  local value, held, expires = get(i), {}, 0
+  if value then held, expires = parse(value) end
+  if expires <= now then held, expires = {}, 0 end -- nothing counts, and no queue needs room
+  local sections = {}
+  for k, rule in ipairs(rules) do
+    local section = held[rule.label] or new_section()
+    section.rule, sections[k] = rule, section
+    rule.kind.advance(section, now)
+  end
+  for _, section in ipairs(held) do
+    if not section.rule then
+      section.rule = rule_of(section.label)
+      section.rule.kind.advance(section, now)
+      if section.used > 0 and #sections < MOST_SECTIONS then sections[#sections + 1] = section end
+    end
+  end
+  return sections, expires
+end
+
+-- The bytes that a queue gets, so that it can grow and shrink while what follows it stays where it is.
+local function room_of(section)
+  local length, room = #section.queue, section.room
+  if length > room then return math.max(length, room > 16 and room * 2 or 32) end
+  if room > 64 and length * 4 < room then return length > 16 and length * 2 or 32 end
+  return room
+end
+
+local function section_bytes(section)
+  local length, room = #section.queue, room_of(section)
+  return pack(HEAD, section.newest, section.first, section.base, length, room, section.width)
+    .. section.queue .. string.rep('\0', room - length)
+end
+
+-- When a key shall expire: at the last release, or up to a window later, but at most a minute, so that most new steps leave
+-- the expiry as it is.
+local function expiry_of(latest, expires)
+  if latest.release <= expires and expires <= latest.release + A_MINUTE then return expires end
+  return latest.release + math.min(latest.rule.window, A_MINUTE)
+end
+
+-- Leaves sections to be written to KEYS[i], which expires at a time so far.
+local function write(i, sections, expires)
+  local used, dues, bodies, labels, since, latest = {}, {}, {}, {}, 0, nil
+  for k, section in ipairs(sections) do
+    local counts = section.used > 0
+    used[k], dues[k] = pack(COUNT, section.used), pack(COUNT, counts and section.due or 0)
+    bodies[k], labels[k] = section_bytes(section), section.rule.label
+    if counts then since = math.max(since, section.start) end
+    if counts and (not latest or section.release > latest.release) then latest = section end
+  end
+  if not latest then
+    values[i] = GONE
+    return
+  end
+  expiries[i] = expiry_of(latest, expires)
+  local parts = { used, dues, { pack(FRONT_END, since, expiries[i]) }, bodies, labels }
+  for k, part in ipairs(parts) do parts[k] = table.concat(part) end
+  values[i] = string.char(#sections) .. table.concat(parts) .. string.char(VALUE_VERSION)
+end

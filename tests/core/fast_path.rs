@@ -1,0 +1,104 @@
+//! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the same.
+
+use crate::common::{
+    history::{
+        History, Player, calls, few_cases, hot, large, move_clock, spoiled_calls, wild, wild_kinds,
+    },
+    lua::LuaServer,
+    vectors::{replay_all, replay_blocks, replay_kinds},
+};
+use proptest::prelude::*;
+use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
+
+/// The plain script, in Lua 5.4.
+mod without {
+    use super::{LuaServer, RedisStore, TestClock};
+
+    crate::blocks!(new);
+
+    async fn new() -> (RedisStore, TestClock) {
+        super::plain(LuaServer::new())
+    }
+}
+
+fn plain(server: LuaServer) -> (RedisStore, TestClock) {
+    let clock = TestClock::new(0);
+    let store = RedisStore::from_connection(server).without_fast_path();
+    (store.clock(clock.clone()), clock)
+}
+
+#[tokio::test]
+async fn the_plain_script_agrees_with_the_vectors() {
+    replay_all(async || plain(LuaServer::new())).await;
+    replay_blocks(async || plain(LuaServer::new())).await;
+    replay_kinds(async || plain(LuaServer::new())).await;
+}
+
+#[test]
+fn a_fast_path_changes_nothing_whatever_happens() {
+    changes_nothing(wild());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_whatever_happens_to_all_kinds_of_rules() {
+    changes_nothing(wild_kinds());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_on_busy_keys() {
+    changes_nothing(hot());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_however_much_is_charged() {
+    changes_nothing(large());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_in_calls_of_several_operations() {
+    changes_nothing(calls());
+}
+
+#[test]
+fn a_fast_path_changes_nothing_about_values_that_cannot_be_read() {
+    changes_nothing(spoiled_calls());
+}
+
+/// Plays a history with the fast path and without it; after each step the servers keep the same.
+fn changes_nothing(histories: impl Strategy<Value = History>) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    proptest!(few_cases(), |(history in histories)| {
+        let (with, without) = (LuaServer::new(), LuaServer::new());
+        let (plain, clock) = plain(without.clone());
+        let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
+        let spoil = |server: &LuaServer, policy: &str, key: &sluicegate::Key, spoiled| {
+            server.spoil(policy, key, spoiled);
+        };
+        let spoil_with = |policy: &str, key: &_, spoiled| spoil(&with, policy, key, spoiled);
+        let spoil_without = |policy: &str, key: &_, spoiled| spoil(&without, policy, key, spoiled);
+        let mut fast = Player::new(&fast, &history).spoil(&spoil_with);
+        let mut plain = Player::new(&plain, &history).spoil(&spoil_without);
+        clock.set(history.start_ms);
+        for (index, step) in history.steps.iter().enumerate() {
+            move_clock(&clock, step.gap_ms);
+            let came = runtime.block_on(async { (fast.come(&step.act).await, plain.come(&step.act).await) });
+            let (what, now_ms) = (&step.act, clock.now_ms());
+            prop_assert!(came.0 == came.1, "step {index} at {now_ms}, {what:?}: {:?}", came);
+            prop_assert_eq!(kept(&with), kept(&without), "step {} at {}: {:?}", index, now_ms, what);
+        }
+    });
+}
+
+/// What each key means, and when it expires: the room of queues may differ.
+fn kept(server: &LuaServer) -> Vec<(String, String, u64)> {
+    let keys = server.all().into_iter();
+    let kept = keys.map(|(name, value, gone_ms)| {
+        let means = match StoredValue::read(&value) {
+            Ok(stored) => format!("{stored:?}"),
+            Err(_) => format!("{value:?}"),
+        };
+        (name, means, gone_ms)
+    });
+    kept.collect()
+}
