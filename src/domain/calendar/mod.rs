@@ -164,8 +164,9 @@ impl Calendar {
         let period = *Period::ALL.get(usize::from(period))?;
         let is_valid = from_day == 1 || (period == Period::Month && (1..=31).contains(&from_day));
         let name = label & NAME_BITS;
-        let zone = Zone::all().find(|zone| name_label(zone.name()) == name)?;
-        is_valid.then_some(Self::new(period, from_day, zone))
+        let calendars = Zone::all().map(|zone| Self::new(period, from_day, zone));
+        let mut labelled = calendars.filter(|it| name_label(it.zone()) == name);
+        labelled.next().filter(|_| is_valid)
     }
 }
 
