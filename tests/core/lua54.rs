@@ -60,8 +60,8 @@ async fn periods_are_found_however_far_the_servers_clock_is_ahead() {
         let server = LuaServer::new();
         server.set_ahead(Duration::from_secs(days * 86_400));
         let store = RedisStore::from_connection(server);
-        let rules = ["5/1h@fixed", "5/day@UTC,7/year@Europe/Berlin"];
-        let [hourly, quota] = rules.map(|rules| Policy::parse(rules, rules).unwrap());
+        let hourly = Policy::parse("hourly", "5/1h").unwrap();
+        let quota = Policy::parse("quota", "5/day@UTC,7/year@Europe/Berlin").unwrap();
         let check = |policy: &Policy| {
             Check::new([Charge::new(policy, Key::new("user", "alice"), 2)]).unwrap()
         };
