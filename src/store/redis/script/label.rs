@@ -44,7 +44,7 @@ pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spe
         STEPS => are_steps.then_some(Spec::Steps(steps)),
         CONCURRENCY => (are_steps && second > 0).then_some(Spec::Concurrency(steps)),
         CALENDAR => {
-            let label = number * SECOND + second;
+            let label = number.checked_mul(SECOND)? + second;
             let calendar = Calendar::labelled(label);
             let spec = calendar.map_or(CalendarSpec::Foreign(label), CalendarSpec::Known);
             Some(Spec::Calendar(spec))
@@ -94,6 +94,7 @@ mod tests {
             [BUCKET * KIND + 1, 0],
             [CONCURRENCY * KIND + 1_000, 0],
             [3 * KIND + 1_000, 1_000],
+            [CALENDAR * KIND + (1 << 16), 0],
         ] {
             assert_eq!(labelled(label), None, "{label:?}");
         }
