@@ -1,11 +1,11 @@
 -- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
 -- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of steps or all buckets,
--- while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies where one unit more would
--- fit; and settlements of the newest step. Anything else it hands over by returning nothing: a block, a key that is new, wide
--- entries, a queue without room, a check that is admitted partly. A value that cannot be read raises an error. The plain script
--- then begins the operation again, as nothing has been changed. To change what the script means, change the plain script:
--- without this file it gives the same answers.
+-- while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest
+-- step. Anything else it hands over by returning nothing: a block, a key that is new, wide entries, a queue without room, a
+-- check that is admitted partly. A value that cannot be read raises an error. The plain script then begins the operation
+-- again, as nothing has been changed. To change what the script means, change the plain script: without this file it gives
+-- the same answers.
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
 local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
@@ -221,7 +221,7 @@ local function fast_path(first, last, next_block, checks_before)
   for i = first, last do
     local fit = fits(tasks[ARGV[i]] or read_task(ARGV[i]), i, action < 2 and count or 0)
     if fit == nil then return end
-    is_admitted = is_admitted and fit
+    is_admitted = is_admitted and (fit or action > 1) -- a settlement has no limits
   end
   if not is_admitted and count > 1 then return end -- some may fit
   if not is_admitted then count = 0 end
