@@ -38,6 +38,8 @@ struct Keys {
     of_wrong_type: HashSet<Vec<u8>>,
     /// The members of the only sorted set.
     index: std::collections::BTreeSet<Vec<u8>>,
+    /// How far the server's clock is ahead of the caller's.
+    ahead: Duration,
 }
 
 impl Keys {
@@ -86,6 +88,11 @@ impl LuaServer {
             keys,
             compiled: Arc::default(),
         }
+    }
+
+    /// Sets the server's clock ahead of the caller's.
+    pub(crate) fn set_ahead(&self, ahead: Duration) {
+        self.keys.lock().unwrap().ahead = ahead;
     }
 
     /// Repeats the last call with this version.
@@ -250,7 +257,7 @@ impl LuaServer {
                 .iter()
                 .rev()
                 .fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
-            _ => u64::try_from(since_epoch().as_millis()).unwrap(),
+            _ => u64::try_from((since_epoch() + keys.ahead).as_millis()).unwrap(),
         };
     }
 }
@@ -266,7 +273,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
     let mut keys = keys.lock().unwrap();
     match args[..] {
         [b"TIME"] => {
-            let now = since_epoch();
+            let now = since_epoch() + keys.ahead;
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }

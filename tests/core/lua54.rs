@@ -1,5 +1,7 @@
 //! Proves that the script has the same meaning in Lua 5.4 as in the Lua 5.1 of Redis.
 
+use std::time::Duration;
+
 use crate::common::{
     history::{
         Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
@@ -11,8 +13,8 @@ use crate::common::{
 };
 use proptest::prelude::*;
 use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
-    store::{Check, Operation, Reply},
+    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError, Usage,
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 
@@ -47,6 +49,40 @@ async fn the_script_reads_the_servers_clock() {
         assert_eq!(
             limiter.check(charge()).await.unwrap().is_allowed(),
             admitted
+        );
+    }
+}
+
+/// The caller sends the periods around its own clock, and asks once more if the server's time is in none of them.
+#[tokio::test]
+async fn periods_are_found_however_far_the_servers_clock_is_ahead() {
+    for days in [0, 1, 3, 400] {
+        let server = LuaServer::new();
+        server.set_ahead(Duration::from_secs(days * 86_400));
+        let store = RedisStore::from_connection(server);
+        let hourly = Policy::parse("hourly", "5/1h").unwrap();
+        let quota = Policy::parse("quota", "5/day@UTC,7/year@Europe/Berlin").unwrap();
+        let check = |policy: &Policy| {
+            Check::new([Charge::new(policy, Key::new("user", "alice"), 2)]).unwrap()
+        };
+        let left =
+            |usage: &Usage| -> Vec<u64> { usage.rules().map(|rule| rule.remaining()).collect() };
+        // The operation before the one that is asked for again is executed once.
+        let both = [&hourly, &quota].map(|policy| Operation::Check(check(policy)));
+        let replies = store.call(both.to_vec()).await.unwrap();
+        let [Ok(Reply::Check(first)), Ok(Reply::Check(second))] = &replies[..] else {
+            panic!("{days} days: {replies:?}");
+        };
+        assert_eq!(left(first.usage()), [3], "{days} days");
+        assert_eq!(left(second.usage()), [3, 5], "{days} days");
+        let settlement = Settlement::new(second.usage(), |_| 1).unwrap();
+        assert_eq!(left(&store.settle(&settlement).await.unwrap()), [4, 6]);
+        let both = Check::new(
+            [&hourly, &quota].map(|policy| Charge::new(policy, Key::new("user", "alice"), 3)),
+        );
+        assert_eq!(
+            left(store.check(&both.unwrap()).await.unwrap().usage()),
+            [0, 1, 3]
         );
     }
 }

@@ -105,6 +105,7 @@ mod contract {
     crate::contributors!(fresh);
     crate::denials!(fresh);
     crate::blocks!(fresh);
+    crate::kinds!(fresh);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -26,6 +26,7 @@ mod contract {
     crate::calls!(new);
     crate::contributors!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         let (store, clock) = Served::start().await;

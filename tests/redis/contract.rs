@@ -5,6 +5,7 @@ crate::calls!(crate::common::served::Served::start);
 crate::contributors!(crate::common::served::Served::start);
 crate::denials!(crate::common::served::Served::start);
 crate::blocks!(crate::common::served::Served::start);
+crate::kinds!(crate::common::served::Served::start);
 
 mod without_sharing {
     crate::contract!(crate::common::served::Served::start_without_sharing);

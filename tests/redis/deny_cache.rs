@@ -23,6 +23,7 @@ crate::calls!(new);
 crate::contributors!(new);
 crate::denials!(new);
 crate::blocks!(new);
+crate::kinds!(new);
 
 async fn new() -> (Verified<Served>, TestClock) {
     Verified::new(Served::start().await)

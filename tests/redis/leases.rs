@@ -14,6 +14,7 @@ use crate::common::{
 crate::contract!(apart new);
 crate::calls!(new);
 crate::blocks!(new);
+crate::kinds!(new);
 
 async fn new() -> (Leases, TestClock) {
     let (store, clock) = Served::start().await;

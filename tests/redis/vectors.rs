@@ -3,13 +3,14 @@
 use crate::common::{
     redis::Server,
     served::fresh,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
 #[tokio::test]
 async fn the_redis_store_agrees_with_the_vectors() {
     let server = Server::start();
     replay_all(async || fresh(&server).await).await;
+    replay_kinds(async || fresh(&server).await).await;
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spe
         STEPS => are_steps.then_some(Spec::Steps(steps)),
         CONCURRENCY => (are_steps && second > 0).then_some(Spec::Concurrency(steps)),
         CALENDAR => {
-            let label = number * SECOND + second;
+            let label = number.checked_mul(SECOND)? + second;
             let calendar = Calendar::labelled(label);
             let spec = calendar.map_or(CalendarSpec::Foreign(label), CalendarSpec::Known);
             Some(Spec::Calendar(spec))
@@ -57,4 +57,46 @@ pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spe
 fn bucket(window_ms: u64, refill: u64) -> Option<BucketSpec> {
     let is_bucket = matches!(window_ms.checked_mul(refill), Some(1..=MAX_UNITS));
     is_bucket.then_some(BucketSpec { window_ms, refill })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::rule::Rule;
+
+    #[test]
+    fn a_label_names_one_kind_of_rule() {
+        let rules = [
+            "10/1s",
+            "10/1s@fixed",
+            "20+10/1s@bucket",
+            "2/1s@concurrent",
+            #[cfg(feature = "calendar")]
+            "5/month:15@Europe/Berlin",
+        ];
+        let specs = rules.map(|rule| Spec::of(&rule.parse::<Rule>().unwrap()));
+        for (place, spec) in specs.iter().enumerate() {
+            assert_eq!(labelled(label(*spec)), Some(*spec));
+            for other in &specs[place + 1..] {
+                assert_ne!(label(*spec), label(*other));
+            }
+        }
+        let foreign = Spec::Calendar(CalendarSpec::Foreign((1 << 61) - 1));
+        assert_eq!(labelled(label(foreign)), Some(foreign));
+    }
+
+    #[test]
+    fn a_label_that_no_rule_has_is_none() {
+        for label in [
+            [0, 1_000],
+            [1_000, 999],
+            [BUCKET * KIND, 1],
+            [BUCKET * KIND + 1, 0],
+            [CONCURRENCY * KIND + 1_000, 0],
+            [3 * KIND + 1_000, 1_000],
+            [CALENDAR * KIND + (1 << 16), 0],
+        ] {
+            assert_eq!(labelled(label), None, "{label:?}");
+        }
+    }
 }
