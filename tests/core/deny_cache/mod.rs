@@ -3,6 +3,7 @@
 mod edges;
 mod histories;
 mod repeats;
+mod slots;
 
 mod contract {
     use sluicegate::{MemoryStore, test_util::TestClock};
