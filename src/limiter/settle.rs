@@ -142,7 +142,10 @@ impl Limiter {
             Err(error) => vec![Err(error); renewals.len()],
         };
         let slots = answers.into_iter().map(|answer| match answer? {
-            Reply::Renew(renewed) => Ok(renewed.slots().map(|slots| slots.granted(local))),
+            Reply::Renew(renewed) if renewed.is_renewed() => {
+                Ok(renewed.slots().map(|slots| slots.granted(local)))
+            }
+            Reply::Renew(_) => Ok(None),
             _ => Err(ANOTHER_REPLY),
         });
         let slots: Vec<_> = slots.collect();

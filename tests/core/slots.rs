@@ -306,3 +306,18 @@ fn renewing_goes_on_when_the_runtime_that_began_it_has_stopped() {
     });
     drop(ended);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_of_a_key_that_is_reset_is_lost_at_the_next_renewal() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    limiter
+        .reset(&one(), &Key::new("user", "alice"))
+        .await
+        .unwrap();
+    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
+    assert_eq!(cluster.renewals().len(), 1);
+    assert!(!slot.is_held());
+    slot.lost().await;
+}

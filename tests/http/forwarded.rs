@@ -1,4 +1,5 @@
-//! Behind proxies, a client has the address in the entries of trusted proxies, whatever it sends. One test per attack.
+//! Behind proxies, a client has the address in the entries of trusted proxies, and its own entries change nothing. One
+//! test per attack.
 
 use std::{
     convert::Infallible,

@@ -42,7 +42,7 @@ fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
     RateLimitLayer::new(limiter).limit(policy("all", "10/1m"), everybody())
 }
 
-/// The answer to a request whose inner service says hello.
+/// The answer to a request to a service that says hello.
 async fn ask<R: MakeRejection<String>>(layer: RateLimitLayer<R>) -> Response<String> {
     ask_with(layer, Request::new(String::new())).await
 }
