@@ -172,10 +172,10 @@ local function usage(task, i, reply)
   for k = 1, task.rules do
     local used, newest, fits_at, step = front[k + 1], now, 0, task.spans[k * 2 - 1]
     local over = used + task.units - task.limits[k + 1]
-    if task.are_buckets then -- the caller computes it
-    elseif over <= 0 and front[k + task.rules + 1] > now then
+    local is_bucket = task.are_buckets -- then the caller computes it
+    if not is_bucket and over <= 0 and front[k + task.rules + 1] > now then
       newest = now - now % step + step
-    else
+    elseif not is_bucket then
       local first, base, width, live, behind
       used, newest, first, base, width, live, behind = read_section(task, i, k)
       over = used and used - task.limits[k + 1] + task.units

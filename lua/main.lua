@@ -1,6 +1,6 @@
 -- The operations of a call, one after another: each is decided, then written. This is the only place that writes.
 
-local byte, pcall_redis = string.byte, redis.pcall
+local byte, try = string.byte, redis.pcall
 local decide -- by the plain script, once an operation needs it
 local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, last_part + 1, 0
 while first <= last_part do
@@ -15,11 +15,11 @@ while first <= last_part do
   for i = first, last do
     local value, expires, written = values[i], expiries[i], nil
     if value == GONE then
-      written = pcall_redis('DEL', KEYS[i])
+      written = try('DEL', KEYS[i])
     elseif value and expires then
-      written = pcall_redis('SET', KEYS[i], value, expiry_option, expires - expiry_origin)
+      written = try('SET', KEYS[i], value, expiry_option, expires - expiry_origin)
     elseif value then
-      written = pcall_redis('SETRANGE', KEYS[i], '0', value) -- the value begins with this; the rest and the expiry stay
+      written = try('SETRANGE', KEYS[i], '0', value) -- the value begins with this; the rest and the expiry stay
     end
     if type(written) == 'table' and written.err then -- no write of this call is accepted
       return redis.error_reply((string.gsub(written.err, '^.*: %-', ''))) -- without the place in the script
