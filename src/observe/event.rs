@@ -418,6 +418,7 @@ impl<'a> MissingKey<'a> {
 }
 
 /// The label of a block by a layer's deny list.
+#[cfg(any(feature = "metrics", feature = "tracing"))]
 pub(crate) const DENY_LIST: &str = "list";
 
 /// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
@@ -435,6 +436,7 @@ impl<'a> BlockEvent<'a> {
     }
 
     /// Returns the label of the origin: `list`, `operator`, `ban`.
+    #[cfg(any(feature = "metrics", feature = "tracing"))]
     pub(crate) fn label(&self) -> &'static str {
         self.by.map_or(DENY_LIST, BlockedBy::as_str)
     }
