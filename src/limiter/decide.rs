@@ -57,9 +57,12 @@ impl Limiter {
             return Eventual::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
         }
         let limiter = self.clone();
-        Eventual::pending(async move {
-            limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
-        })
+        let resolving =
+            async move { limiter.resolve_call(kind, &check, call.await, known, asked_at_ms) };
+        match asked_at_ms {
+            Some(_) => self.claimed(resolving),
+            None => Eventual::pending(resolving),
+        }
     }
 
     /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.

@@ -6,9 +6,8 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    AtHead, HeaderStyle, PolicySelector, ProblemJson, RateLimit, ResponseEnd, ToBodyEnd,
+    AtHead, HeaderStyle, PolicySelector, ProblemJson, RateLimit,
     admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
-    response_end::{AtEnd, Metered},
     shared::Shared,
 };
 use crate::{
@@ -24,7 +23,7 @@ use crate::{
 /// See the [module docs](super) for an example. `R` makes the responses to rejected requests.
 pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
     pub(super) shared: Arc<Shared<R>>,
-    end: PhantomData<fn() -> E>,
+    pub(super) end: PhantomData<fn() -> E>,
 }
 
 impl RateLimitLayer {
@@ -97,81 +96,6 @@ impl<R, E> RateLimitLayer<R, E> {
             shared.plan.limits.push(limit);
             shared.plan.newest = Newest::Limits;
         }))
-    }
-
-    /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from its
-    /// admission to the end of the response's body.
-    ///
-    /// All replicas share the slots. The slots of a process that dies are released when they expire. Combine this with
-    /// limits of rates: a request is charged under all of them, or under none.
-    ///
-    /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too. The
-    /// handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that the
-    /// slot was lost. For work that goes on after the response, such as a web socket, see
-    /// [`CostMeter::hold`](super::CostMeter::hold).
-    ///
-    /// ```
-    /// use http::{Request, Response, StatusCode};
-    /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    ///
-    /// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
-    /// # over_http::run(async |http| {
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit_concurrent(Policy::parse("exports", "1/30s@concurrent")?, Header::new("x-tenant"));
-    ///
-    /// let service = layer.layer(service_fn(async |_: Request<String>| {
-    ///     Ok::<_, std::convert::Infallible>(Response::new("an export".to_owned()))
-    /// }));
-    /// let request = || Request::get("/").header("x-tenant", "acme").body(String::new());
-    /// let first = service.clone().oneshot(request()?).await?;
-    /// assert_eq!(first.headers()["ratelimit-policy"], r#""exports";q=1;qu="concurrent-requests""#);
-    ///
-    /// let second = service.clone().oneshot(request()?).await?;
-    /// assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
-    /// assert_eq!(second.headers()["retry-after"], "1");
-    ///
-    /// drop(first);                                                       // or its body has been sent
-    /// # tokio::task::yield_now().await;
-    /// assert_eq!(service.oneshot(request()?).await?.status(), StatusCode::OK);
-    /// # let _ = http;
-    /// # Ok(())
-    /// # });
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they could
-    /// not be renewed in time. If you know policies only at run time, use
-    /// [`try_limit_concurrent`](Self::try_limit_concurrent).
-    #[must_use]
-    #[track_caller]
-    pub fn limit_concurrent(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl KeyExtractor,
-    ) -> RateLimitLayer<R, ToBodyEnd> {
-        valid(self.try_limit_concurrent(policy, extractor))
-    }
-
-    /// Like [`limit_concurrent`](Self::limit_concurrent), for policies from a configuration file.
-    ///
-    /// # Errors
-    ///
-    /// Like [`try_limit`](Self::try_limit); and [`PolicyError::ExpiresTooEarly`].
-    pub fn try_limit_concurrent(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl KeyExtractor,
-    ) -> Result<RateLimitLayer<R, ToBodyEnd>, PolicyError> {
-        self.at_end(|_| {}).try_limit(policy, extractor)
-    }
-
-    /// Sets the wait in the response to a request that found no slot, unless another rule denies it for longer. The
-    /// default is a second.
-    #[must_use]
-    pub fn slot_retry_after(self, wait: Duration) -> Self {
-        self.change(|shared| shared.slot_wait = wait)
     }
 
     /// Labels the charges of the limit added last, so that [`Limiter::contributors`] can list the clients that used up
@@ -489,94 +413,6 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
-    /// Settles each request at the end of its response at the cost that the handler has counted by a
-    /// [`CostMeter`](super::CostMeter), under all policies of this layer.
-    ///
-    /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
-    /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
-    /// stays. An [`ActualCost`](super::ActualCost) in the extensions of the response wins over the meter, under the
-    /// policies that it is for.
-    ///
-    /// Responses have a [`FollowedBody`](super::FollowedBody) from here on; settlements run in the background, and delay
-    /// no response. If one fails, the charge stays. The headers of the response show the quota before the settlement.
-    ///
-    /// ```
-    /// use axum::{Router, body::Body, http::Request, routing::get};
-    /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, middleware::CostMeter};
-    /// use tower::ServiceExt;
-    ///
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// let limiter = Limiter::new(MemoryStore::new());
-    /// let (tokens, alice) = (Policy::parse("tokens", "1000/1m")?, Key::new("user", "alice"));
-    /// let layer = RateLimitLayer::new(limiter.clone())
-    ///     .limit(tokens.clone(), alice.clone())
-    ///     .cost(|_head, _policy| 100)                                // charged on arrival
-    ///     .meter_costs();
-    /// let chat = async |meter: CostMeter| {
-    ///     meter.add(7);                                              // or for each part of a stream
-    ///     "a short answer"
-    /// };
-    /// let app: Router = Router::new().route("/", get(chat)).layer(layer);
-    ///
-    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
-    /// drop(response);
-    /// tokio::task::yield_now().await;                                // settled in the background
-    /// let left = limiter.peek([Charge::new(&tokens, alice, 0)]).await?;
-    /// assert_eq!(left.policies().next().unwrap().rules()[0].remaining(), 993);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    #[must_use]
-    pub fn meter_costs(self) -> RateLimitLayer<R, ToBodyEnd> {
-        self.at_end(|at_end| at_end.metered = Metered::All)
-    }
-
-    /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for each
-    /// policy to meter.
-    ///
-    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](super::ActualCost) describes.
-    #[must_use]
-    pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
-        self.at_end(|at_end| at_end.metered.add(policy.into()))
-    }
-
-    /// Sets the final cost of an admitted request at the end of its response: from its last data, its trailers or how
-    /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
-    ///
-    /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
-    /// every admitted request, with or without a response. An [`ActualCost`](super::ActualCost) in the extensions of the
-    /// response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
-    ///
-    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background.
-    ///
-    /// ```
-    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer, middleware::ResponseEnd};
-    /// # let layer = RateLimitLayer::new(MemoryStore::new());
-    /// let layer = layer.settle_at_end(|end: &ResponseEnd, charge: &Charge| {
-    ///     let tokens = end.trailers().and_then(|trailers| trailers.get("x-tokens"));
-    ///     let tokens = tokens.and_then(|tokens| tokens.to_str().ok()?.parse().ok());
-    ///     tokens.unwrap_or(charge.cost())
-    /// });
-    /// # let _ = layer;
-    /// ```
-    #[must_use]
-    pub fn settle_at_end(
-        self,
-        cost: impl Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync + 'static,
-    ) -> RateLimitLayer<R, ToBodyEnd> {
-        self.at_end(|at_end| at_end.cost_of = Some(Arc::new(cost)))
-    }
-
-    fn at_end(self, change: impl FnOnce(&mut AtEnd)) -> RateLimitLayer<R, ToBodyEnd> {
-        let layer =
-            self.change(|shared| change(Arc::make_mut(shared.at_end.get_or_insert_default())));
-        RateLimitLayer {
-            shared: layer.shared,
-            end: PhantomData,
-        }
-    }
-
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
     /// panicked. By default such requests keep their charge.
     ///
@@ -707,7 +543,7 @@ impl<R, E> RateLimitLayer<R, E> {
         self.rejection(super::AxumRejection::new(handler))
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
+    pub(super) fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
         shared.prepare();
@@ -716,7 +552,7 @@ impl<R, E> RateLimitLayer<R, E> {
 }
 
 #[track_caller]
-fn valid<T>(layer: Result<T, PolicyError>) -> T {
+pub(super) fn valid<T>(layer: Result<T, PolicyError>) -> T {
     // Not in a closure, because a panic there would not show the caller's location.
     match layer {
         Ok(layer) => layer,

@@ -36,6 +36,8 @@ enum Failure {
     AnswerLost,
     /// The store is not even asked.
     Unsent,
+    /// The store takes a while to answer.
+    Slow,
 }
 
 impl Cluster {
@@ -74,7 +76,15 @@ impl Cluster {
 
 impl Store for Cluster {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.store.check(check)
+        let decision = self.store.check(check);
+        let is_slow = matches!(self.script.lock().unwrap().fails, Some(Failure::Slow));
+        match is_slow {
+            true => StoreFuture::pending(async {
+                sleep(Duration::from_millis(50)).await;
+                decision.await
+            }),
+            false => decision,
+        }
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
@@ -86,12 +96,12 @@ impl Store for Cluster {
         }
         let reply = self.store.execute(operation);
         match failure {
-            Some(_) => StoreFuture::pending(async {
+            Some(Failure::AnswerLost) => StoreFuture::pending(async {
                 drop(reply);
                 sleep(Duration::from_secs(3_600)).await;
                 unreachable!("the timeout comes first")
             }),
-            None => reply,
+            _ => reply,
         }
     }
 
@@ -262,6 +272,21 @@ async fn a_process_that_was_stopped_for_longer_than_the_expiry_holds_nothing() {
     advance(WINDOW * 2).await;
     assert!(!slot.is_held());
     slot.lost().await;
+    assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_before_the_answer_leaves_no_slot_taken() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    cluster.fail(Some(Failure::Slow));
+    for _ in 0..3 {
+        let jobs = one();
+        let mut asking = Box::pin(acquire(&limiter, &jobs));
+        assert!(futures::poll!(&mut asking).is_pending());
+        drop(asking);
+        cluster.pass(Duration::from_millis(100)).await;
+    }
     assert!(acquire(&limiter, &one()).await.is_some());
 }
 

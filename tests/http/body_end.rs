@@ -405,6 +405,25 @@ async fn a_closure_learns_how_the_response_ended_and_what_was_sent() {
     assert_eq!(budget.left().await, 95);
 }
 
+#[tokio::test]
+async fn a_closure_that_panics_leaves_the_charge_also_while_a_handler_panics() {
+    let budget = Budget::new();
+    let layer = budget.layer();
+    let layer = layer.settle_at_end(|_: &ResponseEnd, _| panic!("on purpose"));
+    let panics = layer.layer(service_fn(async |request: Request<()>| {
+        if request.method() == Method::GET {
+            panic!("on purpose");
+        }
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    assert!(
+        tokio::spawn(panics.oneshot(Request::new(())))
+            .await
+            .is_err()
+    );
+    assert_eq!(budget.left().await, 90);
+}
+
 #[test]
 fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
     let runtime = tokio::runtime::Builder::new_current_thread()

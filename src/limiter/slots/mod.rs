@@ -11,6 +11,7 @@
 //! is none at all: the store counts units and knows no holders, so that a message too many would return or renew the
 //! slot of someone else.
 
+mod claim;
 mod clock;
 mod renewer;
 

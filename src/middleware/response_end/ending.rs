@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -137,7 +138,11 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
         end.metered = self.reading.units();
-        let parts = Limiter::changed_parts(&self.usage, |charge| self.at_end.cost(end, charge));
+        // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
+        let parts = catch_unwind(AssertUnwindSafe(|| {
+            Limiter::changed_parts(&self.usage, |charge| self.at_end.cost(end, charge))
+        }));
+        let parts = parts.unwrap_or_default();
         let runtime = self.runtime.take().or_else(|| Handle::try_current().ok());
         let Some(runtime) = runtime.filter(|_| !parts.is_empty()) else {
             return;

@@ -6,10 +6,12 @@ use http_body::Body;
 mod body;
 mod cost_meter;
 mod ending;
+mod layer;
 
 pub use body::FollowedBody;
 pub use cost_meter::{CostMeter, EndGuard};
-pub(super) use ending::{AtEnd, Metered};
+pub(super) use ending::AtEnd;
+use ending::Metered;
 pub use ending::{EndOutcome, Ending, ResponseEnd};
 
 /// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
