@@ -23,6 +23,7 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- Of KEYS[i]: what has been read, and what its operation leaves to be written: a value, GONE or nothing; and when the key expires.
+-- Of KEYS[i]: what has been read, and what its operation leaves to be written: a value, GONE or nothing; and when the
+-- key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}

@@ -1,11 +1,11 @@
 -- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
--- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind and none of the
--- calendar, while no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles
--- the newest step. Anything else it hands over by returning nothing: a block, a key that is new, wide entries, a queue without
--- room, a check that is admitted partly. A value that cannot be read raises an error. The plain script then begins the
--- operation again, as nothing has been changed. To change what the script means, change the plain script: without this file
--- it gives the same answers.
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind and
+-- none of the calendar, while no clock has stepped back: it charges them as they are, opens steps, releases others, or
+-- denies. And it settles the newest step. Anything else it hands over by returning nothing: a block, a key that is new,
+-- wide entries, a queue without room, a check that is admitted partly. A value that cannot be read raises an error. The
+-- plain script then begins the operation again, as nothing has been changed. To change what the script means, change
+-- the plain script: without this file it gives the same answers.
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
 local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
@@ -34,8 +34,8 @@ local function read_task(arg)
   return task
 end
 
--- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or none, is
--- known to be, the one at `high` not to be.
+-- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or
+-- none, is known to be, the one at `high` not to be.
 local function last_below(value, at, low, high, origin, bound)
   local probe = low + 1 -- doubled, since the answer is mostly near
   while high - low > 1 do
@@ -49,8 +49,8 @@ local function last_below(value, at, low, high, origin, bound)
   return low
 end
 
--- Reads the k-th section of KEYS[i] without the steps that are released: used, newest, first, base, width, where live entries
--- begin and end, and where the section and its room begin and end. Returns nothing if the plain script has to.
+-- Reads the k-th section of KEYS[i] without the steps that are released: used, newest, first, base, width, where live
+-- entries begin and end, and where the section and its room begin and end. Returns nothing if the plain script has to.
 local function read_section(task, i, k)
   local value, at, step, retention = stored[i], 14 + task.rules * 14, task.spans[k * 2 - 1], task.spans[k * 2]
   for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end
@@ -97,8 +97,8 @@ local function fits(task, i, count)
   return fit
 end
 
--- The k-th section of KEYS[i], with the current step as its newest: used, newest, first, where it begins, and its bytes: the
--- head, the queue and a new entry. Returns nothing if the plain script has to.
+-- The k-th section of KEYS[i], with the current step as its newest: used, newest, first, where it begins, and its
+-- bytes: the head, the queue and a new entry. Returns nothing if the plain script has to.
 local function open_step(task, i, k)
   local used, newest, first, base, width, live, behind, at, limit = read_section(task, i, k)
   local step, closed = task.spans[k * 2 - 1], ''
@@ -117,8 +117,8 @@ local function open_step(task, i, k)
   return used, newest, first, at, head, sub(stored[i], live, behind - 1), closed
 end
 
--- Charges units to KEYS[i], of which a section is due. Returns its count and what its rules use, or nothing if the plain
--- script has to.
+-- Charges units to KEYS[i], of which a section is due. Returns its count and what its rules use, or nothing if the
+-- plain script has to.
 local function charge_due(task, i, units)
   local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   local since, expires, window = front[rules * 2 + 2], front[rules * 2 + 3], nil
@@ -164,8 +164,8 @@ local function charge(task, i, units)
   return values[i]
 end
 
--- The reply with what is used of KEYS[i] without a charge; and, where the units do not fit, when they do. Returns nothing if
--- the plain script has to.
+-- The reply with what is used of KEYS[i] without a charge; and, where the units do not fit, when they do. Returns
+-- nothing if the plain script has to.
 local function usage(task, i, reply)
   local front, value = fronts[i], stored[i]
   reply = reply .. '\1'
@@ -191,8 +191,8 @@ local function usage(task, i, reply)
   return reply
 end
 
--- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns as `charge_due`.
--- Where a check has limits, a settlement has the ends of the charged steps.
+-- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns as
+-- `charge_due`. Where a check has limits, a settlement has the ends of the charged steps.
 local function settle(task, i, units)
   local front, value, rules, at = fronts[i], stored[i], task.rules, 14 + task.rules * 14
   if task.are_buckets then return end

@@ -8,8 +8,8 @@ local function end_of_block(held)
   return stop
 end
 
--- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. Of several
--- blocks, the one that ends last.
+-- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. Of
+-- several blocks, the one that ends last.
 local function heed(first, count)
   local latest, reply = now, nil
   for place = 0, count - 1 do
@@ -20,8 +20,8 @@ local function heed(first, count)
   return reply
 end
 
--- Blocks an identity until a time, unless it is blocked for longer. A second key holds strikes: then only if they reach their
--- limit, and they are forgotten.
+-- Blocks an identity until a time, unless it is blocked for longer. A second key holds strikes: then only if they reach
+-- their limit, and they are forgotten.
 local function block_until(parts, stop)
   local part, strikes = parts[1], parts[2]
   if strikes then

@@ -1,5 +1,5 @@
--- Buckets: what a section uses is what is missing in the bucket at the time `due`, in units * ms. A unit is as much as the window is
--- long, and each ms brings back the refill.
+-- Buckets: what a section uses is what is missing in the bucket at the time `due`, in units * ms. A unit is as much as
+-- the window is long, and each ms brings back the refill.
 
 local function describe_bucket(section)
   local rule = section.rule

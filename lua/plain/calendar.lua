@@ -1,6 +1,6 @@
--- Calendar rules: they count the units of one period, such as a month in a time zone. `newest` is the end of that period. Callers
--- send the boundaries of the periods around the time of their own clock. As their zone data may differ, a count is kept until the
--- later of two ends.
+-- Calendar rules: they count the units of one period, such as a month in a time zone. `newest` is the end of that
+-- period. Callers send the boundaries of the periods around the time of their own clock. As their zone data may differ,
+-- a count is kept until the later of two ends.
 
 local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one period, as a day is longer
 local BOUNDARY_COUNT, BOUNDARY, BOUNDARY_SIZE = '<I1', '<I6', 6
@@ -17,8 +17,9 @@ function calendar.new(rule)
   rule.window, rule.start, rule.stop, rule.last_believed = 0, now, now, math.huge
 end
 
--- Reads the boundaries of a caller's rule: the start of a period, and the ends of this one and those after it. The operation fails if
--- the time is not within these, or if an end after the next two is needed. Returns where they end in the argument.
+-- Reads the boundaries of a caller's rule: the start of a period, and the ends of this one and those after it. The
+-- operation fails if the time is not within these, or if an end after the next two is needed. Returns where they end in
+-- the argument.
 function calendar.read_details(rule, arg, at)
   local count, bounds = unpack(BOUNDARY_COUNT, arg, at), {}
   for k = 1, count do bounds[k] = unpack(BOUNDARY, arg, at + 1 + (k - 1) * BOUNDARY_SIZE) end

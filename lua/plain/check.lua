@@ -1,5 +1,5 @@
--- Checks, and settlements and renewals of them. An operation gets its `parts`: `i` of its key, `units`, `rules`, `block`. It
--- returns its reply, and leaves what it writes to its caller.
+-- Checks, and settlements and renewals of them. An operation gets its `parts`: `i` of its key, `units`, `rules`,
+-- `block`. It returns its reply, and leaves what it writes to its caller.
 
 -- How many times the units fit a section, at most `count`.
 local function times_that_fit(section, units, count)
@@ -21,8 +21,8 @@ local function usage_of(part, is_denied)
   return reply
 end
 
--- Checks keys, all or nothing: admitted as often as the units of each fit all its rules, at most `asked` times. Returns the
--- reply, and how often.
+-- Checks keys, all or nothing: admitted as often as the units of each fit all its rules, at most `asked` times. Returns
+-- the reply, and how often.
 local function check(parts, asked)
   if asked == 0 then return NOT_ASKED, 0 end
   local count = asked
@@ -42,8 +42,8 @@ local function check(parts, asked)
   return reply, count
 end
 
--- Settles what a check has charged: its steps get so many units more, or less. These rules have no limits, but where a limit
--- would stand the end of the charged step; a bucket has its limit, as it has no steps.
+-- Settles what a check has charged: its steps get so many units more, or less. These rules have no limits, but where a
+-- limit would stand the end of the charged step; a bucket has its limit, as it has no steps.
 local function settle(parts)
   local reply = DONE
   for _, part in ipairs(parts) do
@@ -61,8 +61,8 @@ local function settle(parts)
   return reply
 end
 
--- Moves the slots that a check has taken to the step of now, if all of them still count. The rules have no limits, as in a
--- settlement.
+-- Moves the slots that a check has taken to the step of now, if all of them still count. The rules have no limits, as
+-- in a settlement.
 local function renew(parts)
   local are_held = true
   for _, part in ipairs(parts) do

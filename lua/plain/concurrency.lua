@@ -1,5 +1,5 @@
--- Concurrency rules: sliding rules whose units are slots. A slot that is returned is taken from its step; one that is renewed moves
--- to the step of now, so that it is released later.
+-- Concurrency rules: sliding rules whose units are slots. A slot that is returned is taken from its step; one that is
+-- renewed moves to the step of now, so that it is released later.
 
 local concurrency = {
   new = steps.new,

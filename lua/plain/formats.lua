@@ -1,5 +1,5 @@
--- What is written as bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first; times
--- are in ms. README.md draws it all.
+-- What is written as bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
+-- times are in ms. README.md draws it all.
 
 local pack, unpack, sub = struct.pack, struct.unpack, string.sub
 

@@ -1,15 +1,17 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second, limit)  names the two numbers of a label; sets `window`: how long units count, about. No limit: a rule of others
--- advance(section, time)           brings a section up to date: drops what is released or not believed
--- charge(section, time, units)     adds units that fit
--- settle(section, time, units, stop)  adds units to the step that ends at `stop`, or takes as many as it has (units below 0)
--- fits_at(section, units)          when units fit that do not fit now, although they are within the limit
+-- new(rule, first, second, limit)    names the two numbers of a label, and sets `window`: how long units count, about;
+--                                    there is no limit for a rule of others
+-- advance(section, time)             brings a section up to date: drops what is released or not believed
+-- charge(section, time, units)       adds units that fit
+-- settle(section, time, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
+-- fits_at(section, units)            when units fit that do not fit now, although they are within the limit
 --
 -- A calendar rule has `read_details` besides, and a concurrency rule `has` and `renew`: see their files.
 --
 -- A section has `rule`, `used` (as it is stored), `base`, `width`, `queue`, `room`; and after each of these functions
--- `units` that count, `newest`, `first`, and three times: when it is `due`, the `start` of its newest step, the last `release`.
+-- `units` that count, `newest`, `first`, and three times: when it is `due`, the `start` of its newest step, the last
+-- `release`.
 
 local KINDS = {
   [0] = steps,

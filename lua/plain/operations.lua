@@ -20,7 +20,8 @@ local OPERATIONS = {
 
 local rules_by_arg = {} -- as many parts of a call are alike
 
--- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of some.
+-- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of
+-- some.
 local function rules_of(arg, at, count)
   local rules, label_at = {}, at + count * LIMIT_SIZE
   for i = 1, count do

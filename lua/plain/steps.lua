@@ -1,9 +1,10 @@
--- Sliding and fixed rules: they count units in steps. A step is named by its end, and counts until `retention` ms after it.
+-- Sliding and fixed rules: they count units in steps. A step is named by its end, and counts until `retention` ms after
+-- it.
 --
--- A section holds the end of its `newest` step, and how many units are `used`. Its `queue` has an entry for each step before
--- the newest, oldest first: the number of the step (its end / step), and the total of all units up to its end. Totals are
--- counted from `base`. So what is released and when a cost fits are found by bisection: no work grows with the time that has
--- passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
+-- A section holds the end of its `newest` step, and how many units are `used`. Its `queue` has an entry for each step
+-- before the newest, oldest first: the number of the step (its end / step), and the total of all units up to its end.
+-- Totals are counted from `base`. So what is released and when a cost fits are found by bisection: no work grows with
+-- the time that has passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
 
 local ENTRIES = {
   { format = '<I2I2', size = 4, wrap = 2 ^ 16 },
@@ -39,8 +40,8 @@ local function entry_bytes(section, stop, units)
   return pack(entries.format, number, total_after(section.base, units, entries.wrap))
 end
 
--- The first entry from the i-th on of which `is_reached(stop, units)`; it is of all after that one, too. One more than there
--- are if it is of none.
+-- The first entry from the i-th on of which `is_reached(stop, units)`; it is of all after that one, too. One more than
+-- there are if it is of none.
 local function first_entry(section, i, is_reached)
   local bound, stride = count_entries(section) + 1, 1 -- doubled, since the first is mostly near
   while i < bound do
@@ -54,8 +55,8 @@ local function first_entry(section, i, is_reached)
   return i
 end
 
--- Makes entries so wide that they can hold so many units, and tell steps apart: of those that count the newest may be a window ahead
--- of the clock, and the oldest a window behind.
+-- Makes entries so wide that they can hold so many units, and tell steps apart: of those that count the newest may be a
+-- window ahead of the clock, and the oldest a window behind.
 local function widen(section, units)
   local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
   while most >= ENTRIES[width].wrap do width = width + 1 end
@@ -102,7 +103,8 @@ local function add(section, stop, units)
   section.used = section.used + units
 end
 
--- Changes the units of a step that is not after the newest, and so the totals from it on. A step without units is left out.
+-- Changes the units of a step that is not after the newest, and so the totals from it on. A step without units is left
+-- out.
 local function change(section, stop, units)
   widen(section, section.used + math.max(units, 0))
   section.queue = section.queue .. entry_bytes(section, section.newest, section.used) -- an entry as the others, for now

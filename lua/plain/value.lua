@@ -35,8 +35,8 @@ local function new_section()
   return { used = 0, due = 0, newest = 0, first = 0, base = 0, width = 0, room = 0, queue = '' }
 end
 
--- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two releases
--- with different rules can share a key. All are up to date. And when the key expires.
+-- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two
+-- releases with different rules can share a key. All are up to date. And when the key expires.
 local function read(i, rules)
   local value, held, expires = get(i), {}, 0
   if value then held, expires = parse(value) end
@@ -71,8 +71,8 @@ local function section_bytes(section)
     .. section.queue .. string.rep('\0', room - length)
 end
 
--- When a key shall expire: at the last release, or up to a window later, but at most a minute, so that most new steps leave
--- the expiry as it is.
+-- When a key shall expire: at the last release, or up to a window later, but at most a minute, so that most new steps
+-- leave the expiry as it is.
 local function expiry_of(latest, expires)
   if latest.release <= expires and expires <= latest.release + A_MINUTE then return expires end
   return latest.release + math.min(latest.rule.window, A_MINUTE)

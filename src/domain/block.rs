@@ -245,8 +245,8 @@ impl Ban {
     ///
     /// # Errors
     ///
-    /// When the rule is not valid, or neither sliding nor fixed, when its limit is 0, or when the time is zero, longer than ten years, or
-    /// has a fraction of a millisecond.
+    /// When the rule is not valid, or neither sliding nor fixed, when its limit is 0, or when the time is zero, longer
+    /// than ten years, or has a fraction of a millisecond.
     pub fn new(strikes: Rule, time: Duration) -> Result<Self, BanError> {
         strikes.validate().map_err(BanError::Strikes)?;
         if strikes.limit() == 0 {

@@ -32,8 +32,8 @@ pub enum Operation {
     },
     /// Give each charge of an admitted check its final cost, in the step that it was charged to.
     Settle(Settlement),
-    /// Move the [slots](crate::store::Slots) of a check to the step of now, if all of them still count; otherwise change
-    /// nothing.
+    /// Move the [slots](crate::store::Slots) of a check to the step of now, if all of them still count; otherwise
+    /// change nothing.
     Renew(Renewal),
     /// Forget all charges to a key under a policy.
     Reset {
@@ -87,7 +87,8 @@ pub enum Operation {
         /// The key.
         key: Key,
     },
-    /// Add the counts that a process has made of [denied identities](crate::denials), a report for each span of ten seconds.
+    /// Add the counts that a process has made of [denied identities](crate::denials), a report for each span of ten
+    /// seconds.
     ///
     /// A report that the store cannot add is lost, and no check waits for it.
     ReportDenials(Vec<DenialReport>),

@@ -308,8 +308,8 @@ pub enum PolicyError {
         /// Names the rule and the problem.
         source: RuleError,
     },
-    /// Two rules have the same window and kind, or the same calendar periods, so that one of them would have no effect. If you want two buckets,
-    /// write the refill of one for another window, as `60/1m` instead of `1/1s`.
+    /// Two rules have the same window and kind, or the same calendar periods, so that one of them would have no effect.
+    /// If you want two buckets, write the refill of one for another window, as `60/1m` instead of `1/1s`.
     SameWindow {
         /// The policy's name.
         policy: String,
@@ -330,8 +330,8 @@ pub enum PolicyError {
         /// The policy's name.
         policy: String,
     },
-    /// The slots of a [concurrency rule](Rule::concurrent) expire in less than six timeouts of the limiter, so that they
-    /// could not be renewed in time.
+    /// The slots of a [concurrency rule](Rule::concurrent) expire in less than six timeouts of the limiter, so that
+    /// they could not be renewed in time.
     ExpiresTooEarly {
         /// The policy's name.
         policy: String,

@@ -225,8 +225,8 @@ impl Limiter {
 
     /// Sets whether a [block](crate::block#blocks) of an identity denies its requests. The default is `true`.
     ///
-    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, for all their identities, or
-    /// those of a layer that [looks an identity up](crate::RateLimitLayer::deny_blocked),
+    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, for all their identities,
+    /// or those of a layer that [looks an identity up](crate::RateLimitLayer::deny_blocked),
     /// and [`block`](Self::block) returns an error. You save Redis one `GET` for each identity of a check, but no round
     /// trip. A store without blocks decides by its limits either way.
     #[must_use]

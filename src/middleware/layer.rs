@@ -463,9 +463,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and [around a
     /// client](super#around-a-client). The timeout then limits each store call.
     ///
-    /// If the store cannot be reached or does not answer, a request under [`Closed`](crate::FailurePolicy::Closed) keeps
-    /// asking until its time is over. Under [`Open`](crate::FailurePolicy::Open) the request passes at once: an outage must
-    /// not slow down each request by the longest wait.
+    /// If the store cannot be reached or does not answer, a request under [`Closed`](crate::FailurePolicy::Closed)
+    /// keeps asking until its time is over. Under [`Open`](crate::FailurePolicy::Open) the request passes at once: an
+    /// outage must not slow down each request by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.max_wait = Some(most))

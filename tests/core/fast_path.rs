@@ -1,4 +1,5 @@
-//! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the same.
+//! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the
+//! same.
 
 use crate::common::{
     history::{

@@ -161,8 +161,8 @@ fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
 
 /// The maximum number of charges within any span of a window.
 ///
-/// A charge in the step that ends at `end` counts until `end + window`. So the next step in which the charge no longer counts
-/// ends later than that.
+/// A charge in the step that ends at `end` counts until `end + window`. So the next step in which the charge no longer
+/// counts ends later than that.
 fn most_within(window: u64, ends: &[u64]) -> u64 {
     let mut ends = ends.to_vec();
     ends.sort_unstable();

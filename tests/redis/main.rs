@@ -24,6 +24,7 @@ mod policies;
 mod replicas;
 mod sentinel;
 mod shared_calls;
+mod slots;
 mod timeouts;
 mod tls;
 mod transactions;

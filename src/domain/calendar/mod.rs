@@ -143,9 +143,9 @@ impl Calendar {
         self.zone.boundaries_ms(self, at_ms, around)
     }
 
-    /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the label of
-    /// stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48 for the
-    /// zone's name as it is written.
+    /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the
+    /// label of stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48
+    /// for the zone's name as it is written.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn label(self) -> u64 {
         let period = match self.period {

@@ -1,8 +1,8 @@
 //! The arithmetic of rules, without I/O or a clock: the same as the script's.
 //!
-//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding, a fixed or
-//! a [concurrency](concurrency) rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a calendar
-//! rule.
+//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding, a fixed
+//! or a [concurrency](concurrency) rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a
+//! calendar rule.
 
 #[cfg(feature = "redis")]
 pub(crate) use self::bucket::BucketState;

@@ -42,8 +42,9 @@ use crate::domain::{
 
 /// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
 ///
-/// A slot can be lost while you hold it: the store has not answered for too long, an operator has reset the key, or this
-/// process was stopped for longer than the slot's expiry. Then others may take your slot: see [`lost`](Self::lost).
+/// A slot can be lost while you hold it: the store has not answered for too long, an operator has reset the key, or
+/// this process was stopped for longer than the slot's expiry. Then others may take your slot: see
+/// [`lost`](Self::lost).
 #[must_use = "the slots are returned when you drop this"]
 pub struct Slot {
     holding: Arc<Holding>,

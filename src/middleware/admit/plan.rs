@@ -154,6 +154,9 @@ impl Plan {
     /// Warns of a final cost for a policy that was not checked, if the layer has no such policy.
     #[cold]
     pub(in crate::middleware) fn warn_of_unknown(&self, name: &str) {
+        if self.warnings.has_misnamed() {
+            return;
+        }
         if !self.charge_look_ups.is_empty() || !self.selectors().all(PolicySelector::is_known) {
             return;
         }

@@ -113,6 +113,11 @@ impl Warnings {
         }
     }
 
+    /// Whether an unknown policy has been warned about.
+    pub(super) fn has_misnamed(&self) -> bool {
+        self.misnames.load(Relaxed)
+    }
+
     /// Warns that a response has set its cost under an unknown policy.
     pub(super) fn unknown_policy<'a>(&self, name: &str, known: impl Iterator<Item = &'a str>) {
         if !self.misnames.swap(true, Relaxed) {

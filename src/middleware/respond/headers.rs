@@ -97,8 +97,8 @@ impl HeaderStyle {
     /// left, and `t` the seconds until no unit counts any more. The response to a denied request lists only the
     /// exceeded rules; there, `t` is the seconds until the rule would admit the request. For a policy checked with
     /// several keys, the key with the longest wait is listed, or else the one with the least left. Windows below one
-    /// second have no `w`, and others are rounded up to whole seconds. A [concurrency rule](crate::Rule::concurrent) has
-    /// neither `w` nor `t`, and the unit `qu="concurrent-requests"`.
+    /// second have no `w`, and others are rounded up to whole seconds. A [concurrency rule](crate::Rule::concurrent)
+    /// has neither `w` nor `t`, and the unit `qu="concurrent-requests"`.
     ///
     /// `t` may be more than `w`: units are counted in [steps](crate#rules), a sixtieth of the window by default, and
     /// are given back a window after the *end* of their step. A unit charged at the beginning of a step under `600/1m`

@@ -177,8 +177,8 @@ pub enum EndOutcome {
     Complete,
     /// The body failed.
     Failed,
-    /// The response was dropped before its end, or there was none: the client left, the service failed or panicked, or a
-    /// timeout ended the request.
+    /// The response was dropped before its end, or there was none: the client left, the service failed or panicked, or
+    /// a timeout ended the request.
     #[default]
     Dropped,
 }

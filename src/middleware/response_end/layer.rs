@@ -10,15 +10,15 @@ use crate::{
 };
 
 impl<R, E> RateLimitLayer<R, E> {
-    /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from its
-    /// admission to the end of the response's body.
+    /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from
+    /// its admission to the end of the response's body.
     ///
     /// All replicas share the slots. The slots of a process that dies are released when they expire. Combine this with
     /// limits of rates: a request is charged under all of them, or under none.
     ///
-    /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too. The
-    /// handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that the
-    /// slot was lost. For work that goes on after the response, such as a web socket, see
+    /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
+    /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
+    /// the slot was lost. For work that goes on after the response, such as a web socket, see
     /// [`CostMeter::hold`](super::CostMeter::hold).
     ///
     /// ```
@@ -52,8 +52,8 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// # Panics
     ///
-    /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they could
-    /// not be renewed in time. If you know policies only at run time, use
+    /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they
+    /// could not be renewed in time. If you know policies only at run time, use
     /// [`try_limit_concurrent`](Self::try_limit_concurrent).
     #[must_use]
     #[track_caller]
@@ -93,8 +93,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// stays. An [`ActualCost`](super::ActualCost) in the extensions of the response wins over the meter, under the
     /// policies that it is for.
     ///
-    /// Responses have a [`FollowedBody`](super::FollowedBody) from here on; settlements run in the background, and delay
-    /// no response. If one fails, the charge stays. The headers of the response show the quota before the settlement.
+    /// Responses have a [`FollowedBody`](super::FollowedBody) from here on; settlements run in the background, and
+    /// delay no response. If one fails, the charge stays. The headers of the response show the quota before the
+    /// settlement.
     ///
     /// ```
     /// use axum::{Router, body::Body, http::Request, routing::get};
@@ -128,10 +129,11 @@ impl<R, E> RateLimitLayer<R, E> {
         self.at_end(|at_end| at_end.metered = Metered::All)
     }
 
-    /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for each
-    /// policy to meter.
+    /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for
+    /// each policy to meter.
     ///
-    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](super::ActualCost) describes.
+    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](super::ActualCost)
+    /// describes.
     #[must_use]
     pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
         self.at_end(|at_end| at_end.metered.add(policy.into()))
@@ -141,11 +143,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
     ///
     /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
-    /// every admitted request, with or without a response. An [`ActualCost`](super::ActualCost) in the extensions of the
-    /// response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
+    /// every admitted request, with or without a response. An [`ActualCost`](super::ActualCost) in the extensions of
+    /// the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
-    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the charge
-    /// stays.
+    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
+    /// charge stays.
     ///
     /// ```
     /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer, middleware::ResponseEnd};
