@@ -19,7 +19,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
     /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
     /// the slot was lost. For work that goes on after the response, such as a web socket, see
-    /// [`CostMeter::hold`](super::CostMeter::hold).
+    /// [`CostMeter::hold`](crate::middleware::CostMeter::hold).
     ///
     /// ```
     /// use http::{Request, Response, StatusCode};
@@ -86,14 +86,14 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Settles each request at the end of its response at the cost that the handler has counted by a
-    /// [`CostMeter`](super::CostMeter), under all policies of this layer.
+    /// [`CostMeter`](crate::middleware::CostMeter), under all policies of this layer.
     ///
     /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
     /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
-    /// stays. An [`ActualCost`](super::ActualCost) in the extensions of the response wins over the meter, under the
+    /// stays. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter, under the
     /// policies that it is for.
     ///
-    /// Responses have a [`FollowedBody`](super::FollowedBody) from here on; settlements run in the background, and
+    /// Responses have a [`FollowedBody`](crate::middleware::FollowedBody) from here on; settlements run in the background, and
     /// delay no response. If one fails, the charge stays. The headers of the response show the quota before the
     /// settlement.
     ///
@@ -132,7 +132,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for
     /// each policy to meter.
     ///
-    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](super::ActualCost)
+    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](crate::middleware::ActualCost)
     /// describes.
     #[must_use]
     pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
@@ -143,7 +143,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
     ///
     /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
-    /// every admitted request, with or without a response. An [`ActualCost`](super::ActualCost) in the extensions of
+    /// every admitted request, with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of
     /// the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
     /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
