@@ -90,12 +90,12 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
     /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
-    /// stays. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter, under the
-    /// policies that it is for.
+    /// stays. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter,
+    /// under the policies that it is for.
     ///
-    /// Responses have a [`FollowedBody`](crate::middleware::FollowedBody) from here on; settlements run in the background, and
-    /// delay no response. If one fails, the charge stays. The headers of the response show the quota before the
-    /// settlement.
+    /// Responses have a [`FollowedBody`](crate::middleware::FollowedBody) from here on; settlements run in the
+    /// background, and delay no response. If one fails, the charge stays. The headers of the response show the quota
+    /// before the settlement.
     ///
     /// ```
     /// use axum::{Router, body::Body, http::Request, routing::get};
@@ -132,8 +132,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for
     /// each policy to meter.
     ///
-    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](crate::middleware::ActualCost)
-    /// describes.
+    /// You get a warning about a name that no policy has, in the cases that
+    /// [`ActualCost`](crate::middleware::ActualCost) describes.
     #[must_use]
     pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
         self.at_end(|at_end| at_end.metered.add(policy.into()))
@@ -143,8 +143,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
     ///
     /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
-    /// every admitted request, with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of
-    /// the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
+    /// every admitted request, with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the
+    /// extensions of the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
     /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
     /// charge stays.
