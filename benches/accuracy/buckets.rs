@@ -5,13 +5,13 @@ use std::time::Duration;
 use sluicegate::Rule;
 
 use crate::{
-    common::redis::Server,
     fleet::Fleet,
     job::{Job, Where},
     judge::{Answer, Record, by_key, ms},
     page::{Page, head, line},
     rule,
 };
+use support::redis::Server;
 
 const RULES: [&str; 3] = ["20+20/1s@bucket", "20+10/1s@bucket", "200+20/1s@bucket"];
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::{
     clock::Clock,
-    common::redis::Server,
     fleet::Fleet,
     job::{Job, Where},
     page::{Page, Promise, table},
     rule,
 };
+use support::redis::Server;
 
 const CROWDED: &str = "100/1s";
 

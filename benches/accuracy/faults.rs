@@ -3,13 +3,13 @@
 use std::{thread::sleep, time::Duration};
 
 use crate::{
-    common::{cluster::Cluster, redis::Server, sentinel::Group},
     fleet::Fleet,
     job::{Job, Where},
     judge::{Record, Verdict},
     page::{Page, Promise, table},
     rule,
 };
+use support::{cluster::Cluster, redis::Server, sentinel::Group};
 
 /// A window longer than a failover, so that lost data would show.
 const FAILED_OVER: &str = "300/6s";

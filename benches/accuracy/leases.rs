@@ -4,13 +4,13 @@ use std::{thread::sleep, time::Duration};
 
 use crate::{
     clock::Clock,
-    common::{redis::Server, sentinel::Group},
     fleet::Fleet,
     job::{Job, PATIENCE, Where},
     judge::{Record, Verdict, ms},
     page::{Page, head, line, percent},
     rule,
 };
+use support::{redis::Server, sentinel::Group};
 
 /// The first is used up once, the second is used up and released again.
 const RULES: [&str; 2] = ["20000/1h", "2000/10s"];

@@ -1,4 +1,4 @@
-//! The accuracy of the limits, against an exact model: `cargo bench --bench accuracy --features bb8,cluster,sentinel`.
+//! The accuracy of the limits, against an exact model: `cargo bench --bench accuracy`.
 //!
 //! Starts Redis servers and worker processes that share limits through them, lets them ask for more than the limits,
 //! and judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, and draws
@@ -10,8 +10,6 @@ mod buckets;
 mod chart;
 #[path = "../../tests/faults/clock.rs"]
 mod clock;
-#[path = "../../tests/common/mod.rs"]
-mod common;
 mod crowds;
 mod faults;
 mod fleet;

@@ -6,12 +6,12 @@ use futures::future::join_all;
 use sluicegate::{Key, Limiter, Policy, RedisStore};
 
 use crate::{
-    common::redis::Server,
     job::PATIENCE,
     judge::{Answer, ms},
     page::{Page, head, line},
     worker::{ask, timed},
 };
+use support::redis::Server;
 
 const CLIENTS: u64 = 32;
 const ROUNDS: u64 = 6;

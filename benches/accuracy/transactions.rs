@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::{
-    common::redis::Server,
     fleet::Fleet,
     job::{Job, Where},
     judge::{Answer, Record},
     page::{Page, Promise, head, line, table},
     rule,
 };
+use support::redis::Server;
 
 const CROWDED: &str = "100/1s";
 

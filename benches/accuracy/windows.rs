@@ -6,7 +6,6 @@ use sluicegate::Rule;
 
 use crate::{
     chart::{Bar, Chart, Group},
-    common::redis::Server,
     fleet::Fleet,
     job::{Job, Where},
     judge::{Answer, Record, Verdict},
@@ -14,6 +13,7 @@ use crate::{
     page::{Page, Promise, head, line, percent, table},
     rule,
 };
+use support::redis::Server;
 
 /// All rules have the same rate.
 const RULES: [&str; 8] = [

@@ -16,10 +16,10 @@ use sluicegate::{
 };
 
 use crate::{
-    common::sentinel::NAME,
     job::{Job, Where},
     judge::{Answer, Record},
 };
+use support::sentinel::NAME;
 
 /// A rule beside the rule under test. It denies nothing, and the end of its step is the millisecond of each decision by
 /// the store's clock.

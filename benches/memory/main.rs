@@ -5,17 +5,13 @@
 //! Every tenth check is for a single hot identity, which gets leases. Fails when the process grows by more than 16 MiB
 //! after the first million.
 
-#[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../tests/common/redis.rs"]
-mod redis_server;
-
 use std::{cell::Cell, fs, process::ExitCode, rc::Rc};
 
-use redis_server::Server;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
     store::{DenyCache, Leases},
 };
+use support::redis::Server;
 use tokio::task::LocalSet;
 
 const IDENTITIES: u64 = 10_000_000;

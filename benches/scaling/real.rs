@@ -3,21 +3,17 @@
 //! Each has its own core. The costs are the working times for 32 callers: with shared calls, without, and with one user
 //! for all. Then 64 callers ask at once, and the simulation with these costs must predict the rate of decisions.
 
-#[path = "../../tests/common/redis.rs"]
-#[allow(dead_code, unreachable_pub, reason = "made for the tests")]
-mod redis_server;
-
 use std::{
     fs,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use redis_server::Server;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, Rule, Store,
     store::{Check, Operation},
 };
+use support::redis::Server;
 
 use crate::{
     costs::Costs,

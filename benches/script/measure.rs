@@ -2,28 +2,19 @@
 //! two cases. They take turns that are so short that a busy machine disturbs both alike, and the figure is the median
 //! of the ratios. Ends with 1 when a bar is missed.
 
-#[path = "../../tests/common/redis.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    clippy::must_use_candidate,
-    reason = "made for the tests"
-)]
-mod redis_server;
-
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
 
 use redis::aio::MultiplexedConnection;
-use redis_server::Server;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
     block::Until,
     store::{Check, Operation, Settlement, StoreExt},
     test_util::TestClock,
 };
+use support::redis::Server;
 
 use crate::picture;
 

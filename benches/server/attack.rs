@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Measured, load::Load, measure, median, redis_server::Server, run as serve, with_limit,
-};
+use support::redis::Server;
+
+use super::{Measured, load::Load, measure, median, run as serve, with_limit};
 
 const USERS: usize = 64;
 const LIMIT: &str = "header:x-api-key=1/1h,2/2h,3/1d";

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::redis_server::Server;
+use support::redis::Server;
 
 /// Requests a second, and the round trip in ms.
 const ROWS: [(u32, u64); 4] = [(1_000, 1), (1_000, 10), (600, 20), (5_000, 10)];

@@ -32,22 +32,15 @@ mod app;
 #[allow(dead_code, reason = "the example uses the rest")]
 mod report;
 
-#[allow(dead_code, reason = "the test uses the rest")]
-#[path = "../../tests/common/example.rs"]
-mod example;
-#[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../tests/common/redis.rs"]
-mod redis_server;
-
 use std::{
     env, fmt, fs,
     process::{self, Command, ExitCode},
     time::Duration,
 };
 
-use example::Example;
 use load::{Load, Round};
-use redis_server::Server;
+use support::example::Example;
+use support::redis::Server;
 
 const LIMIT: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
 const BUDGET: f64 = 0.7;

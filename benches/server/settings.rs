@@ -2,9 +2,10 @@
 
 use std::env;
 
+use support::redis::Server;
+
 use super::{
-    FIGURES, LIMIT, Load, Measured, load, measure, median, print_rows, redis_server::Server, run,
-    run_floor, with_limit,
+    FIGURES, LIMIT, Load, Measured, load, measure, median, print_rows, run, run_floor, with_limit,
 };
 
 const ROUNDS: usize = 20;

@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::scripted::{self, Scripted};
 use futures::{FutureExt, future::join_all};
 use http::{Request, Response, StatusCode};
 use sluicegate::{
@@ -23,6 +22,7 @@ use sluicegate::{
     store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
+use support::scripted::{self, Scripted};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,

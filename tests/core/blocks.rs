@@ -5,17 +5,17 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{
-    history::START_MS,
-    log::Log,
-    scripted::{Scripted, denied, unavailable},
-};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
     store::{CallFuture, Check, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
+};
+use support::{
+    history::START_MS,
+    log::Log,
+    scripted::{Scripted, denied, unavailable},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);

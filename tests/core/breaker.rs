@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::scripted::{Scripted, allowed, unavailable};
 use futures::future::join_all;
 use http::{Request, Response};
 use sluicegate::{
@@ -17,6 +16,7 @@ use sluicegate::{
     error::StoreErrorKind,
     store::{Check, Operation, Reply, StoreFuture},
 };
+use support::scripted::{Scripted, allowed, unavailable};
 use tokio::time::{Instant, advance, sleep};
 use tower::{Layer, ServiceExt};
 

@@ -12,7 +12,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::{
+use support::{
     history::{START_MS, few_cases, hot, steady},
     promise::{admitted, assert_promise},
     vectors::{replay_all, replay_blocks, replay_kinds},
@@ -42,11 +42,11 @@ fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
 mod contract {
     use super::{Leases, TestClock, Verified, leased};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         Verified::new(leased())
@@ -57,10 +57,10 @@ mod contract {
 mod unverified {
     use super::{DenyCache, TestClock, leased};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::blocks!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::blocks!(new);
 
     async fn new() -> (DenyCache, TestClock) {
         let (store, clock) = leased();
@@ -71,10 +71,10 @@ mod unverified {
 mod the_other_way_round {
     use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::blocks!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::blocks!(new);
 
     async fn new() -> (Leases, TestClock) {
         let clock = TestClock::new(START_MS);

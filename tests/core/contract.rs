@@ -3,19 +3,18 @@
 mod memory {
     use std::{fmt::Display, time::Duration};
 
-    #[cfg(feature = "tracing")]
-    use crate::common::trace::traced;
     use sluicegate::{
         Charge, Decision, Key, Limiter, MemoryStore, Policy, StoreError, error::StoreErrorKind,
         test_util::TestClock,
     };
+    use support::trace::traced;
 
-    crate::contract!(new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (MemoryStore, TestClock) {
         let clock = TestClock::new(0);
@@ -103,7 +102,6 @@ mod memory {
         assert!(is_full(limiter.check(charge(&hour, 'd')).await));
     }
 
-    #[cfg(feature = "tracing")]
     #[test]
     fn a_spell_of_a_full_store_is_one_warning() {
         let lines = traced(false, async {

@@ -8,8 +8,6 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "tracing")]
-use crate::common::trace::traced;
 use allocation_counter::measure;
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
@@ -18,6 +16,7 @@ use sluicegate::{
     store::{Check, Count, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
+use support::trace::traced;
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     task::yield_now,
@@ -289,7 +288,6 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
     assert_eq!(error.to_string(), "the store keeps no contributors");
 }
 
-#[cfg(feature = "tracing")]
 #[test]
 fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
     let lines = traced(false, async {
@@ -304,7 +302,6 @@ fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
     assert_eq!(lines, [warning]);
 }
 
-#[cfg(feature = "tracing")]
 #[test]
 fn an_outage_gives_no_warning_of_contributors() {
     let lines = traced(true, async {

@@ -14,7 +14,7 @@ mod example;
 
 use example::MapStore;
 
-crate::calls!(new);
+support::calls!(new);
 
 async fn new() -> (MapStore, TestClock) {
     let clock = TestClock::new(0);

@@ -8,8 +8,6 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "tracing")]
-use crate::common::trace::traced;
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
@@ -18,6 +16,7 @@ use sluicegate::{
     store::{Check, DenyCache, Operation, Reply, StoreExt, StoreFuture},
     test_util::TestClock,
 };
+use support::trace::traced;
 use tokio::{
     runtime::Handle,
     task::yield_now,
@@ -302,7 +301,6 @@ async fn a_look_is_neither_denied_nor_admitted() {
     assert_eq!(sums(&limiter.denials().await.unwrap()), (1, 1));
 }
 
-#[cfg(feature = "tracing")]
 #[test]
 fn a_missing_right_is_told_once_and_an_outage_not_again() {
     for (refuses, expected) in [

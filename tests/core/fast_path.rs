@@ -1,21 +1,21 @@
 //! Proves that the script's fast path changes nothing but its speed: without it, answers, values and expiries are the
 //! same.
 
-use crate::common::{
+use proptest::prelude::*;
+use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
+use support::{
     history::{
         History, Player, calls, few_cases, hot, large, move_clock, spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
     vectors::{replay_all, replay_blocks, replay_kinds},
 };
-use proptest::prelude::*;
-use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
 
 /// The plain script, in Lua 5.4.
 mod without {
     use super::{LuaServer, RedisStore, TestClock};
 
-    crate::blocks!(new);
+    support::blocks!(new);
 
     async fn new() -> (RedisStore, TestClock) {
         super::plain(LuaServer::new())

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{
+use proptest::prelude::*;
+use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
+use support::{
     history::{
         Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady,
         steady_kinds, wild, wild_kinds,
@@ -10,8 +12,6 @@ use crate::common::{
     model::Model,
     promise::{admitted, assert_promise},
 };
-use proptest::prelude::*;
-use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
 
 /// The limit of a clock: a bucket that settlements emptied by 2^52 units may refill for longer.
 const MILLENNIUM_MS: u64 = 1_000 * 365 * 86_400_000;

@@ -5,17 +5,17 @@ use std::{
     net::TcpListener,
 };
 
-use crate::common::{
-    history::{History, few_cases, large, steady, wild},
-    lua::LuaServer,
-    stored::{answers_as_the_memory_store, foretells_the_script, has_the_steps_of_the_model},
-};
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
     error::StoreErrorKind,
     store::redis::inspect::{StoredValue, UnreadableValue},
     test_util::TestClock,
+};
+use support::{
+    history::{History, few_cases, large, steady, wild},
+    lua::LuaServer,
+    stored::{answers_as_the_memory_store, foretells_the_script, has_the_steps_of_the_model},
 };
 
 fn on_each(

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::common::{
-    flaky::{Flaky, State},
-    log::Log,
-};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy,
     block::{BlockedBy, Until},
     error::StoreErrorKind,
     store::Leases,
+};
+use support::{
+    flaky::{Flaky, State},
+    log::Log,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use crate::common::{
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError, Usage,
+    store::{Check, Operation, Reply, Settlement, StoreExt},
+    test_util::TestClock,
+};
+use support::{
     history::{
         Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
         large, move_clock, same, spoiled_calls, wild, wild_kinds,
@@ -10,12 +16,6 @@ use crate::common::{
     lua::LuaServer,
     outcome::Outcome,
     vectors::{replay_all, replay_blocks, replay_kinds},
-};
-use proptest::prelude::*;
-use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError, Usage,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
-    test_util::TestClock,
 };
 
 fn store() -> (RedisStore, TestClock) {
@@ -25,8 +25,8 @@ fn store() -> (RedisStore, TestClock) {
 }
 
 mod blocks {
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (sluicegate::RedisStore, sluicegate::test_util::TestClock) {
         super::store()

@@ -1,8 +1,5 @@
 //! Without a server: the limiter, the memory store, the local decisions and the script in another Lua.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod acquire;
 mod blocks;
 mod breaker;

@@ -9,7 +9,7 @@ use sluicegate::{
 };
 use tokio::time::Instant;
 
-use crate::common::{history::START_MS, plain::Plain};
+use support::{history::START_MS, plain::Plain};
 
 fn memory() -> (MemoryStore, TestClock) {
     let clock = TestClock::new(START_MS);
@@ -19,11 +19,11 @@ fn memory() -> (MemoryStore, TestClock) {
 mod around_a_store {
     use super::{MemoryStore, Plain, TestClock, memory};
 
-    crate::contract!(new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
+    support::contract!(new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
 
     async fn new() -> (Plain<MemoryStore>, TestClock) {
         let (store, clock) = memory();
@@ -34,11 +34,11 @@ mod around_a_store {
 mod around_a_cache {
     use super::{DenyCache, Plain, TestClock, memory};
 
-    crate::contract!(new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
+    support::contract!(new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
 
     async fn new() -> (Plain<DenyCache>, TestClock) {
         let (store, clock) = memory();
@@ -49,11 +49,11 @@ mod around_a_cache {
 mod around_leases {
     use super::{Leases, Plain, TestClock, memory};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
 
     async fn new() -> (Plain<Leases>, TestClock) {
         let (store, clock) = memory();
@@ -64,11 +64,11 @@ mod around_leases {
 mod around_and_within_all_layers {
     use super::{DenyCache, Plain, TestClock, layered, memory};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
 
     async fn new() -> (Plain<DenyCache>, TestClock) {
         let (store, clock) = memory();

@@ -21,7 +21,7 @@ const PLACES: &[&str] = &[
     "src/observe",
     "src/store",
     "src/lib.rs",
-    "tests/common",
+    "tests/support",
     "tests/core",
     "tests/examples",
     "tests/faults",
@@ -130,7 +130,7 @@ fn has_prose(file: &Path) -> bool {
 
 /// All prose of a place, in one text.
 fn prose_of(place: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = support::root();
     let files = files(&root.join(place));
     let texts = files.iter().filter(|file| has_prose(file));
     texts.map(|file| prose(file)).collect()

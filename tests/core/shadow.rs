@@ -2,7 +2,6 @@
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
-use crate::common::scripted::{Scripted, allowed, denied, unavailable};
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
@@ -12,6 +11,7 @@ use sluicegate::{
     middleware::{Decisions, HeaderStyle, Rejection},
     store::StoreFuture,
 };
+use support::scripted::{Scripted, allowed, denied, unavailable};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 

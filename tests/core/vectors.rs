@@ -1,7 +1,7 @@
 //! Proves that the memory store gives the right answer, to the millisecond, at each step of the recorded histories.
 
-use crate::common::vectors::{replay_all, replay_blocks, replay_kinds};
 use sluicegate::{MemoryStore, test_util::TestClock};
+use support::vectors::{replay_all, replay_blocks, replay_kinds};
 
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors() {

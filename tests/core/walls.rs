@@ -98,7 +98,7 @@ fn leading_name(path: &str) -> &str {
 
 /// All files of the library, without comments and without imports that only the documentation needs.
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = support::root().join("src");
     let mut folders = vec![root.clone()];
     let mut sources = Vec::new();
     while let Some(folder) = folders.pop() {

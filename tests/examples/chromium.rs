@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungstenite::Message};
 
-use crate::common::sharing::shared;
+use support::sharing::shared;
 
 /// Each page has separate processes, so allow two at a time.
 static PAGES: Semaphore = Semaphore::const_new(2);

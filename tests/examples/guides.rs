@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fs, process::Command, time::Duration};
 
-use crate::common::{
+use support::{
     cluster::Cluster,
     example::{self, Example},
     redis::Server,
@@ -179,7 +179,7 @@ fn a_stream_costs_what_was_sent_of_it() {
 
 #[test]
 fn every_example_is_tried() {
-    let folder = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+    let folder = fs::read_dir(support::root().join("examples")).unwrap();
     let paths = folder.map(|it| it.unwrap().path());
     let examples = paths.filter(|it| !it.is_dir() || it.join("Cargo.toml").exists());
     let names: BTreeSet<String> = examples
@@ -193,7 +193,7 @@ fn every_example_is_tried() {
 /// A newcomer types these lines.
 #[test]
 fn every_head_says_how_to_run_it_and_what_it_needs() {
-    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    let manifest = fs::read_to_string(support::root().join("Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let default = words(&manifest["features"]["default"]);
     for example in [SERVERS, PROGRAMS, &OTHERS].concat() {

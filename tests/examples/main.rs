@@ -1,8 +1,5 @@
 //! Starts the examples and calls them.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod chromium;
 mod guides;
 mod nginx;

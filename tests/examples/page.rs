@@ -2,10 +2,8 @@
 
 use serde_json::json;
 
-use crate::{
-    chromium::Page,
-    common::{example::Example, redis::Server},
-};
+use crate::chromium::Page;
+use support::{example::Example, redis::Server};
 
 const TAB: (&str, &str, u32) = ("Tab", "", 9);
 const ENTER: (&str, &str, u32) = ("Enter", "\r", 13);

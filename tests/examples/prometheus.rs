@@ -4,7 +4,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use crate::common::example::{self, Example};
+use support::example::{self, Example};
 
 #[tokio::test]
 async fn prometheus_reads_in_the_example_what_was_allowed_and_rejected() {

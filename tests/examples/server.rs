@@ -2,7 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::common::{example::Example, redis::Server};
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, Request, Response, StatusCode},
@@ -13,6 +12,7 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use serde_json::Value;
+use support::{example::Example, redis::Server};
 use tokio::task::JoinSet;
 
 const OK: StatusCode = StatusCode::OK;

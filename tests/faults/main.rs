@@ -9,15 +9,11 @@
 //! its name:
 //!
 //! ```console
-//! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
-//! cargo test --all-features --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
+//! cargo test --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
+//! cargo test --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
 //! ```
 //!
 //! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
-#![cfg(all(feature = "bb8", feature = "redis", unix))]
-
-#[path = "../common/mod.rs"]
-mod common;
 
 mod bounds;
 mod clock;

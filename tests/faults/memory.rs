@@ -10,7 +10,7 @@ use super::{
     run::resident,
     setup::pool,
 };
-use crate::common::redis::Server;
+use support::redis::Server;
 
 fn charge() -> [Charge; 1] {
     let policy = Policy::parse("api", "1000000/1d").unwrap();

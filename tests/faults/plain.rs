@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{redis::Server, stores};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, error::StoreErrorKind,
 };
+use support::{redis::Server, stores};
 
 /// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
 use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
-use crate::common::redis::Server;
+use support::redis::Server;
 
 /// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
 const ARGS: [&str; 6] = [

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::clock::Clock;
-use crate::common::redis::Server;
+use support::redis::Server;
 
 const LIMIT: usize = 50;
 

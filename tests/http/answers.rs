@@ -25,7 +25,7 @@ use sluicegate::{
 };
 use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-use crate::common::scripted::Scripted;
+use support::scripted::Scripted;
 
 type Service = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
 

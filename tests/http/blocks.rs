@@ -2,16 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use crate::{
-    common::{
-        flaky::{Flaky, State},
-        history::START_MS,
-        log::Log,
-        scripted::Scripted,
-        trace::traced,
-    },
-    observe::recorded,
-};
+use crate::observe::recorded;
 use axum::body::Body;
 use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
@@ -23,6 +14,13 @@ use sluicegate::{
     observe::{Observer, TracingObserver},
     policies::{Policies, ReloadablePolicies},
     test_util::TestClock,
+};
+use support::{
+    flaky::{Flaky, State},
+    history::START_MS,
+    log::Log,
+    scripted::Scripted,
+    trace::traced,
 };
 use tower::{Layer, ServiceExt, service_fn};
 

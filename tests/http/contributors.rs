@@ -2,9 +2,9 @@
 
 use std::{convert::Infallible, future::ready, time::Duration};
 
-use crate::common::log::Log;
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer};
+use support::log::Log;
 use tower::{Layer, ServiceExt, service_fn};
 
 fn policy(name: &str) -> Policy {

@@ -5,13 +5,13 @@ use std::{
     convert::Infallible,
 };
 
-use crate::common::scripted::Scripted;
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     observe::MetricsObserver, store::DenyCache,
 };
+use support::scripted::Scripted;
 use tower::{Layer, ServiceExt, service_fn};
 
 const DASHBOARD: &str = include_str!("../../examples/grafana/dashboard.json");

@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use crate::common::site::Site;
 use axum::{
     Router,
     extract::Request as Asked,
@@ -16,6 +15,7 @@ use sluicegate::{
     error::{ExtractError, ExtractErrorKind},
     extract::{Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
 };
+use support::site::Site;
 
 fn head() -> Parts {
     Request::new(()).into_parts().0
@@ -385,7 +385,6 @@ fn no_peer_or_an_unspecified_one_is_a_mistake_of_the_service_and_says_what_to_do
 }
 
 #[test]
-#[cfg(feature = "axum")]
 fn the_peer_of_an_axum_connection_is_found() {
     use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
 

@@ -8,7 +8,6 @@ use std::{
     sync::Arc,
 };
 
-use crate::common::scripted::Scripted;
 use axum::{
     Extension, Router,
     body::Body,
@@ -23,6 +22,7 @@ use sluicegate::{
     error::{ExtractError, ExtractErrorKind},
     extract::{Cidr, Keys, TrustedProxies},
 };
+use support::scripted::Scripted;
 use tokio::net::TcpListener;
 use tower::{Layer, service_fn};
 

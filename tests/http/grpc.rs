@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::scripted::Scripted;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt, Empty};
@@ -19,6 +18,7 @@ use sluicegate::{
     extract::{KeyExtractor, Keys},
     middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
 };
+use support::scripted::Scripted;
 use tonic::{
     Code, Status,
     body::Body,

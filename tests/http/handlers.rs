@@ -22,7 +22,7 @@ use sluicegate::{
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::common::scripted::Scripted;
+use support::scripted::Scripted;
 
 fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()

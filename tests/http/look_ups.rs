@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{log::Log, scripted::Scripted, trace::traced};
 use futures::FutureExt;
 use http::{Request, Response, request::Parts};
 use sluicegate::{
@@ -15,6 +14,7 @@ use sluicegate::{
     error::ExtractError,
     extract::{IntoCharges, Keys},
 };
+use support::{log::Log, scripted::Scripted, trace::traced};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 

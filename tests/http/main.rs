@@ -1,10 +1,6 @@
 //! Without a Redis server: the middleware, its extractors, its answers and its observers.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod answers;
-#[cfg(feature = "test-util")]
 mod blocks;
 mod body_end;
 mod combine;
@@ -29,6 +25,5 @@ mod servers;
 mod settle;
 mod slots;
 mod stack;
-#[cfg(feature = "axum")]
 mod streams;
 mod wiring;

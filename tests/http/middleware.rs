@@ -10,7 +10,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::common::scripted::{NOW_MS, Scripted, decide};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, Policy, RateLimitLayer,
@@ -23,6 +22,7 @@ use sluicegate::{
     },
     store::StoreFuture,
 };
+use support::scripted::{NOW_MS, Scripted, decide};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 

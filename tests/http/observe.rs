@@ -10,11 +10,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{
-    log::Log,
-    scripted::{Scripted, allowed, denied, unavailable},
-    trace::traced,
-};
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
@@ -23,6 +18,11 @@ use sluicegate::{
     observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
     test_util::TestClock,
+};
+use support::{
+    log::Log,
+    scripted::{Scripted, allowed, denied, unavailable},
+    trace::traced,
 };
 use tower::{Layer, ServiceExt, service_fn};
 

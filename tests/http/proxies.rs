@@ -16,7 +16,7 @@ use sluicegate::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::common::trace::traced;
+use support::trace::traced;
 
 const XFF: &str = "x-forwarded-for";
 

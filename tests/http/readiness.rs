@@ -10,9 +10,9 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::common::scripted::{Scripted, allowed};
 use http::{Request, Response, StatusCode};
 use sluicegate::{Key, Limiter, Policy, RateLimitLayer, store::StoreFuture};
+use support::scripted::{Scripted, allowed};
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 

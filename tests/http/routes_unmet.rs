@@ -8,7 +8,7 @@ use sluicegate::{
 };
 use tower::ServiceExt;
 
-use crate::common::trace::traced;
+use support::trace::traced;
 
 fn entry(name: &str) -> Policy {
     Policy::parse(name, "99999/1m").unwrap()

@@ -1,6 +1,5 @@
 //! Rules by route, by caller, and with changes at runtime; and skipped or blocked requests.
 
-use crate::common::{scripted::Scripted, site::Site};
 use axum::{
     Router,
     body::Body,
@@ -15,6 +14,7 @@ use sluicegate::{
     middleware::{Rejection, Route, Routes},
     policies::{Policies, ReloadablePolicies},
 };
+use support::{scripted::Scripted, site::Site};
 use tower::{ServiceBuilder, ServiceExt};
 
 const OK: StatusCode = StatusCode::OK;

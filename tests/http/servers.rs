@@ -2,7 +2,6 @@
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
-use crate::common::scripted::{Scripted, allowed, denied};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
@@ -12,6 +11,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use sluicegate::{Charge, PeerIp, Policy, RateLimitLayer, store::StoreFuture};
+use support::scripted::{Scripted, allowed, denied};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceBuilder, service_fn};
 
@@ -60,7 +60,6 @@ fn assert_served_then_rejected([served, rejected]: [Response<Bytes>; 2]) {
 }
 
 #[tokio::test]
-#[cfg(feature = "axum")]
 async fn an_axum_server_limits_its_clients() {
     use axum::{Router, routing::get};
 
@@ -90,7 +89,6 @@ async fn an_axum_server_limits_its_clients() {
 }
 
 #[tokio::test]
-#[cfg(feature = "axum")]
 async fn an_address_that_the_proxy_protocol_tells_comes_before_the_load_balancers() {
     use axum::{Extension, Router, routing::get};
 

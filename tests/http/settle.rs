@@ -11,8 +11,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::scripted::Scripted;
-use crate::common::{site::Site, trace::traced};
 use axum::{
     Extension, Router,
     http::{HeaderMap, Method, StatusCode, request::Parts, response},
@@ -28,6 +26,8 @@ use sluicegate::{
     observe::{CallInfo, CallKind, CompletionEvent, ErrorEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
 };
+use support::scripted::Scripted;
+use support::{site::Site, trace::traced};
 use tokio::{
     io::AsyncWriteExt,
     net::TcpStream,

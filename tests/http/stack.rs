@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use crate::common::scripted::Scripted;
 use futures::FutureExt;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
@@ -17,6 +16,7 @@ use sluicegate::{
     FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     middleware::{EmptyBody, MakeRejection, Rejection},
 };
+use support::scripted::Scripted;
 use tokio::time::Instant;
 use tower::{
     BoxError, Layer, Service, ServiceBuilder, ServiceExt,

@@ -2,7 +2,6 @@
 
 use std::{convert::Infallible, net::SocketAddr};
 
-use crate::common::{log::Log, scripted::Scripted, trace::traced};
 use axum::{
     Router,
     body::Body,
@@ -19,6 +18,7 @@ use sluicegate::{
     middleware::{PolicySelector, Route, Routes},
     policies::{Policies, ReloadablePolicies},
 };
+use support::{log::Log, scripted::Scripted, trace::traced};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 
 const SECRET: &str = "sk_live_do_not_show";
@@ -411,9 +411,9 @@ fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
         let is_up = up.clone();
         let store = Scripted::new(move |check| {
             if is_up.load(std::sync::atomic::Ordering::SeqCst) {
-                sluicegate::store::StoreFuture::ready(crate::common::scripted::allowed(check))
+                sluicegate::store::StoreFuture::ready(support::scripted::allowed(check))
             } else {
-                let error = crate::common::scripted::unavailable();
+                let error = support::scripted::unavailable();
                 sluicegate::store::StoreFuture::ready(Err(error))
             }
         });

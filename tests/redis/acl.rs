@@ -1,19 +1,19 @@
 //! The rights in the documentation are enough, and you can leave none of them out.
 
 mod least_rights {
-    crate::contract!(crate::common::served::Served::start_with_least_rights);
-    crate::contributors!(crate::common::served::Served::start_with_contributors_rights);
-    crate::denials!(crate::common::served::Served::start_with_contributors_rights);
-    crate::blocks!(crate::common::served::Served::start_with_blocks_rights);
+    support::contract!(support::served::Served::start_with_least_rights);
+    support::contributors!(support::served::Served::start_with_contributors_rights);
+    support::denials!(support::served::Served::start_with_contributors_rights);
+    support::blocks!(support::served::Served::start_with_blocks_rights);
 }
 
 use std::time::Duration;
 
-use crate::common::{
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use support::{
     redis::Server,
     served::{BLOCKS_RIGHTS, CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
 };
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
 /// All operations of a limiter, on a server that does not know the script.
 async fn everything(store: &RedisStore) -> Result<(), StoreError> {
@@ -131,10 +131,9 @@ async fn for_a_database_other_than_0_one_more_is_needed() {
     everything(&store.unwrap()).await.unwrap();
 }
 
-#[cfg(feature = "sentinel")]
 #[tokio::test]
 async fn where_a_sentinel_names_the_server_one_more_is_needed() {
-    use crate::common::sentinel::{NAME, Parrot};
+    use support::sentinel::{NAME, Parrot};
 
     let server = Server::start();
     let parrot = Parrot::start(server.address());

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::common::{contract::patient, history::START_MS, redis::Server};
 use futures::future::join_all;
 use http::{Request, Response};
 use sluicegate::{
@@ -15,6 +14,7 @@ use sluicegate::{
     store::{Check, Operation, Reply, StoreExt},
     test_util::TestClock,
 };
+use support::{contract::patient, history::START_MS, redis::Server};
 use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -404,11 +404,10 @@ async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation()
     }
 }
 
-#[cfg(feature = "bb8")]
 #[tokio::test]
 async fn every_kind_of_connection_knows_blocks() {
     let server = Server::start();
-    for (kind, store) in crate::common::stores::all(&server).await {
+    for (kind, store) in support::stores::all(&server).await {
         let limiter = patient(store);
         let block = limiter.block(&user("alice"), Until::ForEver).await.unwrap();
         assert_eq!(block, Block::new(u64::MAX, BlockedBy::Operator), "{kind}");

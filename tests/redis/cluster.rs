@@ -10,14 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{
-    cluster::Cluster,
-    example::Example,
-    history::{START_MS, agree, steady},
-    redis::Server,
-    served::{LEAST_RIGHTS, Served, limited},
-    sharing::{self, wait},
-};
 use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::TestRunner,
@@ -27,6 +19,14 @@ use sluicegate::{
     error::StoreErrorKind,
     store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
+};
+use support::{
+    cluster::Cluster,
+    example::Example,
+    history::{START_MS, agree, steady},
+    redis::Server,
+    served::{LEAST_RIGHTS, Served, limited},
+    sharing::{self, wait},
 };
 use tokio::task::JoinHandle;
 
@@ -100,12 +100,12 @@ pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
 mod contract {
     use super::fresh;
 
-    crate::contract!(apart fresh);
-    crate::calls!(fresh);
-    crate::contributors!(fresh);
-    crate::denials!(fresh);
-    crate::blocks!(fresh);
-    crate::kinds!(fresh);
+    support::contract!(apart fresh);
+    support::calls!(fresh);
+    support::contributors!(fresh);
+    support::denials!(fresh);
+    support::blocks!(fresh);
+    support::kinds!(fresh);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -295,7 +295,7 @@ async fn several_checks_in_one_call_are_each_decided() {
         .collect();
     checks.push(Check::new([]).unwrap());
     checks.push(Check::new((0..10).map(|name| charge(&one, name))).unwrap());
-    let decisions = crate::common::calls::check_all(&store, checks).await;
+    let decisions = support::calls::check_all(&store, checks).await;
     let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
     assert_eq!(allowed[..20], [true; 20]);
     assert_eq!(allowed[20..30], [false; 10]);
@@ -1071,7 +1071,6 @@ async fn the_cluster_connection_of_redis_rs_serves_as_well() {
     assert_eq!(left(&limiter, &two, 4).await, 0);
 }
 
-#[cfg(feature = "bb8")]
 #[tokio::test]
 async fn two_example_servers_share_their_limits_through_a_cluster() {
     use axum::{body::Body, http::Request};

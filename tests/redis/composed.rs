@@ -9,7 +9,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::{
+use support::{
     history::{START_MS, few_cases, hot, steady},
     promise::{admitted, assert_promise},
     redis::Server,
@@ -22,11 +22,11 @@ use crate::common::{
 mod contract {
     use super::{Leases, Served, TestClock, Verified};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         let (store, clock) = Served::start().await;

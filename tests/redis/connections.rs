@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{redis::Server, stores};
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use support::{redis::Server, stores};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -247,7 +247,6 @@ async fn a_server_that_became_a_replica_is_left() {
     assert_eq!(connections_made(&server) - before, 1);
 }
 
-#[cfg(feature = "bb8")]
 #[tokio::test]
 async fn a_pool_whose_connections_others_hold_is_not_waited_for() {
     let server = Server::start();
@@ -451,7 +450,7 @@ async fn the_kernel_asks_whether_an_idle_connection_is_open() {
                 && fields.nth(1).is_some_and(|timer| timer.starts_with("02:"))
         })
     };
-    crate::common::sharing::wait("keepalive is on", has_keepalive);
+    support::sharing::wait("keepalive is on", has_keepalive);
     drop(store);
 }
 

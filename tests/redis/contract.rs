@@ -1,13 +1,13 @@
 //! Proves that a `RedisStore` keeps the contract.
 
-crate::contract!(crate::common::served::Served::start);
-crate::calls!(crate::common::served::Served::start);
-crate::contributors!(crate::common::served::Served::start);
-crate::denials!(crate::common::served::Served::start);
-crate::blocks!(crate::common::served::Served::start);
-crate::kinds!(crate::common::served::Served::start);
+support::contract!(support::served::Served::start);
+support::calls!(support::served::Served::start);
+support::contributors!(support::served::Served::start);
+support::denials!(support::served::Served::start);
+support::blocks!(support::served::Served::start);
+support::kinds!(support::served::Served::start);
 
 mod without_sharing {
-    crate::contract!(crate::common::served::Served::start_without_sharing);
-    crate::calls!(crate::common::served::Served::start_without_sharing);
+    support::contract!(support::served::Served::start_without_sharing);
+    support::calls!(support::served::Served::start_without_sharing);
 }

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{redis::Server, stores};
 use futures::future::join_all;
 use redis::{
     Cmd, Pipeline, RedisFuture, Value,
@@ -19,6 +18,7 @@ use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, Policy, RedisStore, contributors::Contributors,
     error::StoreErrorKind, test_util::TestClock,
 };
+use support::{redis::Server, stores};
 
 fn policy() -> Policy {
     Policy::parse("api", "1000000000/1h").unwrap()

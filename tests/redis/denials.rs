@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::common::{
-    redis::Server,
-    served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
-};
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, test_util::TestClock,
+};
+use support::{
+    redis::Server,
+    served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
 };
 
 async fn limiter(url: &str) -> Limiter {

@@ -8,7 +8,8 @@ use std::sync::{
 
 use proptest::prelude::*;
 
-use crate::common::{
+use sluicegate::test_util::TestClock;
+use support::{
     history::{Act, Player, few_cases, move_clock, steady},
     model::Model,
     redis::Server,
@@ -16,14 +17,13 @@ use crate::common::{
     vectors::{replay_all, replay_blocks},
     verified::Verified,
 };
-use sluicegate::test_util::TestClock;
 
-crate::contract!(new);
-crate::calls!(new);
-crate::contributors!(new);
-crate::denials!(new);
-crate::blocks!(new);
-crate::kinds!(new);
+support::contract!(new);
+support::calls!(new);
+support::contributors!(new);
+support::denials!(new);
+support::blocks!(new);
+support::kinds!(new);
 
 async fn new() -> (Verified<Served>, TestClock) {
     Verified::new(Served::start().await)

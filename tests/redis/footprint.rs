@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::redis::Server;
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RedisStore, Store, StoreError, Usage,
     error::StoreErrorKind,
     store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
+use support::redis::Server;
 
 /// Alice's key under the policy `p`.
 const NAME: &str = "sluicegate:{user=alice}:p";
@@ -240,7 +240,7 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
     ];
     let mut decisions = Vec::new();
     let done = commands(&server, async {
-        decisions = crate::common::calls::check_all(&store, checks).await;
+        decisions = support::calls::check_all(&store, checks).await;
     });
     let done = done.await;
     assert_eq!((done.time, done.set, done.changes), (1, 6, 6));
@@ -266,8 +266,8 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
 async fn a_call_of_no_checks_decides_nothing() {
     let server = Server::start();
     let store = store(&server).await;
-    assert!(crate::common::calls::check_all(&store, []).await.is_empty());
-    let nothing = crate::common::calls::check_all(&store, [check([]), check([])]).await;
+    assert!(support::calls::check_all(&store, []).await.is_empty());
+    let nothing = support::calls::check_all(&store, [check([]), check([])]).await;
     assert!(nothing.iter().all(Decision::is_allowed));
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }

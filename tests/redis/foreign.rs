@@ -10,7 +10,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::{lua::LuaServer, redis::Server};
+use support::{lua::LuaServer, redis::Server};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 

@@ -9,7 +9,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::{
+use support::{
     history::{
         Act, History, Player, START_MS, Step, agree, calls, few_cases, large, move_clock, wild,
     },
@@ -79,10 +79,10 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
 
 #[test]
 fn what_is_read_foretells_what_the_server_decides() {
-    use crate::common::stored::{foretells_the_script, has_the_steps_of_the_model};
+    use support::stored::{foretells_the_script, has_the_steps_of_the_model};
 
     let (server, runtime) = (Server::start(), runtime());
-    let histories = (wild(), crate::common::history::steady());
+    let histories = (wild(), support::history::steady());
     proptest!(few_cases(), |((wild, steady) in histories)| {
         runtime.block_on(async {
             let (store, clock) = fresh(&server).await;
@@ -117,7 +117,7 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
                 right.extend(player.play(&step.act).await);
             }
         }
-        let said = crate::common::calls::check_all(redis, checks).await;
+        let said = support::calls::check_all(redis, checks).await;
         let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
         assert_eq!(said, right, "{steps:?}");
     }

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::common::redis::Server;
+use support::redis::Server;
 
 /// A proxy that delays each reply by `latency`.
 async fn far_away(server: &Server, latency: Duration) -> String {

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use sluicegate::{Charge, Key, Limiter, Policy, store::Leases, test_util::TestClock};
 
-use crate::common::{
+use support::{
     history::START_MS,
     redis::Server,
     served::{Served, fresh},
     vectors::{replay_all, replay_blocks},
 };
 
-crate::contract!(apart new);
-crate::calls!(new);
-crate::blocks!(new);
-crate::kinds!(new);
+support::contract!(apart new);
+support::calls!(new);
+support::blocks!(new);
+support::kinds!(new);
 
 async fn new() -> (Leases, TestClock) {
     let (store, clock) = Served::start().await;

@@ -1,8 +1,5 @@
 //! Tests with real Redis servers, clusters, sentinels and twemproxies, which they start.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod acl;
 mod blocks;
 mod cluster;

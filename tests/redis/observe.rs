@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, observe::TracingObserver};
 
-use crate::common::{log::Log, redis::Server, trace::Trace};
+use support::{log::Log, redis::Server, trace::Trace};
 
 #[test]
 fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {

@@ -11,13 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::redis::Server;
 use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     error::StoreErrorKind,
     observe::{BreakerEvent, DecisionEvent, ErrorEvent, Observer},
 };
+use support::redis::Server;
 use tower::{Layer, ServiceExt, service_fn};
 
 const TASKS: usize = 64;

@@ -8,23 +8,21 @@ use sluicegate::{
     store::{DenyCache, Leases},
 };
 
-use crate::common::plain::Plain;
+use support::plain::Plain;
 
 mod around_a_cluster {
     use std::sync::Arc;
 
     use sluicegate::test_util::TestClock;
 
-    use crate::{
-        cluster,
-        common::{cluster::Cluster, plain::Plain, served::Served},
-    };
+    use crate::cluster;
+    use support::{cluster::Cluster, plain::Plain, served::Served};
 
-    crate::contract!(apart fresh);
-    crate::calls!(fresh);
-    crate::contributors!(fresh);
-    crate::denials!(fresh);
-    crate::blocks!(fresh);
+    support::contract!(apart fresh);
+    support::calls!(fresh);
+    support::contributors!(fresh);
+    support::denials!(fresh);
+    support::blocks!(fresh);
 
     async fn fresh() -> (Plain<Served<Arc<Cluster>>>, TestClock) {
         let (store, clock) = cluster::fresh().await;
@@ -38,13 +36,14 @@ mod between_a_cache_and_leases_of_a_cluster {
         test_util::TestClock,
     };
 
-    use crate::{cluster, common::plain::Plain};
+    use crate::cluster;
+    use support::plain::Plain;
 
-    crate::contract!(apart fresh);
-    crate::calls!(fresh);
-    crate::contributors!(fresh);
-    crate::denials!(fresh);
-    crate::blocks!(fresh);
+    support::contract!(apart fresh);
+    support::calls!(fresh);
+    support::contributors!(fresh);
+    support::denials!(fresh);
+    support::blocks!(fresh);
 
     async fn fresh() -> (Plain<DenyCache>, TestClock) {
         let (store, clock) = cluster::fresh().await;

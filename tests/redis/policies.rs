@@ -7,7 +7,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::{
+use support::{
     cluster::Cluster,
     redis::Server,
     served::{LEAST_RIGHTS, limited},

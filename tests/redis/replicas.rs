@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{redis::Server, site::Site};
 use axum::{Router, routing::get};
 use futures::future::join_all;
 use http::{Request, Response, StatusCode};
@@ -19,6 +18,7 @@ use hyper_util::{
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, middleware::EmptyBody,
 };
+use support::{redis::Server, site::Site};
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 async fn replicas(server: &Server) -> [Limiter; 2] {

@@ -8,14 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, RedisStore, block::Until, error::StoreErrorKind,
+};
+use support::{
     example::Example,
     redis::Server,
     sentinel::{Group, NAME, Parrot, Sentinel, ask},
     sharing::wait,
-};
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RedisStore, block::Until, error::StoreErrorKind,
 };
 use tokio::task::{JoinHandle, block_in_place};
 
@@ -468,7 +468,6 @@ async fn most_sentinels_are_believed_whoever_answers_first() {
     assert_eq!(new.calls("evalsha"), 20);
 }
 
-#[cfg(feature = "bb8")]
 #[test]
 fn the_server_example_shares_its_limits_through_the_primary() {
     use std::{

@@ -23,7 +23,7 @@ use sluicegate::{
 };
 use tokio::task::yield_now;
 
-use crate::common::{
+use support::{
     history::{Act, History, Player, few_cases, move_clock, wild},
     outcome::Outcome,
     redis::Server,

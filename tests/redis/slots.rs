@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::common::redis::Server;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, limiter::Slot};
+use support::redis::Server;
 use tokio::runtime::{Builder, Runtime};
 
 const PATIENCE: Duration = Duration::from_secs(20);

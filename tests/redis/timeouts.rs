@@ -165,7 +165,6 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
     assert_eq!(server.connections(), 2);
 }
 
-#[cfg(feature = "sentinel")]
 #[tokio::test(start_paused = true)]
 async fn sentinels_and_the_primary_have_their_shares_of_the_timeout() {
     let server = SlowServer::start(Duration::from_millis(500)).await;
@@ -175,7 +174,6 @@ async fn sentinels_and_the_primary_have_their_shares_of_the_timeout() {
     assert!(is_an_answer(&error), "{error:?}");
 }
 
-#[cfg(feature = "bb8")]
 #[tokio::test(start_paused = true)]
 async fn a_pool_gives_up_no_reply_before_the_timeout() {
     let server = SlowServer::start(Duration::from_millis(900)).await;
@@ -220,7 +218,6 @@ async fn a_server_that_answers_nobody_is_given_up_though_all_callers_leave() {
 }
 
 /// Nodes are so far away that the store also asks another one.
-#[cfg(feature = "cluster")]
 #[tokio::test(start_paused = true)]
 async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
     let nodes = [

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::tls::{Authority, TlsServer};
 use redis::Client;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use support::tls::{Authority, TlsServer};
 
 /// More than a busy machine needs for a handshake.
 const SOON: Duration = Duration::from_secs(1);
@@ -42,7 +42,6 @@ async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
     let stores = [
         RedisStore::from(client.clone()),
         RedisStore::connect(info.clone()).await.unwrap(),
-        #[cfg(feature = "bb8")]
         pool(info).await,
     ];
     for store in &stores {
@@ -61,7 +60,6 @@ async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
     }
 }
 
-#[cfg(feature = "bb8")]
 async fn pool(info: redis::ConnectionInfo) -> RedisStore {
     let manager = bb8_redis::RedisConnectionManager::new(info).unwrap();
     let pool = bb8::Pool::builder().test_on_check_out(false);
@@ -105,7 +103,6 @@ async fn a_client_certificate_is_shown_to_a_server_that_asks_for_one() {
     assert!(refusal(foreign).await.contains("client certificate"));
 }
 
-#[cfg(feature = "sentinel")]
 #[tokio::test]
 async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certificate() {
     let authority = Authority::new();

@@ -27,7 +27,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::common::{
+use support::{
     contract::patient,
     history::{History, agree, calls, few_cases, hot, large, steady, wild, wild_kinds},
     promise::{admitted, assert_promise},
@@ -40,10 +40,10 @@ use crate::common::{
 mod without_rights_to_scripts {
     use super::start;
 
-    crate::contract!(start);
-    crate::calls!(start);
-    crate::blocks!(start);
-    crate::kinds!(start);
+    support::contract!(start);
+    support::calls!(start);
+    support::blocks!(start);
+    support::kinds!(start);
 }
 
 /// Compares each repeated refusal with the decision of the store with leases.
@@ -53,12 +53,12 @@ mod under_a_cache_around_leases {
     use std::sync::Arc;
 
     use super::{Served, Server, TestClock, TransactionStore, start};
-    use crate::common::verified::Verified;
+    use support::verified::Verified;
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;

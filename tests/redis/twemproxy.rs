@@ -5,7 +5,14 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use crate::common::{
+use futures::future::join_all;
+use proptest::prelude::*;
+use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, StoreError,
+    error::StoreErrorKind, test_util::TestClock,
+};
+use support::{
     contract::patient,
     history::{agree, wild},
     redis::Server,
@@ -14,19 +21,12 @@ use crate::common::{
     twemproxy::Twemproxy,
     vectors::{replay_all, replay_blocks},
 };
-use futures::future::join_all;
-use proptest::prelude::*;
-use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, StoreError,
-    error::StoreErrorKind, test_util::TestClock,
-};
 
 mod contract {
-    crate::contract!(super::together);
-    crate::contributors!(super::together);
-    crate::denials!(super::together);
-    crate::blocks!(super::together);
+    support::contract!(super::together);
+    support::contributors!(super::together);
+    support::denials!(super::together);
+    support::blocks!(super::together);
 }
 
 /// The prefix is the hash tag, so all keys of a store are on one server, and one call may charge any of them.

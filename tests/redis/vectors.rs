@@ -1,6 +1,6 @@
 //! Proves that a `RedisStore` gives the right answer, to the millisecond, at each step of the recorded histories.
 
-use crate::common::{
+use support::{
     redis::Server,
     served::fresh,
     vectors::{replay_all, replay_blocks, replay_kinds},

@@ -2,10 +2,6 @@
 //!
 //! `cargo bench -p sluicegate-cli --bench picture` writes `target/figures/inspect.svg`.
 
-#[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../../tests/common/redis.rs"]
-mod redis_server;
-
 use std::{
     fmt::Write as _,
     fs,
@@ -14,8 +10,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use redis_server::Server;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use support::redis::Server;
 
 const POLICIES: &str = "\
 api = \"10/1s,120/1m,2000/1h\"

@@ -5,10 +5,6 @@
 //! when checks take more than 1.05 times as long while the tool runs, or when the tool needs more than 64 MiB. Takes
 //! some five minutes; the load and Redis share the machine with the tool.
 
-#[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../../tests/common/redis.rs"]
-mod redis_server;
-
 use std::{
     fs,
     process::{Child, Command, ExitCode, Stdio},
@@ -16,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis_server::Server;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use support::redis::Server;
 
 const RULES: &str = "1000/1s,20000/1m,300000/1h";
 const KEYS: usize = 1_000_000;

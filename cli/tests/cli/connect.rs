@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    common::redis::Server,
     site::Site,
     tool::{Tool, said},
 };
+use support::redis::Server;
 
 const NOBODY: &str = "redis://alice:hunter2@127.0.0.1:1/";
 

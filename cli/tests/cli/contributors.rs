@@ -3,10 +3,8 @@
 use serde_json::{Value, json};
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::{
-    common::redis::Server,
-    tool::{Said, Tool},
-};
+use crate::tool::{Said, Tool};
+use support::redis::Server;
 
 const POLICIES: &str = "api = ['100/1m', '1000/1h']";
 

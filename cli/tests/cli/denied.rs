@@ -3,7 +3,8 @@
 use serde_json::Value;
 use sluicegate::{Charge, Key, Policy, block::Until};
 
-use crate::{common::served::limited, site::Site};
+use crate::site::Site;
+use support::served::limited;
 
 fn visits() -> Policy {
     Policy::parse("visits", "1000000/1d").unwrap()

@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 
 use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, policies::Policies};
 
-use crate::{common::redis::Server, tool::Tool};
+use crate::tool::Tool;
+use support::redis::Server;
 
 /// A fenced block of the page: its language and its lines.
 fn fenced(page: &str) -> Vec<(&str, Vec<&str>)> {

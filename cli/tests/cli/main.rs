@@ -1,7 +1,5 @@
 //! The operators' tool, run as a program.
 
-mod common;
-
 #[path = "../../../tests/examples/chromium.rs"]
 #[allow(dead_code, reason = "the tests of the examples use all of it")]
 mod chromium;

@@ -5,13 +5,13 @@ use std::time::Duration;
 use sluicegate::{Charge, Key, Limiter, RedisStore};
 
 use crate::{
-    common::{
-        cluster::Cluster,
-        sentinel::{Group, NAME},
-        twemproxy::Twemproxy,
-    },
     site::{POLICIES, policy},
     tool::Tool,
+};
+use support::{
+    cluster::Cluster,
+    sentinel::{Group, NAME},
+    twemproxy::Twemproxy,
 };
 
 async fn charge(store: RedisStore, users: u32) {

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::{common::served::limited, site::Site};
+use crate::site::Site;
+use support::served::limited;
 
 /// A process that has charged `user=alice` under this policy, and has published the policy.
 async fn publish(site: &Site, policy: &Policy, cost: u64) -> Limiter {

@@ -2,7 +2,8 @@
 
 use sluicegate::{Charge, Key, block::Until};
 
-use crate::{common::served::limited, site::Site};
+use crate::site::Site;
+use support::served::limited;
 
 /// A verb, the needed rights, and the exit code with them.
 const NEEDS: [(&str, &[&str], i32); 13] = [

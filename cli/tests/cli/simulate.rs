@@ -17,9 +17,9 @@ use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
     chromium::Page,
-    common::served::Served,
     tool::{Said, Tool},
 };
+use support::served::Served;
 
 const POLICIES: &str = "\
 ip = '4/1s,30/1m,60/1h@fixed'

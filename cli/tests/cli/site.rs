@@ -5,10 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::{
-    common::redis::Server,
-    tool::{Said, Tool},
-};
+use crate::tool::{Said, Tool};
+use support::redis::Server;
 
 /// The service's policies. Their windows are so long that no unit is released during a test.
 pub(crate) const POLICIES: &str = "\

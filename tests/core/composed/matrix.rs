@@ -18,7 +18,7 @@ use sluicegate::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::common::{history::START_MS, scripted::unavailable};
+use support::{history::START_MS, scripted::unavailable};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// Requests before the fault, one in each millisecond. The fault begins shortly before the end of a step.

@@ -8,7 +8,7 @@ use std::sync::{
 use proptest::prelude::*;
 use sluicegate::{MemoryStore, store::DenyCache, test_util::TestClock};
 
-use crate::common::{
+use support::{
     history::{
         Act, Answer, Came, History, Player, START_MS, Step, calls, few_cases, move_clock, steady,
         steady_kinds,

@@ -8,14 +8,14 @@ mod slots;
 mod contract {
     use sluicegate::{MemoryStore, test_util::TestClock};
 
-    use crate::common::verified::Verified;
+    use support::verified::Verified;
 
-    crate::contract!(new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (Verified<MemoryStore>, TestClock) {
         let clock = TestClock::new(0);

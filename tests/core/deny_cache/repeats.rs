@@ -400,7 +400,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
     site.cache
         .block(
             &user("alice"),
-            crate::common::blocks::request(block(500), BlockedBy::Ban),
+            support::blocks::request(block(500), BlockedBy::Ban),
         )
         .await
         .unwrap();

@@ -21,7 +21,7 @@ use sluicegate::{
 };
 use tokio::sync::oneshot;
 
-use crate::common::{history::START_MS, promise::most_within};
+use support::{history::START_MS, promise::most_within};
 
 const RULES: &str = "4000/200ms@50ms";
 const LIMIT: u64 = 4_000;

@@ -7,12 +7,12 @@ mod spending;
 mod contract {
     use sluicegate::{MemoryStore, store::Leases, test_util::TestClock};
 
-    crate::contract!(apart new);
-    crate::calls!(new);
-    crate::contributors!(new);
-    crate::denials!(new);
-    crate::blocks!(new);
-    crate::kinds!(new);
+    support::contract!(apart new);
+    support::calls!(new);
+    support::contributors!(new);
+    support::denials!(new);
+    support::blocks!(new);
+    support::kinds!(new);
 
     pub(super) async fn new() -> (Leases, TestClock) {
         let clock = TestClock::new(0);
@@ -23,7 +23,7 @@ mod contract {
 
 #[tokio::test]
 async fn the_store_agrees_with_the_vectors() {
-    crate::common::vectors::replay_all(contract::new).await;
-    crate::common::vectors::replay_blocks(contract::new).await;
-    crate::common::vectors::replay_kinds(contract::new).await;
+    support::vectors::replay_all(contract::new).await;
+    support::vectors::replay_blocks(contract::new).await;
+    support::vectors::replay_kinds(contract::new).await;
 }

@@ -20,7 +20,7 @@ use sluicegate::{
 };
 use tokio::sync::Notify;
 
-use crate::common::history::START_MS;
+use support::history::START_MS;
 
 /// Executes operations at once, and can hold the answers back.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::history::START_MS;
+use support::history::START_MS;
 
 /// Counts all calls, and can be down.
 #[derive(Clone, Debug)]

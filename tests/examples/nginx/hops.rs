@@ -6,7 +6,7 @@ use axum::{Router, routing::get};
 use sluicegate::{ForwardedIp, MemoryStore, Policy, RateLimitLayer, extract::TrustedProxies};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use crate::common::trace::traced_here;
+use support::trace::traced_here;
 
 use super::{
     FIRST, LISTEN, LISTS, PROXIES, SERVED, SPELLINGS, Spelling, Two, ask, ask_as, exchange,

@@ -8,7 +8,7 @@ use super::{
     hops::{counting, serve, trusting},
     newcomer,
 };
-use crate::common::trace::traced_here;
+use support::trace::traced_here;
 
 /// The warnings while clients ask once each, for as many requests as two comparisons need.
 async fn warned(server: std::net::SocketAddr) -> Vec<String> {

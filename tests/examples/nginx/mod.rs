@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::common::{
+use support::{
     example::{self, Example},
     nginx::Nginx,
 };

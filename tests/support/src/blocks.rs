@@ -58,8 +58,8 @@ macro_rules! blocks {
         $(
             #[test]
             fn $sentence() {
-                $crate::common::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::common::blocks::$sentence(store.clone(), clock))
+                $crate::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::blocks::$sentence(store.clone(), clock))
                 });
             }
         )*
@@ -91,7 +91,7 @@ async fn block(store: &dyn Store, key: &Key, until: impl Into<Until>, by: Blocke
 }
 
 /// A block by an operator, or a ban by a policy that denies everything.
-pub(crate) fn request(until: impl Into<Until>, by: BlockedBy) -> BlockRequest {
+pub fn request(until: impl Into<Until>, by: BlockedBy) -> BlockRequest {
     match by {
         BlockedBy::Ban => {
             let policy = banning("3/10m=1h");
@@ -127,7 +127,7 @@ fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
 
-pub(crate) async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock: TestClock) {
     for span in [1, 2, 999, 86_400_000 * 365] {
         let start = clock.now_ms();
         let block = block_user(&store, "alice", Duration::from_millis(span)).await;
@@ -146,7 +146,7 @@ pub(crate) async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>,
     }
 }
 
-pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestClock) {
     block_user(&store, "alice", at(START_MS + 1_500)).await;
     // A time between two milliseconds is rounded up.
     let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
@@ -159,10 +159,7 @@ pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock:
     }
 }
 
-pub(crate) async fn a_blocked_check_charges_nothing_to_anybody(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn a_blocked_check_charges_nothing_to_anybody(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "bob", HOUR).await;
     for users in [&["bob"][..], &["alice", "bob"], &["bob", "carol"]] {
         let decision = decide(&store, users).await;
@@ -173,7 +170,7 @@ pub(crate) async fn a_blocked_check_charges_nothing_to_anybody(
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 5]);
 }
 
-pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: TestClock) {
     use BlockedBy::{Ban, Operator};
     let both = [(Operator, Ban), (Ban, Operator), (Operator, Operator)];
     for (number, (early, late)) in both.into_iter().enumerate() {
@@ -227,7 +224,7 @@ async fn details(store: &dyn Store) -> BlockDetails {
     panic!("no block is listed")
 }
 
-pub(crate) async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
+pub async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -259,10 +256,7 @@ pub(crate) async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     assert_eq!(allowed.collect::<Vec<_>>(), [true, false, true]);
 }
 
-pub(crate) async fn a_ban_keeps_the_policy_and_the_rule_that_denied(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn a_ban_keeps_the_policy_and_the_rule_that_denied(store: Arc<dyn Store>, _: TestClock) {
     let policy = Policy::parse("login", "5/1s,1/1d").unwrap();
     let policy = policy.ban("1/10m=1h".parse().unwrap());
     let limiter = patient(Arc::clone(&store));
@@ -272,7 +266,7 @@ pub(crate) async fn a_ban_keeps_the_policy_and_the_rule_that_denied(
     assert_eq!(kept.created_ms(), Some(START_MS));
 }
 
-pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: TestClock) {
     let block = block_user(&store, "alice", Until::ForEver).await;
     assert_eq!(block.until_ms(), None);
     block_user(&store, "bob", Duration::MAX).await;
@@ -292,7 +286,7 @@ pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, cloc
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClock) {
+pub async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     block(&store, &user("alice"), 2 * HOUR, BlockedBy::Ban).await;
     block_user(&store, "bob", HOUR).await;
@@ -318,7 +312,7 @@ fn banning(strikes: &str) -> Policy {
     policy.ban(strikes.parse().unwrap())
 }
 
-pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: TestClock) {
+pub async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("3/10m=1h"));
     for _ in 0..2 {
         for _ in 0..2 {
@@ -338,7 +332,7 @@ pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: Tes
     assert!(matches!(decision, Decision::Denied(_)));
 }
 
-pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
+pub async fn a_ban_follows_the_last_strike_and_lasts_its_time(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -370,10 +364,7 @@ pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
     assert_eq!(blocked.block().until_ms(), Some(START_MS + 132_002));
 }
 
-pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
-    store: Arc<dyn Store>,
-    clock: TestClock,
-) {
+pub async fn a_ban_needs_all_its_strikes_and_forgets_them(store: Arc<dyn Store>, clock: TestClock) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("9/10s@1s=1h"));
     let ban = async |strikes: &str| {
         let strikes: Rule = strikes.parse().unwrap();
@@ -439,7 +430,7 @@ impl Store for Unblocking {
     }
 }
 
-pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
+pub async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -457,10 +448,7 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     }
 }
 
-pub(crate) async fn checks_that_enforce_no_blocks_are_not_denied(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
     assert!(!plain.enforces_blocks());
@@ -490,10 +478,7 @@ pub(crate) async fn checks_that_enforce_no_blocks_are_not_denied(
     assert!(is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn of_several_blocked_keys_the_latest_is_told(store: Arc<dyn Store>, _: TestClock) {
     let all = [("alice", 1), ("bob", 3), ("carol", 2), ("dave", 3)];
     for (name, seconds) in all {
         block_user(&store, name, Duration::from_secs(seconds)).await;
@@ -519,7 +504,7 @@ pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
 }
 
-pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: TestClock) {
     let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
     let users: Vec<&str> = names.iter().map(String::as_str).collect();
     block_user(&store, "63", HOUR).await;
@@ -530,7 +515,7 @@ pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: 
     assert!(decide(&store, &users).await.is_allowed());
 }
 
-pub(crate) async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "bob", HOUR).await;
     for (users, count) in [(&["bob"][..], 3), (&["alice", "bob"], 7), (&["bob"], 0)] {
         let check = check(users);
@@ -562,7 +547,7 @@ pub(crate) async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClo
     assert_eq!(admitted, 5);
 }
 
-pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: TestClock) {
+pub async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: TestClock) {
     let trial = Policy::parse("trial", "5/1d").unwrap();
     let with_shadow = |counting: &str, shadow: &str| {
         let charges = [
@@ -589,10 +574,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
     assert!(store.check(&alone).await.unwrap().is_allowed());
 }
 
-pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     let look = || [Charge::new(&api(), user("alice"), 0)];
     let check = Check::new(look()).unwrap().enforce_blocks(true);
@@ -606,10 +588,7 @@ pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
     assert_eq!(usage.rules().next().unwrap().remaining(), 5);
 }
 
-pub(crate) async fn operations_with_blocks_are_done_in_their_order(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn operations_with_blocks_are_done_in_their_order(store: Arc<dyn Store>, _: TestClock) {
     let alice = || Operation::Check(check(&["alice"]));
     let operations = vec![
         alice(),
@@ -649,10 +628,7 @@ pub(crate) async fn operations_with_blocks_are_done_in_their_order(
     assert_eq!(told, expected);
 }
 
-pub(crate) async fn a_block_holds_though_the_clock_steps_back(
-    store: Arc<dyn Store>,
-    clock: TestClock,
-) {
+pub async fn a_block_holds_though_the_clock_steps_back(store: Arc<dyn Store>, clock: TestClock) {
     block_user(&store, "alice", Duration::from_secs(60)).await;
     clock.set(START_MS - 5_000);
     let blocked = blocked(decide(&store, &["alice"]).await);
@@ -666,7 +642,7 @@ pub(crate) async fn a_block_holds_though_the_clock_steps_back(
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: TestClock) {
     let past = [
         Until::At(UNIX_EPOCH - HOUR),
         Until::At(UNIX_EPOCH),
@@ -693,7 +669,7 @@ pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, cloc
     }
 }
 
-pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
+pub async fn blocks_and_limits_of_one_identity_do_not_meet(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -709,10 +685,7 @@ pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn secret_keys_are_blocked_apart_from_plain_ones(store: Arc<dyn Store>, _: TestClock) {
     let (secret, plain) = (Key::secret("user", "alice"), user("alice"));
     let long = Key::new("user", "a".repeat(2_000));
     for (blocked_key, other) in [(&secret, &plain), (&plain, &secret), (&long, &plain)] {
@@ -727,7 +700,7 @@ pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
     }
 }
 
-pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: TestClock) {
+pub async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     let decision = decide(&store, &["alice"]).await;
     assert!(Settlement::new(decision.usage(), |_| 0).is_err());
@@ -754,7 +727,7 @@ fn users(names: &'static [&'static str]) -> impl KeyExtractor {
     }
 }
 
-pub(crate) async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
+pub async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -778,10 +751,7 @@ pub(crate) async fn identities_that_are_only_looked_up_are_denied_and_charged_no
     assert_eq!((status, left), (429, Some(0)), "the limit denies as ever");
 }
 
-pub(crate) async fn a_layer_that_only_looks_up_denies_and_passes(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn a_layer_that_only_looks_up_denies_and_passes(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(Arc::clone(&store));
     let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
     for name in ["alice", "bob"] {

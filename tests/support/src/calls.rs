@@ -37,8 +37,8 @@ macro_rules! calls {
         $(
             #[test]
             fn $sentence() {
-                $crate::common::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::common::calls::$sentence(&**store, clock))
+                $crate::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::calls::$sentence(&**store, clock))
                 });
             }
         )*
@@ -62,7 +62,7 @@ async fn call(store: &dyn Store, operations: Vec<Operation>) -> Vec<Result<Reply
 }
 
 /// Decides these checks in one call.
-pub(crate) async fn check_all(
+pub async fn check_all(
     store: &dyn Store,
     checks: impl IntoIterator<Item = Check>,
 ) -> Vec<Decision> {
@@ -105,10 +105,7 @@ fn admitted(decisions: &[Decision]) -> usize {
     decisions.iter().filter(|it| it.is_allowed()).count()
 }
 
-pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store, _: TestClock) {
     let api = policy("api", "3/1h");
     let alice = |cost| check([charge(&api, "alice", cost)]);
     let reset = Operation::Reset {
@@ -154,11 +151,11 @@ pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
     );
 }
 
-pub(crate) async fn a_call_of_nothing_answers_nothing(store: &dyn Store, _: TestClock) {
+pub async fn a_call_of_nothing_answers_nothing(store: &dyn Store, _: TestClock) {
     assert!(call(store, Vec::new()).await.is_empty());
 }
 
-pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
+pub async fn a_settlement_and_a_check_in_one_call_follow_each_other(
     store: &dyn Store,
     _: TestClock,
 ) {
@@ -188,7 +185,7 @@ pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
     }
 }
 
-pub(crate) async fn a_fill_answers_what_its_checks_would_one_after_another(
+pub async fn a_fill_answers_what_its_checks_would_one_after_another(
     store: &dyn Store,
     clock: TestClock,
 ) {
@@ -209,7 +206,7 @@ pub(crate) async fn a_fill_answers_what_its_checks_would_one_after_another(
     }
 }
 
-pub(crate) async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
+pub async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
     store: &dyn Store,
     _: TestClock,
 ) {
@@ -222,20 +219,14 @@ pub(crate) async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
     assert_eq!(left(store, charges()).await, [6, 1, 42]);
 }
 
-pub(crate) async fn a_fill_at_no_cost_admits_all_and_charges_nothing(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn a_fill_at_no_cost_admits_all_and_charges_nothing(store: &dyn Store, _: TestClock) {
     let api = policy("api", "2/1h");
     let decisions = fill(store, check([charge(&api, "alice", 0)]), 5).await;
     assert_eq!(admitted(&decisions), 5);
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
 }
 
-pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Store, _: TestClock) {
     let api = policy("api", "2/1h");
     let decision = store
         .check(&check([charge(&api, "alice", 1)]))
@@ -251,7 +242,7 @@ pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
     }
 }
 
-pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: TestClock) {
+pub async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: TestClock) {
     let api = policy("api", "2/1h");
     let trial = policy("trial", "2/1h").shadow();
     let charges = || [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
@@ -259,7 +250,7 @@ pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _
     assert_eq!(left(store, charges()).await, [2]);
 }
 
-pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestClock) {
+pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestClock) {
     let api = policy("api", "5/1h");
     let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
     assert_eq!(admitted(&decisions), 2);
@@ -271,10 +262,7 @@ pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestC
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [3]);
 }
 
-pub(crate) async fn shadows_are_decided_only_if_the_check_is_admitted(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn shadows_are_decided_only_if_the_check_is_admitted(store: &dyn Store, _: TestClock) {
     let (api, trial) = (policy("api", "2/1h"), policy("trial", "1/1h"));
     let both = || {
         check([
@@ -297,7 +285,7 @@ pub(crate) async fn shadows_are_decided_only_if_the_check_is_admitted(
     assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [0]);
 }
 
-pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: TestClock) {
+pub async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: TestClock) {
     let api = policy("api", "9/1h");
     let (wide, narrow) = (
         policy("wide", "9/1h").shadow(),
@@ -315,7 +303,7 @@ pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Stor
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [7]);
 }
 
-pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: TestClock) {
+pub async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: TestClock) {
     let trial = policy("trial", "1/1h").shadow();
     for shadow_allows in [true, false] {
         let decision = store
@@ -331,7 +319,7 @@ pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: T
     }
 }
 
-pub(crate) async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
+pub async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
     store: &dyn Store,
     _: TestClock,
 ) {
@@ -345,10 +333,7 @@ pub(crate) async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
     assert_eq!(shadows, [Some(true), Some(true), None]);
 }
 
-pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(store: &dyn Store, _: TestClock) {
     let (api, trial) = (policy("api", "4/1h"), policy("trial", "3/1h").shadow());
     let charges = [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
     let decisions = fill(store, check(charges), 5).await;
@@ -368,10 +353,7 @@ pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(
     );
 }
 
-pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
-    store: &dyn Store,
-    _: TestClock,
-) {
+pub async fn what_a_shadow_charged_is_settled_by_its_own_usage(store: &dyn Store, _: TestClock) {
     let (api, trial) = (policy("api", "5/1h"), policy("trial", "5/1h"));
     let charges = [
         charge(&api, "alice", 3),
@@ -394,7 +376,7 @@ pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [5]);
 }
 
-pub(crate) async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, clock: TestClock) {
+pub async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, clock: TestClock) {
     let api = policy("api", "1/1h");
     for later in [0, 1, 999] {
         clock.set(START_MS + later);

@@ -7,15 +7,15 @@ use super::{redis::Server, sharing::wait};
 const SLOTS: usize = 16_384;
 
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     /// The primaries, followed by their replicas in the same order, as they were at the start.
-    pub(crate) nodes: Vec<Server>,
+    pub nodes: Vec<Server>,
 }
 
 impl Cluster {
     /// Starts a cluster that fails over a node that is silent for `node_timeout`. The cluster serves the other slots if
     /// no node serves some.
-    pub(crate) fn start(node_timeout: Duration) -> Self {
+    pub fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
         let cluster = Self { nodes };
         cluster.meet();
@@ -64,23 +64,23 @@ impl Cluster {
         });
     }
 
-    pub(crate) fn urls(&self) -> Vec<String> {
+    pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Server::url).collect()
     }
 
     /// The slot of all keys of this identity: `user=alice`.
-    pub(crate) fn slot(&self, identity: &str) -> usize {
+    pub fn slot(&self, identity: &str) -> usize {
         self.nodes[3].run(&format!("CLUSTER KEYSLOT {{{identity}}}"))
     }
 
     /// The index of the primary that serves this identity at the start.
-    pub(crate) fn home(&self, identity: &str) -> usize {
+    pub fn home(&self, identity: &str) -> usize {
         let slot = self.slot(identity);
         (0..3).find(|index| slots(*index).contains(&slot)).unwrap()
     }
 
     /// Waits until the other primaries see that the replica of this primary has taken over.
-    pub(crate) fn wait_for_promotion(&self, primary: usize) {
+    pub fn wait_for_promotion(&self, primary: usize) {
         let heir = format!("127.0.0.1:{}@", port(&self.nodes[primary + 3]));
         wait("the replica is promoted", || {
             let mut others = (0..3).filter(|other| *other != primary);
@@ -93,14 +93,14 @@ impl Cluster {
     }
 
     /// Begins to move a slot. Nodes create new keys of the slot at the other primary.
-    pub(crate) fn begin_move(&self, slot: usize, from: usize, to: usize) {
+    pub fn begin_move(&self, slot: usize, from: usize, to: usize) {
         let (from, to) = (&self.nodes[from], &self.nodes[to]);
         let () = to.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
         let () = from.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     }
 
     /// Moves one key of this slot, if there is one.
-    pub(crate) fn move_a_key(&self, slot: usize, from: usize, to: usize) -> bool {
+    pub fn move_a_key(&self, slot: usize, from: usize, to: usize) -> bool {
         let (from, to) = (&self.nodes[from], port(&self.nodes[to]));
         let keys: Vec<String> = from.run(&format!("CLUSTER GETKEYSINSLOT {slot} 1"));
         keys.iter().for_each(|key| {
@@ -110,7 +110,7 @@ impl Cluster {
     }
 
     /// Moves the remaining keys, and then the slot.
-    pub(crate) fn end_move(&self, slot: usize, from: usize, to: usize) {
+    pub fn end_move(&self, slot: usize, from: usize, to: usize) {
         while self.move_a_key(slot, from, to) {}
         let id = id(&self.nodes[to]);
         for node in [to, from] {
@@ -119,7 +119,7 @@ impl Cluster {
     }
 
     /// Restarts all nodes after all have been killed.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         for node in &mut self.nodes {
             let mut restarts = (0..20).map(|_| {
                 node.restart();

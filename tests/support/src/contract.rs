@@ -70,8 +70,8 @@ macro_rules! contract {
         $(
             #[test]
             fn $sentence() {
-                $crate::common::sentence::about_a_limiter($new, |gate, clock| {
-                    Box::pin($crate::common::contract::$sentence(gate, clock))
+                $crate::sentence::about_a_limiter($new, |gate, clock| {
+                    Box::pin($crate::contract::$sentence(gate, clock))
                 });
             }
         )*
@@ -79,7 +79,7 @@ macro_rules! contract {
 }
 
 /// A limiter for tests on a busy machine.
-pub(crate) fn patient(store: impl Store) -> Limiter {
+pub fn patient(store: impl Store) -> Limiter {
     let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
     limiter.publish_policies(false) // tests count keys and commands
 }
@@ -120,7 +120,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     }
 }
 
-pub(crate) async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
+pub async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
     let (wide, narrow) = (policy("wide", "10/1m,5/1h"), policy("narrow", "10/1m,1/1h"));
     assert!(try_acquire(gate, &narrow, "bob", 1).await);
     let charges = || {
@@ -144,7 +144,7 @@ pub(crate) async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClo
     assert_eq!(left(gate, &narrow, "bob").await, [9, 0]);
 }
 
-pub(crate) async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: TestClock) {
+pub async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: TestClock) {
     let (first, second) = (policy("first", "10/1m,20/1h"), policy("second", "30/1d"));
     let charges = [
         Charge::new(&first, user("alice"), 1),
@@ -159,7 +159,7 @@ pub(crate) async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _
     assert_eq!(left(gate, &second, "bob").await, [30]);
 }
 
-pub(crate) async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: TestClock) {
+pub async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "5/1m");
     let twice = |cost| [cost, cost].map(|cost| Charge::new(&policy, user("alice"), cost));
     assert!(!gate.check(twice(3)).await.unwrap().is_allowed());
@@ -167,7 +167,7 @@ pub(crate) async fn duplicates_are_added_up_before_they_are_checked(gate: &Limit
     assert_eq!(remaining(decision.usage()), [1]);
 }
 
-pub(crate) async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock) {
+pub async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "2/1m");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     let decision = check(gate, &policy, "alice", 0).await;
@@ -178,7 +178,7 @@ pub(crate) async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: Tes
     assert_eq!(remaining(decision.usage()), [0, 1]);
 }
 
-pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
+pub async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@exact,3/1m");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(500));
@@ -200,7 +200,7 @@ pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
     );
 }
 
-pub(crate) async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: TestClock) {
+pub async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "5/1s,0/1m");
     let decision = check(gate, &policy, "alice", 1).await;
     assert_eq!(retry_after(&decision), None);
@@ -208,7 +208,7 @@ pub(crate) async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter,
     assert_eq!(left(gate, &policy, "alice").await, [5, 0]);
 }
 
-pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClock) {
+pub async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     for _ in 0..3 {
         assert!(try_acquire(gate, &policy, "alice", MAX_UNITS - 1).await);
@@ -231,7 +231,7 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
 }
 
 /// The used units and the cost add up to more than 2^53 here, where the script's numbers are not exact.
-pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
+pub async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(1));
@@ -243,7 +243,7 @@ pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter,
 }
 
 /// The script stores running totals in four bytes as long as the units that count fit.
-pub(crate) async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: TestClock) {
+pub async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: TestClock) {
     for cost in [1 << 25, 1 << 29, 1 << 40, MAX_UNITS / 11] {
         let policy = policy("p", &format!("{}/1s@100ms", 11 * cost));
         let key = cost.to_string();
@@ -261,7 +261,7 @@ pub(crate) async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, cl
     }
 }
 
-pub(crate) async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {
+pub async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "5/1s,9007199254740991/1m");
     for cost in [6, MAX_UNITS, MAX_UNITS + 1, u64::MAX] {
         let decision = check(gate, &policy, "alice", cost).await;
@@ -270,7 +270,7 @@ pub(crate) async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClo
     assert_eq!(left(gate, &policy, "alice").await, [5, MAX_UNITS]);
 }
 
-pub(crate) async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock) {
+pub async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "1/1ms");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(
@@ -283,7 +283,7 @@ pub(crate) async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: Te
     assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub(crate) async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
+pub async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/365d@1h");
     let year = Duration::from_secs(365 * 86_400);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -300,7 +300,7 @@ pub(crate) async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) 
     assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub(crate) async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock) {
+pub async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1m@fixed");
     clock.advance(Duration::from_millis(59_998));
     assert!(try_acquire(gate, &policy, "alice", 2).await);
@@ -312,7 +312,7 @@ pub(crate) async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: Te
     assert!(try_acquire(gate, &policy, "alice", 2).await);
 }
 
-pub(crate) async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
+pub async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "3/1s@exact,5/1h,7/1d@fixed");
     for _ in 0..3 {
         assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -323,7 +323,7 @@ pub(crate) async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestCl
     assert_eq!(remaining(decision.usage()), [1, 3, 5]);
 }
 
-pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: TestClock) {
+pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1s@exact,10/1m@fixed");
     let early = check(gate, &policy, "alice", 4).await;
     let unused = check(gate, &policy, "alice", 0).await;
@@ -342,7 +342,7 @@ pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, c
     assert_eq!(left(gate, &policy, "alice").await, [7, 4]);
 }
 
-pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClock) {
+pub async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1s@exact");
     let decision = check(gate, &policy, "alice", 4).await;
     let usage = gate.settle(decision.usage(), |_| 12).await.unwrap();
@@ -353,7 +353,7 @@ pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: 
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
-pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
+pub async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     assert!(try_acquire(gate, &policy, "alice", 5).await);
     clock.advance(Duration::from_millis(1));
@@ -364,7 +364,7 @@ pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: 
     assert_eq!(left(gate, &policy, "alice").await, [5]);
 }
 
-pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: TestClock) {
+pub async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1s@exact,10/1m");
     let [up, down] = [
         check(gate, &policy, "alice", 4).await,
@@ -382,10 +382,7 @@ pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clo
 }
 
 /// The clock was far ahead at the charge: there are more than 2^32 steps between that step and the oldest.
-pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn settling_a_step_far_ahead_releases_the_oldest(gate: &Limiter, clock: TestClock) {
     let day = |day: u64| START_MS + day * 86_400_000;
     let policy = policy("p", "100/40d@exact");
     clock.set(day(79));
@@ -406,7 +403,7 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
 }
 
 /// In between, the totals of the charges outgrow 16 bits.
-pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_before(
+pub async fn the_newest_step_is_taken_back_however_much_was_charged_before(
     gate: &Limiter,
     clock: TestClock,
 ) {
@@ -423,7 +420,7 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
 }
 
 /// The reset forgot this charge. After the clock had stepped back, others charged this step and an earlier one.
-pub(crate) async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: TestClock) {
+pub async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1m");
     clock.advance(Duration::from_secs(5));
     let forgotten = check(gate, &policy, "alice", 5).await;
@@ -436,7 +433,7 @@ pub(crate) async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clo
     assert_eq!(left(gate, &policy, "alice").await, [6]);
 }
 
-pub(crate) async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
+pub async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "10/1m");
     let decision = check(gate, &policy, "alice", 4).await;
     gate.settle(decision.usage(), |_| 0).await.unwrap();
@@ -445,7 +442,7 @@ pub(crate) async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
-pub(crate) async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock) {
+pub async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock) {
     let (first, second) = (policy("first", "10/1m"), policy("second", "10/1m"));
     for key in ["alice", "bob"] {
         assert!(try_acquire(gate, &first, key, 4).await);
@@ -458,7 +455,7 @@ pub(crate) async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: Te
     assert_eq!(left(gate, &second, "alice").await, [6]);
 }
 
-pub(crate) async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
+pub async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "1/1h");
     let long = vec![b'x'; 65_536];
     let plain: [(&'static str, &[u8]); 20] = [
@@ -493,7 +490,7 @@ pub(crate) async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
     }
 }
 
-pub(crate) async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
+pub async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
     for name in ["p", "P", "p.", "p-q", "pp", "user"] {
         let policy = policy(name, "1/1h");
         assert!(try_acquire(gate, &policy, "p", 1).await, "{name}");
@@ -501,7 +498,7 @@ pub(crate) async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
     }
 }
 
-pub(crate) async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: TestClock) {
+pub async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: TestClock) {
     let (few, many) = (policy("p", "5/1m"), policy("p", "20/1m"));
     assert!(try_acquire(gate, &many, "alice", 8).await);
     assert_eq!(left(gate, &few, "alice").await, [0]);
@@ -509,7 +506,7 @@ pub(crate) async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, 
     assert_eq!(left(gate, &many, "alice").await, [12]);
 }
 
-pub(crate) async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
+pub async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
     assert!(try_acquire(gate, &policy("p", "10/1m"), "alice", 8).await);
     for rules in ["10/2m", "10/1m@2s", "10/1m@fixed"] {
         assert_eq!(
@@ -520,7 +517,7 @@ pub(crate) async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
     }
 }
 
-pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
+pub async fn sections_of_other_rules_are_carried_until_they_are_released(
     gate: &Limiter,
     clock: TestClock,
 ) {
@@ -542,7 +539,7 @@ pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
     assert_eq!(left(gate, &old, "alice").await, [10, 7, 3]);
 }
 
-pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: TestClock) {
+pub async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@100ms");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 1_000);
@@ -561,10 +558,7 @@ pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, 
 }
 
 /// A key without units has no newest step, even if it had one before.
-pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "5/1s@100ms,5/1m");
     clock.set(START_MS - 30_000);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -579,7 +573,7 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
 }
 
 /// Each write drops the step, also a write with other rules.
-pub(crate) async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: TestClock) {
+pub async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: TestClock) {
     let (own, other) = (policy("p", "10/1m"), policy("p", "10/1s"));
     clock.advance(Duration::from_secs(3_600));
     assert!(try_acquire(gate, &other, "alice", 4).await);
@@ -589,10 +583,7 @@ pub(crate) async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter,
     assert_eq!(left(gate, &other, "alice").await, [10]);
 }
 
-pub(crate) async fn a_bucket_admits_its_burst_and_what_comes_back(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn a_bucket_admits_its_burst_and_what_comes_back(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "20+10/1s@bucket");
     assert!(try_acquire(gate, &policy, "alice", 20).await);
     assert_eq!(
@@ -615,7 +606,7 @@ pub(crate) async fn a_bucket_admits_its_burst_and_what_comes_back(
     assert_eq!(retry_after(&check(gate, &policy, "alice", 21).await), None);
 }
 
-pub(crate) async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: TestClock) {
+pub async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "3+1/1s@bucket,4/1m@exact,2/1d@fixed");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
@@ -625,10 +616,7 @@ pub(crate) async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, c
     assert_eq!(left(gate, &policy, "alice").await, [2, 2, 0]);
 }
 
-pub(crate) async fn settling_a_bucket_changes_what_is_missing_now(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn settling_a_bucket_changes_what_is_missing_now(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10+1/1s@bucket");
     let first = check(gate, &policy, "alice", 4).await;
     let second = check(gate, &policy, "alice", 2).await;
@@ -649,10 +637,7 @@ pub(crate) async fn settling_a_bucket_changes_what_is_missing_now(
     assert_eq!(remaining(&all), [10]);
 }
 
-pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn time_stands_still_for_a_bucket_but_not_far_ahead(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2+1/1s@bucket");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 2_000);
@@ -676,10 +661,7 @@ pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
 }
 
 /// They write while the clock is ahead by more than a full refill takes, and would be believed no longer.
-pub(crate) async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(gate: &Limiter, clock: TestClock) {
     let (own, others) = (policy("p", "2+1/1s@bucket"), policy("p", "9/1h"));
     let usage = check(gate, &own, "alice", 1).await;
     gate.settle(usage.usage(), |_| 100).await.unwrap();
@@ -691,10 +673,7 @@ pub(crate) async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(
     assert_eq!(left(gate, &own, "alice").await, [1]);
 }
 
-pub(crate) async fn a_new_burst_takes_effect_and_another_refill_starts_full(
-    gate: &Limiter,
-    _: TestClock,
-) {
+pub async fn a_new_burst_takes_effect_and_another_refill_starts_full(gate: &Limiter, _: TestClock) {
     let rules = ["2+1/1s@bucket", "5+1/1s@bucket", "5+2/1s@bucket", "5/1s"];
     let policies = rules.map(|rules| policy("p", rules));
     assert!(try_acquire(gate, &policies[0], "alice", 2).await);
@@ -705,7 +684,7 @@ pub(crate) async fn a_new_burst_takes_effect_and_another_refill_starts_full(
     assert_eq!(left(gate, &policies[0], "alice").await, [0]);
 }
 
-pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
+pub async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@100ms");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     clock.set(START_MS - 1_100);
@@ -721,10 +700,7 @@ pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: Test
     assert_eq!(left(gate, &policy, "alice").await, [2]);
 }
 
-pub(crate) async fn the_clock_may_show_the_epoch_or_its_latest_time(
-    gate: &Limiter,
-    clock: TestClock,
-) {
+pub async fn the_clock_may_show_the_epoch_or_its_latest_time(gate: &Limiter, clock: TestClock) {
     for (key, now_ms) in [("first", 0), ("last", u64::MAX)] {
         clock.set(now_ms);
         let now_ms = clock.now_ms();
@@ -745,7 +721,7 @@ pub(crate) async fn the_clock_may_show_the_epoch_or_its_latest_time(
     }
 }
 
-pub(crate) async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: TestClock) {
+pub async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: TestClock) {
     let rules = (1..=16).map(|minutes| format!("{}/{minutes}m", minutes + 1));
     let policy = policy("p", &rules.collect::<Vec<_>>().join(","));
     let charge = |key: u32, cost| Charge::new(&policy, user(&key.to_string()), cost);
@@ -760,23 +736,20 @@ pub(crate) async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: 
     assert!(gate.check(charges(1)).await.unwrap().is_allowed());
 }
 
-pub(crate) async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
+pub async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "2/1m");
     assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
     assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub(crate) async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: TestClock) {
+pub async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "1000/1h,500/1d");
     let admitted = by_64_tasks(gate, move |_| vec![Charge::new(&policy, user("alice"), 1)]);
     assert_eq!(admitted.await, 500);
 }
 
-pub(crate) async fn a_check_over_many_keys_is_atomic_under_concurrency(
-    gate: &Limiter,
-    _: TestClock,
-) {
+pub async fn a_check_over_many_keys_is_atomic_under_concurrency(gate: &Limiter, _: TestClock) {
     let (policy, shared) = (policy("own", "12/1h"), policy("shared", "500/1h"));
     // Different orders of the keys, and one key that all tasks share.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];

@@ -33,8 +33,8 @@ macro_rules! contributors {
         $(
             #[test]
             fn $sentence() {
-                $crate::common::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::common::contributors::$sentence(store.clone(), clock))
+                $crate::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::contributors::$sentence(store.clone(), clock))
                 });
             }
         )*
@@ -74,7 +74,7 @@ async fn told(limiter: &Limiter, policy: &Policy) -> String {
     text(&contributors(limiter, policy).await)
 }
 
-pub(crate) async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     assert_eq!(told(&limiter, &policy).await, "");
     for (user, cost) in [("bob", 5), ("alice", 7), ("carol", 1), ("bob", 9)] {
@@ -85,7 +85,7 @@ pub(crate) async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, 
     assert_eq!((contributors.total(), contributors.error()), (22, 0));
 }
 
-pub(crate) async fn what_is_denied_or_only_looked_at_is_no_contribution(
+pub async fn what_is_denied_or_only_looked_at_is_no_contribution(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -97,7 +97,7 @@ pub(crate) async fn what_is_denied_or_only_looked_at_is_no_contribution(
     assert_eq!(told(&limiter, &policy).await, "alice 6");
 }
 
-pub(crate) async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     let charge = Charge::new(&policy, acme(), 3);
     limiter.check([charge]).await.unwrap();
@@ -105,7 +105,7 @@ pub(crate) async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Sto
     assert_eq!((contributors.iter().len(), contributors.total()), (0, 0));
 }
 
-pub(crate) async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     for (user, cost) in [("alice", 0), ("bob", 25), ("carol", 4)] {
         let decision = check(&limiter, &policy, user, 10).await;
@@ -120,7 +120,7 @@ pub(crate) async fn settling_changes_what_was_contributed(store: Arc<dyn Store>,
     assert_eq!(contributors.total(), 29);
 }
 
-pub(crate) async fn settling_late_goes_to_the_span_that_was_charged(
+pub async fn settling_late_goes_to_the_span_that_was_charged(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -136,7 +136,7 @@ pub(crate) async fn settling_late_goes_to_the_span_that_was_charged(
     assert_eq!(told(&limiter, &policy).await, "alice 3");
 }
 
-pub(crate) async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: TestClock) {
+pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let counting = policy("100/1m");
     let shadow = Policy::parse("trial", "5/1m").unwrap().shadow();
@@ -148,7 +148,7 @@ pub(crate) async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: Test
     assert_eq!(told(&limiter, &shadow).await, "alice 4");
 }
 
-pub(crate) async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
+pub async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
     let (first, second) = (patient(store.clone()), patient(store));
     let policy = policy("100/1m");
     check(&first, &policy, "alice", 5).await;
@@ -161,7 +161,7 @@ pub(crate) async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
     assert_eq!(told(&first, &policy).await, "bob 17, alice 11");
 }
 
-pub(crate) async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
+pub async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let (api, other) = (policy("9/1m"), Policy::parse("other", "9/1m").unwrap());
     check(&limiter, &api, "alice", 1).await;
@@ -175,7 +175,7 @@ pub(crate) async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
     assert_eq!(text(&contributors), "carol 3");
 }
 
-pub(crate) async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: TestClock) {
     // If there are several rules, the longest window counts.
     let (limiter, policy) = (patient(store), policy("100/1s,100/1m"));
     let span_ms = 10_000;
@@ -197,7 +197,7 @@ pub(crate) async fn contributions_leave_with_the_window(store: Arc<dyn Store>, c
     }
 }
 
-pub(crate) async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m@fixed"));
     let start = START_MS - START_MS % 60_000;
     for (at_ms, user) in [(0, "alice"), (59_999, "bob"), (60_000, "carol")] {
@@ -215,7 +215,7 @@ pub(crate) async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: Tes
     }
 }
 
-pub(crate) async fn who_emptied_a_bucket_is_known_until_it_is_full(
+pub async fn who_emptied_a_bucket_is_known_until_it_is_full(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -227,7 +227,7 @@ pub(crate) async fn who_emptied_a_bucket_is_known_until_it_is_full(
     }
 }
 
-pub(crate) async fn of_many_contributors_the_greatest_are_kept_within_the_error(
+pub async fn of_many_contributors_the_greatest_are_kept_within_the_error(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -253,7 +253,7 @@ pub(crate) async fn of_many_contributors_the_greatest_are_kept_within_the_error(
     }
 }
 
-pub(crate) async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     let long = "x".repeat(100_000);
     for (cost, label) in [
@@ -277,7 +277,7 @@ pub(crate) async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Sto
     assert!(!format!("{contributors:?}").contains('#'));
 }
 
-pub(crate) async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     check(&limiter, &policy, "alice", 10).await;
     limiter.reset(&policy, &acme()).await.unwrap();

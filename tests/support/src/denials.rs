@@ -31,8 +31,8 @@ macro_rules! denials {
         $(
             #[test]
             fn $sentence() {
-                $crate::common::sentence::about_a_store($new, |store, clock| {
-                    Box::pin($crate::common::denials::$sentence(store.clone(), clock))
+                $crate::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::denials::$sentence(store.clone(), clock))
                 });
             }
         )*
@@ -61,7 +61,7 @@ async fn listed(limiter: &Limiter) -> Vec<String> {
     denials.iter().map(text).collect()
 }
 
-pub(crate) async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
+pub async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -77,7 +77,7 @@ pub(crate) async fn an_identity_that_is_denied_48_percent_of_its_requests_is_lis
     assert_eq!(listed(&limiter).await, ["api user=office 48/100 48/100"]);
 }
 
-pub(crate) async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, api) = (patient(store), policy("api", "2/1h"));
     for (user, requests) in [("alice", 3), ("bob", 7), ("carol", 5), ("dave", 2)] {
         for _ in 0..requests {
@@ -89,7 +89,7 @@ pub(crate) async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store
     assert_eq!(listed(&limiter).await, expected);
 }
 
-pub(crate) async fn admissions_before_the_first_denial_do_not_count(
+pub async fn admissions_before_the_first_denial_do_not_count(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {
@@ -104,10 +104,7 @@ pub(crate) async fn admissions_before_the_first_denial_do_not_count(
     assert_eq!(listed(&limiter).await, ["api user=alice 1/4 1/4"]);
 }
 
-pub(crate) async fn a_blocked_identity_is_listed_under_no_policy(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn a_blocked_identity_is_listed_under_no_policy(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, api) = (patient(store), policy("api", "1/1h"));
     check(&limiter, &api, "mallory", 1).await;
     check(&limiter, &api, "mallory", 1).await;
@@ -120,7 +117,7 @@ pub(crate) async fn a_blocked_identity_is_listed_under_no_policy(
     assert_eq!(listed(&limiter).await, expected);
 }
 
-pub(crate) async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let key = || Key::new("user", "alice");
     let [tight, tighter, loose] = [("a", 2), ("b", 1), ("c", 9)]
@@ -134,7 +131,7 @@ pub(crate) async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: 
     assert_eq!(listed(&limiter).await, expected);
 }
 
-pub(crate) async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let (shadow, full) = (policy("trial", "0/1h").shadow(), policy("full", "0/1h"));
     check(&limiter, &shadow, "alice", 1).await;
@@ -143,7 +140,7 @@ pub(crate) async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Sto
     assert_eq!(listed(&limiter).await, [""; 0]);
 }
 
-pub(crate) async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: TestClock) {
     let (first, second) = (patient(store.clone()), patient(store));
     let api = policy("api", "1/1h");
     for (limiter, requests) in [(&first, 4), (&second, 7)] {
@@ -157,10 +154,7 @@ pub(crate) async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _
     assert_eq!(listed(&first).await, ["api user=alice 11/11 11/11"]);
 }
 
-pub(crate) async fn a_minute_and_an_hour_later_denials_have_left(
-    store: Arc<dyn Store>,
-    clock: TestClock,
-) {
+pub async fn a_minute_and_an_hour_later_denials_have_left(store: Arc<dyn Store>, clock: TestClock) {
     let (limiter, api) = (patient(store), policy("api", "0/1m"));
     let start_ms = START_MS - START_MS % 600_000;
     for (at_ms, expected) in [
@@ -182,10 +176,7 @@ pub(crate) async fn a_minute_and_an_hour_later_denials_have_left(
     assert_eq!(listed(&limiter).await, [""; 0]);
 }
 
-pub(crate) async fn an_identity_is_short_and_hides_what_is_secret(
-    store: Arc<dyn Store>,
-    _: TestClock,
-) {
+pub async fn an_identity_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, api) = (patient(store), policy("api", "0/1h"));
     for key in [
         Key::secret("api-key", "s3cret"),
@@ -204,7 +195,7 @@ pub(crate) async fn an_identity_is_short_and_hides_what_is_secret(
     assert!(!format!("{denials:?}").contains('#'));
 }
 
-pub(crate) async fn of_many_identities_those_that_were_denied_most_are_kept(
+pub async fn of_many_identities_those_that_were_denied_most_are_kept(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
@@ -221,7 +212,7 @@ pub(crate) async fn of_many_identities_those_that_were_denied_most_are_kept(
     assert_eq!(first.collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 1]);
 }
 
-pub(crate) async fn a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it(
+pub async fn a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it(
     store: Arc<dyn Store>,
     clock: TestClock,
 ) {

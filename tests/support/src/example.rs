@@ -6,23 +6,25 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::OnceLock,
+    sync::Once,
 };
 
+use super::root;
+
 /// A running server.
-pub(crate) struct Example {
+pub struct Example {
     child: Child,
     address: SocketAddr,
 }
 
 impl Example {
     /// Starts the server example on a free port.
-    pub(crate) fn start(args: &[&str]) -> Self {
+    pub fn start(args: &[&str]) -> Self {
         Self::run(Self::command().args(["--listen", "127.0.0.1:0"]).args(args))
     }
 
     /// Starts any server that prints the address on the first line.
-    pub(crate) fn run(command: &mut Command) -> Self {
+    pub fn run(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -43,35 +45,34 @@ impl Example {
     }
 
     /// The output of the server example when it does not serve.
-    pub(crate) fn output(args: &[&str]) -> Output {
+    pub fn output(args: &[&str]) -> Output {
         Self::command().args(args).output().unwrap()
     }
 
-    /// The program, built with the features of this test.
-    pub(crate) fn command() -> Command {
-        static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-        Command::new(PROGRAM.get_or_init(|| build("server")))
+    /// The program.
+    pub fn command() -> Command {
+        Command::new(build("server"))
     }
 
     /// The address that the server listens at.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The number of the process.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends a signal, such as `HUP`.
-    pub(crate) fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let id = self.id().to_string();
         let kill = Command::new("kill").args(["-s", name, &id]).status();
         assert!(kill.unwrap().success());
     }
 
     /// Kills the server. Returns its output on stderr.
-    pub(crate) fn end(&mut self) -> String {
+    pub fn end(&mut self) -> String {
         let _ = self.child.kill();
         let mut stderr = String::new();
         if let Some(mut pipe) = self.child.stderr.take() {
@@ -81,7 +82,7 @@ impl Example {
     }
 
     /// The next line on stderr.
-    pub(crate) fn complaint(&mut self) -> String {
+    pub fn complaint(&mut self) -> String {
         let pipe = self.child.stderr.as_mut().unwrap();
         let (mut line, mut byte) = (Vec::new(), [0]);
         // Read byte by byte, so that the next line stays in the pipe for the next call.
@@ -92,7 +93,7 @@ impl Example {
     }
 
     /// Asks the server to stop. Returns whether it ended with success, and its output on stderr.
-    pub(crate) fn stop(mut self) -> (bool, String) {
+    pub fn stop(mut self) -> (bool, String) {
         self.signal("TERM");
         let mut stderr = String::new();
         let mut pipe = self.child.stderr.take().unwrap();
@@ -108,28 +109,9 @@ impl Drop for Example {
     }
 }
 
-/// The features of this test.
-pub(crate) fn features() -> Vec<&'static str> {
-    let features = [
-        cfg!(feature = "axum").then_some("axum"),
-        cfg!(feature = "bb8").then_some("bb8"),
-        cfg!(feature = "cluster").then_some("cluster"),
-        cfg!(feature = "default").then_some("default"),
-        cfg!(feature = "metrics").then_some("metrics"),
-        cfg!(feature = "redis").then_some("redis"),
-        cfg!(feature = "sentinel").then_some("sentinel"),
-        cfg!(feature = "serde").then_some("serde"),
-        cfg!(feature = "test-util").then_some("test-util"),
-        cfg!(feature = "tls").then_some("tls"),
-        cfg!(feature = "tonic").then_some("tonic"),
-        cfg!(feature = "tracing").then_some("tracing"),
-    ];
-    features.into_iter().flatten().collect()
-}
-
 /// The source of an example: a file, or the main program of its own package.
-pub(crate) fn source(example: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+pub fn source(example: &str) -> PathBuf {
+    let folder = root().join("examples");
     let file = folder.join(example).with_extension("rs");
     if file.exists() {
         file
@@ -139,41 +121,29 @@ pub(crate) fn source(example: &str) -> PathBuf {
 }
 
 /// The package of an example; `None` if the example is a file of this package.
-pub(crate) fn package(example: &str) -> Option<String> {
+pub fn package(example: &str) -> Option<String> {
     let is_package = source(example).ends_with("src/main.rs");
     is_package.then(|| format!("example-{}", example.replace('_', "-")))
 }
 
-/// Builds an example with the profile and, for the library, the features of this test. If `EXAMPLES_ARE_BUILT` is set,
-/// does not call Cargo, which may be compiling for other tests.
-pub(crate) fn build(example: &str) -> PathBuf {
+/// The program of an example, with the profile of this test. Builds all of them if need be; if `EXAMPLES_ARE_BUILT` is
+/// set, does not call Cargo, which may be compiling for other tests.
+pub fn build(example: &str) -> PathBuf {
+    static ARE_BUILT: Once = Once::new();
     let test = env::current_exe().unwrap();
     let target = test.ancestors().nth(2).unwrap();
-    let package = package(example);
-    let program = match &package {
+    if env::var_os("EXAMPLES_ARE_BUILT").is_none() {
+        ARE_BUILT.call_once(|| build_all(target));
+    }
+    match package(example) {
         Some(package) => target.join(package),
         None => target.join("examples").join(example),
-    };
-    if env::var_os("EXAMPLES_ARE_BUILT").is_some() {
-        return program;
     }
-    let mut cargo = cargo(target);
-    match &package {
-        // Selects only packages that tests of the library depend on, together with one such test, so that Cargo reuses
-        // the compiled dependencies.
-        Some(package) if example == "server" => {
-            library(&mut cargo).args(["-p", package, "--bin", package, "--test", "suites"])
-        }
-        Some(package) => cargo.args(["-p", package]),
-        None => library(&mut cargo).args(["--example", example]),
-    };
-    let is_built = cargo.status().unwrap().success();
-    assert!(is_built, "the example `{example}` does not build");
-    program
 }
 
-/// `cargo build`, with the profile of this test.
-fn cargo(target: &Path) -> Command {
+/// Builds with the features of `./test`, so that Cargo reuses what is compiled. A bench needs the server alone, as a
+/// service would build it.
+fn build_all(target: &Path) {
     let profile = match target.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
         "release" => "bench",
@@ -187,15 +157,15 @@ fn cargo(target: &Path) -> Command {
         }
     }
     cargo
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(root())
         .args(["build", "--quiet", "--profile", profile]);
-    cargo
-}
-
-/// Selects the library, with the features of this test.
-fn library(cargo: &mut Command) -> &mut Command {
-    let features = features().into_iter().map(|it| format!("sluicegate/{it}"));
-    cargo
-        .args(["-p", "sluicegate", "--no-default-features", "--features"])
-        .arg(features.collect::<Vec<_>>().join(","))
+    if profile == "bench" {
+        cargo.args(["-p", "example-server"]);
+    } else {
+        cargo.args(["--workspace", "--all-features", "--bins", "--examples"]);
+    }
+    assert!(
+        cargo.status().unwrap().success(),
+        "the examples do not build"
+    );
 }

@@ -14,7 +14,7 @@ use sluicegate::{
 use super::{history::START_MS, scripted::unavailable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     Up,
     /// Each call fails at once.
     Down,
@@ -26,13 +26,13 @@ pub(crate) enum State {
 
 /// A memory store that can fail or hang. Clones share the memory and the state.
 #[derive(Clone, Debug)]
-pub(crate) struct Flaky {
+pub struct Flaky {
     memory: MemoryStore,
     state: Arc<Mutex<State>>,
 }
 
 impl Flaky {
-    pub(crate) fn new() -> (Self, TestClock) {
+    pub fn new() -> (Self, TestClock) {
         let clock = TestClock::new(START_MS);
         let store = Self {
             memory: MemoryStore::new().clock(clock.clone()),
@@ -41,7 +41,7 @@ impl Flaky {
         (store, clock)
     }
 
-    pub(crate) fn is_now(&self, state: State) {
+    pub fn is_now(&self, state: State) {
         *self.state.lock().unwrap() = state;
     }
 

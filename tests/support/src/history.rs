@@ -19,28 +19,28 @@ use sluicegate::{
 use super::outcome::Outcome;
 
 /// The first millisecond of a day, so that all shorter windows are aligned.
-pub(crate) const START_MS: u64 = 1_700_006_400_000;
+pub const START_MS: u64 = 1_700_006_400_000;
 
 const YEAR_MS: u64 = 365 * 86_400_000;
 
 #[derive(Clone, Debug)]
-pub(crate) struct History {
+pub struct History {
     /// The start of the clock; sometimes the epoch.
-    pub(crate) start_ms: u64,
+    pub start_ms: u64,
     /// For each name, the policies that use that name in turn.
-    pub(crate) policies: Vec<Vec<Policy>>,
-    pub(crate) steps: Vec<Step>,
+    pub policies: Vec<Vec<Policy>>,
+    pub steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub struct Step {
     /// The time that the clock moves before the step.
-    pub(crate) gap_ms: i64,
-    pub(crate) act: Act,
+    pub gap_ms: i64,
+    pub act: Act,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Act {
+pub enum Act {
     /// Checks charges of (policy, key, cost).
     Check(Vec<(usize, usize, u64)>),
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
@@ -60,7 +60,7 @@ pub(crate) enum Act {
 
 /// A part of a call.
 #[derive(Clone, Debug)]
-pub(crate) enum Part {
+pub enum Part {
     /// A single check, and whether it enforces blocks.
     Check(Vec<(usize, usize, u64)>, bool),
     Fill(Vec<(usize, usize, u64)>, u16, bool),
@@ -72,7 +72,7 @@ pub(crate) enum Part {
 
 /// The reason why a value cannot be read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spoiled {
+pub enum Spoiled {
     WrongType,
     OtherVersion,
     Garbage,
@@ -80,7 +80,7 @@ pub(crate) enum Spoiled {
 
 /// The answer to a part of a call: the decision of each check, with that of the shadows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
     Settled(Outcome),
     Reset,
@@ -91,25 +91,25 @@ pub(crate) enum Answer {
 
 /// The result of an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub enum Came {
     Nothing,
     Of(Outcome),
     Answers(Vec<Answer>),
 }
 
 /// Histories within the defined semantics: the clock goes forward and the rules stay.
-pub(crate) fn steady() -> impl Strategy<Value = History> {
+pub fn steady() -> impl Strategy<Value = History> {
     let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
     histories(policies(1), gaps(), acts)
 }
 
 /// The same, of all kinds of rules.
-pub(crate) fn steady_kinds() -> impl Strategy<Value = History> {
+pub fn steady_kinds() -> impl Strategy<Value = History> {
     histories(policies_of_all_kinds(1), gaps(), acts_of_all_kinds())
 }
 
 /// All that may happen to all kinds of rules.
-pub(crate) fn wild_kinds() -> impl Strategy<Value = History> {
+pub fn wild_kinds() -> impl Strategy<Value = History> {
     let acts = prop_oneof![12 => acts_of_all_kinds(), 1 => (0..3_usize).prop_map(Act::NextRules)];
     let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
     histories(policies_of_all_kinds(3), gaps, acts)
@@ -127,7 +127,7 @@ fn acts_of_all_kinds() -> impl Strategy<Value = Act> {
 }
 
 /// Histories of everything that can happen, also with changed rules, and clocks that step back or far ahead.
-pub(crate) fn wild() -> impl Strategy<Value = History> {
+pub fn wild() -> impl Strategy<Value = History> {
     let acts = prop_oneof![
         8 => checks(),
         3 => settlements(),
@@ -140,7 +140,7 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
 
 /// A few identities with several checks in each millisecond, so that leases are worth a call: up to their limits, and
 /// again after the release. The clock goes forward and the rules stay.
-pub(crate) fn hot() -> impl Strategy<Value = History> {
+pub fn hot() -> impl Strategy<Value = History> {
     let checks = prop_oneof![
         4 => (0..2_usize).prop_map(|policy| vec![(policy, 0)]),
         1 => (0..2_usize).prop_map(|key| vec![(2, 1), (0, key)]),
@@ -169,7 +169,7 @@ pub(crate) fn hot() -> impl Strategy<Value = History> {
 }
 
 /// A configuration with few cases, because each case is long. You can ask for more in the environment.
-pub(crate) fn few_cases() -> ProptestConfig {
+pub fn few_cases() -> ProptestConfig {
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
     let default = ProptestConfig::default();
     ProptestConfig {
@@ -179,12 +179,12 @@ pub(crate) fn few_cases() -> ProptestConfig {
 }
 
 /// Calls of several operations, with fills and shadows; clocks and rules as in [`wild`]. The third policy is a shadow.
-pub(crate) fn calls() -> impl Strategy<Value = History> {
+pub fn calls() -> impl Strategy<Value = History> {
     calls_of(Just(None::<Act>).boxed())
 }
 
 /// The same calls, with values that cannot be read.
-pub(crate) fn spoiled_calls() -> impl Strategy<Value = History> {
+pub fn spoiled_calls() -> impl Strategy<Value = History> {
     let kinds = prop_oneof![
         Just(Spoiled::WrongType),
         Just(Spoiled::OtherVersion),
@@ -239,7 +239,7 @@ fn ends() -> impl Strategy<Value = Until> {
 }
 
 /// One key with so many charges that the totals outgrow their stored form: 16 bits, 32, and 53.
-pub(crate) fn large() -> impl Strategy<Value = History> {
+pub fn large() -> impl Strategy<Value = History> {
     let bits = prop_oneof![Just(16), Just(32), Just(53)];
     bits.prop_flat_map(|bits| {
         let scale = 1_u64 << bits;
@@ -451,7 +451,7 @@ fn costs() -> impl Strategy<Value = u64> {
 
 /// The way in which a player executes the parts of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Calls {
+pub enum Calls {
     Together,
     /// Executes each check separately, also those of a batch. A spoiled value gets its answer without the store.
     Apart,
@@ -461,7 +461,7 @@ pub(crate) enum Calls {
 type Spoil<'a> = dyn Fn(&str, &Key, Spoiled) + 'a;
 
 /// Plays a history on one store.
-pub(crate) struct Player<'a> {
+pub struct Player<'a> {
     store: &'a dyn Store,
     policies: &'a [Vec<Policy>],
     calls: Calls,
@@ -476,7 +476,7 @@ pub(crate) struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    pub(crate) fn new(store: &'a dyn Store, history: &'a History) -> Self {
+    pub fn new(store: &'a dyn Store, history: &'a History) -> Self {
         Self {
             store,
             policies: &history.policies,
@@ -490,12 +490,12 @@ impl<'a> Player<'a> {
     }
 
     /// Sets the way to execute the parts of a call.
-    pub(crate) fn calls(self, calls: Calls) -> Self {
+    pub fn calls(self, calls: Calls) -> Self {
         Self { calls, ..self }
     }
 
     /// Sets the way to spoil values.
-    pub(crate) fn spoil(self, spoil: &'a Spoil<'a>) -> Self {
+    pub fn spoil(self, spoil: &'a Spoil<'a>) -> Self {
         Self {
             spoil: Some(spoil),
             ..self
@@ -503,7 +503,7 @@ impl<'a> Player<'a> {
     }
 
     /// Plays an act. Returns the outcome of a single check or settlement.
-    pub(crate) async fn play(&mut self, act: &Act) -> Option<Outcome> {
+    pub async fn play(&mut self, act: &Act) -> Option<Outcome> {
         match self.come(act).await {
             Came::Of(outcome) => Some(outcome),
             _ => None,
@@ -511,7 +511,7 @@ impl<'a> Player<'a> {
     }
 
     /// Plays an act. Returns the result.
-    pub(crate) async fn come(&mut self, act: &Act) -> Came {
+    pub async fn come(&mut self, act: &Act) -> Came {
         match act {
             Act::Check(charges) => return Came::Of(self.check(charges).await),
             Act::Settle(check, costs) => {
@@ -547,7 +547,7 @@ impl<'a> Player<'a> {
     }
 
     /// The check of these charges, under the current rules.
-    pub(crate) fn check_of(&self, charges: &[(usize, usize, u64)]) -> Check {
+    pub fn check_of(&self, charges: &[(usize, usize, u64)]) -> Check {
         let charges = charges
             .iter()
             .map(|(policy, key, cost)| Charge::new(self.policy(*policy), key_of(*key), *cost));
@@ -727,7 +727,7 @@ impl<'a> Player<'a> {
     }
 }
 
-pub(crate) fn enforcing(check: Check, enforces_blocks: bool) -> Check {
+pub fn enforcing(check: Check, enforces_blocks: bool) -> Check {
     if enforces_blocks {
         check.enforce_blocks(true)
     } else {
@@ -735,28 +735,23 @@ pub(crate) fn enforcing(check: Check, enforces_blocks: bool) -> Check {
     }
 }
 
-pub(crate) fn key_of(index: usize) -> Key {
+pub fn key_of(index: usize) -> Key {
     Key::new("key", index.to_string())
 }
 
 /// Moves the clock by the time in a step, but never before the epoch.
-pub(crate) fn move_clock(clock: &TestClock, gap_ms: i64) {
+pub fn move_clock(clock: &TestClock, gap_ms: i64) {
     clock.set(clock.now_ms().saturating_add_signed(gap_ms));
 }
 
 /// Plays a history on two empty stores that share one clock. They must agree at every step.
-pub(crate) async fn agree(
-    first: &dyn Store,
-    second: &dyn Store,
-    clock: &TestClock,
-    history: &History,
-) {
+pub async fn agree(first: &dyn Store, second: &dyn Store, clock: &TestClock, history: &History) {
     let players = (Player::new(first, history), Player::new(second, history));
     same(players, clock, history).await;
 }
 
 /// The same with the given players.
-pub(crate) async fn same(
+pub async fn same(
     (mut first, mut second): (Player<'_>, Player<'_>),
     clock: &TestClock,
     history: &History,

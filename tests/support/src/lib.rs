@@ -1,58 +1,50 @@
-//! Helpers that several test binaries share.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+//! Helpers that the test programs and the benches share, compiled once.
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_panics_doc,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    clippy::return_self_not_must_use,
+    reason = "a test fails by a panic, and these helpers are no interface"
+)]
 
-#[cfg(feature = "test-util")]
-pub(crate) mod blocks;
-#[cfg(feature = "test-util")]
-pub(crate) mod calls;
-#[cfg(feature = "cluster")]
-pub(crate) mod cluster;
-#[cfg(feature = "test-util")]
-pub(crate) mod contract;
-#[cfg(feature = "test-util")]
-pub(crate) mod contributors;
-#[cfg(feature = "test-util")]
-pub(crate) mod denials;
-pub(crate) mod example;
-#[cfg(feature = "test-util")]
-pub(crate) mod flaky;
-#[cfg(feature = "test-util")]
-pub(crate) mod history;
-#[cfg(all(feature = "calendar", feature = "test-util"))]
-pub(crate) mod kinds;
-pub(crate) mod log;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-pub(crate) mod lua;
-#[cfg(feature = "test-util")]
-pub(crate) mod model;
-#[cfg(feature = "redis")]
-pub(crate) mod nginx;
-#[cfg(feature = "test-util")]
-pub(crate) mod outcome;
-pub(crate) mod plain;
-#[cfg(feature = "test-util")]
-pub(crate) mod promise;
-#[cfg(feature = "redis")]
-pub(crate) mod redis;
-pub(crate) mod scripted;
-#[cfg(feature = "test-util")]
-pub(crate) mod sentence;
-#[cfg(feature = "sentinel")]
-pub(crate) mod sentinel;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-pub(crate) mod served;
-pub(crate) mod sharing;
-pub(crate) mod site;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-pub(crate) mod stored;
-#[cfg(feature = "redis")]
-pub(crate) mod stores;
-#[cfg(feature = "tls")]
-pub(crate) mod tls;
-pub(crate) mod trace;
-#[cfg(feature = "redis")]
-pub(crate) mod twemproxy;
-#[cfg(feature = "test-util")]
-pub(crate) mod vectors;
-#[cfg(feature = "test-util")]
-pub(crate) mod verified;
+use std::path::Path;
+
+pub mod blocks;
+pub mod calls;
+pub mod cluster;
+pub mod contract;
+pub mod contributors;
+pub mod denials;
+pub mod example;
+pub mod flaky;
+pub mod history;
+pub mod kinds;
+pub mod log;
+pub mod lua;
+pub mod model;
+pub mod nginx;
+pub mod outcome;
+pub mod plain;
+pub mod promise;
+pub mod redis;
+pub mod scripted;
+pub mod sentence;
+pub mod sentinel;
+pub mod served;
+pub mod sharing;
+pub mod site;
+pub mod stored;
+pub mod stores;
+pub mod tls;
+pub mod trace;
+pub mod twemproxy;
+pub mod vectors;
+pub mod verified;
+
+/// The folder of the repository.
+pub fn root() -> &'static Path {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).unwrap_or(own)
+}

@@ -16,17 +16,17 @@ use sluicegate::{
 
 /// Records all events, in short or in full.
 #[derive(Clone, Default)]
-pub(crate) struct Log {
-    pub(crate) lines: Arc<Mutex<Vec<String>>>,
-    pub(crate) in_full: bool,
+pub struct Log {
+    pub lines: Arc<Mutex<Vec<String>>>,
+    pub in_full: bool,
 }
 
 impl Log {
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
     }
 
-    pub(crate) fn switches(&self) -> Vec<String> {
+    pub fn switches(&self) -> Vec<String> {
         let mut lines = self.lines();
         lines.retain(|line| line.starts_with("open "));
         lines

@@ -50,14 +50,14 @@ impl Keys {
 
 /// Executes `EVAL`, `GET` and `DEL`, and answers `EVALSHA` like a server that does not know the script.
 #[derive(Clone)]
-pub(crate) struct LuaServer {
+pub struct LuaServer {
     lua: Lua,
     keys: State,
     compiled: Compiled,
 }
 
 impl LuaServer {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let (lua, keys) = (Lua::new(), State::default());
         let structs = lua.create_table().unwrap();
         let strings: Table = lua.globals().get("string").unwrap();
@@ -91,12 +91,12 @@ impl LuaServer {
     }
 
     /// Sets the server's clock ahead of the caller's.
-    pub(crate) fn set_ahead(&self, ahead: Duration) {
+    pub fn set_ahead(&self, ahead: Duration) {
         self.keys.lock().unwrap().ahead = ahead;
     }
 
     /// Repeats the last call with this version.
-    pub(crate) fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
+    pub fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
         let mut args = self.keys.lock().unwrap().eval.clone();
         let keys = usize::try_from(number(&args[1])).unwrap();
         let first = &mut args[2 + keys][0];
@@ -105,7 +105,7 @@ impl LuaServer {
     }
 
     /// Replaces the value of a key; `None` makes its value one of another type.
-    pub(crate) fn put(&self, key: &str, value: Option<&[u8]>) {
+    pub fn put(&self, key: &str, value: Option<&[u8]>) {
         let mut keys = self.keys.lock().unwrap();
         match value {
             Some(value) => {
@@ -118,12 +118,12 @@ impl LuaServer {
         }
     }
 
-    pub(crate) fn remove(&self, key: &str) {
+    pub fn remove(&self, key: &str) {
         self.keys.lock().unwrap().values.remove(key.as_bytes());
     }
 
     /// The value of a key.
-    pub(crate) fn value(&self, key: &str) -> Option<Vec<u8>> {
+    pub fn value(&self, key: &str) -> Option<Vec<u8>> {
         let keys = self.keys.lock().unwrap();
         keys.values
             .get(key.as_bytes())
@@ -131,7 +131,7 @@ impl LuaServer {
     }
 
     /// Puts a value that nothing can be done with in the place of what was counted.
-    pub(crate) fn spoil(&self, policy: &str, key: &Key, spoiled: Spoiled) {
+    pub fn spoil(&self, policy: &str, key: &Key, spoiled: Spoiled) {
         let value = String::from_utf8_lossy(key.value());
         let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
         let spoiled: Option<&[u8]> = match spoiled {
@@ -143,7 +143,7 @@ impl LuaServer {
     }
 
     /// All keys by their names, with what they hold and when they are gone.
-    pub(crate) fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
+    pub fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
         let keys = self.keys.lock().unwrap();
         let kept = keys
             .values

@@ -14,7 +14,7 @@ use super::{
 /// A policy, a key and a cost.
 type Charge = (usize, usize, u64);
 
-pub(crate) struct Model<'a> {
+pub struct Model<'a> {
     policies: Vec<&'a Policy>,
     /// The units of each step, by policy, key and rule.
     charged: HashMap<(usize, usize, usize), Vec<(u64, u64)>>,
@@ -26,7 +26,7 @@ pub(crate) struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    pub(crate) fn new(history: &'a History) -> Self {
+    pub fn new(history: &'a History) -> Self {
         Self {
             policies: history
                 .policies
@@ -40,7 +40,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    pub(crate) fn play(&mut self, now: u64, act: &Act) -> Option<Outcome> {
+    pub fn play(&mut self, now: u64, act: &Act) -> Option<Outcome> {
         match act {
             Act::Check(charges) => Some(self.check(now, &added_up(charges))),
             Act::Settle(_, _) if self.open.is_empty() => None,
@@ -77,13 +77,7 @@ impl<'a> Model<'a> {
     }
 
     /// The steps that count, oldest first: the release time and the units of each.
-    pub(crate) fn counting(
-        &self,
-        now: u64,
-        policy: usize,
-        key: usize,
-        rule: usize,
-    ) -> Vec<(u64, u128)> {
+    pub fn counting(&self, now: u64, policy: usize, key: usize, rule: usize) -> Vec<(u64, u128)> {
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
         let mut steps = std::collections::BTreeMap::new();
@@ -260,7 +254,7 @@ impl<'a> Model<'a> {
         (missing - refill * i128::from(at - last)).max(0)
     }
 
-    pub(crate) fn used(&self, at: u64, policy: usize, key: usize, rule: usize) -> u128 {
+    pub fn used(&self, at: u64, policy: usize, key: usize, rule: usize) -> u128 {
         let of_bucket = &self.policies[policy].rules()[rule];
         if of_bucket.refill().is_some() {
             let missing = self.missing(at, (policy, key, rule)).unsigned_abs();

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::redis::{free_port, starts};
 
 /// A running proxy.
-pub(crate) struct Nginx {
+pub struct Nginx {
     child: Child,
     address: SocketAddr,
     _folder: TempDir,
@@ -20,7 +20,7 @@ pub(crate) struct Nginx {
 
 impl Nginx {
     /// Starts a proxy. The closure makes the content of the `http` block for a free port.
-    pub(crate) fn start(http: impl Fn(u16) -> String) -> Self {
+    pub fn start(http: impl Fn(u16) -> String) -> Self {
         let mut said = String::new();
         for _ in 0..20 {
             let folder = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ impl Nginx {
     }
 
     /// The address for IPv4 clients.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

@@ -3,28 +3,28 @@
 use sluicegate::{Decision, Denial, Key, Usage, block::Block, store::Renewed};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     /// The remaining units of each charge under each rule.
-    pub(crate) usage: Vec<Vec<Left>>,
+    pub usage: Vec<Vec<Left>>,
     /// `None` if the check was allowed or blocked.
-    pub(crate) denied: Option<Denied>,
-    pub(crate) blocked: Option<(Key, Block)>,
+    pub denied: Option<Denied>,
+    pub blocked: Option<(Key, Block)>,
     /// Whether a renewal has renewed all slots.
-    pub(crate) renewed: Option<bool>,
+    pub renewed: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
-    pub(crate) remaining: u64,
-    pub(crate) reset_after_ms: u64,
+pub struct Left {
+    pub remaining: u64,
+    pub reset_after_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Denied {
-    pub(crate) charge: usize,
-    pub(crate) rule: usize,
+pub struct Denied {
+    pub charge: usize,
+    pub rule: usize,
     /// `None` for never.
-    pub(crate) retry_after_ms: Option<u64>,
+    pub retry_after_ms: Option<u64>,
 }
 
 impl From<&Decision> for Outcome {
@@ -87,6 +87,6 @@ fn denied(denial: &Denial) -> Denied {
     }
 }
 
-pub(crate) fn ms(duration: std::time::Duration) -> u64 {
+pub fn ms(duration: std::time::Duration) -> u64 {
     duration.as_millis().try_into().unwrap()
 }

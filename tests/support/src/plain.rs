@@ -6,7 +6,7 @@ use sluicegate::{
 };
 
 #[derive(Debug)]
-pub(crate) struct Plain<S>(pub(crate) S);
+pub struct Plain<S>(pub S);
 
 impl<S: Store> Store for Plain<S> {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {

@@ -7,10 +7,10 @@ use sluicegate::{Rule, Store, test_util::TestClock};
 use super::history::{Act, History, Player, move_clock};
 
 /// Admitted units: the time, the policy, the key, and their number.
-pub(crate) type Admitted = (u64, usize, usize, u64);
+pub type Admitted = (u64, usize, usize, u64);
 
 /// Plays the checks of a history. The processes take turns.
-pub(crate) async fn admitted(
+pub async fn admitted(
     processes: &[&dyn Store],
     clock: &TestClock,
     history: &History,
@@ -39,7 +39,7 @@ pub(crate) async fn admitted(
     admitted
 }
 
-pub(crate) fn assert_promise(history: &History, admitted: &[Admitted]) {
+pub fn assert_promise(history: &History, admitted: &[Admitted]) {
     let subjects: BTreeSet<_> = admitted.iter().map(|it| (it.1, it.2)).collect();
     for subject in subjects {
         let own = admitted.iter().filter(|it| (it.1, it.2) == subject);
@@ -75,7 +75,7 @@ fn assert_bucket(rule: &Rule, window_ms: u128, refill: u128, admitted: &[(u64, u
 /// The most units in any span of the window, both ends included. `admitted` holds times and units, in order of time.
 ///
 /// It is enough to look at the spans that end with an admission.
-pub(crate) fn most_within(window_ms: u64, admitted: &[(u64, u64)]) -> u128 {
+pub fn most_within(window_ms: u64, admitted: &[(u64, u64)]) -> u128 {
     let (mut first, mut units, mut most) = (0, 0, 0);
     for (at_ms, added) in admitted {
         units += u128::from(*added);

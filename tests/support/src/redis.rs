@@ -16,7 +16,7 @@ use std::{
 use tempfile::TempDir;
 
 /// A running server, unless it was [killed](Self::kill).
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
     port: u16,
     args: Vec<String>,
@@ -28,17 +28,17 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a server; `SLUICEGATE_REDIS_SERVER` names another program than `redis-server`.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
     /// Starts a server with more arguments, such as `["--requirepass", "sesame"]`.
-    pub(crate) fn with(args: &[&str]) -> Self {
+    pub fn with(args: &[&str]) -> Self {
         Self::with_env(args, Vec::new())
     }
 
     /// Starts a server with more arguments, in another environment.
-    pub(crate) fn with_env(args: &[&str], env: Vec<(String, String)>) -> Self {
+    pub fn with_env(args: &[&str], env: Vec<(String, String)>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
         for _ in 0..20 {
@@ -59,35 +59,35 @@ impl Server {
     }
 
     /// Whether the server answers. A node of a cluster ends right after the start if the second port is taken.
-    pub(crate) fn answers(&self) -> bool {
+    pub fn answers(&self) -> bool {
         let client = redis::Client::open(self.socket_url()).unwrap();
         let connection = client.get_connection();
         connection.is_ok_and(|mut it| redis::cmd("PING").exec(&mut it).is_ok())
     }
 
     /// The number of the process, while it runs.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// The address that the server listens at.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
     /// The URL of that address, without the password.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
     /// The URL of the socket, which is faster.
-    pub(crate) fn socket_url(&self) -> String {
+    pub fn socket_url(&self) -> String {
         format!("unix://{}", socket(&self.folder))
     }
 
     /// Sends one command that must succeed, over a connection that is kept. Sends the command again if the connection
     /// was closed: sentinels close all connections of a server when they change its role.
-    pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
+    pub fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
         let mut control = self.control.lock().unwrap();
         let mut words = command.split(' ');
         let mut cmd = redis::cmd(words.next().unwrap());
@@ -118,7 +118,7 @@ impl Server {
     }
 
     /// A number that `INFO section` reports.
-    pub(crate) fn info(&self, section: &str, field: &str) -> u64 {
+    pub fn info(&self, section: &str, field: &str) -> u64 {
         let info: String = self.run(&format!("INFO {section}"));
         let line = info
             .lines()
@@ -128,13 +128,13 @@ impl Server {
     }
 
     /// Whether this replica has received everything that was written so far. (`WAIT` only covers the same connection.)
-    pub(crate) fn has_told(&self, replica: &Self) -> bool {
+    pub fn has_told(&self, replica: &Self) -> bool {
         let written = self.info("replication", "master_repl_offset");
         replica.info("replication", "slave_repl_offset") >= written
     }
 
     /// The number of calls of a command, including those that failed.
-    pub(crate) fn calls(&self, command: &str) -> u64 {
+    pub fn calls(&self, command: &str) -> u64 {
         let info: String = self.run("INFO commandstats");
         let prefix = format!("cmdstat_{}:calls=", command.to_lowercase());
         let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
@@ -142,19 +142,19 @@ impl Server {
     }
 
     /// Kills the server like `kill -9`, without notice to clients.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         *self.control.get_mut().unwrap() = None;
     }
 
     /// Deletes the data that a killed server with `--appendonly yes` would find after a restart.
-    pub(crate) fn wipe(&mut self) {
+    pub fn wipe(&mut self) {
         let _ = fs::remove_dir_all(self.folder.path().join("appendonlydir"));
     }
 
     /// Restarts a killed server at the same address, without data, unless the arguments keep the data.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         let timeout = Instant::now() + Duration::from_secs(10);
         while Instant::now() < timeout {
             let _ = fs::remove_file(socket(&self.folder));
@@ -171,12 +171,12 @@ impl Server {
     }
 
     /// Stops the server (SIGSTOP): connections stay open, without replies.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         signal(&self.child, "-STOP");
     }
 
     /// Lets a stopped server continue.
-    pub(crate) fn cont(&self) {
+    pub fn cont(&self) {
         signal(&self.child, "-CONT");
     }
 }
@@ -194,13 +194,13 @@ impl Drop for Server {
     }
 }
 
-pub(crate) fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let id = child.id().to_string();
     let status = Command::new("kill").args([name, &id]).status();
     assert!(status.unwrap().success());
 }
 
-pub(crate) fn program() -> String {
+pub fn program() -> String {
     std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
@@ -223,11 +223,7 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
 }
 
 /// Waits until a program is up, or has ended, for example because another has the port.
-pub(crate) fn starts(
-    child: &mut Child,
-    is_up: impl Fn() -> bool,
-    log: impl Fn() -> String,
-) -> bool {
+pub fn starts(child: &mut Child, is_up: impl Fn() -> bool, log: impl Fn() -> String) -> bool {
     let timeout = Instant::now() + Duration::from_secs(10);
     while child.try_wait().unwrap().is_none() {
         if is_up() {
@@ -245,7 +241,7 @@ fn listens(folder: &TempDir) -> bool {
 }
 
 /// A port below those that the system gives to clients, since a client could take the port of a killed server.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = std::process::id().wrapping_mul(97);
     loop {

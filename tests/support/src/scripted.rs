@@ -15,14 +15,14 @@ use sluicegate::{
 
 type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;
 
-pub(crate) struct Scripted {
+pub struct Scripted {
     script: Box<Script>,
     checks: Mutex<Vec<Check>>,
 }
 
 impl Scripted {
     /// The script decides the charges, and then the shadows as if they were charges.
-    pub(crate) fn new(
+    pub fn new(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Self::whole(move |check| match check.shadow_check() {
@@ -42,17 +42,17 @@ impl Scripted {
     }
 
     /// Allows everything. One unit counts, for 60 s from the end of a step that ends now.
-    pub(crate) fn allowing() -> Arc<Self> {
+    pub fn allowing() -> Arc<Self> {
         Self::new(|check| StoreFuture::ready(allowed(check)))
     }
 
     /// Denies everything, by every rule for this long.
-    pub(crate) fn denying_for(ms: u64) -> Arc<Self> {
+    pub fn denying_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 
     /// A memory store that answers after a delay.
-    pub(crate) fn far(latency: Duration) -> Arc<Self> {
+    pub fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
         Self::whole(move |check| {
             let answer = memory.check(check);
@@ -64,21 +64,21 @@ impl Scripted {
     }
 
     /// Never answers.
-    pub(crate) fn silent() -> Arc<Self> {
+    pub fn silent() -> Arc<Self> {
         Self::new(|_| StoreFuture::pending(std::future::pending()))
     }
 
     /// Fails to decide.
-    pub(crate) fn failing() -> Arc<Self> {
+    pub fn failing() -> Arc<Self> {
         Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
 
-    pub(crate) fn checks(&self) -> Vec<Check> {
+    pub fn checks(&self) -> Vec<Check> {
         self.checks.lock().unwrap().clone()
     }
 
     /// The charges of the only check, as `policy kind cost`.
-    pub(crate) fn only_check(&self) -> Vec<String> {
+    pub fn only_check(&self) -> Vec<String> {
         let checks = self.checks();
         assert_eq!(checks.len(), 1, "the store was asked {checks:?}");
         let charges = checks[0].charges().iter();
@@ -127,10 +127,10 @@ impl fmt::Debug for Scripted {
     }
 }
 
-pub(crate) const NOW_MS: u64 = 1_000_000;
+pub const NOW_MS: u64 = 1_000_000;
 
 /// An admission: only the cost counts under each rule.
-pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
+pub fn allowed(check: &Check) -> Result<Decision, StoreError> {
     decide(check, true, |cost, _| Count {
         used: cost,
         newest_end_ms: NOW_MS,
@@ -139,7 +139,7 @@ pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
 }
 
 /// A denial by every rule: all rules are full.
-pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
+pub fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
     decide(check, false, |_, limit| Count {
         used: limit,
         newest_end_ms: NOW_MS,
@@ -148,7 +148,7 @@ pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
 }
 
 /// A decision with counts that `count` makes from the cost and the limit of each rule.
-pub(crate) fn decide(
+pub fn decide(
     check: &Check,
     admitted: bool,
     count: impl Fn(u64, u64) -> Count,
@@ -162,6 +162,6 @@ pub(crate) fn decide(
     Decision::new(check, admitted, NOW_MS, &counts)
 }
 
-pub(crate) fn unavailable() -> StoreError {
+pub fn unavailable() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "told to fail")
 }

@@ -11,10 +11,10 @@ use tokio::runtime::Builder;
 use super::{contract::patient, history::START_MS};
 
 /// The body of a sentence.
-pub(crate) type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+pub type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Tests a sentence about the answers of a store.
-pub(crate) fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
+pub fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
     new: fn() -> N,
     sentence: for<'a> fn(&'a Arc<dyn Store>, TestClock) -> Sentence<'a>,
 ) {
@@ -28,7 +28,7 @@ pub(crate) fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
 }
 
 /// Tests a sentence about the decisions of a limiter, on several threads.
-pub(crate) fn about_a_limiter<S: Store, N: Future<Output = (S, TestClock)>>(
+pub fn about_a_limiter<S: Store, N: Future<Output = (S, TestClock)>>(
     new: fn() -> N,
     sentence: for<'a> fn(&'a Limiter, TestClock) -> Sentence<'a>,
 ) {

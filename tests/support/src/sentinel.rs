@@ -18,27 +18,27 @@ use super::{
 };
 
 /// The name of the primary for the sentinels.
-pub(crate) const NAME: &str = "mymaster";
+pub const NAME: &str = "mymaster";
 
 /// A majority of three.
 const QUORUM: usize = 2;
 
 /// A sentinel. [`Server`] cannot start one, because a sentinel writes to the configuration file.
-pub(crate) struct Sentinel {
+pub struct Sentinel {
     child: Child,
     port: u16,
     _folder: TempDir,
 }
 
 /// The servers and the sentinels of one name.
-pub(crate) struct Group {
-    pub(crate) servers: Vec<Server>,
-    pub(crate) sentinels: Vec<Sentinel>,
+pub struct Group {
+    pub servers: Vec<Server>,
+    pub sentinels: Vec<Sentinel>,
 }
 
 impl Group {
     /// Starts a primary with two replicas, all with these arguments, and waits until all of them know each other.
-    pub(crate) fn start(args: &[&str]) -> Self {
+    pub fn start(args: &[&str]) -> Self {
         let primary = Server::with(args);
         let port = primary.address().port().to_string();
         let replica = || {
@@ -59,7 +59,7 @@ impl Group {
     }
 
     /// Waits until all sentinels agree on a primary with two connected replicas.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         wait("the group has settled", || {
             let primary = self.primary();
             let knows = |sentinel: &Sentinel| {
@@ -80,14 +80,14 @@ impl Group {
     }
 
     /// The index of the primary, according to the first sentinel.
-    pub(crate) fn primary(&self) -> usize {
+    pub fn primary(&self) -> usize {
         let port = self.sentinels[0].primary().unwrap();
         let is_it = |server: &Server| server.address().port() == port;
         self.servers.iter().position(is_it).unwrap()
     }
 
     /// Lets the sentinels promote another server, as an operator would. Returns its index.
-    pub(crate) fn fail_over(&self) -> usize {
+    pub fn fail_over(&self) -> usize {
         let old = self.primary();
         let command = format!("SENTINEL FAILOVER {NAME}");
         wait("there is a failover", || {
@@ -101,7 +101,7 @@ impl Group {
     }
 
     /// Waits until another server accepts writes, and the sentinels say so. Returns its index.
-    pub(crate) fn promoted(&self, old: usize) -> usize {
+    pub fn promoted(&self, old: usize) -> usize {
         wait("a replica is promoted", || {
             let new = self.primary();
             new != old && replication(&self.servers[new]).contains("role:master")
@@ -110,7 +110,7 @@ impl Group {
     }
 
     /// The URLs of the sentinels.
-    pub(crate) fn urls(&self) -> Vec<String> {
+    pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Sentinel::url).collect()
     }
 }
@@ -121,7 +121,7 @@ impl Sentinel {
     }
 
     /// Starts a sentinel of the primary at this address, with more lines of configuration.
-    pub(crate) fn watch(primary: SocketAddr, more: &str) -> Self {
+    pub fn watch(primary: SocketAddr, more: &str) -> Self {
         for _ in 0..20 {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join("sentinel.conf");
@@ -176,12 +176,12 @@ impl Sentinel {
         let _ = self.ask::<()>(&format!("SENTINEL DEBUG {periods}"));
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// The port of the server that this sentinel calls the primary.
-    pub(crate) fn primary(&self) -> Option<u16> {
+    pub fn primary(&self) -> Option<u16> {
         let address = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"));
         let (_, port): (String, u16) = address.ok()?;
         Some(port)
@@ -193,16 +193,16 @@ impl Sentinel {
     }
 
     /// Sends one command.
-    pub(crate) fn ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
+    pub fn ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         ask(&self.url(), command)
     }
 
     /// Stops the sentinel (SIGSTOP): it accepts connections without replies.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         signal(&self.child, "-STOP");
     }
 
-    pub(crate) fn cont(&self) {
+    pub fn cont(&self) {
         signal(&self.child, "-CONT");
     }
 }
@@ -215,7 +215,7 @@ impl Drop for Sentinel {
 }
 
 /// Sends one command over a new connection, because a demoted server closes all its connections.
-pub(crate) fn ask<T: FromRedisValue>(url: &str, command: &str) -> RedisResult<T> {
+pub fn ask<T: FromRedisValue>(url: &str, command: &str) -> RedisResult<T> {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let mut words = command.split(' ');
     let mut cmd = redis::cmd(words.next().unwrap());
@@ -227,10 +227,10 @@ fn replication(server: &Server) -> String {
 }
 
 /// A sentinel that always names the same server.
-pub(crate) struct Parrot(TcpListener);
+pub struct Parrot(TcpListener);
 
 impl Parrot {
-    pub(crate) fn start(server: SocketAddr) -> Self {
+    pub fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let accepting = listener.try_clone().unwrap();
         std::thread::spawn(move || {
@@ -241,7 +241,7 @@ impl Parrot {
         Self(listener)
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.0.local_addr().unwrap())
     }
 }

@@ -17,13 +17,13 @@ use sluicegate::{
 use super::{redis::Server, sharing::shared};
 
 #[derive(Debug)]
-pub(crate) struct Served<T = Arc<Server>, S = RedisStore> {
+pub struct Served<T = Arc<Server>, S = RedisStore> {
     store: S,
     _server: T,
 }
 
 /// The rights that the documentation of `store::redis` gives a user.
-pub(crate) const LEAST_RIGHTS: [&str; 8] = [
+pub const LEAST_RIGHTS: [&str; 8] = [
     "~sluicegate:*",
     "+evalsha",
     "+eval",
@@ -35,25 +35,24 @@ pub(crate) const LEAST_RIGHTS: [&str; 8] = [
 ];
 
 /// More rights, to list blocks.
-pub(crate) const BLOCKS_RIGHTS: [&str; 4] = ["+zadd", "+zrem", "+zremrangebyscore", "+zscan"];
+pub const BLOCKS_RIGHTS: [&str; 4] = ["+zadd", "+zrem", "+zremrangebyscore", "+zscan"];
 
 /// More rights, for charges with contributors.
-pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
-    ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
+pub const CONTRIBUTORS_RIGHTS: [&str; 4] = ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
 
 impl Served {
     /// Like [`start`](Self::start), for a user with only the least rights.
-    pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
+    pub async fn start_with_least_rights() -> (Self, TestClock) {
         Self::start_with(&LEAST_RIGHTS).await
     }
 
     /// The same, with the rights for contributors.
-    pub(crate) async fn start_with_contributors_rights() -> (Self, TestClock) {
+    pub async fn start_with_contributors_rights() -> (Self, TestClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
     }
 
     /// The same, with the rights for a list of blocks.
-    pub(crate) async fn start_with_blocks_rights() -> (Self, TestClock) {
+    pub async fn start_with_blocks_rights() -> (Self, TestClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &BLOCKS_RIGHTS].concat()).await
     }
 
@@ -67,14 +66,14 @@ impl Served {
     }
 
     /// An empty store over the shared server, with a separate clock.
-    pub(crate) async fn start() -> (Self, TestClock) {
+    pub async fn start() -> (Self, TestClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store), clock)
     }
 
     /// The same, over a store that does not share calls.
-    pub(crate) async fn start_without_sharing() -> (Self, TestClock) {
+    pub async fn start_without_sharing() -> (Self, TestClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store.in_flight(0)), clock)
@@ -82,7 +81,7 @@ impl Served {
 }
 
 impl<T, S> Served<T, S> {
-    pub(crate) fn by(server: T, store: S) -> Self {
+    pub fn by(server: T, store: S) -> Self {
         Self {
             store,
             _server: server,
@@ -91,18 +90,18 @@ impl<T, S> Served<T, S> {
 }
 
 /// The server of all tests that run now and change nothing in it. Each test has a separate prefix and separate users.
-pub(crate) fn shared_server() -> Arc<Server> {
+pub fn shared_server() -> Arc<Server> {
     static RUNNING: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     shared(&RUNNING, Server::start)
 }
 
 /// Gives a user these rights and no others. Returns the URL to log in with.
-pub(crate) fn limited(server: &Server, rights: &[&str]) -> String {
+pub fn limited(server: &Server, rights: &[&str]) -> String {
     limited_as("limiter", server, rights)
 }
 
 /// The same for a new user each time, with a separate prefix that rights to `sluicegate:*` allow.
-pub(crate) fn limited_apart(server: &Server, rights: &[&str]) -> (String, String) {
+pub fn limited_apart(server: &Server, rights: &[&str]) -> (String, String) {
     static USERS: AtomicU32 = AtomicU32::new(0);
     let user = format!("limiter-{}", USERS.fetch_add(1, Ordering::Relaxed));
     let url = limited_as(&user, server, rights);
@@ -126,7 +125,7 @@ async fn connected(server: &Server) -> RedisStore {
 }
 
 /// An empty store and a clock. The store uses the socket, since random histories make many calls.
-pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
+pub async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);
     let store = connected(server).await;

@@ -9,7 +9,7 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server that runs now, or a new one. It ends with the last test that uses it, so that no process stays behind.
-pub(crate) fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+pub fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
     let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
     running.upgrade().unwrap_or_else(|| {
         let started = Arc::new(start());
@@ -19,7 +19,7 @@ pub(crate) fn shared<T>(running: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> 
 }
 
 /// Waits until the condition holds.
-pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let timeout = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < timeout, "gave up waiting until {what}");

@@ -15,14 +15,14 @@ use hyper_util::{
 use tokio::{net::TcpListener, task::JoinHandle};
 
 /// A running server, aborted when dropped.
-pub(crate) struct Site {
+pub struct Site {
     address: SocketAddr,
     client: Client<HttpConnector, Body>,
     server: JoinHandle<std::io::Result<()>>,
 }
 
 impl Site {
-    pub(crate) async fn start(app: Router) -> Self {
+    pub async fn start(app: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = app.into_make_service_with_connect_info::<SocketAddr>();
@@ -33,7 +33,7 @@ impl Site {
         }
     }
 
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         method: Method,
         path: &str,
@@ -52,7 +52,7 @@ impl Site {
         (head.status, head.headers, String::from_utf8(body).unwrap())
     }
 
-    pub(crate) async fn ask(
+    pub async fn ask(
         &self,
         method: Method,
         path: &str,
@@ -61,7 +61,7 @@ impl Site {
         self.send(method, path, headers, "").await
     }
 
-    pub(crate) async fn get(
+    pub async fn get(
         &self,
         path: &str,
         headers: &[(&str, &str)],
@@ -69,11 +69,11 @@ impl Site {
         self.ask(Method::GET, path, headers).await
     }
 
-    pub(crate) async fn status(&self, path: &str) -> StatusCode {
+    pub async fn status(&self, path: &str) -> StatusCode {
         self.get(path, &[]).await.0
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

@@ -27,11 +27,7 @@ async fn value(inspector: &Inspector, policy: &str, key: usize) -> Option<Stored
 }
 
 /// After each step, the stored value has the steps of the model that keeps every charge.
-pub(crate) async fn has_the_steps_of_the_model(
-    store: &RedisStore,
-    clock: &TestClock,
-    history: &History,
-) {
+pub async fn has_the_steps_of_the_model(store: &RedisStore, clock: &TestClock, history: &History) {
     clock.set(history.start_ms);
     let (mut player, mut model) = (Player::new(store, history), Model::new(history));
     let inspector = store.inspector();
@@ -65,11 +61,7 @@ pub(crate) async fn has_the_steps_of_the_model(
 
 /// After each step, the stored value gives all callers the answers of a memory store with the same history, also
 /// callers with other rules. It does not expire before its last unit is released.
-pub(crate) async fn answers_as_the_memory_store(
-    store: &RedisStore,
-    clock: &TestClock,
-    history: &History,
-) {
+pub async fn answers_as_the_memory_store(store: &RedisStore, clock: &TestClock, history: &History) {
     clock.set(history.start_ms);
     let memory = MemoryStore::new().clock(clock.clone());
     let mut players = (Player::new(store, history), Player::new(&memory, history));
@@ -116,7 +108,7 @@ pub(crate) async fn answers_as_the_memory_store(
 }
 
 /// A decision from the stored value before a check is the same as the script's decision.
-pub(crate) async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history: &History) {
+pub async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history: &History) {
     use super::history::Act;
 
     clock.set(history.start_ms);

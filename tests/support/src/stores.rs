@@ -8,20 +8,19 @@ use sluicegate::RedisStore;
 use super::redis::Server;
 
 /// One store for each source of connections, all over one server.
-pub(crate) async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
+pub async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
     vec![
         ("url", RedisStore::connect(server.url()).await.unwrap()),
         (
             "client",
             RedisStore::from(Client::open(server.url()).unwrap()),
         ),
-        #[cfg(feature = "bb8")]
         ("pool", pool(server).await),
     ]
 }
 
 /// A store over a manager with the settings that the documentation recommends.
-pub(crate) async fn manager(server: &Server) -> RedisStore {
+pub async fn manager(server: &Server) -> RedisStore {
     let config = ConnectionManagerConfig::new()
         .set_number_of_retries(0)
         .set_connection_timeout(Some(Duration::from_millis(500)))
@@ -32,8 +31,7 @@ pub(crate) async fn manager(server: &Server) -> RedisStore {
 }
 
 /// A store over a pool of four open connections.
-#[cfg(feature = "bb8")]
-pub(crate) async fn pool(server: &Server) -> RedisStore {
+pub async fn pool(server: &Server) -> RedisStore {
     let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
     let pool = bb8::Pool::builder().max_size(4).min_idle(4);
     pool.build(manager).await.unwrap().into()

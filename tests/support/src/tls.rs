@@ -9,16 +9,16 @@ use tempfile::TempDir;
 use super::redis::{Server, free_port};
 
 /// An authority that signs certificates.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
-pub(crate) struct Identity {
+pub struct Identity {
     cert: String,
     key: String,
 }
 
 impl Authority {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         // The name differs from those of the signed certificates, which would otherwise look self-signed.
         params
@@ -30,7 +30,7 @@ impl Authority {
     }
 
     /// Signs a certificate for these hosts.
-    pub(crate) fn identity(&self, hosts: &[&str]) -> Identity {
+    pub fn identity(&self, hosts: &[&str]) -> Identity {
         let hosts: Vec<String> = hosts.iter().map(|&host| host.into()).collect();
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(hosts).unwrap();
@@ -41,7 +41,7 @@ impl Authority {
     }
 
     /// The settings of a client that trusts only this authority, and shows this identity.
-    pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
+    pub fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
         TlsCertificates {
             client_tls: identity.map(|identity| ClientTlsConfig {
                 client_cert: identity.cert.clone().into_bytes(),
@@ -53,8 +53,8 @@ impl Authority {
 }
 
 /// The server, its port for TLS, and its certificates.
-pub(crate) struct TlsServer {
-    pub(crate) server: Server,
+pub struct TlsServer {
+    pub server: Server,
     port: u16,
     files: Files,
     _folder: TempDir,
@@ -69,7 +69,7 @@ struct Files {
 
 impl TlsServer {
     /// Starts a server with this identity. With `ask_clients`, it asks for client certificates of the authority.
-    pub(crate) fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
+    pub fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, pem: &str| write(folder.path(), name, pem);
         let files = Files {
@@ -99,8 +99,7 @@ impl TlsServer {
     }
 
     /// Starts a sentinel of this server with the same certificate. Returns the sentinel and its URL.
-    #[cfg(feature = "sentinel")]
-    pub(crate) fn sentinel(&self) -> (super::sentinel::Sentinel, String) {
+    pub fn sentinel(&self) -> (super::sentinel::Sentinel, String) {
         let Files { ca, cert, key } = &self.files;
         let port = free_port();
         let config = format!(
@@ -111,16 +110,16 @@ impl TlsServer {
         (sentinel, format!("rediss://127.0.0.1:{port}"))
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("rediss://{}", self.address())
     }
 
     /// A client with these settings.
-    pub(crate) fn client(&self, certificates: TlsCertificates) -> Client {
+    pub fn client(&self, certificates: TlsCertificates) -> Client {
         Client::build_with_tls(self.url(), certificates).unwrap()
     }
 }

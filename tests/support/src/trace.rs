@@ -17,10 +17,10 @@ use tracing::{
 
 /// Records spans and events as `level target name field=value …`, and counts the entered spans.
 #[derive(Clone, Default)]
-pub(crate) struct Trace {
-    pub(crate) lines: Arc<Mutex<Vec<String>>>,
-    pub(crate) entered: Arc<AtomicU64>,
-    pub(crate) below_warn: bool,
+pub struct Trace {
+    pub lines: Arc<Mutex<Vec<String>>>,
+    pub entered: Arc<AtomicU64>,
+    pub below_warn: bool,
 }
 
 struct Fields(String);
@@ -36,7 +36,7 @@ impl Visit for Fields {
 }
 
 /// The traces of this future, with a paused clock.
-pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
+pub fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
     let trace = Trace {
         below_warn,
         ..Trace::default()
@@ -51,7 +51,7 @@ pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<Str
 }
 
 /// Records the warnings of this thread until the guard is dropped.
-pub(crate) fn traced_here() -> (Trace, DefaultGuard) {
+pub fn traced_here() -> (Trace, DefaultGuard) {
     LazyLock::force(&ANOTHER);
     let trace = Trace::default();
     let guard = set_default(trace.clone());
@@ -64,7 +64,7 @@ static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber
 
 impl Trace {
     /// Runs the closure with this subscriber.
-    pub(crate) fn during(&self, run: impl FnOnce()) {
+    pub fn during(&self, run: impl FnOnce()) {
         LazyLock::force(&ANOTHER);
         with_default(self.clone(), run);
     }

@@ -11,20 +11,20 @@ use tempfile::TempDir;
 use super::redis::{Server, free_port, starts};
 
 /// A running proxy and two servers.
-pub(crate) struct Twemproxy {
+pub struct Twemproxy {
     child: Child,
     folder: TempDir,
-    pub(crate) servers: [Server; 2],
+    pub servers: [Server; 2],
 }
 
 impl Twemproxy {
     /// Starts a proxy that spreads keys over two servers by the text between these two characters.
-    pub(crate) fn start(hash_tag: &str) -> Self {
+    pub fn start(hash_tag: &str) -> Self {
         Self::with(hash_tag, "", [Server::start(), Server::start()])
     }
 
     /// Starts a proxy with one more line of configuration.
-    pub(crate) fn with(hash_tag: &str, line: &str, servers: [Server; 2]) -> Self {
+    pub fn with(hash_tag: &str, line: &str, servers: [Server; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = [&servers[0], &servers[1]].map(Server::address);
         let configuration = format!(
@@ -47,7 +47,7 @@ impl Twemproxy {
         panic!("no proxy could be started:\n{}", log(&folder));
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("unix://{}", socket(&self.folder))
     }
 }

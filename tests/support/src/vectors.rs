@@ -20,6 +20,7 @@ use super::{
     contract::patient,
     history::enforcing,
     outcome::{Denied, Left, Outcome},
+    root,
 };
 
 #[derive(Deserialize)]
@@ -130,8 +131,8 @@ struct DeniedBy {
 }
 
 /// Replays the vectors of this repository, and those in the folder that `SLUICEGATE_VECTORS` names.
-pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = root().join("tests/vectors");
     replay_folder(&own, &new).await;
     replay_folder(&own.join("calls"), &new).await;
     replay_folder(&own.join("buckets"), &new).await;
@@ -141,15 +142,15 @@ pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) 
 }
 
 /// The vectors of concurrency and calendar rules, in a store that knows them.
-pub(crate) async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+pub async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = root().join("tests/vectors");
     replay_folder(&own.join("concurrency"), &new).await;
     replay_folder(&own.join("calendar"), &new).await;
 }
 
 /// The vectors of blocks and bans, in a store that keeps them.
-pub(crate) async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/blocks");
+pub async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = root().join("tests/vectors/blocks");
     replay_folder(&own, &new).await;
 }
 

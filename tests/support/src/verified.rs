@@ -14,7 +14,7 @@ use sluicegate::{
 /// Asks the store again for each repeated refusal, and returns the store's answer. This changes nothing, because a
 /// refused check is charged nowhere. The operations of a call are executed one by one, so that each can be compared.
 #[derive(Debug)]
-pub(crate) struct Verified<S> {
+pub struct Verified<S> {
     cache: DenyCache,
     store: Arc<S>,
     repeated: Arc<AtomicU64>,
@@ -22,7 +22,7 @@ pub(crate) struct Verified<S> {
 
 impl<S: Store> Verified<S> {
     /// The cache and the store share one clock.
-    pub(crate) fn new((store, clock): (S, TestClock)) -> (Self, TestClock) {
+    pub fn new((store, clock): (S, TestClock)) -> (Self, TestClock) {
         let store = Arc::new(store);
         let verified = Self {
             cache: DenyCache::new(Arc::clone(&store)).clock(clock.clone()),
@@ -33,7 +33,7 @@ impl<S: Store> Verified<S> {
     }
 
     /// Counts the repeated refusals in `repeated`.
-    pub(crate) fn counting(self, repeated: &Arc<AtomicU64>) -> Self {
+    pub fn counting(self, repeated: &Arc<AtomicU64>) -> Self {
         Self {
             repeated: Arc::clone(repeated),
             ..self
