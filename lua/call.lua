@@ -3,7 +3,7 @@
 local CALL_VERSION = 1
 local TIME_FOLLOWS = 128 -- added to the version where the last argument is the time (tests)
 local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it
-local KIND = 2 ^ 44 -- in a label, the number of a kind of rules times this is added to the first number
+local KIND = 2 ^ 44 -- the first number of a label is the number of its kind times this, plus a number of the rule
 local CONCURRENCY, BUCKET = 1, 8 -- numbers of kinds
 local A_DAY = 86400000 -- in ms
 
@@ -15,7 +15,7 @@ local expiry_option, expiry_origin = 'PXAT', 0 -- how SET gives a key its expiry
 if version == CALL_VERSION then
   local time = redis.call('TIME')
   local ms = time[2] / 1000
-  now = time[1] * 1000 + (ms - ms % 1) -- a whole number is added: the sum is exact
+  now = time[1] * 1000 + (ms - ms % 1) -- whole ms, cheaper than by math.floor
 elseif version == CALL_VERSION + TIME_FOLLOWS and #ARGV[last_part] == 6 then
   now, last_part = struct.unpack('<I6', ARGV[last_part]), last_part - 1
   expiry_option, expiry_origin = 'PX', now - A_DAY -- a day more, so that the server's clock ends no key during a test

@@ -12,7 +12,8 @@ local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
 local ENTRY_SIZE, WRAP = 4, 65536 -- of entries of width 1, the only ones that are read here
 local HAND_OVER = 4 -- this and all higher actions are left to the plain script
 local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
-local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires
+local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires; and
+-- last the position behind them, as struct.unpack returns it
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
@@ -21,8 +22,8 @@ local function read_task(arg)
   local kind = ((spans[1] or 0) - (spans[1] or 0) % KIND) / KIND
   local task = {
     action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = kind == BUCKET,
-    labels = sub(arg, labels_at), used_format = used_format, front_format = used_format .. each .. 'I6I6',
-    limits = { unpack(used_format, arg, 15) }, -- from [2] on, as what rules use in a front
+    tail = sub(arg, labels_at), used_format = used_format, front_format = used_format .. each .. 'I6I6',
+    limits = { unpack(used_format, arg, 15) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
     spans = spans, -- for each rule the two numbers of its label, without its kind
   }
   for k = 1, rules * 2, 2 do
@@ -43,7 +44,7 @@ local function last_below(value, at, low, high, origin, bound)
     if (unpack('<I2', value, at + (probe - 1) * ENTRY_SIZE) - origin) % WRAP < bound then
       low, probe = probe, probe * 2
     else
-      high, probe = probe, high
+      high, probe = probe, high -- and from now on the middle
     end
   end
   return low
@@ -56,9 +57,9 @@ local function read_section(task, i, k)
   for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end
   local newest, first, base, length, room, width = unpack(HEAD, value, at)
   local live, used = at + HEAD_SIZE, fronts[i][k + 1]
-  local behind, limit = live + length, live + room
-  if length > room or limit > #value then error('a queue is longer than its value') end
-  if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, limit end
+  local behind, room_end = live + length, live + room
+  if length > room or room_end > #value then error('a queue is longer than its value') end
+  if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, room_end end
   if first + retention <= now then
     if width ~= 1 and length > 0 then return end
     local oldest = now - retention -- the end of a step that is released at this moment
@@ -68,7 +69,7 @@ local function read_section(task, i, k)
     used, base = used - (total - base) % WRAP, total
     first = live < behind and newest - (newest / step - following) % WRAP * step or newest
   end
-  return used, newest, first, base, width, live, behind, at, limit
+  return used, newest, first, base, width, live, behind, at, room_end
 end
 
 -- Reads KEYS[i] and tests whether its units fit so many times. Returns nothing if the plain script has to.
@@ -76,7 +77,7 @@ local function fits(task, i, count)
   if task.action >= HAND_OVER then return end
   local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
   stored[i] = value
-  if not value or sub(value, -#task.labels) ~= task.labels then return end
+  if not value or sub(value, -#task.tail) ~= task.tail then return end
   local front, units, fit = { unpack(task.front_format, value) }, task.units * count, true
   if front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then return end
   fronts[i] = front
@@ -100,7 +101,7 @@ end
 -- The k-th section of KEYS[i], with the current step as its newest: used, newest, first, where it begins, and its
 -- bytes: the head, the queue and a new entry. Returns nothing if the plain script has to.
 local function open_step(task, i, k)
-  local used, newest, first, base, width, live, behind, at, limit = read_section(task, i, k)
+  local used, newest, first, base, width, live, behind, at, room_end = read_section(task, i, k)
   local step, closed = task.spans[k * 2 - 1], ''
   if not used then return end
   if used == 0 then
@@ -111,7 +112,7 @@ local function open_step(task, i, k)
     if width ~= 1 or used >= WRAP then return end
     closed, newest = pack('<I2I2', newest / step % WRAP, (base + used) % WRAP), now - now % step + step
   end
-  local length, room = behind - live + #closed, limit - at - HEAD_SIZE
+  local length, room = behind - live + #closed, room_end - at - HEAD_SIZE
   if length > room or room > 64 and length * 4 < room then return end
   local head = pack(HEAD, newest, first, base, length, room, width)
   return used, newest, first, at, head, sub(stored[i], live, behind - 1), closed
@@ -122,14 +123,14 @@ end
 local function charge_due(task, i, units)
   local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   local since, expires, window = front[rules * 2 + 2], front[rules * 2 + 3], nil
-  local changed, head, queue, closed, copied = '', '', '', '', 14 + rules * 14 -- joined late, as the server hashes each string
+  local changed, head, queue, closed, copy_from = '', '', '', '', 14 + rules * 14 -- joined late, as the server hashes each string
   for k = 1, rules do
     if front[k + rules + 1] <= now then
       local step, retention, used, newest, first, at = spans[k * 2 - 1], spans[k * 2], nil, nil, nil, nil
       changed = changed .. head .. queue .. closed
       used, newest, first, at, head, queue, closed = open_step(task, i, k)
       if not used then return end
-      changed, copied = changed .. sub(value, copied, at - 1), at + #head + #queue + #closed
+      changed, copy_from = changed .. sub(value, copy_from, at - 1), at + #head + #queue + #closed
       front[k + 1], front[k + rules + 1] = used, math.min(newest, first + retention)
       if newest - step > since then since = newest - step end
       if newest + retention > expires then expires, window = newest + retention, math.max(step, retention) end
@@ -137,7 +138,7 @@ local function charge_due(task, i, units)
     front[k + 1] = front[k + 1] + units
   end
   if window then -- all is written, as the expiry is
-    expires, closed = expires + math.min(window, 60000), closed .. sub(value, copied)
+    expires, closed = expires + math.min(window, 60000), closed .. sub(value, copy_from)
     expiries[i] = expires
   end
   front[rules * 2 + 2], front[rules * 2 + 3] = since, expires

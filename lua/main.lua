@@ -1,7 +1,7 @@
 -- The operations of a call, one after another: each is decided, then written. This is the only place that writes.
 
 local byte, try = string.byte, redis.pcall
-local decide -- by the plain script, once an operation needs it
+local decide -- by the plain script, which is made when the first operation is handed over
 local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, last_part + 1, 0
 while first <= last_part do
   local last, is_done, reply, count = first, false, nil, nil

@@ -10,7 +10,7 @@ end
 
 -- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. Of
 -- several blocks, the one that ends last.
-local function heed(first, count)
+local function blocked_by(first, count)
   local latest, reply = now, nil
   for place = 0, count - 1 do
     local held = get(first + place)

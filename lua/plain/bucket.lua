@@ -20,7 +20,7 @@ function bucket.advance(section, time)
   local elapsed = time - section.due
   if elapsed >= missing / rule.refill or rule.limit and -elapsed > rule.window then
     section.due, section.used = time, 0 -- full; or it was charged while the clock was wrong
-  elseif elapsed > 0 and rule.limit then -- one of others keeps its time: if the clock is wrong now, it would be full later
+  elseif elapsed > 0 and rule.limit then -- not one of others: without its limit, a time that is wrong would stay
     section.due, section.used = time, missing - elapsed * rule.refill
   end
   describe_bucket(section)

@@ -47,9 +47,9 @@ end
 
 function calendar.settle(section, _, units, stop)
   local rule, current = section.rule, math.max(section.newest, section.rule.stop)
+  if stop <= rule.start or stop > rule.last_believed then return end -- a past period, or one that is not believed
   local is_same = math.abs(stop - current) < SAME_END
-  local is_past = stop <= rule.start or section.used > 0 and not is_same and stop < current
-  if is_past or stop > rule.last_believed then return end
+  if section.used > 0 and not is_same and stop < current then return end -- a later period has been charged
   units = math.max(math.min(units, MOST_UNITS - section.used), is_same and -section.used or 0)
   section.used = section.used + units
   section.newest = section.used > 0 and math.max(current, units > 0 and stop or 0) or 0

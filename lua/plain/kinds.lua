@@ -1,7 +1,8 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second, limit)    names the two numbers of a label, and sets `window`: how long units count, about;
---                                    there is no limit for a rule of others
+-- new(rule, first, second, limit)    names the two numbers of a label, and sets `window`: how long units count, about.
+--                                    A rule of others has no limit; in a settlement or a renewal, the end of the
+--                                    charged step stands in its place, but for a bucket
 -- advance(section, time)             brings a section up to date: drops what is released or not believed
 -- charge(section, time, units)       adds units that fit
 -- settle(section, time, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
@@ -20,11 +21,23 @@ local KINDS = {
   [BUCKET] = bucket,
 }
 
+-- A kind that a later version has added: its sections are carried along until the key expires, so that two versions of
+-- a service can share it.
+local unknown = {}
+
+function unknown.new(rule)
+  rule.window = 0
+end
+
+function unknown.advance(section)
+  section.units, section.start, section.release = section.used, now, section.expires
+end
+
 -- What a label says, with the caller's limit if it is one of its own.
 local function rule_of(label, limit)
   local first, second = unpack(LABEL, label)
   local number = first % KIND
-  local rule = { kind = KINDS[(first - number) / KIND], label = label, limit = limit }
+  local rule = { kind = KINDS[(first - number) / KIND] or unknown, label = label, limit = limit }
   rule.kind.new(rule, number, second, limit)
   return rule
 end

@@ -18,7 +18,7 @@ local OPERATIONS = {
   [7] = renew,
 }
 
-local rules_by_arg = {} -- as many parts of a call are alike
+local rules_by_arg = {} -- since parts of a call are often alike
 
 -- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of
 -- some.
@@ -50,7 +50,7 @@ end
 local function attempt(first, last, next_block, admitted)
   local parts = {}
   for i = first, last do parts[i - first + 1] = part_of(i) end
-  local block = heed(next_block, parts[1].block_count)
+  local block = blocked_by(next_block, parts[1].block_count)
   if block then return block, 0 end
   local part = parts[1]
   return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
@@ -58,14 +58,14 @@ end
 
 -- Decides an operation. It fails alone if it cannot be done: then it writes nothing.
 -- first, last  its parts
--- next_block   the first key of the blocks that it heeds
+-- next_block   the first key of its blocks
 -- admitted     how many of the checks before it were, as it may be about their shadows
 -- Returns its reply, and how many checks were admitted.
 local function decide(first, last, next_block, admitted)
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
   values, expiries = {}, {}
-  local problem = type(reply) == 'table' and reply or {} -- else what is stored could not be unpacked
-  if problem.unreadable then redis.call('GET', problem.unreadable) end -- raises what the server says
+  local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: what is stored could not be read
+  if problem.server_error_of then redis.call('GET', problem.server_error_of) end -- raises what the server says
   return FAILED .. (problem.reason or UNREADABLE), 0
 end

@@ -20,7 +20,7 @@ local function count_entries(section)
   return math.floor(#section.queue / entries_of(section).size)
 end
 
--- The total that is so many units after `base`. Nothing on the way exceeds 2^53, so that all is exact.
+-- The total that is so many units after `base`. In this order nothing exceeds 2^53, so that all is exact.
 local function total_after(base, units, wrap)
   return (base - wrap + units) % wrap
 end
@@ -40,8 +40,8 @@ local function entry_bytes(section, stop, units)
   return pack(entries.format, number, total_after(section.base, units, entries.wrap))
 end
 
--- The first entry from the i-th on of which `is_reached(stop, units)`; it is of all after that one, too. One more than
--- there are if it is of none.
+-- The index of the first entry, from the i-th on, for which `is_reached(stop, units)` holds; then it holds for all later
+-- ones. One more than there are if it holds for none.
 local function first_entry(section, i, is_reached)
   local bound, stride = count_entries(section) + 1, 1 -- doubled, since the first is mostly near
   while i < bound do
@@ -55,8 +55,8 @@ local function first_entry(section, i, is_reached)
   return i
 end
 
--- Makes entries so wide that they can hold so many units, and tell steps apart: of those that count the newest may be a
--- window ahead of the clock, and the oldest a window behind.
+-- Makes entries so wide that they can hold so many units, and tell steps apart: those that count may span two windows and
+-- four steps, as the newest may be a window ahead of a clock that has stepped back.
 local function widen(section, units)
   local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
   while most >= ENTRIES[width].wrap do width = width + 1 end
@@ -129,7 +129,7 @@ local function last_believed(rule, time)
   return time + 2 * rule.step + math.max(rule.step, rule.retention)
 end
 
--- Tells all kinds alike what a section means; see kinds.lua.
+-- Sets the fields that sections of all kinds have: see kinds.lua.
 local function describe(section)
   local rule, newest = section.rule, section.newest
   local first = section.queue ~= '' and entry(section, 1) or newest

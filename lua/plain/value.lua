@@ -6,7 +6,7 @@ local function get(i)
   local value = stored[i]
   if type(value) ~= 'table' then return value end
   if string.find(value.err, 'WRONGTYPE', 1, true) then fail(WRONG_TYPE) end
-  error({ unreadable = KEYS[i] }) -- this is not about the key: the call fails
+  error({ server_error_of = KEYS[i] }) -- this is not about the key: the call fails
 end
 
 -- The sections of a value, by their labels and in their order; and when the key expires.
@@ -18,7 +18,7 @@ local function parse(value)
   local _, expires, at = unpack(FRONT_END, value, since_at)
   local labels_at = label_at
   for k = 1, count do
-    local section, length = { label = sub(value, label_at, label_at + LABEL_SIZE - 1) }, nil
+    local section, length = { label = sub(value, label_at, label_at + LABEL_SIZE - 1), expires = expires }, nil
     section.used = unpack(COUNT, value, used_at)
     section.due = unpack(COUNT, value, due_at)
     section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
@@ -40,7 +40,7 @@ end
 local function read(i, rules)
   local value, held, expires = get(i), {}, 0
   if value then held, expires = parse(value) end
-  if expires <= now then held, expires = {}, 0 end -- nothing counts, and no queue needs room
+  if expires <= now then held, expires = {}, 0 end -- nothing counts: begin with empty queues
   local sections = {}
   for k, rule in ipairs(rules) do
     local section = held[rule.label] or new_section()
@@ -71,8 +71,8 @@ local function section_bytes(section)
     .. section.queue .. string.rep('\0', room - length)
 end
 
--- When a key shall expire: at the last release, or up to a window later, but at most a minute, so that most new steps
--- leave the expiry as it is.
+-- When a key shall expire: at the last release or at most a minute later, so that most new steps leave the expiry as it
+-- is.
 local function expiry_of(latest, expires)
   if latest.release <= expires and expires <= latest.release + A_MINUTE then return expires end
   return latest.release + math.min(latest.rule.window, A_MINUTE)

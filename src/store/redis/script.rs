@@ -6,5 +6,5 @@ mod reply;
 
 pub(super) use call::Call;
 pub(super) use call::VERSION;
-pub(super) use label::labelled;
+pub(super) use label::{is_of_a_later_kind, labelled};
 pub(super) use reply::{Replies, no_reply, number, read_replies};

@@ -5,6 +5,7 @@
     clippy::missing_panics_doc,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
+    clippy::new_without_default,
     clippy::return_self_not_must_use,
     reason = "a test fails by a panic, and these helpers are no interface"
 )]

@@ -11,7 +11,7 @@ use crate::{
             StepSpec,
         },
     },
-    store::redis::script::{VERSION, labelled, number},
+    store::redis::script::{VERSION, is_of_a_later_kind, labelled, number},
 };
 
 /// The bytes of one label.
@@ -206,6 +206,9 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     for (used, due_ms) in used.into_iter().zip(dues) {
         let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
         let head = Head::read(&mut bodies)?;
+        if is_of_a_later_kind(label) {
+            continue;
+        }
         let counted = match labelled(label)? {
             Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
             Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, due_ms, &head)?),

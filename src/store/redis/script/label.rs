@@ -54,6 +54,11 @@ pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spe
     }
 }
 
+/// Whether a label is of a kind of rules that a later version has added.
+pub(in crate::store::redis) const fn is_of_a_later_kind([first, _]: [u64; 2]) -> bool {
+    !matches!(first / KIND, STEPS | CONCURRENCY | CALENDAR | BUCKET)
+}
+
 fn bucket(window_ms: u64, refill: u64) -> Option<BucketSpec> {
     let is_bucket = matches!(window_ms.checked_mul(refill), Some(1..=MAX_UNITS));
     is_bucket.then_some(BucketSpec { window_ms, refill })
