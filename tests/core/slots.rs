@@ -36,8 +36,10 @@ enum Failure {
     AnswerLost,
     /// The store is not even asked.
     Unsent,
-    /// The store takes a while to answer.
+    /// The store takes a while to answer a check.
     Slow,
+    /// The store takes a while to answer a renewal.
+    SlowRenewal,
 }
 
 impl Cluster {
@@ -58,14 +60,19 @@ impl Cluster {
         self.script.lock().unwrap().renewals.clone()
     }
 
+    /// Lets time pass at once, as for a process that is stopped.
+    async fn stop(&self, time: Duration) {
+        self.clock.advance(time);
+        advance(time).await;
+    }
+
     /// Lets time pass, for the store and for this process, in small steps.
     async fn pass(&self, time: Duration) {
         let step = Duration::from_millis(100);
         let mut left = time;
         while !left.is_zero() {
             let by = step.min(left);
-            self.clock.advance(by);
-            advance(by).await;
+            self.stop(by).await;
             for _ in 0..8 {
                 tokio::task::yield_now().await;
             }
@@ -100,6 +107,10 @@ impl Store for Cluster {
                 drop(reply);
                 sleep(Duration::from_secs(3_600)).await;
                 unreachable!("the timeout comes first")
+            }),
+            Some(Failure::SlowRenewal) => StoreFuture::pending(async {
+                sleep(Duration::from_millis(50)).await;
+                reply.await
             }),
             _ => reply,
         }
@@ -174,8 +185,7 @@ async fn renewals_that_are_due_together_share_a_call() {
         slots.push(acquire(&limiter, &many).await.unwrap());
     }
     // Stopped for long enough that all are due.
-    cluster.clock.advance(WINDOW / 2);
-    advance(WINDOW / 2).await;
+    cluster.stop(WINDOW / 2).await;
     cluster.pass(Duration::from_millis(100)).await;
     assert_eq!(cluster.renewals(), [256, 256, 88]);
     assert!(slots.iter().all(Slot::is_held));
@@ -268,11 +278,38 @@ async fn a_process_that_was_stopped_for_longer_than_the_expiry_holds_nothing() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
     let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.clock.advance(WINDOW * 2);
-    advance(WINDOW * 2).await;
+    cluster.stop(WINDOW * 2).await;
     assert!(!slot.is_held());
     slot.lost().await;
     assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_returned() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    cluster.fail(Some(Failure::SlowRenewal));
+    while cluster.renewals().is_empty() {
+        cluster.pass(Duration::from_millis(10)).await;
+    }
+    cluster.fail(None);
+    // Stopped while the answer is under way, until the first time is over, and that of the renewal is not.
+    cluster.stop(WINDOW * 5 / 6).await;
+    cluster.pass(Duration::from_millis(100)).await;
+    assert!(!slot.is_held());
+    assert_eq!(cluster.renewals().len(), 1);
+    assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_that_no_limiter_has_made_is_not_held() {
+    let cluster = Cluster::new();
+    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+    let decision = cluster.check(&Check::new([job]).unwrap()).await.unwrap();
+    assert!(decision.is_allowed());
+    // When it was asked for is unknown.
+    assert!(Limiter::new(cluster).hold(&decision).is_none());
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,13 +4,16 @@
 //! `plain` tests single answers. The other tests run traffic through a proxy during faults of the server, and print a
 //! table with a row for each run. `bounds` holds the allowed effect of each fault on the figures.
 //!
+//! `slots` kills and stops processes that hold slots.
+//!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! each together with leases, latency, callers that leave and a second runtime. Two long forms run the rest, each by
+//! each together with leases, latency, callers that leave and a second runtime. Three long forms run the rest, each by
 //! its name:
 //!
 //! ```console
 //! cargo test --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
 //! cargo test --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
+//! cargo test --test faults -- --ignored --nocapture a_million     # slots of eight processes
 //! ```
 //!
 //! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
@@ -26,12 +29,14 @@ mod run;
 mod setup;
 mod site;
 mod skew;
+#[cfg(target_os = "linux")]
+mod slots;
 mod table;
 mod tally;
 mod traffic;
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread::{available_parallelism, scope},
 };
 
@@ -98,11 +103,15 @@ fn in_circumstances(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
     [(setup, vec![Fault::NONE])].into_iter().chain(each(setup))
 }
 
+/// One test after the other, because each uses the whole machine.
+fn my_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs all possible combinations, some at a time, and judges all.
 fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
-    // One test after the other, because each uses the whole machine.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = my_turn();
     let with_clock = Clock::is_available();
     let only = std::env::var("FAULTS").unwrap_or_default();
     let wanted: Vec<_> = wanted

@@ -8,3 +8,4 @@ mod deny_cache_notes;
 mod lease_units;
 mod leases;
 mod line;
+mod slots;

@@ -30,7 +30,7 @@ struct Inner {
     may_settle: AtomicBool,
     /// Whether the check holds slots that were not taken yet.
     has_slots: AtomicBool,
-    /// When the slots were asked for, by the clock of their holder.
+    /// When the slots were asked for, by the clock of their holder, plus 1; 0 if unknown.
     asked_at_ms: AtomicU64,
     local: AtomicBool,
     leased: AtomicBool,
@@ -352,11 +352,14 @@ impl Usage {
 
     /// Notes when the check was sent that took the slots.
     pub(crate) fn asked_at(&self, ms: u64) {
-        self.inner.asked_at_ms.store(ms, Ordering::Relaxed);
+        let known = ms.saturating_add(1);
+        self.inner.asked_at_ms.store(known, Ordering::Relaxed);
     }
 
-    pub(crate) fn asked_at_ms(&self) -> u64 {
-        self.inner.asked_at_ms.load(Ordering::Relaxed)
+    /// When the check was sent, if a limiter has sent it.
+    pub(crate) fn asked_at_ms(&self) -> Option<u64> {
+        let known = self.inner.asked_at_ms.load(Ordering::Relaxed);
+        known.checked_sub(1)
     }
 
     /// Allows to take the slots again: their return was not sent.

@@ -1,7 +1,7 @@
 //! [`Slot`]: holds slots of concurrency policies, renews them, and returns them when it is dropped.
 //!
 //! ```text
-//!   admitted ──▶ Held ◀──────────▶ Renewing ──▶ Lost          the store has released it
+//!   admitted ──▶ Held ◀──────────▶ Renewing ──▶ Lost          the store has released it, or answers too late
 //!                 │     renewed       │ └─────▶ Expiring ──▶ Lost    it may have been renewed, or not
 //!                 ▼                   ▼
 //!               returned  ◀─── returned, when the renewal is answered
@@ -89,7 +89,7 @@ enum State {
 }
 
 impl Limiter {
-    /// Holds the slots of an admitted check, if it has any, and if nothing else holds them.
+    /// Holds the slots of a check that a limiter has admitted, if it has any, and if nothing else holds them.
     ///
     /// The slots are renewed at a third of their expiry, as long as you keep the [`Slot`]. Call this right after the
     /// decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
@@ -102,13 +102,13 @@ impl Limiter {
     }
 
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
+        let since_ms = usage.asked_at_ms()?;
         let slots = Slots::take(usage)?;
         let windows = slots
             .usage()
             .rules()
             .map(|rule| millis(rule.rule().window()));
         let window_ms = windows.min().unwrap_or(u64::MAX);
-        let since_ms = usage.asked_at_ms();
         let holding = Holding {
             id: self.inner.renewer.next_id(),
             limiter: self.clone(),
@@ -254,33 +254,36 @@ impl Holding {
     }
 
     fn is_held(&self) -> bool {
-        self.expires_ms()
-            .is_some_and(|expires_ms| now_ms() < expires_ms)
+        self.left_ms().is_some_and(|left_ms| left_ms > 0)
     }
 
-    /// The time until which the slots are surely held; `None` if they are not any more.
-    fn expires_ms(&self) -> Option<u64> {
+    /// How much longer the slots are surely held; `None` if they are returned.
+    fn left_ms(&self) -> Option<u64> {
         match &*self.lock() {
             State::Held { since_ms, .. }
             | State::Renewing { since_ms, .. }
-            | State::Expiring { since_ms } => Some(since_ms.saturating_add(self.window_ms)),
-            State::Lost | State::Returned => None,
+            | State::Expiring { since_ms } => Some(self.left_since(*since_ms)),
+            State::Lost => Some(0),
+            State::Returned => None,
         }
+    }
+
+    /// How much longer slots are held that were asked for then. Called under the lock of the state: so that slots are
+    /// not renewed after they have been seen expired.
+    fn left_since(&self, since_ms: u64) -> u64 {
+        let expires_ms = since_ms.saturating_add(self.window_ms);
+        expires_ms.saturating_sub(now_ms())
     }
 
     async fn wait_until_lost(&self) {
         loop {
             let lost = self.lost.notified();
-            match self.expires_ms() {
-                None if matches!(*self.lock(), State::Returned) => std::future::pending().await,
-                None => return,
-                Some(expires_ms) => {
-                    let left = Duration::from_millis(expires_ms.saturating_sub(now_ms()));
-                    if left.is_zero() {
-                        return;
-                    }
+            match self.left_ms() {
+                None => std::future::pending().await,
+                Some(0) => return,
+                Some(left_ms) => {
                     // The renewer may be late, and knows nothing of a process that was stopped.
-                    let _ = tokio::time::timeout(left, lost).await;
+                    let _ = tokio::time::timeout(Duration::from_millis(left_ms), lost).await;
                 }
             }
         }

@@ -246,11 +246,10 @@ impl Holding {
     /// The renewal of slots that are due; `None` if they are lost, or need none.
     fn begin_renewal(self: &Arc<Self>) -> Option<Renewal> {
         let mut state = self.lock();
-        let has_expired = |since_ms: u64| now_ms() >= since_ms.saturating_add(self.window_ms);
         match mem::replace(&mut *state, State::Lost) {
             State::Held {
                 slots, since_ms, ..
-            } if !has_expired(since_ms) => {
+            } if self.left_since(since_ms) > 0 => {
                 *state = State::Renewing {
                     since_ms,
                     returned: false,
@@ -313,21 +312,31 @@ impl Holding {
         }
     }
 
-    /// The slots are held again, or returned, or they have been answered too late.
+    /// The slots are held again, or returned: by their holder, or because the answer comes after the time of which the
+    /// holder was sure. By then the holder may have seen that they are lost, and slots that are lost stay lost.
     fn holds(self: &Arc<Self>, slots: Slots, since_ms: u64, due_ms: u64) {
         let mut state = self.lock();
-        if matches!(*state, State::Renewing { returned: true, .. }) {
-            *state = State::Returned;
-            drop(state);
-            return self.give_back(slots);
+        match *state {
+            State::Renewing { returned: true, .. } => {
+                *state = State::Returned;
+                drop(state);
+                self.give_back(slots);
+            }
+            State::Renewing { since_ms, .. } if self.left_since(since_ms) == 0 => {
+                drop(state);
+                self.lose();
+                self.give_back(slots);
+            }
+            _ => {
+                *state = State::Held {
+                    slots,
+                    since_ms,
+                    due_ms,
+                };
+                drop(state);
+                self.limiter.inner.renewer.add(self);
+            }
         }
-        *state = State::Held {
-            slots,
-            since_ms,
-            due_ms,
-        };
-        drop(state);
-        self.limiter.inner.renewer.add(self);
     }
 
     /// The outcome of the renewal stays unknown.

@@ -1,0 +1,152 @@
+//! Eight processes share slots of one server. Each is killed (−9) and stopped (SIGSTOP), also for longer than slots take
+//! to expire, at random times; their wall clocks are an hour apart. At no instant do more slots than the limit count as
+//! held, and all slots of the dead are free a second after their expiry.
+
+mod fleet;
+mod judge;
+mod worker;
+
+use std::{
+    fmt, thread,
+    time::{Duration, Instant},
+};
+
+use fleet::Fleet;
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, Rule, limiter::Slot};
+
+use support::redis::Server;
+
+/// The slots of each key.
+const LIMIT: u64 = 3;
+/// Under each policy.
+const KEYS: usize = 4;
+
+/// After their expiry, for slots of dead processes to be free.
+const GRACE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct Report {
+    taken: usize,
+    kills: usize,
+    stops: usize,
+    stops_beyond_expiry: usize,
+    /// How often a process saw, mostly after a stop, that its slot was lost.
+    lost: usize,
+    /// The most slots of a key that were held at one instant.
+    most_held: u64,
+    /// The time from the death of all processes until all slots were free, less the expiry: the longest, in ms.
+    free_after_expiry_ms: i64,
+    took: Duration,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "| {} | {} | {} | {} | {} | {} of {LIMIT} | {} | {} |",
+            self.taken,
+            self.kills,
+            self.stops,
+            self.stops_beyond_expiry,
+            self.lost,
+            self.most_held,
+            self.free_after_expiry_ms,
+            self.took.as_secs(),
+        )
+    }
+}
+
+/// A policy whose slots expire after this number of seconds.
+fn policy(expiry: u64) -> Policy {
+    let rule = Rule::concurrent(LIMIT).expires_after(Duration::from_secs(expiry));
+    Policy::new(format!("jobs-{expiry}"), [rule]).unwrap()
+}
+
+fn job(policy: &Policy, key: usize) -> [Charge; 1] {
+    [Charge::new(policy, Key::new("tenant", key.to_string()), 1)]
+}
+
+#[test]
+fn processes_that_are_killed_and_stopped_never_hold_more_slots_than_the_limit() {
+    run(&[1], &[4_000]);
+}
+
+#[test]
+#[ignore = "a long form"]
+fn a_million_slots_of_processes_that_are_killed_and_stopped() {
+    run(&[1, 10], &[100_000; 10]);
+}
+
+/// In each round, processes take this number of slots, and then all die.
+fn run(expiries: &[u64], rounds: &[usize]) {
+    let _turn = super::my_turn();
+    let server = Server::start();
+    let (begin, mut report) = (Instant::now(), Report::default());
+    for slots in rounds {
+        let mut fleet = Fleet::start(&server, expiries);
+        while fleet.taken() < *slots || fleet.kills < 2 || fleet.stops_beyond_expiry < 2 {
+            fleet.disturb();
+            thread::sleep(Duration::from_millis(20));
+        }
+        fleet.kill_all();
+        let free_after = all_are_free(&server, expiries);
+        report.free_after_expiry_ms = report.free_after_expiry_ms.max(free_after);
+        report.taken += fleet.taken();
+        report.kills += fleet.kills;
+        report.stops += fleet.stops;
+        report.stops_beyond_expiry += fleet.stops_beyond_expiry;
+        let records = fleet.records();
+        report.lost += records.iter().filter(|it| it.lost).count();
+        let most_held = judge::most_held(&records);
+        assert!(most_held <= LIMIT, "{most_held} slots were held at once");
+        report.most_held = report.most_held.max(most_held);
+        report.took = begin.elapsed();
+        eprintln!("{report}");
+    }
+    assert_eq!(report.most_held, LIMIT, "the processes compete for slots");
+}
+
+/// Takes all slots, and returns how long after the expiry the last of them was free: in ms, and negative if before.
+fn all_are_free(server: &Server, expiries: &[u64]) -> i64 {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let died = Instant::now();
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        let limiter = Limiter::new(store);
+        let mut latest = i64::MIN;
+        let mut slots = Vec::new();
+        for &expiry in expiries {
+            let policy = policy(expiry);
+            for key in 0..KEYS {
+                for _ in 0..LIMIT {
+                    slots.push(free_slot(&limiter, &policy, key, died, expiry).await);
+                }
+            }
+            let after = i64::try_from(died.elapsed().as_millis()).unwrap();
+            latest = latest.max(after - i64::try_from(expiry).unwrap() * 1_000);
+        }
+        latest
+    })
+}
+
+async fn free_slot(
+    limiter: &Limiter,
+    policy: &Policy,
+    key: usize,
+    died: Instant,
+    expiry: u64,
+) -> Slot {
+    loop {
+        // An error is a timeout of a busy machine.
+        if let Ok(Ok(slot)) = limiter.acquire_slot(job(policy, key), Duration::ZERO).await {
+            return slot.unwrap();
+        }
+        let waited = died.elapsed();
+        assert!(
+            waited < Duration::from_secs(expiry) + GRACE,
+            "slots of the dead are still taken after {waited:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
