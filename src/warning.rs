@@ -160,6 +160,16 @@ pub(crate) fn slots_at_head() {
     );
 }
 
+/// Warns that slots are not renewed.
+pub(crate) fn slots_expire_too_early() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: a request has chosen a concurrency policy whose slots expire in less than six timeouts of the \
+         limiter, so that they are not renewed: let them expire later, or set a shorter timeout"
+    );
+}
+
 /// Warns that work goes on without its slots.
 pub(crate) fn slot_lost() {
     #[cfg(feature = "tracing")]

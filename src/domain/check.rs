@@ -181,9 +181,9 @@ impl Check {
         all.any(|charge| other.all_charges().iter().any(|it| it.is_twin_of(charge)))
     }
 
-    /// Whether an admission takes slots of a concurrency policy.
+    /// Whether an admission takes slots of a concurrency policy, which may be a shadow.
     pub(crate) fn takes_slots(&self) -> bool {
-        let mut charges = self.charges().iter();
+        let mut charges = self.all_charges().iter();
         charges.any(|charge| charge.cost() > 0 && charge.policy().is_concurrency())
     }
 

@@ -342,16 +342,16 @@ impl StoreError {
         self
     }
 
-    /// Marks the error of an operation that was certainly not sent, for instance because a connection was refused. For
-    /// stores.
+    /// Marks the error of an operation that was certainly not sent, for instance because a connection was refused, or
+    /// that the server refused before it did anything. For stores.
     #[must_use]
     pub fn unsent(mut self) -> Self {
         self.details.get_or_insert_default().unsent = true;
         self
     }
 
-    /// Returns whether the operation was certainly not sent, so that you can try again: the breaker was open, or there
-    /// was no connection.
+    /// Returns whether the operation was certainly not sent, or not begun by the server, so that you can try again: the
+    /// breaker was open, there was no connection, or the server loads its data or takes no writes.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         let marked = self.details.as_ref().is_some_and(|details| details.unsent);

@@ -66,17 +66,6 @@ impl Slots {
         &self.usage
     }
 
-    /// Marks slots that the memory of this process granted.
-    pub(crate) fn granted(self, local: bool) -> Self {
-        Self {
-            usage: if local {
-                self.usage.local()
-            } else {
-                self.usage
-            },
-        }
-    }
-
     /// Makes the request to hold the slots for longer. The reply returns them, unless they are lost.
     pub fn renew(self) -> Renewal {
         Renewal { usage: self.usage }

@@ -109,7 +109,10 @@ impl Limiter {
     ) -> Option<Timing> {
         let spares_call = result.as_ref().is_ok_and(T::spares_call);
         if let Some(permit) = permit.filter(|_| !spares_call) {
-            let error = result.as_ref().err();
+            let error = match result {
+                Ok(answer) => answer.failure(),
+                Err(error) => Some(error),
+            };
             self.inner.breaker.note(permit, error, &self.inner.observer);
         }
         start.map(Timing::since)
@@ -121,6 +124,11 @@ pub(super) trait StoreAnswer: Send + 'static {
     /// Whether the answer came without calling the store, and so says nothing about the store's health.
     fn spares_call(&self) -> bool {
         false
+    }
+
+    /// The failure that all parts of the answer are, so that the breaker counts one.
+    fn failure(&self) -> Option<&StoreError> {
+        None
     }
 }
 
@@ -134,7 +142,13 @@ impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Contributors {}
 impl StoreAnswer for Denials {}
-impl<T: Send + 'static> StoreAnswer for Vec<T> {}
+
+impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
+    fn failure(&self) -> Option<&StoreError> {
+        let first = self.first()?.as_ref().err();
+        first.filter(|_| self.iter().all(Result::is_err))
+    }
+}
 
 impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;

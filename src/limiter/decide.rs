@@ -51,18 +51,21 @@ impl Limiter {
         let asked_at_ms = check.takes_slots().then(slots::now_ms);
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
-        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
+        let begin = |store: &dyn Store| {
+            let answer = store.check(charged.as_ref().unwrap_or(&check));
+            match asked_at_ms {
+                Some(asked_at_ms) => self.claimed(answer, &check, asked_at_ms),
+                None => answer,
+            }
+        };
         let mut call = self.call(|| CallInfo::new(kind, &check), begin);
         if let Some(answer) = call.known() {
             return Eventual::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
         }
         let limiter = self.clone();
-        let resolving =
-            async move { limiter.resolve_call(kind, &check, call.await, known, asked_at_ms) };
-        match asked_at_ms {
-            Some(_) => self.claimed(resolving),
-            None => Eventual::pending(resolving),
-        }
+        Eventual::pending(async move {
+            limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
+        })
     }
 
     /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.

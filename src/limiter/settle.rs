@@ -8,10 +8,10 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
         settlement::Settlement,
-        slots::{Renewal, Slots},
+        slots::{Renewal, Renewed, Slots},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, eventual::Eventual, ext::ANOTHER_REPLY},
+    store::{Store, StoreExt, StoreFuture, eventual::Eventual, ext::ANOTHER_REPLY},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -90,7 +90,15 @@ impl Limiter {
         };
         let local = first.usage().is_local();
         let Answer { result, timing } = self.call_to_settle(first, parts.get(1), local).await;
-        let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
+        let mut results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
+        // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
+        let failures = results.iter().filter_map(|result| result.as_ref().err());
+        let mut sent = failures.clone().filter(|error| !error.is_unsent());
+        if failures.clone().count() == results.len()
+            && let Some(error) = sent.next().cloned()
+        {
+            results.fill(Err(error));
+        }
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
@@ -120,43 +128,34 @@ impl Limiter {
         is_unsent.then(|| Slots::take(&usage)).flatten()
     }
 
-    /// Renews slots in one call, and returns those of each renewal; `None` if they are lost.
-    pub(super) async fn renew(
-        &self,
-        renewals: &[Renewal],
-        local: bool,
-    ) -> Vec<Result<Option<Slots>, StoreError>> {
+    /// Renews slots that were granted in one place, at the same time. A store that may send several identities together
+    /// does so by itself.
+    pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
+        let local = renewals[0].usage().is_local();
         let info = || CallInfo::new(CallKind::Renew, renewals[0].check());
         let renew = |store: &dyn Store| {
             let renewals = renewals.iter().cloned().map(Operation::Renew);
-            store.call(renewals.collect())
+            StoreFuture::all(renewals.map(|it| store.execute(it)).collect())
         };
         let call = match local {
             true => self.call_local(info, renew),
             false => self.call(info, renew),
         };
         let Answer { result, timing } = call.await;
-        let answers = match result {
-            Ok(answers) if answers.len() == renewals.len() => answers,
-            Ok(_) => vec![Err(ANOTHER_REPLY); renewals.len()],
-            Err(error) => vec![Err(error); renewals.len()],
-        };
-        let slots = answers.into_iter().map(|answer| match answer? {
-            Reply::Renew(renewed) if renewed.is_renewed() => {
-                Ok(renewed.slots().map(|slots| slots.granted(local)))
-            }
-            Reply::Renew(_) => Ok(None),
+        let answers = result.unwrap_or_else(|error| vec![Err(error); renewals.len()]);
+        let answers = answers.into_iter().map(|answer| match answer? {
+            Reply::Renew(renewed) => Ok(renewed),
             _ => Err(ANOTHER_REPLY),
         });
-        let slots: Vec<_> = slots.collect();
-        for (index, answer) in slots.iter().enumerate() {
+        let answers: Vec<_> = answers.collect();
+        for (index, answer) in answers.iter().enumerate() {
             let call = CallInfo::new(CallKind::Renew, renewals[index].check()).shared(index > 0);
             match answer {
                 Ok(_) => self.report_completion(call, local, timing),
                 Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
             }
         }
-        slots
+        answers
     }
 
     fn call_to_settle(
@@ -168,7 +167,7 @@ impl Limiter {
         let settle = |store: &dyn Store| {
             let settled = store.settle(first);
             let settled = match second {
-                Some(second) => settled.both(store.settle(second)).then(one_failure),
+                Some(second) => StoreFuture::all(vec![settled, store.settle(second)]),
                 None => settled.map(|usage| vec![Ok(usage)]),
             };
             settled.map(move |usages| usages.into_iter().map(|it| as_decided(it, local)).collect())
@@ -194,15 +193,4 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
 
 fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {
     usage.map(|it| if local { it.local() } else { it })
-}
-
-/// Returns an error if neither part was settled, so that the breaker counts one failure. If only one was possibly sent,
-/// its error wins: a settlement that may have been done must not be retried.
-fn one_failure(both: Result<Settled, StoreError>) -> Result<Settled, StoreError> {
-    let both = both?;
-    match &both[..] {
-        [Err(first), Err(second)] if first.is_unsent() => Err(second.clone()),
-        [Err(first), Err(_)] => Err(first.clone()),
-        _ => Ok(both),
-    }
 }

@@ -114,13 +114,15 @@ struct Place {
     too_late: Option<Instant>,
 }
 
-/// The store's denial of a caller with a turn, the time of the denial, and how long the denial holds.
+/// The store's denial of a caller with a turn, the time of the denial, and how long the denial surely holds.
 #[derive(Clone, Debug)]
 struct LastDenial {
     check: Check,
     denial: Denial,
     at: Instant,
     until: Instant,
+    /// A slot may be returned sooner than its denial says, and later than this denial surely holds.
+    ask_again: Instant,
 }
 
 /// A place in a queue, given up when dropped.
@@ -199,7 +201,7 @@ impl Limiter {
                 Some(denial) if denial.until > deadline => {
                     return denial.resolve(self, check, denial.until);
                 }
-                Some(denial) => denial.wake_at(),
+                Some(denial) => denial.ask_again.min(deadline),
                 None => {
                     turn.works_until(Instant::now());
                     let given_back = queue.given_back.load(Relaxed); // before the store is asked
@@ -236,7 +238,7 @@ impl Limiter {
                 // Units given back during the call make this denial out of date: ask again even if it ends after the
                 // deadline.
                 let in_time = last.until <= deadline || queue.was_given_since(given_back);
-                in_time.then(|| last.wake_at())
+                in_time.then(|| last.ask_again.min(deadline))
             }
             Resolution::Decided(Decision::Blocked(blocked)) => {
                 let end = now + self.waits_for(blocked)?;
@@ -271,6 +273,7 @@ impl Limiter {
             Duration::ZERO => DEFAULT_INTERVAL,
             interval => interval,
         };
+        let interval = interval.min(FOR_EVER);
         interval / 2 + jitter::up_to(interval)
     }
 }
@@ -444,17 +447,18 @@ impl WaitQueue {
 
     /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
     fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
-        let wait = match denial.with_slot_wait(SLOT_RECHECK) {
-            Some(sooner) => sooner.retry_after(),
-            None => denial.retry_after(),
+        let wait = |slot_wait| {
+            let by_slots = denial.with_slot_wait(slot_wait);
+            let wait = by_slots.as_ref().unwrap_or(denial).retry_after();
+            wait.unwrap_or_default().clamp(MIN_SLEEP, FOR_EVER)
         };
-        let wait = wait.unwrap_or_default();
         let at = Instant::now();
         let last = LastDenial {
             check: check.clone(),
             denial: denial.clone(),
             at,
-            until: at + wait.clamp(MIN_SLEEP, FOR_EVER),
+            until: at + wait(Duration::ZERO),
+            ask_again: at + wait(SLOT_RECHECK).min(RECHECK),
         };
         let mut line = self.line();
         let is_news = !self.was_given_since(given_back) && line.learn(&last);
@@ -586,11 +590,6 @@ impl LastDenial {
     fn says_the_same_as(&self, other: &Self) -> bool {
         let apart = self.until.max(other.until) - self.until.min(other.until);
         apart <= MIN_SLEEP && self.compares(&other.check, |one, another| one == another)
-    }
-
-    /// When to ask again.
-    fn wake_at(&self) -> Instant {
-        self.until.min(self.at + RECHECK)
     }
 
     /// Whether the store denies this check as well: one that costs at least as much.

@@ -158,6 +158,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 /// The future of a call: a result for each operation, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
+/// An answer that is not ready.
+type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+
 /// The future of a store's answer. It may be ready from the start.
 ///
 /// A store that answers without waiting allocates nothing for the future.
@@ -227,13 +230,28 @@ impl<T: Send + 'static> StoreFuture<T> {
         }
     }
 
-    /// Waits for both answers at the same time.
-    pub(crate) fn both(self, other: Self) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let journey = self.journey.clone();
-        let answers = join_all(vec![self, other]);
+    /// Waits for all answers at the same time. The call to blame is that of the first.
+    pub(crate) fn all(answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
+        let journey = answers.first().and_then(|first| first.journey.clone());
+        let answers = join_all(answers);
         StoreFuture {
             answer: Eventual::pending(async { Ok(answers.await) }),
             journey,
+        }
+    }
+
+    /// The same answer by way of another future, if it is not ready.
+    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>) -> F) -> Self
+    where
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let answer = match self.answer {
+            Eventual::Known(result) => Eventual::Known(result),
+            Eventual::Pending(future) => Eventual::pending(relay(future)),
+        };
+        Self {
+            answer,
+            journey: self.journey,
         }
     }
 

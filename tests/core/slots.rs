@@ -9,6 +9,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
     limiter::Slot,
+    observe::{CallKind, CompletionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
@@ -26,7 +27,8 @@ struct Cluster {
 
 #[derive(Debug, Default)]
 struct Script {
-    renewals: Vec<usize>,
+    /// When renewals arrived, and how many did at that time.
+    renewals: Vec<(u64, usize)>,
     fails: Option<Failure>,
 }
 
@@ -38,6 +40,8 @@ enum Failure {
     Unsent,
     /// The store takes a while to answer a check.
     Slow,
+    /// The store answers a check after the timeout.
+    Late,
     /// The store takes a while to answer a renewal.
     SlowRenewal,
 }
@@ -57,7 +61,16 @@ impl Cluster {
     }
 
     fn renewals(&self) -> Vec<usize> {
-        self.script.lock().unwrap().renewals.clone()
+        let script = self.script.lock().unwrap();
+        script.renewals.iter().map(|(_, count)| *count).collect()
+    }
+
+    fn note_renewal(&self) {
+        let (mut script, now_ms) = (self.script.lock().unwrap(), self.clock.now_ms());
+        match script.renewals.last_mut() {
+            Some((at_ms, count)) if *at_ms == now_ms => *count += 1,
+            _ => script.renewals.push((now_ms, 1)),
+        }
     }
 
     /// Lets time pass at once, as for a process that is stopped.
@@ -84,18 +97,22 @@ impl Cluster {
 impl Store for Cluster {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         let decision = self.store.check(check);
-        let is_slow = matches!(self.script.lock().unwrap().fails, Some(Failure::Slow));
-        match is_slow {
-            true => StoreFuture::pending(async {
-                sleep(Duration::from_millis(50)).await;
-                decision.await
-            }),
-            false => decision,
-        }
+        let latency = match self.script.lock().unwrap().fails {
+            Some(Failure::Slow) => Duration::from_millis(50),
+            Some(Failure::Late) => Duration::from_millis(150),
+            _ => return decision,
+        };
+        StoreFuture::pending(async move {
+            sleep(latency).await;
+            decision.await
+        })
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         let is_message = matches!(operation, Operation::Renew(_) | Operation::Settle(_));
+        if let Operation::Renew(_) = operation {
+            self.note_renewal();
+        }
         let failure = self.script.lock().unwrap().fails.filter(|_| is_message);
         if let Some(Failure::Unsent) = failure {
             let error = StoreError::new(StoreErrorKind::Unavailable, "no connection").unsent();
@@ -114,24 +131,6 @@ impl Store for Cluster {
             }),
             _ => reply,
         }
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> sluicegate::store::CallFuture {
-        let renewals = operations
-            .iter()
-            .filter(|it| matches!(it, Operation::Renew(_)));
-        let renewals = renewals.count();
-        if renewals > 0 {
-            self.script.lock().unwrap().renewals.push(renewals);
-        }
-        let replies: Vec<_> = operations.into_iter().map(|it| self.execute(it)).collect();
-        StoreFuture::pending(async move {
-            let mut all = Vec::new();
-            for reply in replies {
-                all.push(reply.await);
-            }
-            Ok(all)
-        })
     }
 }
 
@@ -176,7 +175,7 @@ async fn slots_that_nobody_holds_are_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_that_are_due_together_share_a_call() {
+async fn renewals_that_are_due_together_are_sent_together() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
     let many = Policy::parse("jobs", "1000/30s@concurrent").unwrap();
@@ -187,7 +186,42 @@ async fn renewals_that_are_due_together_share_a_call() {
     // Stopped for long enough that all are due.
     cluster.stop(WINDOW / 2).await;
     cluster.pass(Duration::from_millis(100)).await;
-    assert_eq!(cluster.renewals(), [256, 256, 88]);
+    let renewals = cluster.renewals();
+    assert_eq!(renewals.iter().sum::<usize>(), 600);
+    assert!(renewals.len() <= 3, "{renewals:?}");
+    assert!(slots.iter().all(Slot::is_held));
+}
+
+/// A store behind a proxy sends each identity to another server.
+#[tokio::test(start_paused = true)]
+async fn renewals_of_several_identities_are_operations_of_their_own() {
+    #[derive(Debug)]
+    struct Proxied(Cluster);
+
+    impl Store for Proxied {
+        fn check(&self, check: &Check) -> StoreFuture<Decision> {
+            self.0.check(check)
+        }
+
+        fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+            self.0.execute(operation)
+        }
+
+        fn call(&self, operations: Vec<Operation>) -> sluicegate::store::CallFuture {
+            unreachable!("one call for {operations:?}")
+        }
+    }
+
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(Proxied(cluster.clone())).publish_policies(false);
+    let mut slots = Vec::new();
+    for user in ["alice", "bob"] {
+        let job = Charge::new(&one(), Key::new("user", user), 1);
+        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
+        slots.push(slot.unwrap().unwrap());
+    }
+    cluster.stop(WINDOW / 2).await;
+    cluster.pass(WINDOW).await;
     assert!(slots.iter().all(Slot::is_held));
 }
 
@@ -328,6 +362,120 @@ async fn a_caller_that_leaves_before_the_answer_leaves_no_slot_taken() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_check_that_is_answered_after_its_timeout_leaves_no_slot_taken() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    cluster.fail(Some(Failure::Late));
+    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+    let asking = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire_slot([job], Duration::ZERO).await }
+    });
+    cluster.pass(Duration::from_millis(500)).await;
+    let error = asking.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    cluster.fail(None);
+    assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_shadow_are_renewed_and_returned() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let (one, alice) = (one().shadow(), Key::new("user", "alice"));
+    let slot = acquire(&limiter, &one).await.unwrap();
+    cluster.pass(WINDOW * 2).await;
+    assert!(slot.is_held());
+    let shadow = async || {
+        let job = Charge::new(&one, alice.clone(), 0);
+        let decision = limiter.check([job]).await.unwrap();
+        let shadow = decision.usage().shadow().unwrap().usage().clone();
+        shadow.rules().next().unwrap().remaining()
+    };
+    assert_eq!(shadow().await, 0);
+    drop(slot);
+    cluster.pass(Duration::from_secs(1)).await;
+    assert_eq!(shadow().await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_beside_a_lost_one_are_returned() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let all = Policy::parse("all", "1/30s@concurrent").unwrap();
+    let everyone = || Charge::new(&all, Key::new("service", "it"), 1);
+    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+    let slot = limiter
+        .acquire_slot([job, everyone()], Duration::ZERO)
+        .await;
+    let slot = slot.unwrap().unwrap().unwrap();
+    let alice = Key::new("user", "alice");
+    limiter.reset(&one(), &alice).await.unwrap();
+    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
+    assert!(!slot.is_held());
+    let other = limiter.acquire_slot([everyone()], Duration::ZERO).await;
+    assert!(other.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_that_expire_too_early_to_be_renewed_are_not() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let job = Charge::new(
+        &Policy::parse("jobs", "1/1ms@concurrent").unwrap(),
+        Key::new("user", "alice"),
+        1,
+    );
+    let slot = limiter.hold(&limiter.check([job]).await.unwrap()).unwrap();
+    cluster.pass(Duration::from_secs(1)).await;
+    assert!(!slot.is_held());
+    assert!(cluster.renewals().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_with_little_time_waits_for_a_slot() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    let waiting = tokio::spawn({
+        let limiter = limiter.clone();
+        let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+        let patience = Duration::from_millis(50);
+        async move { limiter.acquire_slot([job], patience).await.unwrap().is_ok() }
+    });
+    cluster.stop(Duration::from_millis(10)).await;
+    assert!(!waiting.is_finished());
+    drop(slot);
+    cluster.pass(Duration::from_millis(50)).await;
+    assert!(waiting.await.unwrap());
+}
+
+/// An observer that panics at the first renewal.
+#[derive(Debug, Default)]
+struct Panicking(std::sync::atomic::AtomicBool);
+
+impl Observer for Panicking {
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        let is_renewal = event.call().kind() == CallKind::Renew;
+        let is_first = is_renewal && !self.0.swap(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(!is_first, "the first renewal");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewing_goes_on_after_an_observer_has_panicked() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone()).observer(Panicking::default());
+    let two = Policy::parse("jobs", "2/30s@concurrent").unwrap();
+    let first = acquire(&limiter, &two).await.unwrap();
+    cluster.pass(WINDOW / 6).await;
+    let second = acquire(&limiter, &two).await.unwrap();
+    cluster.pass(WINDOW * 2).await;
+    assert!(!first.is_held(), "the outcome of its renewal is unknown");
+    assert!(second.is_held());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_waiting_job_starts_when_another_returns_its_slot() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
@@ -367,6 +515,28 @@ fn renewing_goes_on_when_the_runtime_that_began_it_has_stopped() {
         }
     });
     drop(ended);
+}
+
+#[test]
+fn renewing_goes_on_when_the_runtime_that_began_it_does_not_run() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(40));
+    let policy = Policy::parse("jobs", "9/240ms@concurrent").unwrap();
+    let (parked, other) = (runtime(), runtime());
+    let left = parked.block_on(acquire(&limiter, &policy)).unwrap();
+    other.block_on(async {
+        let slot = acquire(&limiter, &policy).await.unwrap();
+        for _ in 0..200 {
+            sleep(Duration::from_millis(5)).await;
+            assert!(slot.is_held());
+            // Each new slot looks whether those before it are late.
+            drop(acquire(&limiter, &policy).await);
+        }
+    });
+    drop((left, parked));
 }
 
 #[tokio::test(start_paused = true)]

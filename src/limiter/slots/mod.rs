@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -47,14 +48,19 @@ use crate::domain::{
 /// [`lost`](Self::lost).
 #[must_use = "the slots are returned when you drop this"]
 pub struct Slot {
-    holding: Arc<Holding>,
+    watch: SlotWatch,
+    _held: SmallVec<[Held; 1]>,
 }
 
 /// Watches a [`Slot`] that something else holds.
 #[derive(Clone)]
 pub struct SlotWatch {
-    holding: Arc<Holding>,
+    /// `None` if only shadows hold slots, whose loss changes nothing.
+    holding: Option<Arc<Holding>>,
 }
+
+/// Returns the slots when it is dropped.
+struct Held(Arc<Holding>);
 
 struct Holding {
     id: u64,
@@ -62,6 +68,7 @@ struct Holding {
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
+    is_shadow: bool,
     /// The shortest of its policies, in ms.
     window_ms: u64,
     /// That of the check, since the slot may be dropped outside of any runtime.
@@ -103,6 +110,19 @@ impl Limiter {
 
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
         let since_ms = usage.asked_at_ms()?;
+        let holding = self.holding(usage, since_ms, false);
+        let shadow = match usage.shadow() {
+            Some(Decision::Allowed(shadow)) => self.holding(shadow, since_ms, true),
+            _ => None,
+        };
+        let held: SmallVec<_> = holding.iter().chain(&shadow).cloned().map(Held).collect();
+        (!held.is_empty()).then_some(Slot {
+            watch: SlotWatch { holding },
+            _held: held,
+        })
+    }
+
+    fn holding(&self, usage: &Usage, since_ms: u64, is_shadow: bool) -> Option<Arc<Holding>> {
         let slots = Slots::take(usage)?;
         let windows = slots
             .usage()
@@ -112,18 +132,25 @@ impl Limiter {
         let holding = Holding {
             id: self.inner.renewer.next_id(),
             limiter: self.clone(),
-            state: Mutex::new(State::Held {
-                slots,
-                since_ms,
-                due_ms: renewer::due_ms(since_ms, window_ms),
+            state: Mutex::new(if self.is_too_short(window_ms) {
+                self.inner.renewer.warn_of_early_expiry();
+                State::Expiring { since_ms }
+            } else {
+                let due_ms = renewer::due_ms(since_ms, window_ms);
+                State::Held {
+                    slots,
+                    since_ms,
+                    due_ms,
+                }
             }),
             lost: Notify::new(),
+            is_shadow,
             window_ms,
             runtime: Handle::try_current().ok(),
         };
         let holding = Arc::new(holding);
         self.inner.renewer.add(&holding);
-        Some(Slot { holding })
+        Some(holding)
     }
 
     /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
@@ -183,12 +210,21 @@ impl Limiter {
     /// The error of a concurrency policy whose slots could not be renewed in time.
     pub(crate) fn expires_too_early(&self, policy: &Policy) -> Option<PolicyError> {
         let rule = policy.rules().iter().find(|rule| rule.is_concurrency())?;
-        let least = self.inner.timeout.saturating_mul(6);
-        (rule.window() < least).then(|| PolicyError::ExpiresTooEarly {
+        let is_too_short = self.is_too_short(millis(rule.window()));
+        is_too_short.then(|| PolicyError::ExpiresTooEarly {
             policy: policy.name().to_owned(),
             rule: *rule,
-            least,
+            least: self.least_expiry(),
         })
+    }
+
+    fn is_too_short(&self, window_ms: u64) -> bool {
+        window_ms < millis(self.least_expiry())
+    }
+
+    /// Two renewals may fail by a timeout before a third of this has passed.
+    fn least_expiry(&self) -> Duration {
+        self.inner.timeout.saturating_mul(6)
     }
 }
 
@@ -196,21 +232,19 @@ impl Slot {
     /// Returns whether this process may still count on the slots. Once this is `false`, it never becomes `true` again.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.holding.is_held()
+        self.watch.is_held()
     }
 
     /// Waits until the slots are lost: cancel the work then, if it must not go on beside another's. It waits for ever
     /// if they are returned.
     pub async fn lost(&self) {
-        self.holding.wait_until_lost().await;
+        self.watch.lost().await;
     }
 
     /// Returns a watch, for work that does not hold the slots itself.
     #[must_use]
     pub fn watch(&self) -> SlotWatch {
-        SlotWatch {
-            holding: Arc::clone(&self.holding),
-        }
+        self.watch.clone()
     }
 }
 
@@ -218,18 +252,21 @@ impl SlotWatch {
     /// Returns whether the slots are held: see [`Slot::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.holding.is_held()
+        self.holding.as_ref().is_none_or(|it| it.is_held())
     }
 
     /// Waits until the slots are lost: see [`Slot::lost`].
     pub async fn lost(&self) {
-        self.holding.wait_until_lost().await;
+        match &self.holding {
+            Some(holding) => holding.wait_until_lost().await,
+            None => std::future::pending().await,
+        }
     }
 }
 
-impl Drop for Slot {
+impl Drop for Held {
     fn drop(&mut self) {
-        let holding = &self.holding;
+        let holding = &self.0;
         let left = {
             let mut state = holding.lock();
             match &mut *state {
@@ -293,7 +330,9 @@ impl Holding {
     fn lose(&self) {
         *self.lock() = State::Lost;
         self.lost.notify_waiters();
-        self.limiter.inner.renewer.warn_of_loss();
+        if !self.is_shadow {
+            self.limiter.inner.renewer.warn_of_loss();
+        }
     }
 
     /// Returns the slots in the background, and tries again while the store is not even asked.

@@ -24,7 +24,7 @@ use crate::{
     domain::{
         error::StoreError,
         rule::millis,
-        slots::{Renewal, Slots},
+        slots::{Renewal, Renewed, Slots},
     },
     limiter::jitter,
     warning,
@@ -41,11 +41,14 @@ const WARNINGS: Duration = Duration::from_secs(60);
 pub(in crate::limiter) struct Renewer {
     held: Mutex<Held>,
     next_id: AtomicU64,
-    running: AtomicBool,
+    /// The number of the task that renews; 0 if there is none.
+    task: AtomicU64,
+    tasks: AtomicU64,
     /// Wakes the task for slots that are due earlier than all others.
     earlier: Notify,
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
+    has_warned_of_early_expiry: AtomicBool,
 }
 
 /// By the time at which something has to be done about them.
@@ -80,6 +83,7 @@ impl Renewer {
             self.earlier.notify_one();
         }
         if let Some(runtime) = &holding.runtime {
+            self.end_if_parked();
             self.ensure_running(runtime, Vec::new());
         }
     }
@@ -92,14 +96,35 @@ impl Renewer {
     }
 
     fn ensure_running(self: &Arc<Self>, runtime: &Handle, stopped: Vec<Id>) {
-        if !self.running.swap(true, AcqRel) {
+        let number = self.tasks.fetch_add(1, Relaxed) + 1;
+        if self.replace_task(0, number) {
             let running = Running {
                 renewer: Arc::clone(self),
+                number,
                 runtime: runtime.id(),
                 stopped,
-                is_done: false,
             };
             drop(runtime.spawn(run(running)));
+        }
+    }
+
+    /// Returns whether the task had the first number.
+    fn replace_task(&self, current: u64, next: u64) -> bool {
+        let replaced = self.task.compare_exchange(current, next, AcqRel, Relaxed);
+        replaced.is_ok()
+    }
+
+    /// Takes the work from a task that is late by a sixth of a window: its runtime exists, and runs no tasks.
+    fn end_if_parked(&self) {
+        let task = self.task.load(Relaxed);
+        let is_late = {
+            let held = self.lock();
+            held.first_key_value().is_some_and(|((due_ms, _), first)| {
+                now_ms() > due_ms.saturating_add(first.window_ms / 6)
+            })
+        };
+        if is_late {
+            self.replace_task(task, 0);
         }
     }
 
@@ -122,6 +147,12 @@ impl Renewer {
         Ok(due)
     }
 
+    pub(super) fn warn_of_early_expiry(&self) {
+        if !self.has_warned_of_early_expiry.swap(true, Relaxed) {
+            warning::slots_expire_too_early();
+        }
+    }
+
     pub(super) fn warn_of_loss(&self) {
         let (now_ms, last) = (now_ms() + 1, self.warned_ms.load(Relaxed));
         let is_recent = last != 0 && now_ms < last + millis(WARNINGS);
@@ -140,20 +171,18 @@ impl Renewer {
 /// The task that renews. When its runtime stops, another one takes over that still has slots.
 struct Running {
     renewer: Arc<Renewer>,
+    number: u64,
     runtime: Id,
     /// The runtimes that have stopped before.
     stopped: Vec<Id>,
-    /// Whether nothing is left to do, or another task does it.
-    is_done: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.is_done {
-            return;
-        }
         let renewer = &self.renewer;
-        renewer.running.store(false, Relaxed);
+        if !renewer.replace_task(self.number, 0) {
+            return; // nothing is left to do, or another task does it
+        }
         let mut stopped = mem::take(&mut self.stopped);
         stopped.push(self.runtime);
         let other = {
@@ -171,19 +200,19 @@ impl Drop for Running {
 async fn run(mut running: Running) {
     let renewer = Arc::clone(&running.renewer);
     running.stopped.clear(); // this runtime runs
-    loop {
+    while renewer.task.load(Relaxed) == running.number {
         match renewer.take_due() {
-            Ok(due) => renew(due).await,
+            // In a task, as an observer may panic.
+            Ok(due) => drop(tokio::spawn(renew(due)).await),
             Err(Some(wait_ms)) => {
                 let wait = Duration::from_millis(wait_ms);
                 let _ = timeout(wait, renewer.earlier.notified()).await;
             }
             Err(None) => {
                 // A slot that comes now finds no running task, and starts one.
-                renewer.running.store(false, Relaxed);
+                let is_left = renewer.replace_task(running.number, 0);
                 let is_empty = renewer.lock().is_empty();
-                if is_empty || renewer.running.swap(true, AcqRel) {
-                    running.is_done = true;
+                if is_empty || !is_left || !renewer.replace_task(0, running.number) {
                     return;
                 }
             }
@@ -203,27 +232,34 @@ impl Drop for UnderWay {
 }
 
 async fn renew(due: Vec<Arc<Holding>>) {
-    // The memory of this process answers those that it has granted; the store all others.
-    let (mut under_way, mut renewals) = ([UnderWay(vec![]), UnderWay(vec![])], [vec![], vec![]]);
+    let (mut under_way, mut renewals) = (UnderWay(Vec::new()), Vec::new());
     for holding in due {
-        if let Some(renewal) = holding.begin_renewal() {
-            let place = usize::from(renewal.usage().is_local());
-            under_way[place].0.push(holding);
-            renewals[place].push(renewal);
+        match holding.begin_renewal() {
+            // The memory of the limiter that has granted them, which may be its own.
+            Some(renewal) if renewal.usage().is_local() => {
+                renew_together(UnderWay(vec![holding]), vec![renewal]).await;
+            }
+            Some(renewal) => {
+                under_way.0.push(holding);
+                renewals.push(renewal);
+            }
+            None => {}
         }
     }
-    for ((mut under_way, renewals), local) in under_way.into_iter().zip(renewals).zip([false, true])
-    {
-        let Some(first) = under_way.0.first() else {
-            continue;
-        };
-        let limiter = first.limiter.clone();
-        let asked_at_ms = now_ms();
-        let answers = limiter.renew(&renewals, local).await;
-        let holdings = mem::take(&mut under_way.0);
-        for ((holding, renewal), answer) in holdings.into_iter().zip(renewals).zip(answers) {
-            holding.renewed(renewal, answer, asked_at_ms);
-        }
+    renew_together(under_way, renewals).await;
+}
+
+/// Renews slots that were all granted in one place.
+async fn renew_together(mut under_way: UnderWay, renewals: Vec<Renewal>) {
+    let Some(first) = under_way.0.first() else {
+        return;
+    };
+    let limiter = first.limiter.clone();
+    let asked_at_ms = now_ms();
+    let answers = limiter.renew(&renewals).await;
+    let holdings = mem::take(&mut under_way.0);
+    for ((holding, renewal), answer) in holdings.into_iter().zip(renewals).zip(answers) {
+        holding.renewed(renewal, answer, asked_at_ms);
     }
 }
 
@@ -279,22 +315,17 @@ impl Holding {
     fn renewed(
         self: &Arc<Self>,
         renewal: Renewal,
-        answer: Result<Option<Slots>, StoreError>,
+        answer: Result<Renewed, StoreError>,
         asked_at_ms: u64,
     ) {
         match answer {
-            Ok(Some(slots)) => {
-                let due_ms = due_ms(asked_at_ms, self.window_ms);
-                self.holds(slots, asked_at_ms, due_ms);
-            }
-            Ok(None) => {
-                let is_returned = matches!(*self.lock(), State::Renewing { returned: true, .. });
-                if is_returned {
-                    *self.lock() = State::Returned;
-                } else {
-                    self.lose();
+            Ok(renewed) => match (renewed.is_renewed(), renewed.slots()) {
+                (true, Some(slots)) => {
+                    let due_ms = due_ms(asked_at_ms, self.window_ms);
+                    self.holds(slots, asked_at_ms, due_ms);
                 }
-            }
+                (_, left) => self.refused(left),
+            },
             Err(error) if error.is_unsent() => {
                 let State::Renewing { since_ms, .. } = *self.lock() else {
                     return;
@@ -336,6 +367,19 @@ impl Holding {
                 drop(state);
                 self.limiter.inner.renewer.add(self);
             }
+        }
+    }
+
+    /// At least one of the slots is lost. The others are returned, as the work counts on all.
+    fn refused(&self, left: Option<Slots>) {
+        let is_returned = matches!(*self.lock(), State::Renewing { returned: true, .. });
+        if is_returned {
+            *self.lock() = State::Returned;
+        } else {
+            self.lose();
+        }
+        if let Some(left) = left {
+            self.give_back(left);
         }
     }
 

@@ -26,11 +26,21 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     };
     let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
     match code {
+        Some(code) if is_refused_untouched(code) => store_error.with_code(code).unsent(),
         Some(code) => store_error.with_code(code),
         // Only an attempt to connect is refused, so no command was sent.
         None if error.is_connection_refusal() => store_error.unsent(),
         None => store_error,
     }
+}
+
+/// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, or takes no
+/// write at all. (Where memory is short, `OOM`, it still deletes.)
+fn is_refused_untouched(code: &str) -> bool {
+    matches!(
+        code,
+        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "READONLY"
+    )
 }
 
 /// A redis-rs error without its texts.

@@ -25,7 +25,7 @@ use super::{contract::patient, history::START_MS, outcome::ms};
 #[macro_export]
 macro_rules! blocks {
     ($new:path) => {
-        $support::blocks! { @each $new:
+        $crate::blocks! { @each $new:
             a_block_denies_until_exactly_its_time
             a_block_until_a_time_ends_then
             a_blocked_check_charges_nothing_to_anybody

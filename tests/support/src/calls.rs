@@ -14,7 +14,7 @@ use super::{history::START_MS, outcome::Outcome};
 #[macro_export]
 macro_rules! calls {
     ($new:path) => {
-        $support::calls! { @each $new:
+        $crate::calls! { @each $new:
             operations_are_answered_one_by_one_in_their_order
             a_call_of_nothing_answers_nothing
             a_settlement_and_a_check_in_one_call_follow_each_other

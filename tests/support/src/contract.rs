@@ -16,12 +16,12 @@ use super::{
 #[macro_export]
 macro_rules! contract {
     ($new:path) => {
-        $support::contract! { apart $new }
-        $support::contract! { @each $new: a_check_over_many_keys_is_atomic_under_concurrency }
+        $crate::contract! { apart $new }
+        $crate::contract! { @each $new: a_check_over_many_keys_is_atomic_under_concurrency }
     };
     // For a store that may decide the keys of one check separately.
     (apart $new:path) => {
-        $support::contract! { @each $new:
+        $crate::contract! { @each $new:
             a_denied_check_is_charged_nowhere
             all_keys_and_policies_are_charged_together
             duplicates_are_added_up_before_they_are_checked

@@ -12,7 +12,7 @@ use super::{contract::patient, history::START_MS};
 #[macro_export]
 macro_rules! contributors {
     ($new:path) => {
-        $support::contributors! { @each $new:
+        $crate::contributors! { @each $new:
             the_greatest_contributors_come_first
             what_is_denied_or_only_looked_at_is_no_contribution
             a_charge_without_a_label_is_in_no_account

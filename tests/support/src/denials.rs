@@ -13,7 +13,7 @@ use super::{contract::patient, history::START_MS};
 #[macro_export]
 macro_rules! denials {
     ($new:path) => {
-        $support::denials! { @each $new:
+        $crate::denials! { @each $new:
             an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so
             the_one_that_is_denied_most_comes_first
             admissions_before_the_first_denial_do_not_count

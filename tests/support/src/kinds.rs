@@ -16,7 +16,7 @@ type AnyStore = Arc<dyn Store>;
 #[macro_export]
 macro_rules! kinds {
     ($new:path) => {
-        $support::kinds! { @each $new:
+        $crate::kinds! { @each $new:
             a_slot_is_free_once_it_is_given_back
             a_slot_that_is_not_renewed_is_free_when_it_expires
             a_renewed_slot_is_held_for_longer
