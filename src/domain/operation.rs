@@ -79,6 +79,7 @@ pub enum Operation {
     ///
     /// For each account and sixth of a window, the store keeps only the labels with the most units. A contribution that
     /// it cannot add is lost, and no check waits for it.
+    #[doc(hidden)]
     Contribute(Vec<Contribution>),
     /// Read the greatest contributors to the charges of a key under a policy, in the current window.
     Contributors {
@@ -91,11 +92,13 @@ pub enum Operation {
     /// seconds.
     ///
     /// A report that the store cannot add is lost, and no check waits for it.
+    #[doc(hidden)]
     ReportDenials(Vec<DenialReport>),
     /// List the identities that were denied within the last hour.
     Denials,
     /// Publish these policies beside what the processes of other services publish, for operators' tools, and keep them
     /// for a day. Without policies it changes nothing: a limiter asks so whether the store publishes any.
+    #[doc(hidden)]
     Publish(Vec<PublishedPolicy>),
 }
 
@@ -171,14 +174,17 @@ pub enum Reply {
     /// To [`Operation::ListBlocks`].
     ListBlocks(Vec<BlockedIdentity>),
     /// To [`Operation::Contribute`]: what was kept of each contribution, in their order.
+    #[doc(hidden)]
     Contribute(Vec<Result<Kept, StoreError>>),
     /// To [`Operation::Contributors`].
     Contributors(Contributors),
     /// To [`Operation::ReportDenials`].
+    #[doc(hidden)]
     ReportDenials,
     /// To [`Operation::Denials`].
     Denials(Denials),
     /// To [`Operation::Publish`].
+    #[doc(hidden)]
     Publish,
 }
 

@@ -13,6 +13,7 @@ const MAX_KINDS: usize = 16;
 const MAX_KIND: usize = 32;
 
 /// A policy as used by a process: the definition, and where it is used. No values of keys are published.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedPolicy {
     policy: Policy,

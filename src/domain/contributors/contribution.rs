@@ -7,6 +7,7 @@ use crate::domain::{key::Key, policy::Policy};
 
 /// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
 /// stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
+#[doc(hidden)]
 #[derive(Clone)]
 pub struct Contribution {
     pub(crate) policy: Policy,
@@ -82,6 +83,7 @@ impl fmt::Debug for Contribution {
 }
 
 /// The part of a [`Contribution`] that a store has kept.
+#[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub(crate) units: Vec<u64>,

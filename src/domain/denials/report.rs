@@ -10,6 +10,7 @@ const SPANS: u64 = 6;
 
 /// What a process has counted in one span of ten seconds since its last report: to be added to what others report. For
 /// stores; see [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
+#[doc(hidden)]
 #[derive(Clone)]
 pub struct DenialReport {
     pub(crate) start_ms: u64,

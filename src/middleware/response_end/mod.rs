@@ -18,6 +18,7 @@ pub use ending::{EndOutcome, Ending, ResponseEnd};
 ///
 /// You need not name either: [`meter_costs`](crate::RateLimitLayer::meter_costs) and
 /// [`settle_at_end`](crate::RateLimitLayer::settle_at_end) choose `ToBodyEnd`.
+#[doc(hidden)]
 pub trait Follow<B> {
     /// The body of the responses.
     type Body;
