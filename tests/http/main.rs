@@ -3,6 +3,8 @@
 mod answers;
 mod blocks;
 mod body_end;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+mod calendar;
 mod combine;
 mod contributors;
 mod dashboard;
