@@ -13,6 +13,7 @@ mod flusher;
 pub(crate) mod jitter;
 mod known_blocks;
 mod publisher;
+mod reload;
 mod report;
 mod settle;
 mod slots;

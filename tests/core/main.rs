@@ -22,6 +22,8 @@ mod lua54;
 mod plain;
 mod prose;
 mod published;
+#[cfg(all(feature = "calendar", feature = "test-util", feature = "tracing"))]
+mod reload;
 mod settle;
 mod shadow;
 mod slots;
