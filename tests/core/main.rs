@@ -19,6 +19,8 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+mod near_limit;
 mod plain;
 mod prose;
 mod published;

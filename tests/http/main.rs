@@ -18,6 +18,7 @@ mod listed;
 mod look_ups;
 mod middleware;
 mod mistakes;
+mod near_limit;
 mod observe;
 mod proxies;
 mod readiness;
