@@ -51,6 +51,7 @@
 //! | how to limit without HTTP, and the answer when the store cannot decide | [`limiter`] |
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
 //! | when a rule should be a bucket, with a burst and a refill | [`buckets`] |
+//! | how to limit by calendar months, and how durable such counts are | [`quotas`] |
 //! | which clients use up a shared limit | [`contributors`] |
 //! | which identities are denied, and how often | [`denials`] |
 //! | the data in Redis, and how to set up the server | [`store::redis`], [`store::redis::deployment`] |
@@ -85,8 +86,8 @@
 //!    └── prec. ─┘◀────────────── window ──────────────────────┘
 //! ```
 //!
-//! A rule can also be [fixed](Rule::fixed) to windows that begin at the hour or at midnight, or a [bucket](buckets)
-//! that refills continuously.
+//! A rule can also be [fixed](Rule::fixed) to windows that begin at the hour or at midnight, a [quota](quotas) for each
+//! month of a time zone, or a [bucket](buckets) that refills continuously.
 //!
 //! # Keys and proxies
 //!
@@ -157,6 +158,11 @@ pub mod operating {
     //! Operating a service: from the alarm to the cause, and to the remedy.
     //!
     #![doc = include_str!("../docs/guide/operating.md")]
+}
+pub mod quotas {
+    //! Quotas per month: rates and a quota in one check, billing cycles, and how durable the counts are.
+    //!
+    #![doc = include_str!("../docs/guide/quotas.md")]
 }
 pub mod store;
 #[cfg(feature = "test-util")]

@@ -5,7 +5,26 @@
 
 use std::net::IpAddr;
 
-use crate::domain::error::{ExtractError, StoreError};
+use crate::domain::{
+    error::{ExtractError, StoreError},
+    policies::Restart,
+};
+
+/// Warns that a reload has given a policy calendar rules whose counts start empty.
+pub(crate) fn counts_restart(restart: &Restart) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy = &*restart.policy,
+        old = restart.old,
+        new = restart.new,
+        "a policy was reloaded with calendar rules of other periods, which start empty, so that clients have their \
+         whole limits again: to keep what was counted, change the limit alone, or keep the old rule beside the new one \
+         until its period has ended"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = restart;
+}
 
 /// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {

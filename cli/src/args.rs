@@ -26,7 +26,8 @@ Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
      no block, `contributors` none, `hash` no value, `policies` none, `reset`
-     nothing to delete; or you said no
+     nothing to delete, `simulate` more refusals than a --max-refused allows;
+     or you said no
   2  the tool cannot use the arguments, the configuration or a file
   3  the tool cannot reach the server, or the server answered with an error
 

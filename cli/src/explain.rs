@@ -24,6 +24,7 @@ use super::{
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
+    period::Period,
     published::{Differing, Source},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
@@ -132,6 +133,8 @@ struct RuleReport {
     fits_ms: Option<u64>,
     /// The steps whose release makes room for the cost, oldest first.
     released_first: Vec<StepReport>,
+    /// The current period; null if the rule is not of the calendar.
+    period: Option<Period>,
 }
 
 pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
@@ -312,6 +315,7 @@ impl RuleReport {
             fits: !usage.is_exceeded(),
             fits_ms,
             released_first: before.map(|step| StepReport::of(&step)).collect(),
+            period: Period::of(&rule, now_ms),
         }
     }
 
@@ -331,8 +335,11 @@ impl RuleReport {
         ]
     }
 
-    /// The units and steps to be released, in words.
+    /// The units and steps to be released, in words. Those of a calendar rule are released all together.
     fn released_first(&self) -> String {
+        if self.period.is_some() && self.fits_ms.is_some() {
+            return format!("{} in 1 period", grouped(self.used));
+        }
         let units: u64 = self.released_first.iter().map(|step| step.units).sum();
         match &self.released_first[..] {
             [] => String::new(),
@@ -389,6 +396,11 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     align_right(&mut table, 2..=3);
     if !used.is_empty() {
         output.write_table(&table)?;
+    }
+    for rule in used.iter().flat_map(|policy| &policy.rules) {
+        if let Some(period) = &rule.period {
+            output.hint(&period.text(&rule.rule, report.now_ms))?;
+        }
     }
     if used.iter().any(|policy| policy.shadow) {
         output.hint("*: a shadow, which denies no request")?;

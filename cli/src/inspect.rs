@@ -19,6 +19,7 @@ use super::{
     error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, WARN, align_right},
+    period::Period,
     published::Source,
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
@@ -131,6 +132,8 @@ pub(crate) struct RuleReport {
     pub(crate) free_ms: Option<u64>,
     /// The steps that count, oldest first.
     pub(crate) steps: Vec<StepReport>,
+    /// The current period; null if the rule is not of the calendar.
+    period: Option<Period>,
 }
 
 #[derive(Serialize)]
@@ -219,6 +222,12 @@ impl Report {
         if empty.len() < self.policies.len() {
             let table = self.table(output);
             output.write_table(&table)?;
+        }
+        let used = self.policies.iter().filter(|it| !it.is_empty());
+        for rule in used.flat_map(|it| &it.rules) {
+            if let Some(period) = &rule.period {
+                output.hint(&period.text(&rule.rule, self.now_ms))?;
+            }
         }
         if !empty.is_empty() {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
@@ -359,6 +368,7 @@ impl RuleReport {
             fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
             free_ms: Some(reset_ms).filter(|ms| *ms > 0),
             steps: steps.iter().map(StepReport::of).collect(),
+            period: Period::of(rule, now_ms),
         }
     }
 
@@ -389,9 +399,9 @@ impl RuleReport {
     }
 
     /// A picture of the window that ends with the current step. Empty for a fixed rule, which has one step, and for a
-    /// bucket, which has none.
+    /// bucket and a calendar rule, which have none.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
-        if self.fixed || self.refill.is_some() {
+        if self.fixed || self.refill.is_some() || self.period.is_some() {
             return String::new();
         }
         let end = now_ms - now_ms % self.step_ms + self.step_ms;

@@ -16,6 +16,7 @@ mod hash;
 mod identity;
 mod inspect;
 mod output;
+mod period;
 mod policies_file;
 mod published;
 mod reading;

@@ -30,10 +30,12 @@ function calendar.read_details(rule, arg, at)
   return at + 1 + count * BOUNDARY_SIZE
 end
 
+-- An end within this period, and not near its end, is a later end of the period before: the count is kept until then.
 function calendar.advance(section)
-  local rule = section.rule
-  if section.used > 0 and rule.start < section.newest and section.newest <= rule.last_believed then
-    section.newest = math.max(section.newest, rule.stop)
+  local rule, newest = section.rule, section.newest
+  local is_same = rule.stop - newest < SAME_END
+  if section.used > 0 and rule.start < newest and newest <= rule.last_believed and (is_same or now < newest) then
+    section.newest = is_same and math.max(newest, rule.stop) or newest
   else
     section.used, section.newest = 0, 0
   end

@@ -6,8 +6,11 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use crate::domain::policy::{Policy, PolicyError};
 pub use crate::domain::published::PublishedPolicy;
+use crate::domain::{
+    policy::{Policy, PolicyError},
+    rule::Rule,
+};
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -55,7 +58,8 @@ impl fmt::Debug for Policies {
 /// Policies that you can replace while the service runs, all in one step; clones are handles of the same set.
 ///
 /// The store keeps the counts of a rule as long as the rule's window, precision and kind stay the same: a new limit
-/// takes effect at once on earlier charges, and a rule with a new window starts at zero.
+/// takes effect at once on earlier charges, and a rule with a new window starts at zero; so does a
+/// [calendar rule](crate::Rule::per_month) with another period, zone or first day.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
@@ -84,21 +88,21 @@ impl ReloadablePolicies {
         current.clone()
     }
 
-    /// Replaces all policies. You may add new names. A request that has read the old policies keeps them until it is
-    /// decided.
-    ///
-    /// # Errors
-    ///
-    /// When a current policy is missing from the new ones. Nothing is replaced then.
-    pub fn replace(&self, policies: Policies) -> Result<(), PolicyError> {
+    /// Replaces all policies, and returns what was lost by it.
+    pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, PolicyError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {
             return Err(PolicyError::Missing {
                 policy: missing.name().to_owned(),
             });
         }
+        let restarts = current.iter().filter_map(|old| {
+            let new = policies.get(old.name())?;
+            Restart::of(old, new)
+        });
+        let restarts = restarts.collect();
         *current = policies;
-        Ok(())
+        Ok(restarts)
     }
 
     /// Returns a handle of one policy, for a limit of a layer that follows each replacement.
@@ -115,6 +119,38 @@ impl ReloadablePolicies {
             all: self.clone(),
         })
     }
+}
+
+/// Calendar rules that replace others of the same policy: they start empty in the middle of their periods.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Restart {
+    pub(crate) policy: Box<str>,
+    /// The old rules, separated by commas.
+    pub(crate) old: String,
+    pub(crate) new: String,
+}
+
+impl Restart {
+    fn of(old: &Policy, new: &Policy) -> Option<Self> {
+        let (gone, begun) = (calendars_besides(old, new), calendars_besides(new, old));
+        let is_replaced = !gone.is_empty() && !begun.is_empty();
+        is_replaced.then(|| Self {
+            policy: old.name().into(),
+            old: gone.join(","),
+            new: begun.join(","),
+        })
+    }
+}
+
+/// Returns the calendar rules of a policy for whose periods the other policy has no rule.
+fn calendars_besides(policy: &Policy, other: &Policy) -> Vec<String> {
+    let has_no = |rule: &&Rule| {
+        let mut rules = other.rules().iter();
+        rules.all(|it| it.in_calendar() != rule.in_calendar())
+    };
+    let rules = policy.rules().iter();
+    let rules = rules.filter(|rule| rule.in_calendar().is_some());
+    rules.filter(has_no).map(ToString::to_string).collect()
 }
 
 /// A policy of [`ReloadablePolicies`], which is read again at each use.
@@ -237,6 +273,38 @@ mod tests {
         live.replace(new.clone()).unwrap();
         assert_eq!(live.load(), new);
         assert_eq!(ip.load().to_string(), "7/1s");
+    }
+
+    #[cfg(feature = "calendar")]
+    #[test]
+    fn a_calendar_rule_that_replaces_another_starts_empty() {
+        let restart = |old: &str, new: &str| {
+            let live = ReloadablePolicies::new(policies(&[("quota", old)]).unwrap());
+            let restarts = live.swap(policies(&[("quota", new), ("ip", "1/1s")]).unwrap());
+            restarts
+                .unwrap()
+                .pop()
+                .map(|it| (it.policy, it.old, it.new))
+        };
+        let quota = |old: &str, new: &str| Some(("quota".into(), old.to_owned(), new.to_owned()));
+        for (old, new) in [
+            ("9/month@UTC", "9/month@Europe/Berlin"),
+            ("9/month@UTC", "9/month:15@UTC"),
+            ("9/month@UTC", "5/week@UTC"),
+        ] {
+            assert_eq!(restart(old, new), quota(old, new));
+            // Other rules are not named.
+            let (with_old, with_new) = (format!("1/1s,{old}"), format!("{new},7/1s,5/1m"));
+            assert_eq!(restart(&with_old, &with_new), quota(old, new));
+        }
+        for (old, new) in [
+            ("9/month@UTC", "500/month@UTC"),
+            ("9/month@UTC", "9/month@UTC,9/month@Europe/Berlin"),
+            ("9/month@UTC,5/day@UTC", "9/month@UTC"),
+            ("9/1h,9/month@UTC", "9/1d,9/month@UTC"),
+        ] {
+            assert_eq!(restart(old, new), None, "{old} {new}");
+        }
     }
 
     #[test]

@@ -329,6 +329,18 @@ impl Rule {
         }
     }
 
+    /// Returns the [quota window](Self::quota_window) at this time of the store's clock: for a calendar rule, the length
+    /// of the current period.
+    pub(crate) fn quota_window_at(&self, at_ms: u64) -> Duration {
+        match self.kind {
+            Kind::Calendar(calendar) => {
+                let periods = calendar.periods(at_ms);
+                Duration::from_millis(periods.end_ms - periods.start_ms)
+            }
+            _ => self.quota_window(),
+        }
+    }
+
     /// Returns the window, or the calendar, in the text form.
     pub(crate) fn window_text(&self) -> String {
         match self.kind {

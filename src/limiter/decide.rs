@@ -105,6 +105,9 @@ impl Limiter {
                 publisher.note(check, self.inner.failure_policy);
             }
             self.report_decision(kind, decision, check, timing);
+            if kind == CallKind::Check {
+                self.notice_near_limits(decision);
+            }
         }
         resolution
     }

@@ -12,7 +12,9 @@ mod fallback;
 mod flusher;
 pub(crate) mod jitter;
 mod known_blocks;
+mod near_limit;
 mod publisher;
+mod reload;
 mod report;
 mod settle;
 mod slots;
@@ -92,6 +94,9 @@ struct Inner {
     denials: Option<Arc<denials::Tracker>>,
     strikes: Arc<bans::StrikeQueue>,
     renewer: Arc<slots::Renewer>,
+    /// From 100 on, nothing is noticed.
+    near_limit_percent: u8,
+    noticed: Arc<near_limit::Noticed>,
     /// `None` where nothing is published.
     publisher: Option<Arc<publisher::Publisher>>,
 }
@@ -129,6 +134,8 @@ impl Limiter {
             known_blocks: Arc::default(),
             strikes: Arc::default(),
             renewer: Arc::default(),
+            near_limit_percent: near_limit::DEFAULT_PERCENT,
+            noticed: Arc::default(),
         };
         Self {
             inner: Arc::new(inner),

@@ -102,9 +102,10 @@ impl Limiter {
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
-                Ok(_) => {
+                Ok(usage) => {
                     self.record_settled_contributors(settlement);
                     self.report_completion(call, local, timing);
+                    self.notice_settled(settlement.usage(), settlement.costs(), usage);
                 }
                 Err(error) => {
                     if error.is_unsent() {

@@ -381,6 +381,27 @@ impl<'a> BreakerEvent<'a> {
     }
 }
 
+/// An identity has reached a share of a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct NearLimitEvent<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) rule: &'a RuleUsage,
+}
+
+impl<'a> NearLimitEvent<'a> {
+    /// Returns the policy, which may be a [shadow](Policy::shadow).
+    #[must_use]
+    pub const fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
+    /// Returns the usage under the rule, after the check or the settlement that reached the share.
+    #[must_use]
+    pub const fn rule(&self) -> &'a RuleUsage {
+        self.rule
+    }
+}
+
 /// A limit found no key in a request, the key could not be looked up, or the service is
 /// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
 #[derive(Clone, Copy, Debug)]

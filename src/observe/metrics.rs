@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, Observer, RequestOutcome, Timing,
+    ErrorEvent, MissingKey, NearLimitEvent, Observer, RequestOutcome, Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
@@ -34,6 +34,7 @@ const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
 const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
+const NEAR: &str = "sluicegate_near_limit_total";
 const BANS: &str = "sluicegate_bans_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
@@ -50,6 +51,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
 /// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
+/// | `sluicegate_near_limit_total` | counter | `policy`, `rule`, `shadow` | identities that have reached [a share](crate::Limiter::near_limit_at) of a limit, once for each window |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
@@ -125,6 +127,7 @@ impl MetricsObserver {
             BLOCKED,
             "Requests on a deny list, and of blocked identities"
         );
+        describe_counter!(NEAR, "Identities that have reached a share of a limit");
         describe_counter!(
             BANS,
             "Identities that were blocked, since they were denied too often"
@@ -306,9 +309,17 @@ fn repeated(policy: &Policy) -> Counter {
 }
 
 fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
+    by_rule(DENIALS, policy, rule, shadow)
+}
+
+fn near_limit(policy: &Policy, rule: Rule) -> Counter {
+    by_rule(NEAR, policy, rule, policy.is_shadow())
+}
+
+fn by_rule(name: &'static str, policy: &Policy, rule: Rule, shadow: bool) -> Counter {
     let (policy, rule) = (policy.name().to_owned(), rule.to_string());
     let shadow = if shadow { "true" } else { "false" };
-    counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
+    counter!(name, "policy" => policy, "rule" => rule, "shadow" => shadow)
 }
 
 fn missing_keys(
@@ -335,6 +346,9 @@ impl Observer for MetricsObserver {
         repeated(policy).increment(0);
         for rule in policy.rules() {
             denials(policy, *rule, shadow).increment(0);
+            if !rule.is_concurrency() {
+                near_limit(policy, *rule).increment(0);
+            }
         }
         for kind in ExtractErrorKind::ALL {
             missing_keys(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
@@ -388,6 +402,10 @@ impl Observer for MetricsObserver {
     fn on_blocked(&self, event: &BlockEvent<'_>) {
         let policy = event.policy().map_or("", Policy::name).to_owned();
         counter!(BLOCKED, "policy" => policy, "by" => event.label()).increment(1);
+    }
+
+    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
+        near_limit(event.policy(), event.rule().rule()).increment(1);
     }
 
     fn on_ban(&self, event: &BanEvent<'_>) {

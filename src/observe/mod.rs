@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) use event::Timing;
 pub use event::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, RequestOutcome,
+    ErrorEvent, MissingKey, NearLimitEvent, RequestOutcome,
 };
 
 #[cfg(feature = "metrics")]
@@ -72,6 +72,12 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
+    /// An identity has reached a share of a limit, 80 % by default: see
+    /// [notice before the limit](crate::limiter#notice-before-the-limit).
+    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
+        let _ = event;
+    }
+
     /// An identity was banned because the limiter denied it too often.
     fn on_ban(&self, event: &BanEvent<'_>) {
         let _ = event;
@@ -113,6 +119,10 @@ macro_rules! notify {
 
         fn on_blocked(&$self, event: &BlockEvent<'_>) {
             $($observer.on_blocked(event);)+
+        }
+
+        fn on_near_limit(&$self, event: &NearLimitEvent<'_>) {
+            $($observer.on_near_limit(event);)+
         }
 
         fn on_ban(&$self, event: &BanEvent<'_>) {

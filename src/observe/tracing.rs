@@ -13,7 +13,7 @@ use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
     BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    Observer, PollScope,
+    NearLimitEvent, Observer, PollScope,
 };
 use crate::domain::{
     error::StoreErrorKind,
@@ -33,6 +33,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `denied`, for the rule that denies for the longest time | debug | `policy`, `rule`, `shadow`, `local`, `repeated` (by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `blocked` | debug | `policy` (only for keys on a list), `by`: `list`, `operator`, `ban` |
+/// | event `near limit`, when an identity has reached [a share](crate::Limiter::near_limit_at) of a limit | debug | `policy`, `rule`, `shadow`, `remaining` |
 /// | event `banned` | debug | `policy`, `until_ms` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
@@ -198,6 +199,18 @@ impl Observer for TracingObserver {
             policy = event.policy().map(Policy::name),
             by = event.label(),
             "blocked"
+        );
+    }
+
+    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
+        let (policy, usage) = (event.policy(), event.rule());
+        debug!(
+            target: "sluicegate",
+            policy = policy.name(),
+            rule = %usage.rule(),
+            shadow = policy.is_shadow(),
+            remaining = usage.remaining(),
+            "near limit"
         );
     }
 

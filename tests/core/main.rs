@@ -19,9 +19,13 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+mod near_limit;
 mod plain;
 mod prose;
 mod published;
+#[cfg(all(feature = "calendar", feature = "test-util", feature = "tracing"))]
+mod reload;
 mod settle;
 mod shadow;
 mod slots;

@@ -13,42 +13,71 @@ use support::redis::Server;
 
 const LIMIT: usize = 50;
 
-/// The variable with the server's address, in a client process.
+/// The variables with the server's address and with the rule, in a client process.
 const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
+const RULE: &str = "SLUICEGATE_SKEWED_RULE";
 
-fn charge() -> [Charge; 1] {
-    let policy = Policy::parse("api", &format!("{LIMIT}/1h")).unwrap();
+fn charge(rule: &str) -> [Charge; 1] {
+    let policy = Policy::parse("api", rule).unwrap();
     [Charge::new(&policy, Key::new("user", "alice"), 1)]
 }
 
-async fn admissions(url: &str, requests: usize) -> usize {
+fn hourly() -> String {
+    format!("{LIMIT}/1h")
+}
+
+async fn admissions(url: &str, rule: &str, requests: usize) -> usize {
     let store = RedisStore::connect(url).await.unwrap();
     let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
     let mut admitted = 0;
     for _ in 0..requests {
-        admitted += usize::from(limiter.check(charge()).await.unwrap().is_allowed());
+        admitted += usize::from(limiter.check(charge(rule)).await.unwrap().is_allowed());
     }
     admitted
 }
 
 #[tokio::test]
 async fn clients_whose_clocks_are_a_day_apart_share_one_limit() {
+    assert_eq!(admissions_of_skewed_clients(&hourly(), 1).await, LIMIT);
+}
+
+/// By their clocks it is another day, and so another period. Clocks that are further away than the periods that a call
+/// sends are answered with the time, and the call is made again.
+#[cfg(feature = "calendar")]
+#[tokio::test]
+async fn clients_whose_clocks_are_days_apart_share_one_quota() {
+    // Where it is about noon now, so that no day ends during this test.
+    let hour = i64::try_from(now() / 3_600 % 24).unwrap();
+    let zone = match 12 - hour {
+        0 => "UTC".to_owned(),
+        // In these names, the sign is that of the way back to Greenwich.
+        ahead @ 1.. => format!("Etc/GMT-{ahead}"),
+        behind => format!("Etc/GMT+{}", -behind),
+    };
+    let daily = format!("{LIMIT}/day@{zone}");
+    for days in [1, 9] {
+        let admitted = admissions_of_skewed_clients(&daily, days).await;
+        assert_eq!(admitted, LIMIT, "{daily}, {days} days apart");
+    }
+}
+
+/// The admissions of clients with right clocks, and of two whose clocks are days ahead and behind.
+async fn admissions_of_skewed_clients(rule: &str, days: u64) -> usize {
     if !Clock::is_available() {
-        return;
+        return LIMIT;
     }
     let server = Server::start();
-    let mut admitted = admissions(&server.url(), 20).await;
+    let mut admitted = admissions(&server.url(), rule, 20).await;
     for ahead in [true, false] {
         let clock = Clock::new();
-        clock.jump(Duration::from_secs(86_400), ahead);
-        admitted += admissions_of_a_process(&clock, &server);
+        clock.jump(Duration::from_secs(days * 86_400), ahead);
+        admitted += admissions_of_a_process(&clock, &server, rule);
     }
-    admitted += admissions(&server.url(), LIMIT).await;
-    assert_eq!(admitted, LIMIT);
+    admitted + admissions(&server.url(), rule, LIMIT).await
 }
 
 /// Runs this test program again with one test: a client that makes 20 requests.
-fn admissions_of_a_process(clock: &Clock, server: &Server) -> usize {
+fn admissions_of_a_process(clock: &Clock, server: &Server, rule: &str) -> usize {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program)
         .args([
@@ -57,6 +86,7 @@ fn admissions_of_a_process(clock: &Clock, server: &Server) -> usize {
             "--nocapture",
         ])
         .env(SERVER, server.url())
+        .env(RULE, rule)
         .envs(clock.env())
         .output()
         .unwrap();
@@ -84,7 +114,9 @@ fn now() -> u64 {
 #[tokio::test]
 async fn a_client_with_a_clock_of_its_own() {
     if let Ok(url) = std::env::var(SERVER) {
-        println!("\nclock {}\nadmitted {}", now(), admissions(&url, 20).await);
+        let rule = std::env::var(RULE).unwrap();
+        let admitted = admissions(&url, &rule, 20).await;
+        println!("\nclock {}\nadmitted {admitted}", now());
     }
 }
 
@@ -96,7 +128,7 @@ async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
         .timeout(Duration::from_secs(10));
     let asking = tokio::spawn(async move {
         for _ in 0..2 {
-            let _ = limiter.check(charge()).await;
+            let _ = limiter.check(charge(&hourly())).await;
         }
     });
     let (mut client, _) = listener.accept().await.unwrap();

@@ -3,6 +3,8 @@
 mod answers;
 mod blocks;
 mod body_end;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+mod calendar;
 mod combine;
 mod contributors;
 mod dashboard;
@@ -16,6 +18,7 @@ mod listed;
 mod look_ups;
 mod middleware;
 mod mistakes;
+mod near_limit;
 mod observe;
 mod proxies;
 mod readiness;

@@ -494,6 +494,9 @@ fn counters_are_at_zero_before_the_first_request() {
         "sluicegate_denials_total policy=api rule=10/1m shadow=false = 0".to_owned(),
         "sluicegate_denials_total policy=api rule=10/1s shadow=false = 0".to_owned(),
         "sluicegate_denials_total policy=trial rule=5/1m shadow=true = 0".to_owned(),
+        "sluicegate_near_limit_total policy=api rule=10/1m shadow=false = 0".to_owned(),
+        "sluicegate_near_limit_total policy=api rule=10/1s shadow=false = 0".to_owned(),
+        "sluicegate_near_limit_total policy=trial rule=5/1m shadow=true = 0".to_owned(),
         "sluicegate_repeated_denials_total policy=api = 0".to_owned(),
         "sluicegate_repeated_denials_total policy=trial = 0".to_owned(),
     ];

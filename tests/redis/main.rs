@@ -2,6 +2,8 @@
 
 mod acl;
 mod blocks;
+#[cfg(feature = "calendar")]
+mod calendar;
 mod cluster;
 mod composed;
 mod connections;

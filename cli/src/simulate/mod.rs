@@ -23,30 +23,26 @@ mod result;
 mod stamp;
 mod tally;
 mod timeline;
+mod verdict;
 mod write;
 
 use std::fs;
 
-use sluicegate::{Policy, policies::Policies};
+use sluicegate::{Policy, Rule, policies::Policies};
 
 pub(crate) use self::options::SimulateArgs;
 use self::{reading::Reading, request::Mapping, result::Outcome};
 use super::{
     Answer,
-    error::{Error, Result},
+    error::{Error, Result, warn},
     output::Output,
     policies_file,
     settings::Settings,
 };
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let policies = chosen(policies_file::load(&args.policies)?, args)?;
-    if policies.iter().next().is_none() {
-        return Err(Error::usage(format_args!(
-            "{}: the file has no policies",
-            args.policies.display()
-        )));
-    }
+    let policies = chosen(&policies_file::load(&args.policies)?, args)?;
+    verdict::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
         return Err(Error::usage(format_args!(
             "--factors: {factor} is not from 0 to 1000000"
@@ -69,7 +65,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     if counts.read > 0 && counts.unreadable == counts.read {
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
-    let outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
+    let mut outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
     let mistyped = outcome.policies.iter().find(|it| it.is_mistyped());
     if let Some(policy) = mistyped.filter(|_| outcome.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);
@@ -80,18 +76,51 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
+    let verdicts = verdict::verdicts(&args.max_refused, &outcome);
+    // You see the outcome even if there is no verdict.
+    let (verdicts, missing) = match verdicts {
+        Ok(verdicts) => (verdicts, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    outcome.verdicts = verdicts;
     output.report(&outcome, write::write)?;
-    Ok(Answer::Yes)
+    match missing {
+        Some(error) => Err(error),
+        None => Ok(outcome.verdicts.iter().all(|it| it.kept).into()),
+    }
 }
 
-/// The policies in `--policy`, or all policies without this argument.
-fn chosen(all: Policies, args: &SimulateArgs) -> Result<Policies> {
-    if args.policy.is_empty() {
-        return Ok(all);
+/// The policies in `--policy`, or all policies without this argument; none that limits concurrency.
+fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
+    if all.iter().next().is_none() {
+        return Err(Error::usage(format_args!(
+            "{}: the file has no policies",
+            args.policies.display()
+        )));
     }
     for name in &args.policy {
-        policies_file::named(&all, &args.policies, name)?;
+        if is_of_slots(policies_file::named(all, &args.policies, name)?) {
+            return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
+        }
     }
-    let is_chosen = |it: &&Policy| args.policy.iter().any(|name| name == it.name());
-    Policies::new(all.iter().filter(is_chosen).cloned()).map_err(Error::usage)
+    let is_chosen =
+        |it: &&Policy| args.policy.is_empty() || args.policy.iter().any(|name| name == it.name());
+    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) =
+        all.iter().filter(is_chosen).partition(|it| is_of_slots(it));
+    if chosen.is_empty() {
+        return Err(Error::usage(NO_ENDS));
+    }
+    for policy in left_out {
+        let name = policy.name();
+        warn(format_args!("policy `{name}` is left out: {NO_ENDS}"));
+    }
+    Policies::new(chosen.into_iter().cloned()).map_err(Error::usage)
+}
+
+const NO_ENDS: &str =
+    "a log does not say when responses ended, so that limits of concurrency cannot be replayed";
+
+/// Whether the units of this policy are slots. Such a policy has one rule.
+fn is_of_slots(policy: &Policy) -> bool {
+    policy.rules().iter().any(Rule::is_concurrency)
 }

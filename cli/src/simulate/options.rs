@@ -8,7 +8,10 @@ use std::{
 use clap::Args;
 use same_file::Handle;
 
-use super::super::{error::Error, text};
+use super::{
+    super::{error::Error, text},
+    verdict::{self, Bound},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,6 +19,7 @@ Examples:
   sluicegate simulate policies.toml access.log.1 access.log.2.gz --key user
   zcat app.log.gz | sluicegate simulate policies.toml - --key api=customer.id
   sluicegate simulate policies.toml access.log --report report.html
+  sluicegate simulate policies.toml access.log --max-refused 0.5%
 
 Logs are Common, Combined, or a JSON object on each line. The tool unpacks gzip,
 and merges several files by time. Fields are ip, user, method, path, status,
@@ -25,9 +29,11 @@ by user, any other by ip, unless you use --key. A policy does not limit lines
 without its field.
 
 The tool decides all policies of a line together, like the middleware. Each
-request costs 1. Times of whole seconds are spread over the second.
+request costs 1. Times of whole seconds are spread over the second. Concurrency
+rules are left out: a log does not say when responses ended.
 
-Exit codes: 0 done, 2 the tool cannot use a file or an argument.";
+Exit codes: 0 done, 1 more requests are refused than a --max-refused allows,
+2 the tool cannot use a file or an argument.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -68,6 +74,10 @@ pub(crate) struct SimulateArgs {
         default_value = "0.5,0.8,1.25,2"
     )]
     pub(super) factors: Vec<f64>,
+
+    /// The share of requests that may be refused, SHARE of all or POLICY=SHARE of a policy's; else exit code 1
+    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = verdict::parse)]
+    pub(super) max_refused: Vec<Bound>,
 
     /// The maximum time by which lines may be out of order
     #[arg(long, value_name = "TIME", value_parser = text::parse_duration, default_value = "5s")]

@@ -12,6 +12,7 @@ use super::{
     request::Mapping,
     tally::{RuleTally, Tally},
     timeline::Span,
+    verdict::Verdict,
 };
 
 /// The maximum number of spans in a plot.
@@ -41,6 +42,8 @@ pub(super) struct Outcome {
     pub(super) identities_refused: usize,
     /// Whether a store or the list of identities was full. Then counts are too low: see --keys.
     pub(super) full: bool,
+    /// A verdict for each `--max-refused`.
+    pub(super) verdicts: Vec<Verdict>,
     #[serde(skip)]
     pub(super) few: OverTime,
 }
@@ -233,6 +236,7 @@ impl Outcome {
             hardest_hit: hardest_hit(&tally, top),
             identities_refused: tally.hits.len(),
             full: tally.full,
+            verdicts: Vec::new(),
         })
     }
 }

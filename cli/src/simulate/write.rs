@@ -11,6 +11,7 @@ use super::{
         text::{date, grouped, short_date},
     },
     result::{Outcome, OverTime, PolicyOutcome},
+    verdict,
 };
 
 /// The maximum length of a bar.
@@ -24,7 +25,8 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     policies(outcome, output)?;
     other_limits(outcome, output)?;
     chart(&outcome.few, output)?;
-    hardest_hit(outcome, output)
+    hardest_hit(outcome, output)?;
+    verdict::write(&outcome.verdicts, output)
 }
 
 pub(super) fn share(part: u64, whole: u64) -> String {

@@ -211,3 +211,49 @@ async fn a_block_does_not_hide_that_a_file_differs_from_the_service() {
     let expected = "It is not known whether it passes elsewhere: the service publishes api = ";
     assert!(said.contains(expected), "{said}");
 }
+
+#[tokio::test]
+async fn a_period_is_told_with_its_end_as_a_date_of_its_zone() {
+    let site = Site::start().await;
+    let rules = "9/1s,5/month@Europe/Berlin";
+    site.tool.write("quota.toml", format!("quota = '{rules}'"));
+    let quota = Policy::parse("quota", rules).unwrap();
+    let charge = Charge::new(&quota, Key::new("user", "alice"), 5);
+    assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
+
+    let said = site.json("explain user=alice --policies quota.toml", 1);
+    let rule = &said["policies"][0]["rules"][1];
+    assert_eq!(rule["period"]["zone"], "Europe/Berlin");
+    let end_ms = rule["period"]["ends_ms"].as_u64().unwrap();
+    assert_eq!(
+        (&said["passes_ms"], &rule["fits_ms"]),
+        (&end_ms.into(), &end_ms.into())
+    );
+    assert!(said["policies"][0]["rules"][0]["period"].is_null());
+
+    let end = jiff::Timestamp::from_millisecond(end_ms.try_into().unwrap()).unwrap();
+    // The first of a month begins in Berlin one or two hours before it does in UTC.
+    let month = (end + jiff::SignedDuration::from_hours(2))
+        .strftime("%Y-%m")
+        .to_string();
+    let line =
+        format!("5/month@Europe/Berlin: its period ends {month}-01 00:00:00 in Europe/Berlin (in ");
+    let explained = site.tool.run("explain user=alice --policies quota.toml");
+    assert_eq!(explained.code, 1, "{explained:?}");
+    assert!(explained.stdout.contains(&line), "{explained:?}");
+    assert!(explained.stdout.contains("5 in 1 period"), "{explained:?}");
+    assert!(
+        explained
+            .stdout
+            .contains("by the rule 5/month@Europe/Berlin of quota."),
+        "{explained:?}"
+    );
+    let inspected = site.text("inspect user=alice --policies quota.toml");
+    assert!(inspected.contains(&line), "{inspected}");
+    let inspected = site.json("inspect user=alice --policies quota.toml", 0);
+    assert_eq!(
+        inspected["policies"][0]["rules"][1]["period"]["ends_ms"],
+        end_ms
+    );
+    assert_eq!(inspected["policies"][0]["rules"][1]["free_ms"], end_ms);
+}

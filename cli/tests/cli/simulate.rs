@@ -862,3 +862,225 @@ proptest! {
         }
     }
 }
+
+/// One client's requests, one in each second: those above 100 within 100 s are refused under `100/1000s`.
+fn steady(requests: u64) -> Vec<Hit> {
+    let hits = (0..requests).map(|second| Hit {
+        second: START + second,
+        ip: "203.0.113.1".into(),
+        user: None,
+        path: "/",
+    });
+    hits.collect()
+}
+
+#[test]
+fn a_verdict_is_no_above_a_bound_and_yes_at_it() {
+    // 200 of 400 requests under `ip` are refused: after 200, the window is full until the end of the log.
+    let tool = tool("ip = '200/1000s@exact'", combined(&steady(400)));
+    for (bounds, code, lines) in [
+        (
+            "--max-refused 50%",
+            0,
+            &["kept: --max-refused 50%: 200 of 400 refused (50.0 %); it allows 200"][..],
+        ),
+        (
+            "--max-refused 100%",
+            0,
+            &["kept: --max-refused 100%: 200 of 400 refused (50.0 %); it allows 400"],
+        ),
+        (
+            "--max-refused 49.999999%",
+            1,
+            &["broken: --max-refused 49.999999%: 200 of 400 refused (50.0 %); it allows 199"],
+        ),
+        (
+            "--max-refused 0%",
+            1,
+            &["broken: --max-refused 0%: 200 of 400 refused (50.0 %); it allows 0"],
+        ),
+        (
+            "--max-refused 60% --max-refused ip=0.5%",
+            1,
+            &[
+                "kept: --max-refused 60%: 200 of 400 refused (50.0 %); it allows 240",
+                "broken: --max-refused ip=0.5%: 200 of 400 refused (50.0 %); it allows 2",
+            ],
+        ),
+    ] {
+        let said = tool.run(&format!("simulate p.toml access.log {bounds}"));
+        assert_eq!((said.code, said.stderr.as_str()), (code, ""), "{bounds}");
+        for line in lines {
+            assert!(
+                said.stdout.contains(&format!("\n{line}")),
+                "{line}: {said:?}"
+            );
+        }
+        let verdicts = said.stdout.matches("--max-refused").count();
+        assert_eq!(verdicts, lines.len(), "{said:?}");
+    }
+}
+
+#[test]
+fn a_verdict_is_part_of_the_document() {
+    let tool = tool(
+        "ip = '200/1000s@exact'\ntrial = { rules = '100/1000s@exact', shadow = true }",
+        combined(&steady(400)),
+    );
+    let said =
+        tool.run("simulate p.toml access.log --json --max-refused 50% --max-refused trial=1%");
+    assert_eq!(said.code, 1);
+    let outcome: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(
+        outcome["verdicts"],
+        serde_json::json!([
+            {"policy": null, "max_refused": "50%", "requests": 400, "refused": 200, "most": 200, "kept": true},
+            // A shadow is decided for the 200 requests that the other policy admits.
+            {"policy": "trial", "max_refused": "trial=1%", "requests": 400, "refused": 100, "most": 4, "kept": false},
+        ])
+    );
+    assert_eq!(
+        simulated(&tool, "access.log")["verdicts"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
+fn a_bound_that_cannot_be_read_or_judged_is_a_usage_error() {
+    let tool = tool("ip = '1/1s'\nuser = '1/1s'", combined(&steady(10)));
+    tool.write("empty.log", "");
+    for (args, message) in [
+        (
+            "access.log --max-refused 0.5",
+            "write a share of 0% to 100%",
+        ),
+        (
+            "access.log --max-refused 101%",
+            "write a share of 0% to 100%",
+        ),
+        (
+            "access.log --max-refused ip=",
+            "write a share of 0% to 100%",
+        ),
+        (
+            "access.log --max-refused usr=1%",
+            "no policy `usr` is replayed",
+        ),
+        (
+            "access.log --policy ip --max-refused user=1%",
+            "no policy `user` is replayed",
+        ),
+        (
+            "access.log --max-refused 1% --max-refused 2%",
+            "the second bound of the same requests",
+        ),
+        ("empty.log --max-refused 1%", "there is nothing to judge"),
+        (
+            "access.log --max-refused user=1%",
+            "there is nothing to judge",
+        ),
+    ] {
+        let said = tool.run(&format!("simulate p.toml {args}"));
+        assert_eq!(said.code, 2, "{args}: {said:?}");
+        assert!(
+            said.stderr.starts_with("error: ") && said.stderr.contains(message),
+            "{args}: {said:?}"
+        );
+    }
+}
+
+#[test]
+fn no_verdict_is_yes_if_a_store_was_full() {
+    let mut hits = steady(400);
+    for (index, hit) in hits.iter_mut().enumerate() {
+        hit.ip = format!("203.0.{}.{}", index / 200, index % 200);
+    }
+    let tool = tool("ip = '1/1d'", combined(&hits));
+    let said = tool.run("simulate p.toml access.log --keys 100 --max-refused 1%");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.stderr.contains("give it more --keys"), "{said:?}");
+    assert!(
+        said.stdout.contains("Refusals by rule"),
+        "the outcome is shown: {said:?}"
+    );
+    assert_eq!(
+        tool.run("simulate p.toml access.log --max-refused 0%").code,
+        0
+    );
+}
+
+#[test]
+fn limits_of_concurrency_are_left_out_with_a_warning_and_never_in_silence() {
+    let tool = tool(
+        "ip = '3/10s'\nuploads = '1/30s@concurrent'",
+        combined(&steady(10)),
+    );
+    let said = tool.run("simulate p.toml access.log --json");
+    let why = "a log does not say when responses ended";
+    assert!(
+        said.stderr
+            .starts_with(&format!("warning: policy `uploads` is left out: {why}")),
+        "{said:?}"
+    );
+    let outcome = outcome(&said);
+    assert_eq!(outcome["policies"].as_array().unwrap().len(), 1);
+    tool.write("slots.toml", "uploads = '1/30s@concurrent'");
+    for args in [
+        "p.toml access.log --policy uploads",
+        "slots.toml access.log",
+        "p.toml access.log --max-refused uploads=1%",
+    ] {
+        let said = tool.run(&format!("simulate {args}"));
+        assert_eq!(
+            (said.code, said.stdout.as_str()),
+            (2, ""),
+            "{args}: {said:?}"
+        );
+    }
+    let said = tool.run("simulate p.toml access.log --policy ip");
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""));
+}
+
+#[test]
+fn a_calendar_rule_is_replayed_in_its_zone_by_the_clock_of_the_log() {
+    // A request each hour from 21 November 22:00 UTC on. December begins in Berlin at 23:00 UTC of the 30th, and in UTC
+    // an hour later.
+    let mut hits = steady(24 * 20);
+    for (hour, hit) in (0..).zip(&mut hits) {
+        hit.second = START + hour * 3_600;
+    }
+    let log: String = hits
+        .iter()
+        .map(|it| {
+            serde_json::json!({"ts": it.second, "request": {"remote_ip": it.ip, "uri": it.path}})
+                .to_string()
+                + "\n"
+        })
+        .collect();
+    for (rule, in_november) in [
+        ("100/month@Europe/Berlin", 24 * 9 + 1),
+        ("100/month@UTC", 24 * 9 + 2),
+    ] {
+        let tool = tool(&format!("ip = '{rule}'"), &log);
+        let outcome = simulated(&tool, "access.log --decisions d.jsonl");
+        let refused = (in_november - 100) + (24 * 20 - in_november - 100);
+        assert_eq!(outcome["refused"], refused, "{rule}");
+        let own = &outcome["policies"][0]["rules"][0];
+        assert_eq!(own["rule"], rule);
+        assert_eq!(own["nobody_refused_at"], 24 * 20 - in_november);
+        // Each limit of a table is a replay: half of the limit refuses 50 more in each month.
+        assert_eq!(
+            own["other_limits"][0],
+            serde_json::json!({"limit": 50, "refused": refused + 100})
+        );
+        let first = decisions(&tool)
+            .into_iter()
+            .find(|it| it["allowed"] == false)
+            .unwrap();
+        let end_ms = (START + in_november * 3_600) * 1_000;
+        assert_eq!(
+            first["retry_after_ms"],
+            end_ms - first["time_ms"].as_u64().unwrap()
+        );
+    }
+}

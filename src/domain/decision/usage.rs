@@ -1,7 +1,7 @@
 //! [`Usage`]: the usage under each rule of each charge.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -11,7 +11,7 @@ use super::{
     Count, Decision,
     rule_usage::{RuleUsage, denial_ms},
 };
-use crate::domain::{check::Check, error::StoreError, policy::Policy};
+use crate::domain::{charge::Charge, check::Check, error::StoreError, policy::Policy};
 
 /// The usage under each rule of each charge, right after the decision; cheap to clone.
 ///
@@ -36,6 +36,8 @@ struct Inner {
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
     has_unseen_blocks: AtomicBool,
+    /// The indexes of the rules of which this usage is a notice.
+    near_limit: OnceLock<Box<[usize]>>,
     /// Whether this is a repeated denial.
     is_repeated: bool,
 }
@@ -56,6 +58,7 @@ impl Clone for Inner {
             leased: copy(&self.leased),
             may_be_repeated: copy(&self.may_be_repeated),
             has_unseen_blocks: copy(&self.has_unseen_blocks),
+            near_limit: self.near_limit.clone(),
             ..*self
         }
     }
@@ -131,6 +134,7 @@ impl Usage {
                 leased: AtomicBool::new(false),
                 may_be_repeated: AtomicBool::new(true),
                 has_unseen_blocks: AtomicBool::new(false),
+                near_limit: OnceLock::new(),
                 is_repeated: false,
             }),
             shadow: None,
@@ -179,6 +183,31 @@ impl Usage {
     /// Returns the usage under each rule, in the order of [`policies`](Self::policies).
     pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
         self.inner.rules.iter()
+    }
+
+    /// Returns the rules that this check has taken to a share of their limit, 80 % by default, each with the charge: the
+    /// policy, and the key to warn. Mostly there are none.
+    ///
+    /// You see each once for a key and window: see
+    /// [notice before the limit](crate::limiter#notice-before-the-limit). Those of shadows are in
+    /// [`shadow`](Self::shadow).
+    pub fn near_limit(&self) -> impl Iterator<Item = (&Charge, &RuleUsage)> {
+        let charges = self.inner.check.charges().iter().zip(self.policies());
+        let rules = charges.flat_map(|(charge, of_policy)| {
+            let rules = of_policy.rules().iter();
+            rules.map(move |rule| (charge, rule))
+        });
+        let noticed = self.inner.near_limit.get();
+        let noticed = noticed.map_or(&[][..], |noticed| noticed);
+        let rules = rules.enumerate();
+        rules
+            .filter(|(place, _)| noticed.contains(place))
+            .map(|(_, rule)| rule)
+    }
+
+    /// Notes that this usage is the notice of the rules at these indexes. Only the first call has an effect.
+    pub(crate) fn mark_near_limit(&self, places: Box<[usize]>) {
+        let _ = self.inner.near_limit.set(places);
     }
 
     /// Returns the decision about the [shadows](Policy::shadow), which are not among [`policies`](Self::policies).
@@ -329,6 +358,7 @@ impl Usage {
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
+                near_limit: self.inner.near_limit.clone(),
                 is_repeated,
             }),
             shadow: self.shadow.clone(),
@@ -394,7 +424,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::domain::{charge::Charge, key::Key};
+    use crate::domain::key::Key;
 
     #[test]
     fn a_decision_whose_times_are_moved_keeps_how_it_was_made() {

@@ -57,8 +57,10 @@ struct View {
     /// The last end that is believed: later ones were written while the clock was wrong.
     believed_ms: u64,
     used: u64,
-    /// When this period ends: that of the count, or of the clock if it is later.
+    /// When the count ends: when this period does, or, by other zone data, the period of the count if that is later.
     end_ms: u64,
+    /// When this period ends if a unit is charged or settled now.
+    charged_end_ms: u64,
 }
 
 impl PeriodCount {
@@ -97,18 +99,18 @@ impl PeriodCount {
 
     /// Adds `units`, above 0, to this period.
     pub(crate) fn charge(&mut self, now_ms: u64, units: u64) {
-        let View { used, end_ms, .. } = self.view(now_ms);
-        self.used = used + units;
-        self.end_ms = end_ms;
+        let view = self.view(now_ms);
+        self.used = view.used + units;
+        self.end_ms = view.charged_end_ms;
     }
 
     /// Returns how much of `difference` can be added to the period that was charged: nothing if it is no longer
     /// current, and never so much that it has less than 0 units or more than [`MAX_UNITS`].
     pub(crate) fn change(&self, now_ms: u64, charged_end_ms: u64, difference: i64) -> i64 {
         let view = self.view(now_ms);
-        let is_same = charged_end_ms.abs_diff(view.end_ms) < SAME_END_MS;
+        let is_same = charged_end_ms.abs_diff(view.charged_end_ms) < SAME_END_MS;
         let is_current = view.start_ms < charged_end_ms && charged_end_ms <= view.believed_ms;
-        let is_past = view.used > 0 && !is_same && charged_end_ms < view.end_ms;
+        let is_past = view.used > 0 && !is_same && charged_end_ms < view.charged_end_ms;
         if !is_current || is_past {
             return 0;
         }
@@ -122,12 +124,12 @@ impl PeriodCount {
     /// Adds as much of `difference` to the period that was charged as possible.
     pub(crate) fn settle(&mut self, now_ms: u64, charged_end_ms: u64, difference: i64) {
         let change = self.change(now_ms, charged_end_ms, difference);
-        let View { used, end_ms, .. } = self.view(now_ms);
-        self.used = used.saturating_add_signed(change);
-        self.end_ms = if change > 0 {
-            end_ms.max(charged_end_ms)
-        } else {
-            end_ms
+        let view = self.view(now_ms);
+        self.used = view.used.saturating_add_signed(change);
+        self.end_ms = match change {
+            0 => view.end_ms,
+            1.. => view.charged_end_ms.max(charged_end_ms),
+            _ => view.charged_end_ms,
         };
     }
 
@@ -150,17 +152,70 @@ impl PeriodCount {
     fn view(&self, now_ms: u64) -> View {
         let periods = self.spec.periods(now_ms);
         let [_, believed_ms] = periods.later_ends_ms;
-        let counts = periods.start_ms < self.end_ms && self.end_ms <= believed_ms;
-        let (used, end_ms) = if counts && self.used > 0 {
-            (self.used, self.end_ms.max(periods.end_ms))
-        } else {
-            (0, periods.end_ms)
+        // An end within this period, and not near its end, is a later end of the period before: the count is kept until
+        // then.
+        let is_same = self.end_ms.saturating_add(SAME_END_MS) > periods.end_ms;
+        let is_believed = periods.start_ms < self.end_ms && self.end_ms <= believed_ms;
+        let counts = is_believed && (is_same || now_ms < self.end_ms) && self.used > 0;
+        let (used, end_ms) = match counts {
+            true if is_same => (self.used, self.end_ms.max(periods.end_ms)),
+            true => (self.used, self.end_ms),
+            false => (0, periods.end_ms),
         };
         View {
             start_ms: periods.start_ms,
             believed_ms,
             used,
             end_ms,
+            charged_end_ms: end_ms.max(periods.end_ms),
         }
+    }
+}
+
+#[cfg(all(test, feature = "calendar"))]
+mod tests {
+    use super::*;
+    use crate::domain::rule::Rule;
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    /// 2027-03-01T00:00:00Z
+    const END_MS: u64 = 1_803_859_200_000;
+
+    /// The count of a month that another process ends this much later, or earlier.
+    fn count(used: u64, end_ms: u64) -> PeriodCount {
+        let rule: Rule = "9/month@UTC".parse().unwrap();
+        let spec = CalendarSpec::Known(rule.in_calendar().unwrap());
+        PeriodCount::from_parts(spec, used, end_ms)
+    }
+
+    #[test]
+    fn a_count_is_kept_until_the_later_end_by_another_process_and_no_longer() {
+        let later = count(9, END_MS + HOUR_MS);
+        for now_ms in [END_MS - 1, END_MS, END_MS + HOUR_MS - 1] {
+            let look = later.look(now_ms, 9, 1);
+            assert_eq!((look.used, look.fits_at_ms), (9, END_MS + HOUR_MS));
+        }
+        assert_eq!(later.look(END_MS + HOUR_MS, 9, 1).used, 0);
+    }
+
+    #[test]
+    fn a_count_is_kept_until_the_own_end_if_that_is_later() {
+        let earlier = count(9, END_MS - HOUR_MS);
+        for now_ms in [END_MS - HOUR_MS - 1, END_MS - HOUR_MS, END_MS - 1] {
+            let look = earlier.look(now_ms, 9, 1);
+            assert_eq!((look.used, look.fits_at_ms), (9, END_MS));
+        }
+        assert_eq!(earlier.look(END_MS, 9, 1).used, 0);
+    }
+
+    #[test]
+    fn a_charge_between_the_two_ends_takes_the_count_along() {
+        let mut count = count(5, END_MS + HOUR_MS);
+        count.charge(END_MS + 1, 2);
+        let april_ms = END_MS + 31 * 24 * HOUR_MS;
+        assert_eq!((count.used, count.end_ms), (7, april_ms));
+        assert_eq!(count.look(april_ms - 1, 9, 1).used, 7);
+        assert_eq!(count.look(april_ms, 9, 1).used, 0);
     }
 }

@@ -32,8 +32,9 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
-    /// The length of `policy_field`, even if too long for a header.
-    policy_len: usize,
+    /// Whether a period of a calendar rule is listed, whose length differs from that of the next. Then `policy_field` is
+    /// written for each response.
+    has_periods: bool,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,
     /// Whether to list shadows.
@@ -44,7 +45,7 @@ pub(super) struct Draft11 {
     is_shadow_layer: bool,
 }
 
-/// The start of a rule's item: `"name";r=`.
+/// The start of a rule's item: `"name";`.
 type Item = Box<str>;
 
 impl Draft11 {
@@ -56,21 +57,25 @@ impl Draft11 {
     ) -> Self {
         // Several limits may share a policy, which is listed once.
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
-        let mut field = Vec::new();
         for policy in policies.filter(|policy| shadows || !policy.is_shadow()) {
             if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
                 continue;
             }
             let items = policy.rules().iter().map(|rule| {
                 let name = item_name(policy, rule);
-                push_policy_item(&mut field, &name, rule, policy);
-                format!(r#""{name}";r="#).into()
+                format!(r#""{name}";"#).into()
             });
             distinct.push((policy.clone(), items.collect()));
         }
+        let mut rules = distinct.iter().flat_map(|(policy, _)| policy.rules());
+        let has_periods = rules.any(|rule| rule.in_calendar().is_some());
         Self {
-            policy_field: value(&field),
-            policy_len: field.len(),
+            policy_field: if has_periods {
+                None
+            } else {
+                policy_field(&distinct, 0)
+            },
+            has_periods,
             policies: distinct,
             all_known,
             shadows,
@@ -145,20 +150,30 @@ impl Draft11 {
 
     /// Appends the lists of all policies, or only the tightest rules if there is no room for all.
     fn append_all(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
-        let fields = parts.iter().map(|part| part.field(decision));
-        let fields: SmallVec<[Option<HeaderValue>; 2]> = fields.collect();
-        let usages: usize = fields.iter().flatten().map(HeaderValue::len).sum();
-        let quotas: usize = parts.iter().map(|part| part.policy_len).sum();
-        if usages.max(quotas) > MAX_FIELD {
+        let fields = parts
+            .iter()
+            .map(|part| (part.field(decision), part.policy_field(decision)));
+        let fields: SmallVec<[(Option<HeaderValue>, Option<HeaderValue>); 2]> = fields.collect();
+        let usages = fields.iter().filter_map(|(usages, _)| usages.as_ref());
+        let quotas = fields.iter().filter_map(|(_, quotas)| quotas.as_ref());
+        let usages: usize = usages.map(HeaderValue::len).sum();
+        if usages.max(quotas.map(HeaderValue::len).sum()) > MAX_FIELD {
             return Self::append_tightest(parts, headers, decision);
         }
-        for (part, field) in parts.iter().zip(fields) {
-            if let Some(field) = field {
-                headers.append(RATELIMIT, field);
+        for (usages, quotas) in fields {
+            for (name, field) in [(RATELIMIT, usages), (RATELIMIT_POLICY, quotas)] {
+                if let Some(field) = field {
+                    headers.append(name, field);
+                }
             }
-            if let Some(field) = &part.policy_field {
-                headers.append(RATELIMIT_POLICY, field.clone());
-            }
+        }
+    }
+
+    fn policy_field(&self, decision: &Decision) -> Option<HeaderValue> {
+        if self.has_periods {
+            policy_field(&self.policies, decision.usage().decided_at_ms())
+        } else {
+            self.policy_field.clone()
         }
     }
 
@@ -187,13 +202,14 @@ impl Draft11 {
             });
         }
         rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), share_left(usage)));
+        let now_ms = decision.usage().decided_at_ms();
         let (mut usages, mut quotas) = (Vec::new(), Vec::new());
         for (policy, item, usage) in rules {
             let ends = (usages.len(), quotas.len());
             let rule = usage.rule();
             push_item(&mut usages, item, usage);
             push_shadow(&mut usages, policy);
-            push_policy_item(&mut quotas, &item_name(policy, &rule), &rule, policy);
+            push_policy_item(&mut quotas, item, &rule, policy, now_ms);
             if usages.len().max(quotas.len()) > MAX_FIELD {
                 // Remove the rule from both lists: they must name the same rules.
                 usages.truncate(ends.0);
@@ -263,15 +279,29 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     [name, "/", &window, kind].concat()
 }
 
-fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Policy) {
+/// Writes `RateLimit-Policy`, as it is at this time of the store's clock.
+fn policy_field(policies: &[(Policy, Vec<Item>)], now_ms: u64) -> Option<HeaderValue> {
+    FIELD.with_borrow_mut(|field| {
+        field.clear();
+        for (policy, items) in policies {
+            for (item, rule) in items.iter().zip(policy.rules()) {
+                push_policy_item(field, item, rule, policy, now_ms);
+            }
+        }
+        value(field)
+    })
+}
+
+fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Policy, now_ms: u64) {
     separate(field);
-    field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
+    field.extend_from_slice(item.as_bytes());
+    field.extend_from_slice(b"q=");
     push_number(field, rule.limit());
     if rule.is_concurrency() {
         field.extend_from_slice(br#";qu="concurrent-requests""#);
         return push_shadow(field, policy);
     }
-    let window = rule.quota_window();
+    let window = rule.quota_window_at(now_ms);
     if window.as_secs() > 0 {
         field.extend_from_slice(b";w=");
         push_number(field, seconds(window));
@@ -282,6 +312,7 @@ fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Polic
 fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
     separate(field);
     field.extend_from_slice(item.as_bytes());
+    field.extend_from_slice(b"r=");
     push_number(field, usage.remaining());
     if usage.rule().is_concurrency() {
         return; // a slot may be returned at any time

@@ -33,7 +33,7 @@ const UNAUTHENTICATED: u16 = 16;
 ///
 /// | why | status | also |
 /// |---|---|---|
-/// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
+/// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, at most 24 days, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
 /// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
 /// | on a deny list, or blocked | `PERMISSION_DENIED` | |
 /// | banned | `RESOURCE_EXHAUSTED` | as denied |

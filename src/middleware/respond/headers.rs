@@ -63,6 +63,13 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
 /// layers show the tightest of all their rules.
 ///
+/// # Long times
+///
+/// A quota of a month can deny for weeks. `Retry-After` and the fields of all styles then count seconds, too, as RFC 9110
+/// allows for any time: a date would be right only where the clocks of the client, of this machine and of the store agree,
+/// and more clients read seconds. Whole years fit into the fields that clients keep in 32 bits. Only gRPC's pushback has
+/// no room for more than 24 days.
+///
 /// # Client support
 ///
 /// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
@@ -103,6 +110,9 @@ impl HeaderStyle {
     /// `t` may be more than `w`: units are counted in [steps](crate#rules), a sixtieth of the window by default, and
     /// are given back a window after the *end* of their step. A unit charged at the beginning of a step under `600/1m`
     /// counts for 61 s.
+    ///
+    /// Under a [calendar rule](crate::Rule::per_month), `w` is the length of the current period, and `t` the time to its
+    /// end.
     ///
     /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
     /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy.

@@ -147,6 +147,51 @@ fn denial(decision: &Decision) -> &Denial {
     }
 }
 
+/// The second is what the cache promises, however long the denial.
+#[cfg(feature = "calendar")]
+#[tokio::test]
+async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its_period() {
+    let site = site();
+    let small = check([charge(&policy("quota", "1/month@UTC"), "alice")]);
+    let large = check([charge(&policy("quota", "2/month@UTC"), "alice")]);
+    let end_ms = 1_701_388_800_000; // 2023-12-01, 16 days later
+    site.exhaust(&small).await;
+    let retry_after_ms = |decision: &Decision| denial(decision).retry_after().unwrap().as_millis();
+    site.advance_ms(999);
+    let repeated = site.check(&small).await;
+    assert!(is_repeated(&repeated));
+    assert_eq!(
+        retry_after_ms(&repeated),
+        u128::from(end_ms - START_MS - 999)
+    );
+    site.advance_ms(1);
+    assert!(
+        !is_repeated(&site.check(&small).await),
+        "the second is over"
+    );
+    // A raised limit is another policy: through this cache at once, and through another, too.
+    assert!(is_repeated(&site.check(&small).await));
+    assert!(site.check(&large).await.is_allowed());
+    let elsewhere = DenyCache::new(site.store.clone()).clock(site.clock.clone());
+    assert!(!is_repeated(&elsewhere.check(&large).await.unwrap()));
+    // Units that come back elsewhere are seen after a second.
+    let key = user("alice");
+    site.store
+        .reset(small.charges()[0].policy(), &key)
+        .await
+        .unwrap();
+    assert!(is_repeated(&site.check(&small).await));
+    site.advance_ms(1_000);
+    assert!(site.check(&small).await.is_allowed());
+    // And no denial outlasts its period.
+    site.clock.set(end_ms - 2);
+    assert_eq!(retry_after_ms(&site.check(&small).await), 2);
+    site.advance_ms(1);
+    assert_eq!(retry_after_ms(&site.check(&small).await), 1);
+    site.advance_ms(1);
+    assert!(site.check(&small).await.is_allowed());
+}
+
 #[tokio::test]
 async fn a_denial_is_repeated_for_a_second_and_ages() {
     let site = site();

@@ -232,6 +232,25 @@ async fn nothing_is_spent_after_the_step_that_was_charged() {
     assert!(world.calls() > 0);
 }
 
+#[cfg(feature = "calendar")]
+#[tokio::test]
+async fn a_lease_ends_with_its_period_and_takes_nothing_into_the_next() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/month@UTC"), "alice", 1)];
+    let end_ms = 1_701_388_800_000; // 2023-12-01
+    world.clock.set(end_ms - 3_100);
+    warm_up(&world, 0, &alice).await;
+    world.clock.set(end_ms - 2);
+    assert!(world.admits(0, &alice).await);
+    assert_eq!(world.calls(), 0, "a unit of a lease was spent");
+    world.clock.set(end_ms);
+    let decision = world.check(0, &alice).await;
+    assert!(world.calls() > 0);
+    assert_eq!(remaining(decision.usage()), [99_999]);
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, [99_999]);
+}
+
 #[tokio::test]
 async fn a_spent_unit_is_settled_like_any_other() {
     let world = World::new(1);

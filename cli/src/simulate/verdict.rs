@@ -1,0 +1,203 @@
+//! `--max-refused`: the share of refused requests above which the verdict is "no".
+
+use std::io::Write;
+
+use serde::Serialize;
+use sluicegate::policies::Policies;
+
+use super::{
+    super::{
+        error::{Error, Result},
+        output::{BAD, GOOD, Output},
+        text::grouped,
+    },
+    result::Outcome,
+    write::share,
+};
+
+/// Parts of a whole: a hundredth of a percent has 10 000, so that six decimals of a percentage are exact.
+const WHOLE: u64 = 100_000_000;
+
+const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
+
+/// An argument of `--max-refused`.
+#[derive(Clone, Debug)]
+pub(super) struct Bound {
+    /// `None`: all requests.
+    policy: Option<String>,
+    parts: u64,
+    text: String,
+}
+
+/// A bound, compared with the outcome.
+#[derive(Serialize)]
+pub(super) struct Verdict {
+    /// Null: all requests.
+    policy: Option<String>,
+    /// As you wrote it.
+    max_refused: String,
+    requests: u64,
+    refused: u64,
+    /// The most refusals that the bound allows.
+    most: u64,
+    pub(super) kept: bool,
+}
+
+/// Reads `0.5%` and `POLICY=0.1%`.
+pub(super) fn parse(text: &str) -> Result<Bound, String> {
+    let (policy, share) = match text.rsplit_once('=') {
+        Some(("", _)) => return Err(FORM.into()),
+        Some((policy, share)) => (Some(policy.to_owned()), share),
+        None => (None, text),
+    };
+    let parts = share.strip_suffix('%').and_then(parts_of_percent);
+    Ok(Bound {
+        policy,
+        parts: parts.ok_or(FORM)?,
+        text: text.to_owned(),
+    })
+}
+
+/// Reads a decimal number exactly, which a float would not.
+fn parts_of_percent(text: &str) -> Option<u64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(decimals) || whole.len() > 3 || decimals.len() > 6 {
+        return None;
+    }
+    let parts: u64 = format!("{whole}{decimals:0<6}").parse().ok()?;
+    (parts <= WHOLE).then_some(parts)
+}
+
+/// Refuses a bound of a policy that is not replayed, and a second bound of the same requests.
+pub(super) fn check(bounds: &[Bound], policies: &Policies) -> Result<()> {
+    for (index, bound) in bounds.iter().enumerate() {
+        let wrong = |problem: &str| {
+            let text = &bound.text;
+            Err(Error::usage(format_args!(
+                "--max-refused {text}: {problem}"
+            )))
+        };
+        if let Some(name) = &bound.policy
+            && policies.get(name).is_none()
+        {
+            return wrong(&format!("no policy `{name}` is replayed"));
+        }
+        if bounds[..index].iter().any(|it| it.policy == bound.policy) {
+            return wrong("this is the second bound of the same requests");
+        }
+    }
+    Ok(())
+}
+
+/// Compares each bound with the outcome.
+///
+/// # Errors
+///
+/// When a verdict would rest on nothing: no request had a key, or a full store forgot counts, so that there may be more
+/// refusals than were counted.
+pub(super) fn verdicts(bounds: &[Bound], outcome: &Outcome) -> Result<Vec<Verdict>> {
+    let verdicts = bounds.iter().map(|bound| {
+        let verdict = bound.verdict(outcome);
+        verdict.map_err(|problem| {
+            let text = &bound.text;
+            Error::usage(format_args!("--max-refused {text}: {problem}"))
+        })
+    });
+    verdicts.collect()
+}
+
+impl Bound {
+    fn verdict(&self, outcome: &Outcome) -> Result<Verdict, &'static str> {
+        let own = |name: &str| outcome.policies.iter().find(|it| it.name == name);
+        let (requests, with_key, refused) = match self.policy.as_deref().and_then(own) {
+            Some(own) => (own.requests, own.requests, own.refused),
+            None => {
+                let all = outcome.requests;
+                (all, all - outcome.unlimited, outcome.refused)
+            }
+        };
+        if with_key == 0 {
+            return Err("no request has a key for it, so that there is nothing to judge");
+        }
+        let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        if outcome.full && refused <= most {
+            return Err("a store was full and may have forgotten counts: give it more --keys");
+        }
+        Ok(Verdict {
+            policy: self.policy.clone(),
+            max_refused: self.text.clone(),
+            requests,
+            refused,
+            most,
+            kept: refused <= most,
+        })
+    }
+}
+
+/// Writes a line for each bound.
+pub(super) fn write(verdicts: &[Verdict], output: &mut Output) -> Result<()> {
+    if !verdicts.is_empty() {
+        writeln!(output)?;
+    }
+    for it in verdicts {
+        let (style, word) = if it.kept {
+            (GOOD, "kept")
+        } else {
+            (BAD, "broken")
+        };
+        writeln!(
+            output,
+            "{style}{word}{style:#}: --max-refused {}: {} of {} refused ({}); it allows {}",
+            it.max_refused,
+            grouped(it.refused),
+            grouped(it.requests),
+            share(it.refused, it.requests),
+            grouped(it.most),
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_read_exactly_or_refused() {
+        for (text, policy, parts) in [
+            ("0%", None, 0),
+            ("0.5%", None, 500_000),
+            ("0.29%", None, 290_000),
+            ("ip=0.000001%", Some("ip"), 1),
+            ("a=b=100%", Some("a=b"), WHOLE),
+            ("007.50%", None, 7_500_000),
+        ] {
+            let bound = parse(text).unwrap();
+            assert_eq!((bound.policy.as_deref(), bound.parts), (policy, parts));
+        }
+        for text in [
+            "",
+            "%",
+            "0.5",
+            "=1%",
+            "ip=",
+            "ip=%",
+            "-1%",
+            "+1%",
+            "100.1%",
+            "101%",
+            "1.%",
+            ".5%",
+            "1e1%",
+            "NaN%",
+            "0.0000001%",
+            "0,5%",
+            "1 %",
+            "99999999999999999999%",
+        ] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Notices which check takes an identity past a share of a limit, so that you can warn a client before a denial.
+//!
+//! ```text
+//!   used before < share of the limit <= used after        this check is the one, whichever replica made it
+//! ```
+//!
+//! A store decides one check after the other, so that one check of a period passes the share, and no replica has to ask
+//! the others. Where counts can fall and rise again, [`Noticed`] keeps this process from repeating itself.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::Limiter;
+use crate::{
+    domain::{
+        charge::Charge,
+        decision::{Decision, RuleUsage, Usage},
+        rule::{Rule, millis},
+    },
+    observe::NearLimitEvent,
+};
+
+/// The share of a limit, in percent, by default.
+pub(super) const DEFAULT_PERCENT: u8 = 80;
+
+/// Identities are put into this many places by their hash: 32 KiB for a limiter.
+const PLACES: usize = 4_096;
+
+/// A place holds a time in ms since the Unix epoch, up to the year 2109, and above it the highest bits of a hash.
+const TIME_BITS: u32 = 42;
+
+const TIME: u64 = (1 << TIME_BITS) - 1;
+
+/// The last notices of this process. Of two identities in one place, the later displaces the other, whose notice may
+/// then come again.
+#[derive(Debug, Default)]
+pub(super) struct Noticed {
+    hasher: RandomState,
+    places: OnceLock<Box<[AtomicU64]>>,
+}
+
+impl Noticed {
+    /// Returns whether there was no notice that still holds, and remembers this one until that time.
+    fn is_first(&self, charge: &Charge, rule: &Rule, now_ms: u64, until_ms: u64) -> bool {
+        let identity = (charge.policy().name(), charge.key(), rule);
+        let hash = self.hasher.hash_one(identity);
+        let places = self
+            .places
+            .get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
+        let place = &places[usize::try_from(hash).unwrap_or(0) % PLACES];
+        let tag = hash >> TIME_BITS;
+        let notice = tag << TIME_BITS | until_ms.min(TIME);
+        let first = place.fetch_update(Relaxed, Relaxed, |last| {
+            let holds = last >> TIME_BITS == tag && last & TIME > now_ms;
+            (!holds).then_some(notice)
+        });
+        first.is_ok()
+    }
+}
+
+impl Limiter {
+    /// Sets the share of a limit, in percent, of which you get a notice when an identity reaches it. The default is 80.
+    /// From 100 on, there are no notices.
+    ///
+    /// See [notice before the limit](crate::limiter#notice-before-the-limit).
+    #[must_use]
+    pub fn near_limit_at(self, percent: u8) -> Self {
+        self.change(|inner| inner.near_limit_percent = percent)
+    }
+
+    /// Notices the rules that a check, or its shadows, took past the share.
+    pub(super) fn notice_near_limits(&self, decision: &Decision) {
+        let Decision::Allowed(usage) = decision else {
+            return; // nothing was charged
+        };
+        // Leased units were charged before, and each process sees a part of the counts.
+        let is_leased = usage.spares_call();
+        self.notice(usage, |_, charge| charge.cost(), is_leased);
+        if let Some(Decision::Allowed(shadow)) = usage.shadow() {
+            self.notice(shadow, |_, charge| charge.cost(), false);
+        }
+    }
+
+    /// Notices the rules that a settlement to these costs took past the share, from the costs that were charged.
+    pub(super) fn notice_settled(&self, charged: &Usage, costs: &[u64], settled: &Usage) {
+        let charged = charged.check().charges();
+        let added = |index: usize, _: &Charge| costs[index].saturating_sub(charged[index].cost());
+        self.notice(settled, added, false);
+    }
+
+    /// `added` is what each charge has added to the usage. A leased check is noticed if it finds the share passed.
+    fn notice(&self, usage: &Usage, added: impl Fn(usize, &Charge) -> u64, is_leased: bool) {
+        let percent = self.inner.near_limit_percent;
+        // This process's memory has counted a part of the requests only.
+        if percent >= 100 || usage.is_local() {
+            return;
+        }
+        let now_ms = usage.decided_at_ms();
+        let charges = usage.check().charges().iter().enumerate();
+        let mut noticed = Vec::new();
+        let mut place = 0;
+        for ((index, charge), of_policy) in charges.zip(usage.policies()) {
+            let added = added(index, charge);
+            for rule in of_policy.rules() {
+                if has_passed(rule, added, percent, is_leased) {
+                    let until_ms = now_ms.saturating_add(millis(rule.reset_after()));
+                    let last = &self.inner.noticed;
+                    if last.is_first(charge, &rule.rule(), now_ms, until_ms) {
+                        noticed.push(place);
+                        self.report_near_limit(charge, rule);
+                    }
+                }
+                place += 1;
+            }
+        }
+        if !noticed.is_empty() {
+            usage.mark_near_limit(noticed.into());
+        }
+    }
+
+    fn report_near_limit(&self, charge: &Charge, rule: &RuleUsage) {
+        if let Some(observer) = &self.inner.observer {
+            let policy = charge.policy();
+            observer.on_near_limit(&NearLimitEvent { policy, rule });
+        }
+    }
+}
+
+/// Whether the units that were added took the usage to this share of the limit, or past it.
+fn has_passed(usage: &RuleUsage, added: u64, percent: u8, is_leased: bool) -> bool {
+    let rule = usage.rule();
+    // Slots are taken and returned all the time.
+    if added == 0 || rule.is_concurrency() {
+        return false;
+    }
+    let used = rule.limit().saturating_sub(usage.remaining());
+    let share = (rule.limit() * u64::from(percent)).div_ceil(100).max(1);
+    used >= share && (is_leased || used.saturating_sub(added) < share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{key::Key, policy::Policy};
+
+    #[test]
+    fn a_notice_holds_until_its_time_for_one_identity_policy_and_rule() {
+        let noticed = Noticed::default();
+        let [api, other] = ["api", "other"].map(|name| Policy::parse(name, "10/1m").unwrap());
+        let alice = |policy: &Policy| Charge::new(policy, Key::new("user", "alice"), 1);
+        let bob = Charge::new(&api, Key::new("user", "bob"), 1);
+        let rule = api.rules()[0];
+        assert!(noticed.is_first(&alice(&api), &rule, 1_000, 2_000));
+        assert!(!noticed.is_first(&alice(&api), &rule, 1_999, 9_000));
+        assert!(noticed.is_first(&bob, &rule, 1_000, 2_000));
+        assert!(noticed.is_first(&alice(&other), &rule, 1_000, 2_000));
+        assert!(noticed.is_first(&alice(&api), &rule.with_limit(20), 1_000, 2_000));
+        assert!(
+            noticed.is_first(&alice(&api), &rule, 2_000, 3_000),
+            "its time is over"
+        );
+    }
+
+    #[test]
+    fn memory_is_bounded_and_a_displaced_notice_may_come_again() {
+        let noticed = Noticed::default();
+        let policy = Policy::parse("api", "10/1m").unwrap();
+        let rule = policy.rules()[0];
+        let users: Vec<_> = (0..100_000)
+            .map(|user: u32| Charge::new(&policy, Key::new("user", user.to_string()), 1))
+            .collect();
+        let first = |charge: &&Charge| noticed.is_first(charge, &rule, 1_000, u64::MAX);
+        // A tag of 22 bits mistakes a few in a hundred thousand at most for another.
+        assert!(users.iter().filter(first).count() > 99_990);
+        let again = users.iter().filter(first).count();
+        assert!(again > 90_000 && noticed.places.get().unwrap().len() == PLACES);
+    }
+
+    #[test]
+    fn of_threads_that_pass_together_one_is_first() {
+        let noticed = Noticed::default();
+        let policy = Policy::parse("api", "10/1m").unwrap();
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let firsts = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| noticed.is_first(&charge, &policy.rules()[0], 1, 2)))
+                .collect();
+            let firsts = threads.into_iter().map(|it| it.join().unwrap());
+            firsts.filter(|is_first| *is_first).count()
+        });
+        assert_eq!(firsts, 1);
+    }
+}

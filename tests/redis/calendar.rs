@@ -1,0 +1,176 @@
+//! Calendar rules over a real server: replicas whose zone data differ, and notice before the limit of a quota.
+
+use std::time::Duration;
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, RedisStore, Store, store::Check, test_util::TestClock,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::common::{redis::Server, served::fresh};
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// 2027-03-01T00:00:00Z
+const END_MS: u64 = 1_803_859_200_000;
+
+/// A proxy that changes one time in all requests, as zone data would in which a period ends at another time.
+async fn with_another_end(server: &Server, end_ms: u64, other_ms: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let to = server.address();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (requests, mut replies) = client.into_split();
+            let (from_server, to_server) = TcpStream::connect(to).await.unwrap().into_split();
+            tokio::spawn(rewrite(requests, to_server, bytes(end_ms), bytes(other_ms)));
+            tokio::spawn(async move {
+                let mut from_server = from_server;
+                let _ = copy(&mut from_server, &mut replies).await;
+            });
+        }
+    });
+    url
+}
+
+/// As the call of the script holds a time.
+fn bytes(ms: u64) -> [u8; 6] {
+    ms.to_le_bytes()[..6].try_into().unwrap()
+}
+
+async fn rewrite(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    old: [u8; 6],
+    new: [u8; 6],
+) {
+    let (mut request, mut part) = (Vec::new(), [0; 16_384]);
+    while let Ok(length @ 1..) = from.read(&mut part).await {
+        request.extend_from_slice(&part[..length]);
+        // A time may be cut in two where a part ends, but not where a request does.
+        if !request.ends_with(b"\r\n") {
+            continue;
+        }
+        for at in 0..request.len().saturating_sub(old.len()) {
+            if request[at..].starts_with(&old) {
+                request[at..at + new.len()].copy_from_slice(&new);
+            }
+        }
+        if to.write_all(&request).await.is_err() {
+            return;
+        }
+        request.clear();
+    }
+}
+
+struct Replica(RedisStore);
+
+impl Replica {
+    async fn new(url: String, prefix: &str, clock: &TestClock) -> Self {
+        let store = RedisStore::connect(url).await.unwrap();
+        Self(store.prefix(prefix).clock(clock.clone()))
+    }
+
+    async fn check(&self, policy: &Policy, cost: u64) -> Decision {
+        let charge = Charge::new(policy, Key::new("user", "alice"), cost);
+        let check = Check::new([charge]).unwrap();
+        self.0.check(&check).await.unwrap()
+    }
+
+    async fn left(&self, policy: &Policy) -> u64 {
+        let look = self.check(policy, 0).await;
+        look.usage().rules().next().unwrap().remaining()
+    }
+}
+
+fn retry_after_ms(decision: &Decision) -> u128 {
+    match decision {
+        Decision::Denied(denial) => denial.retry_after().unwrap().as_millis(),
+        other => panic!("not denied: {other:?}"),
+    }
+}
+
+/// The other rule lets the key live for longer than the quota, so that the script and not the expiry ends the count.
+fn quota() -> Policy {
+    Policy::parse("quota", "9/month@UTC,1000/30d").unwrap()
+}
+
+#[tokio::test]
+async fn replicas_whose_zone_data_differ_keep_a_count_until_the_later_of_their_ends() {
+    let server = Server::start();
+    let clock = TestClock::new(END_MS - 2 * HOUR_MS);
+    let other_url = with_another_end(&server, END_MS, END_MS + HOUR_MS).await;
+    let own = Replica::new(server.url(), "zones", &clock).await;
+    let other = Replica::new(other_url, "zones", &clock).await;
+    let policy = quota();
+    // Each of them charges, and both count all.
+    assert!(own.check(&policy, 4).await.is_allowed());
+    assert!(other.check(&policy, 5).await.is_allowed());
+    for replica in [&own, &other] {
+        let denied = replica.check(&policy, 1).await;
+        assert_eq!(retry_after_ms(&denied), u128::from(3 * HOUR_MS));
+    }
+    // For one of them, the next month has begun.
+    for after_ms in [1, HOUR_MS - 1] {
+        clock.set(END_MS + after_ms);
+        for replica in [&own, &other] {
+            let denied = replica.check(&policy, 1).await;
+            assert_eq!(retry_after_ms(&denied), u128::from(HOUR_MS - after_ms));
+        }
+    }
+    clock.set(END_MS + HOUR_MS);
+    for replica in [&own, &other] {
+        assert_eq!(replica.left(&policy).await, 9);
+    }
+    assert!(own.check(&policy, 9).await.is_allowed());
+    assert_eq!(other.left(&policy).await, 0);
+}
+
+#[tokio::test]
+async fn a_replica_with_a_later_end_keeps_the_count_of_one_with_an_earlier_end() {
+    let server = Server::start();
+    let clock = TestClock::new(END_MS - 3 * HOUR_MS);
+    let other_url = with_another_end(&server, END_MS, END_MS - HOUR_MS).await;
+    let own = Replica::new(server.url(), "zones", &clock).await;
+    let other = Replica::new(other_url, "zones", &clock).await;
+    let policy = quota();
+    assert!(other.check(&policy, 9).await.is_allowed());
+    clock.set(END_MS - HOUR_MS + 1);
+    let denied = own.check(&policy, 1).await;
+    assert_eq!(retry_after_ms(&denied), u128::from(HOUR_MS - 1));
+    clock.set(END_MS + 1);
+    assert_eq!((own.left(&policy).await, other.left(&policy).await), (9, 9));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_tasks_and_replicas_one_check_has_the_notice_of_a_quota() {
+    let server = Server::start();
+    let (store, clock) = fresh(&server).await;
+    clock.set(END_MS + HOUR_MS);
+    let policy = Policy::parse("quota", "2000/month@Europe/Berlin").unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for replica in 0..4 {
+        let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(30));
+        for task in 0..8_u64 {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tasks.spawn(async move {
+                let (mut notices, mut admitted) = (0, 0);
+                for request in 0..100 {
+                    let cost = 1 + (replica + task + request) % 3;
+                    let charge = Charge::new(&policy, Key::new("user", "alice"), cost);
+                    let decision = limiter.check([charge]).await.unwrap();
+                    notices += decision.usage().near_limit().count();
+                    admitted += if decision.is_allowed() { cost } else { 0 };
+                }
+                (notices, admitted)
+            });
+        }
+    }
+    let totals = tasks.join_all().await;
+    let notices: usize = totals.iter().map(|it| it.0).sum();
+    let admitted: u64 = totals.iter().map(|it| it.1).sum();
+    assert_eq!((notices, admitted), (1, 2_000));
+}
