@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, Observer, RequestOutcome, Timing,
+    ErrorEvent, MissingKey, Observer, PauseEvent, RequestOutcome, Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
@@ -35,6 +35,7 @@ const OPEN: &str = "sluicegate_breakers_open";
 const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
 const BANS: &str = "sluicegate_bans_total";
+const PAUSES: &str = "sluicegate_pauses_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
@@ -49,8 +50,9 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban`, `pause` | requests on a deny list, and of blocked identities |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
+/// | `sluicegate_pauses_total` | counter | `kind` of the account's key | pauses that another service asked this process for |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before
@@ -129,6 +131,7 @@ impl MetricsObserver {
             BANS,
             "Identities that were blocked, since they were denied too often"
         );
+        describe_counter!(PAUSES, "Pauses that other services asked for");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         start_at_zero();
         Self {
@@ -278,6 +281,7 @@ fn start_at_zero() {
         DENY_LIST,
         BlockedBy::Operator.as_str(),
         BlockedBy::Ban.as_str(),
+        BlockedBy::Pause.as_str(),
     ] {
         counter!(BLOCKED, "policy" => "", "by" => by).increment(0);
     }
@@ -392,6 +396,10 @@ impl Observer for MetricsObserver {
 
     fn on_ban(&self, event: &BanEvent<'_>) {
         bans(event.policy()).increment(1);
+    }
+
+    fn on_pause(&self, event: &PauseEvent<'_>) {
+        counter!(PAUSES, "kind" => event.kind().to_owned()).increment(1);
     }
 }
 
