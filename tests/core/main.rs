@@ -22,6 +22,7 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+mod pauses;
 mod plain;
 mod prose;
 mod published;

@@ -112,3 +112,6 @@ pub(super) fn longest(
     let lines = lines.filter_map(|line| read(line.to_str().ok()?.trim_ascii()));
     lines.max().filter(|wait| !wait.is_zero())
 }
+
+#[cfg(test)]
+mod tests;

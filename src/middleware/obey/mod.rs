@@ -14,7 +14,7 @@ use tower_layer::Layer;
 
 use crate::{
     extract::KeyExtractor,
-    limiter::{Backoff, Limiter, Sent},
+    limiter::{Backoff, FOR_EVER, Limiter, Sent},
 };
 
 pub use service::{Obey, ObeyFuture};
@@ -92,7 +92,7 @@ impl ObeyLayer {
     #[track_caller]
     pub fn max_pause(self, most: Duration) -> Self {
         assert!(!most.is_zero(), "a pause of zero is none");
-        self.change(|backoff| backoff.max_pause = most)
+        self.change(|backoff| backoff.max_pause = most.min(FOR_EVER))
     }
 
     /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up to

@@ -11,6 +11,8 @@ const EPOCH_SECONDS: u64 = 1_000_000_000;
 /// Numbers from here on are milliseconds since the Unix epoch: as seconds, the year 5138.
 const EPOCH_MS: u64 = 100_000_000_000;
 
+const NANOS: u128 = 1_000_000_000;
+
 /// The other service's clock, as time since the Unix epoch.
 #[derive(Clone, Copy)]
 pub(super) struct Clock(Duration);
@@ -55,13 +57,14 @@ pub(super) fn decimal(text: &str, unit: Duration) -> Option<Duration> {
     if !is_number(whole) || !is_number(fraction) {
         return None;
     }
-    let whole: u32 = whole.parse().unwrap_or(u32::MAX);
+    let whole: u64 = whole.parse().unwrap_or(u64::MAX);
     let digits = &fraction[..fraction.len().min(9)];
-    let billionths =
-        digits.parse::<u128>().ok()? * 10_u128.pow(9 - u32::try_from(digits.len()).ok()?);
-    let nanos = unit.as_nanos() * billionths / 1_000_000_000;
-    let fraction = Duration::from_nanos(u64::try_from(nanos).ok()?);
-    Some(unit.saturating_mul(whole).saturating_add(fraction))
+    let billionths: u128 = format!("{digits:0<9}").parse().ok()?;
+    let unit = unit.as_nanos();
+    let nanos = unit * u128::from(whole) + unit * billionths / NANOS;
+    let seconds = u64::try_from(nanos / NANOS).unwrap_or(u64::MAX);
+    let nanos = u32::try_from(nanos % NANOS).ok()?;
+    Some(Duration::new(seconds, nanos))
 }
 
 /// Reads a duration such as `6m0s`, `1h2m3.5s` or `20ms`.
