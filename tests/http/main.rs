@@ -20,6 +20,8 @@ mod listed;
 mod look_ups;
 mod middleware;
 mod mistakes;
+#[cfg(feature = "test-util")]
+mod obey;
 mod observe;
 mod proxies;
 mod readiness;

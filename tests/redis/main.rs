@@ -19,6 +19,7 @@ mod latency;
 mod leases;
 mod observe;
 mod outage;
+mod pauses;
 mod plain;
 mod policies;
 mod replicas;
