@@ -111,7 +111,7 @@ fn write(
     }
     if report.total == 0 {
         if let Some(by) = &args.by {
-            writeln!(output, "There is no {by}'s block.")?;
+            writeln!(output, "No identity is blocked by this origin: {by}.")?;
         } else if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
             output.hint(&census::ask_reason(settings, None, &[]))?;
