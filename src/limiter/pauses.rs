@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The store alone says whether an account is paused. This file says how callers that [wait](super::wait_queue) begin
-//! after the end, if somebody [follows](Pauses::follow) the answers of the other service.
+//! after the end, if a layer [follows](Limiter::follow_answers) the answers of the other service.
 
 #[cfg(feature = "obey")]
 mod sent;
@@ -21,7 +21,7 @@ use std::{
             Ordering::{Acquire, Relaxed, Release},
         },
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use smallvec::SmallVec;
@@ -59,16 +59,16 @@ const HANDOVER: Duration = Duration::from_secs(2);
 #[cfg(feature = "obey")]
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// The wait of a caller whose time is up while another request is under way.
+/// The wait of a caller that has no more time while another request is under way.
 const PROBED: Duration = Duration::from_secs(1);
 
-/// What this process knows about paused accounts. Clones of a limiter share it.
+/// The paused accounts that this process knows. Clones of a limiter share them.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     /// How many accounts are known. Written under the lock.
     known: AtomicUsize,
     accounts: Mutex<HashMap<Key, Account>>,
-    /// Whether somebody reports the answers of the other service.
+    /// Whether a layer reports the answers of the other service.
     is_followed: AtomicBool,
     /// Notified when a request of a paused account ends.
     changed: Notify,
@@ -84,11 +84,19 @@ struct Account {
     starts: Instant,
     /// Whether no request has succeeded since the end.
     recovers: bool,
-    /// Until when the others wait for the request under way.
-    probed_until: Option<Instant>,
+    /// The request that is sent alone.
+    probe: Option<UnderWay>,
     /// How often the account was refused without a time, less the successes since.
     #[cfg(feature = "obey")]
     doublings: u32,
+}
+
+/// A request that the others wait for.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    until: Instant,
+    /// Whether a layer has seen the request, and will see its answer.
+    has_left: bool,
 }
 
 /// Whether a check may go to the store.
@@ -123,11 +131,8 @@ impl Limiter {
     ) -> Result<Block, StoreError> {
         let now = Instant::now();
         let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
-        let mut is_new = false;
-        self.inner
-            .pauses
-            .change(key, now, |account| is_new = account.lengthen(ends, now).1);
-        if is_new {
+        let pauses = &self.inner.pauses;
+        if let Some((_, true)) = pauses.change(key, now, |account| account.lengthen(ends, now)) {
             self.report_pause(key, &request);
         }
         self.store_pause(key, request).await
@@ -142,9 +147,7 @@ impl Limiter {
             Ok(block) if block.by() == BlockedBy::Pause => self.inner.pauses.confirm(key, *block),
             Ok(_) => {}
             Err(_) => {
-                let ends = SystemTime::now() + length;
-                let until_ms = millis(ends.duration_since(UNIX_EPOCH).unwrap_or_default());
-                let block = Block::new(until_ms, BlockedBy::Pause);
+                let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
                 let known = &self.inner.known_blocks;
                 known.note(key, block, Some(length), now);
             }
@@ -162,7 +165,7 @@ impl Limiter {
         }
     }
 
-    /// Denies a caller whose time is up.
+    /// Denies a caller that has no more time.
     pub(super) fn deny_held(&self, check: &Check, hold: Hold<'_>) -> Resolution {
         let decision = Decision::Blocked(hold.blocked).local();
         self.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
@@ -180,9 +183,18 @@ impl Pauses {
         let mut accounts = self.lock();
         let mut keys = SmallVec::new();
         for key in check.deniable_keys() {
-            let Some(account) = accounts.get(key).filter(|it| it.recovers) else {
+            let Some(account) = accounts.get_mut(key).filter(|it| it.recovers) else {
                 continue;
             };
+            if account
+                .probe
+                .is_some_and(|it| it.until <= now && !it.has_left)
+            {
+                // No layer follows the requests of this account.
+                accounts.remove(key);
+                self.known.store(accounts.len(), Release);
+                continue;
+            }
             if let Some(until) = account.holds_until(now) {
                 // Listens from before any change on, since that needs the lock.
                 let changed = self.changed.notified();
@@ -200,7 +212,7 @@ impl Pauses {
         }
         for key in &keys {
             if let Some(account) = accounts.get_mut(key) {
-                account.probed_until = Some(now + HANDOVER);
+                account.probe = Some(UnderWay::admitted(now));
             }
         }
         Entry::Alone(Probe {
@@ -232,42 +244,49 @@ impl Pauses {
         let now = Instant::now();
         let until_ms = blocked.block().until_ms().unwrap_or(u64::MAX);
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
-        let mut starts = ends;
-        self.change(blocked.key(), now, |account| {
+        let starts = self.change(blocked.key(), now, |account| {
             let is_known = account.stored.is_some_and(|(known, _)| known == until_ms);
             // The known end is an estimate.
             if !is_known || account.starts < ends {
                 account.pause(ends, now);
                 account.stored = Some((until_ms, now));
             }
-            starts = account.starts;
+            account.starts
         });
-        starts
+        starts.unwrap_or(ends)
     }
 
     pub(super) fn forget(&self, key: &Key) {
-        let mut accounts = self.lock();
-        accounts.remove(key);
-        self.known.store(accounts.len(), Release);
-        drop(accounts);
-        self.changed.notify_waiters();
+        self.edit(|accounts| accounts.remove(key));
     }
 
-    /// Changes what is known of an account, which may be new. Returns false if there is no room for another.
-    fn change(&self, key: &Key, now: Instant, change: impl FnOnce(&mut Account)) -> bool {
-        let mut accounts = self.lock();
-        if accounts.len() >= MAX_KNOWN && !accounts.contains_key(key) {
-            accounts.retain(|_, account| account.starts > now);
-            if accounts.len() >= MAX_KNOWN {
-                return false;
+    /// Changes an account, which may be new; `None` if there is no room for another.
+    fn change<T>(
+        &self,
+        key: &Key,
+        now: Instant,
+        change: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
+        self.edit(|accounts| {
+            if accounts.len() >= MAX_KNOWN && !accounts.contains_key(key) {
+                accounts.retain(|_, account| account.starts > now);
+                if accounts.len() >= MAX_KNOWN {
+                    return None;
+                }
             }
-        }
-        let account = accounts.entry(key.clone());
-        change(account.or_insert_with(|| Account::new(now)));
+            let account = accounts.entry(key.clone());
+            Some(change(account.or_insert_with(|| Account::new(now))))
+        })
+    }
+
+    /// Changes accounts, and lets the callers on hold look again.
+    fn edit<T>(&self, edit: impl FnOnce(&mut HashMap<Key, Account>) -> T) -> T {
+        let mut accounts = self.lock();
+        let edited = edit(&mut accounts);
         self.known.store(accounts.len(), Release);
         drop(accounts);
         self.changed.notify_waiters();
-        true
+        edited
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Account>> {
@@ -282,7 +301,7 @@ impl Account {
             ends: now,
             starts: now,
             recovers: false,
-            probed_until: None,
+            probe: None,
             #[cfg(feature = "obey")]
             doublings: 0,
         }
@@ -304,14 +323,14 @@ impl Account {
         self.ends = ends;
         self.starts = ends + jitter::up_to(length / 20);
         self.recovers = true;
-        self.probed_until = None;
+        self.probe = None;
         self.stored = None;
     }
 
     /// Until when a check may not go to the store. It may during the pause: the store may know that the pause was ended.
     fn holds_until(&self, now: Instant) -> Option<Instant> {
         let starts = (self.ends <= now).then_some(self.starts);
-        let latest = starts.max(self.probed_until);
+        let latest = starts.max(self.probe.map(|it| it.until));
         latest.filter(|until| *until > now)
     }
 
@@ -320,11 +339,23 @@ impl Account {
             Duration::ZERO => PROBED,
             wait => wait,
         };
-        let since_epoch = UNIX_EPOCH.elapsed().unwrap_or_default();
-        let now_ms = millis(since_epoch);
-        let block = Block::new(now_ms.saturating_add(millis(wait)), BlockedBy::Pause);
+        let now_ms = our_now_ms();
+        let block = Block::begin(wait.into(), BlockedBy::Pause, now_ms);
         Blocked::new(key.clone(), block, now_ms)
     }
+}
+
+impl UnderWay {
+    fn admitted(now: Instant) -> Self {
+        Self {
+            until: now + HANDOVER,
+            has_left: false,
+        }
+    }
+}
+
+fn our_now_ms() -> u64 {
+    millis(UNIX_EPOCH.elapsed().unwrap_or_default())
 }
 
 impl Probe<'_> {
@@ -340,23 +371,23 @@ impl Probe<'_> {
         }
         let now = Instant::now();
         let is_followed = self.pauses.is_followed.load(Relaxed);
-        let mut accounts = self.pauses.lock();
-        for key in self.keys.drain(..) {
-            let Some(account) = accounts.get_mut(&key) else {
-                continue;
-            };
-            // The store knew of the pause when it was asked, and no longer has it.
-            if account.stored.is_some_and(|(_, since)| since <= self.asked) {
-                (account.ends, account.starts) = (account.ends.min(now), account.starts.min(now));
-            }
-            account.probed_until = Some(now + HANDOVER);
+        let keys = std::mem::take(&mut self.keys);
+        self.pauses.edit(|accounts| {
             if !is_followed {
-                accounts.remove(&key);
+                accounts.retain(|key, _| !keys.contains(key));
             }
-        }
-        self.pauses.known.store(accounts.len(), Release);
-        drop(accounts);
-        self.pauses.changed.notify_waiters();
+            for key in &keys {
+                let Some(account) = accounts.get_mut(key) else {
+                    continue;
+                };
+                // The store knew of the pause when it was asked, and no longer has it.
+                if account.stored.is_some_and(|(_, since)| since <= self.asked) {
+                    account.ends = account.ends.min(now);
+                    account.starts = account.starts.min(now);
+                }
+                account.probe = Some(UnderWay::admitted(now));
+            }
+        });
     }
 }
 
@@ -365,13 +396,12 @@ impl Drop for Probe<'_> {
         if self.keys.is_empty() {
             return;
         }
-        let mut accounts = self.pauses.lock();
-        for key in &self.keys {
-            if let Some(account) = accounts.get_mut(key) {
-                account.probed_until = None;
+        self.pauses.edit(|accounts| {
+            for key in &self.keys {
+                if let Some(account) = accounts.get_mut(key) {
+                    account.probe = None;
+                }
             }
-        }
-        drop(accounts);
-        self.pauses.changed.notify_waiters();
+        });
     }
 }

@@ -116,7 +116,7 @@ impl Other {
 
 type Client = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
 
-/// A client whose requests wait, and whose answers are obeyed.
+/// A client that waits, and obeys answers.
 fn client(
     limiter: &Limiter,
     other: &Arc<Other>,
@@ -168,7 +168,7 @@ impl Observer for Pauses {
     }
 }
 
-/// Three replicas, whose twelve tasks each repeat requests for a minute, and the limit that they do not know.
+/// Three replicas with twelve tasks each, which repeat requests for a minute, and an unknown limit.
 #[tokio::test(start_paused = true)]
 async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
     let (store, other) = (Timed::new(), Other::with_limit(60));
@@ -193,7 +193,7 @@ async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
             refused.clone().next().unwrap().0,
             of_window.last().unwrap().0,
         );
-        // What had been checked before was under way.
+        // Only requests that had been checked before, and were under way.
         assert!(
             last_ms - first_ms <= TRIP.as_millis(),
             "{window}: {of_window:?}"
@@ -421,6 +421,59 @@ async fn a_request_that_has_no_end_does_not_hold_back_the_others_for_ever() {
         "{:?}",
         start.elapsed()
     );
+}
+
+/// The second request, sent alone after a pause, gets no answer.
+#[tokio::test(start_paused = true)]
+async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let other = service_fn(move |_: Request<String>| {
+        let number = asked.fetch_add(1, SeqCst);
+        async move {
+            if number == 1 {
+                std::future::pending::<()>().await;
+            }
+            let response = Response::builder().status(if number == 0 { 429 } else { 200 });
+            let response = response.header("retry-after", "1").body(String::new());
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    let limiter = Limiter::new(Timed::new());
+    let waiting = RateLimitLayer::new(limiter.clone())
+        .deny_blocked(account())
+        .max_wait(LONG);
+    let client = ServiceBuilder::new()
+        .layer(waiting)
+        .layer(ObeyLayer::new(limiter, account()))
+        .service(other);
+    let get = || client.clone().oneshot(Request::new(String::new()));
+    assert_eq!(get().await.unwrap().status(), 429);
+    let start = Instant::now();
+    let unanswered = tokio::spawn(get());
+    sleep(ms(2_000)).await;
+    let others = (0..5).map(|_| get());
+    for response in join_all(others).await {
+        assert_eq!(response.unwrap().status(), 200);
+    }
+    let waited = start.elapsed();
+    assert!((ms(31_000)..ms(31_200)).contains(&waited), "{waited:?}");
+    unanswered.abort();
+}
+
+/// A layer follows another account.
+#[tokio::test(start_paused = true)]
+async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pause() {
+    let limiter = Limiter::new(Timed::new());
+    let _other = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
+    let pause = BlockRequest::pause(ms(4_000));
+    limiter.block(&account(), pause).await.unwrap();
+    let start = Instant::now();
+    let callers = (0..20).map(|_| limiter.acquire(charge(), LONG));
+    for decision in join_all(callers).await {
+        assert!(decision.unwrap().is_allowed());
+    }
+    let waited = start.elapsed();
+    assert!((ms(4_000)..ms(6_300)).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,13 +1,13 @@
-//! [`Sent`]: a request to another service, and what its answer says about pauses.
+//! [`Sent`]: a request to another service, which its answer ends.
 
 use std::{
-    sync::atomic::Ordering::{Acquire, Relaxed, Release},
+    sync::atomic::Ordering::{Acquire, Relaxed},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{ANSWER, Account, Pauses};
+use super::{ANSWER, Account, Pauses, UnderWay};
 use crate::{
     domain::{block::BlockRequest, key::Key},
     limiter::Limiter,
@@ -47,8 +47,12 @@ impl Limiter {
     pub(crate) fn send(&self, key: Key) -> Sent {
         let at = Instant::now();
         self.inner.pauses.update(&key, |account| {
-            if account.probed_until.is_some() {
-                account.probed_until = Some(at + ANSWER);
+            if account.probe.is_some() && account.ends <= at {
+                let until = at + ANSWER;
+                account.probe = Some(UnderWay {
+                    until,
+                    has_left: true,
+                });
             }
         });
         Sent {
@@ -79,25 +83,22 @@ impl Sent {
         backoff: &Backoff,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
         let now = Instant::now();
-        let (mut news, mut is_new) = (None, false);
-        let is_known = self.limiter.inner.pauses.change(&self.key, now, |account| {
+        let pauses = &self.limiter.inner.pauses;
+        let news = pauses.change(&self.key, now, |account| {
             let length = match wait {
                 Some(wait) => wait,
                 // All requests of one burst are refused: they count once.
-                None if self.is_late(account) => return,
+                None if self.is_late(account) => return None,
                 None => account.next_backoff(backoff),
             };
             let length = length.min(backoff.max_pause);
-            let (changes, begins) = account.lengthen(now + length, now);
-            (news, is_new) = (changes.then_some(length), begins);
+            let (changes, is_new) = account.lengthen(now + length, now);
+            changes.then_some((length, is_new))
         });
-        if !is_known {
-            (news, is_new) = (
-                Some(wait.unwrap_or(backoff.first).min(backoff.max_pause)),
-                true,
-            );
-        }
-        let request = BlockRequest::pause(news?).reason(reason);
+        // Without room for another account, the store gets each pause.
+        let unknown = || Some((wait.unwrap_or(backoff.first).min(backoff.max_pause), true));
+        let (length, is_new) = news.unwrap_or_else(unknown)?;
+        let request = BlockRequest::pause(length).reason(reason);
         if is_new {
             self.limiter.report_pause(&self.key, &request);
         }
@@ -117,27 +118,29 @@ impl Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         let pauses = &self.limiter.inner.pauses;
-        pauses.update(&self.key, |account| account.probed_until = None);
+        pauses.update(&self.key, |account| {
+            // A request from before the pause is not the one that the others wait for.
+            if !self.is_late(account) || Instant::now() < account.ends {
+                account.probe = None;
+            }
+        });
     }
 }
 
 impl Pauses {
-    /// Changes what is known of an account, if anything is, and forgets an account of which nothing is left.
+    /// Changes a known account, and forgets it if it neither recovers nor has doublings.
     fn update(&self, key: &Key, change: impl FnOnce(&mut Account)) {
         if self.known.load(Acquire) == 0 {
             return;
         }
-        let mut accounts = self.lock();
-        let Some(account) = accounts.get_mut(key) else {
-            return;
-        };
-        change(account);
-        if !account.recovers && account.doublings == 0 {
-            accounts.remove(key);
-            self.known.store(accounts.len(), Release);
-        }
-        drop(accounts);
-        self.changed.notify_waiters();
+        self.edit(|accounts| {
+            if let Some(account) = accounts.get_mut(key) {
+                change(account);
+                if !account.recovers && account.doublings == 0 {
+                    accounts.remove(key);
+                }
+            }
+        });
     }
 }
 

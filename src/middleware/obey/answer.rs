@@ -1,4 +1,4 @@
-//! [`Answer`]: what an answer of another service says about our requests.
+//! [`Answer`]: reads from an answer of another service whether to wait.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use super::{
     times::{Clock, decimal, seconds_or_date},
 };
 
-/// What an answer says about our requests.
+/// The meaning of an answer for our next requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Served,

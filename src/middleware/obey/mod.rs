@@ -83,7 +83,7 @@ impl ObeyLayer {
         }
     }
 
-    /// Sets the longest pause from an answer on, whatever the answer says. The default is 5 minutes.
+    /// Sets the longest pause from an answer on; longer times are cut. The default is 5 minutes.
     ///
     /// # Panics
     ///

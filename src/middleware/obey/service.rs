@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{limiter::Sent, middleware::Rejection};
 
-/// A client whose answers are read for [pauses](super).
+/// A client around which [`ObeyLayer`](super::ObeyLayer) reads the answers.
 #[derive(Clone)]
 pub struct Obey<S> {
     inner: S,

@@ -24,7 +24,7 @@ fn answer(status: u16, fields: &[(&str, &str)]) -> Answer {
     Answer::read(StatusCode::from_u16(status).unwrap(), &headers(fields), now)
 }
 
-/// What was read, and the time to wait in ms.
+/// The kind of the answer, and the time to wait in ms.
 fn read(status: u16, fields: &[(&str, &str)]) -> (&'static str, Option<u128>) {
     match answer(status, fields) {
         Answer::Served => ("served", None),
