@@ -60,6 +60,7 @@
 //! | how a limited service is tested | [`middleware::testing`] |
 //! | how to limit concurrent requests over all replicas | [`middleware::concurrency`] |
 //! | how to limit tokens or money, known when a response ends | [`middleware::costs`] |
+//! | how all replicas obey a limit of another service | [`middleware::obey`] |
 //! | how to move from `tower_governor` | [`middleware::migration`] |
 //!
 //! # The life of a request
@@ -115,6 +116,7 @@
 //! | `calendar` | | rules for [calendar months](Rule::per_month), weeks, days and years in time zones |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
+//! | `obey` | | a layer around a client that [obeys another service's limits](middleware::obey) |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |

@@ -128,7 +128,7 @@ pub(crate) struct UnblockArgs {
 pub(crate) struct BlockReport {
     /// In ms since the Unix epoch; null: forever.
     pub(crate) until_ms: Option<u64>,
-    /// `operator` or `ban`.
+    /// `operator`, `ban` or `pause`.
     pub(crate) by: &'static str,
     /// The time of the block, in ms since the Unix epoch. Blocks of an older version have null here and in the next
     /// fields.
@@ -208,10 +208,10 @@ impl BlockReport {
 
     /// The same without the remaining time, so that the text changes only with the block.
     pub(crate) fn text_without_span(&self) -> String {
-        let by = if self.is_ban() {
-            "banned"
-        } else {
-            "blocked by an operator"
+        let by = match self.by {
+            by if by == BlockedBy::Ban.as_str() => "banned",
+            by if by == BlockedBy::Pause.as_str() => "paused",
+            _ => "blocked by an operator",
         };
         match self.until_ms {
             None => format!("{by} for ever"),

@@ -25,6 +25,7 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate blocks
+  sluicegate blocks --by pause
   sluicegate blocks --json | jq -r '.blocks[].identity'
 
 The tool shows a secret as its hash, and reads the blocks from an index. The
@@ -42,6 +43,10 @@ pub(crate) struct BlocksArgs {
     /// The maximum number to show
     #[arg(short, long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     number: u32,
+
+    /// Only blocks of this origin; a pause is a time that another service has asked yours to wait
+    #[arg(long, value_name = "ORIGIN", value_parser = ["operator", "ban", "pause"])]
+    by: Option<String>,
 
     /// Scan all keys of the server, for blocks that are not in the index
     #[arg(long)]
@@ -86,11 +91,18 @@ struct Row {
 
 pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let report = server::block_on(settings, find(args, settings))?;
-    output.report(&report, |report, output| write(report, settings, output))?;
+    output.report(&report, |report, output| {
+        write(report, args, settings, output)
+    })?;
     Ok(Answer::Yes)
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+fn write(
+    report: &Report,
+    args: &BlocksArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<()> {
     for Unreadable { identity, error } in &report.unreadable {
         writeln!(
             output,
@@ -98,7 +110,9 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         )?;
     }
     if report.total == 0 {
-        if report.unreadable.is_empty() {
+        if let Some(by) = &args.by {
+            writeln!(output, "No identity is blocked by this origin: {by}.")?;
+        } else if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
             output.hint(&census::ask_reason(settings, None, &[]))?;
             if !report.scanned {
@@ -134,6 +148,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
     let (_, inspector) = server::connect(settings).await?;
     let mut found = Found {
         number: usize::try_from(args.number).unwrap_or(usize::MAX),
+        by: args.by.clone(),
         rows: BTreeMap::new(),
         dropped: BTreeSet::new(),
         unreadable: BTreeMap::new(),
@@ -164,6 +179,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
 /// Keeps the blocks to list, and counts the others.
 struct Found {
     number: usize,
+    by: Option<String>,
     rows: BTreeMap<String, Row>,
     /// Hashes of the identities, because a scan may return an identity twice.
     dropped: BTreeSet<u64>,
@@ -182,7 +198,8 @@ impl Found {
                 Err(_) => continue,
                 block => BlockReport::of(block, now_ms)?,
             };
-            if let Some(block) = block {
+            let is_meant = |block: &BlockReport| self.by.as_deref().is_none_or(|by| by == block.by);
+            if let Some(block) = block.filter(is_meant) {
                 self.add_row(Row {
                     identity,
                     block,

@@ -31,6 +31,8 @@ pub enum BlockedBy {
     Operator,
     /// A policy's [`Ban`].
     Ban,
+    /// Another service, which asks us to wait: see [pauses](crate::block#pauses).
+    Pause,
 }
 
 impl BlockedBy {
@@ -40,22 +42,24 @@ impl BlockedBy {
         match self {
             Self::Operator => 1,
             Self::Ban => 2,
+            Self::Pause => 3,
         }
     }
 
     #[cfg(feature = "redis")]
     pub(crate) fn of_code(code: u8) -> Option<Self> {
-        [Self::Operator, Self::Ban]
+        [Self::Operator, Self::Ban, Self::Pause]
             .into_iter()
             .find(|it| it.code() == code)
     }
 
-    /// Returns one lower-case word: `operator`, `ban`.
+    /// Returns one lower-case word: `operator`, `ban`, `pause`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Operator => "operator",
             Self::Ban => "ban",
+            Self::Pause => "pause",
         }
     }
 }

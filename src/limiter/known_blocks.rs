@@ -175,7 +175,7 @@ impl KnownBlocks {
     }
 }
 
-/// Drops bans before operators' blocks, and those that end first before the others.
+/// Drops bans and pauses before operators' blocks, and those that end first before the others.
 fn make_room(by_identity: &mut HashMap<u64, KnownBlock>, now: Instant) {
     by_identity.retain(|_, known| known.holds(now));
     if by_identity.len() <= MAX_KNOWN - LEAVE_TOGETHER {

@@ -13,6 +13,7 @@ mod flusher;
 pub(crate) mod jitter;
 mod known_blocks;
 mod near_limit;
+mod pauses;
 mod publisher;
 mod reload;
 mod report;
@@ -34,7 +35,7 @@ pub use crate::domain::ActualCost;
 use crate::{
     domain::{
         FailurePolicy,
-        block::{Block, BlockRequest, BlockedIdentity},
+        block::{Block, BlockRequest, BlockedBy, BlockedIdentity},
         charge::Charge,
         check::Check,
         decision::{Decision, Usage},
@@ -50,6 +51,8 @@ use breaker::Breaker;
 use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
+#[cfg(feature = "obey")]
+pub(crate) use pauses::{Backoff, Sent};
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
@@ -93,6 +96,7 @@ struct Inner {
     contributors: Arc<contributors::Tracker>,
     denials: Option<Arc<denials::Tracker>>,
     strikes: Arc<bans::StrikeQueue>,
+    pauses: Arc<pauses::Pauses>,
     renewer: Arc<slots::Renewer>,
     /// From 100 on, nothing is noticed.
     near_limit_percent: u8,
@@ -133,6 +137,7 @@ impl Limiter {
             enforces_blocks: true,
             known_blocks: Arc::default(),
             strikes: Arc::default(),
+            pauses: Arc::default(),
             renewer: Arc::default(),
             near_limit_percent: near_limit::DEFAULT_PERCENT,
             noticed: Arc::default(),
@@ -223,8 +228,7 @@ impl Limiter {
     /// temporary [block](crate::block) to end. The default is `false`: a blocked identity gets [`Decision::Blocked`] at
     /// once.
     ///
-    /// With `true`, you can follow another service's `Retry-After`: block your account there for the time that the
-    /// header names.
+    /// They always wait for a [pause](crate::block#pauses), which another service asked for.
     #[must_use]
     pub fn wait_for_blocks(self, wait: bool) -> Self {
         self.change(|inner| inner.waits_for_blocks = wait)
@@ -300,7 +304,7 @@ impl Limiter {
     ///
     /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
     /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
-    /// you [wait for blocks](Self::wait_for_blocks). Callers queue, up to [`max_queue`](Self::max_queue): see
+    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up to [`max_queue`](Self::max_queue): see
     /// [waiting](self#waiting).
     ///
     /// # Errors
@@ -375,6 +379,13 @@ impl Limiter {
             return Err(ENFORCES_NO_BLOCKS);
         }
         let request = block.into();
+        if request.by() == BlockedBy::Pause {
+            return self.pause(key, request).await;
+        }
+        self.store_block(key, request).await
+    }
+
+    async fn store_block(&self, key: &Key, request: BlockRequest) -> Result<Block, StoreError> {
         let until = request.until();
         // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
@@ -399,6 +410,7 @@ impl Limiter {
         let result = self.ask(info, |store| store.unblock(key)).await;
         // Forget even after an error: the store may have unblocked the identity.
         self.inner.known_blocks.forget(key);
+        self.inner.pauses.forget(key);
         self.inner.queues.wake_all(key);
         result
     }

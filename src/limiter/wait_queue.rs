@@ -34,9 +34,10 @@ use tokio::{
 };
 
 use self::turns::{Turn, Turns};
-use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, timeout::LazySleep};
+use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, pauses::Entry, timeout::LazySleep};
 use crate::{
     domain::{
+        block::BlockedBy,
         check::Check,
         decision::{Blocked, Decision, Denial},
         error::{StoreError, StoreErrorKind},
@@ -67,8 +68,7 @@ pub(crate) enum WhereOpen {
     AskAgain,
 }
 
-/// The queues with waiting callers, each listed under every key that it charges; a queue that charges one key twice is
-/// listed twice.
+/// The queues with waiting callers, each listed once under every key that it charges or looks up.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueues {
     by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
@@ -154,7 +154,7 @@ impl Limiter {
         where_open: WhereOpen,
     ) -> Resolution {
         // Shadows never deny, so a check of shadows alone has nothing to wait for.
-        if check.charges().is_empty() || fits_never(check) {
+        if check.deniable_keys().next().is_none() || fits_never(check) {
             return self.decide(check.clone()).await;
         }
         let deadline = Instant::now() + max_wait.min(FOR_EVER);
@@ -166,11 +166,28 @@ impl Limiter {
         match ticket.take_turn(deadline, self.turn_patience()).await {
             Wait::Turn(turn) => {
                 let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
-                ticket.queue.turns.set_number(turns_after(&resolution));
+                let turns = match self.inner.pauses.is_recovering(check) {
+                    true => 1,
+                    false => turns_after(&resolution),
+                };
+                ticket.queue.turns.set_number(turns);
                 resolution
             }
             Wait::TooLate(last, earliest) => last.resolve(self, check, earliest),
-            Wait::TimedOut => self.decide(check.clone()).await,
+            Wait::TimedOut => self.decide_last(check).await,
+        }
+    }
+
+    /// Decides the check of a caller that cannot wait any longer.
+    async fn decide_last(&self, check: &Check) -> Resolution {
+        match self.inner.pauses.enter(check) {
+            Entry::Free => self.decide(check.clone()).await,
+            Entry::Alone(probe) => {
+                let resolution = self.decide(check.clone()).await;
+                probe.answered(&resolution);
+                resolution
+            }
+            Entry::Hold(hold) => self.deny_held(check, hold),
         }
     }
 
@@ -180,7 +197,7 @@ impl Limiter {
         match forecast {
             Some((last, earliest)) => last.resolve(self, check, earliest),
             // No denial holds yet.
-            None => self.decide(check.clone()).await,
+            None => self.decide_last(check).await,
         }
     }
 
@@ -203,9 +220,23 @@ impl Limiter {
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
+                    let probe = match self.inner.pauses.enter(check) {
+                        Entry::Free => None,
+                        Entry::Alone(probe) => Some(probe),
+                        Entry::Hold(hold) if Instant::now() < deadline => {
+                            let until = hold.until.min(deadline);
+                            turn.works_until(until);
+                            let _ = timeout_at(until, hold.changed).await;
+                            continue;
+                        }
+                        Entry::Hold(hold) => return self.deny_held(check, hold),
+                    };
                     turn.works_until(Instant::now());
                     let given_back = queue.given_back.load(Relaxed); // before the store is asked
                     let resolution = self.decide(check.clone()).await;
+                    if let Some(probe) = probe {
+                        probe.answered(&resolution);
+                    }
                     match self.next_question(ticket, &resolution, given_back, deadline, where_open)
                     {
                         Some(wake_at) => wake_at,
@@ -241,7 +272,10 @@ impl Limiter {
                 in_time.then(|| last.ask_again.min(deadline))
             }
             Resolution::Decided(Decision::Blocked(blocked)) => {
-                let end = now + self.waits_for(blocked)?;
+                let end = match blocked.is_by(BlockedBy::Pause) {
+                    true => self.inner.pauses.see(blocked),
+                    false => now + self.waits_for(blocked)?,
+                };
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
             Resolution::Decided(Decision::Allowed(_)) => None,
@@ -253,7 +287,7 @@ impl Limiter {
         }
     }
 
-    /// The rest of a block, if callers wait for blocks.
+    /// The rest of an operator's block or a ban, if callers wait for blocks.
     fn waits_for(&self, blocked: &Blocked) -> Option<Duration> {
         let rest = blocked
             .retry_after()
@@ -291,7 +325,8 @@ fn turns_after(resolution: &Resolution) -> u64 {
     };
     let rules = usage.check().rules().zip(usage.rules());
     let fitting = rules.map(|((_, cost), usage)| usage.remaining() / cost.max(1));
-    fitting.min().unwrap_or(1)
+    // Without rules, only blocks are looked up.
+    fitting.min().unwrap_or(u64::MAX)
 }
 
 /// Whether the check is larger than a limit, and so never fits.
@@ -308,12 +343,13 @@ impl WaitQueues {
         max_queue: usize,
     ) -> Result<Ticket<'_>, Arc<WaitQueue>> {
         let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = by_key.get(check.charges()[0].key());
+        let mut keys = check.deniable_keys();
+        let known = keys.next().and_then(|key| by_key.get(key));
         let known = known.and_then(|queues| queues.iter().find(|queue| queue.is_for(check)));
         let queue = known.cloned().unwrap_or_else(|| {
             let queue = Arc::new(WaitQueue::new(check));
-            for charge in check.charges() {
-                let queues = by_key.entry(charge.key().clone()).or_default();
+            for key in check.deniable_keys() {
+                let queues = by_key.entry(key.clone()).or_default();
                 queues.push(Arc::clone(&queue));
             }
             queue
@@ -405,11 +441,11 @@ impl Drop for Ticket<'_> {
         if queue.tickets.fetch_sub(1, Relaxed) > 1 {
             return;
         }
-        for charge in queue.check.charges() {
-            if let Some(queues) = by_key.get_mut(charge.key()) {
+        for key in queue.check.deniable_keys() {
+            if let Some(queues) = by_key.get_mut(key) {
                 queues.retain(|it| !Arc::ptr_eq(it, queue));
                 if queues.is_empty() {
-                    by_key.remove(charge.key());
+                    by_key.remove(key);
                 }
             }
         }
@@ -430,7 +466,7 @@ impl WaitQueue {
     }
 
     fn is_for(&self, check: &Check) -> bool {
-        parts(&self.check).eq(parts(check))
+        parts(&self.check).eq(parts(check)) && self.check.look_ups() == check.look_ups()
     }
 
     /// The last denial, if still valid and also true of this check.

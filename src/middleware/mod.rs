@@ -20,6 +20,8 @@ pub mod migration {
     //!
     #![doc = include_str!("../../docs/guide/migration.md")]
 }
+#[cfg(feature = "obey")]
+pub mod obey;
 mod respond;
 mod response_end;
 mod service;
@@ -37,6 +39,8 @@ pub use admit::{IntoPolicy, IntoPolicySelector};
 pub use admit::{PolicySelector, Route, Routes};
 pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;
+#[cfg(feature = "obey")]
+pub use obey::ObeyLayer;
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{

@@ -456,7 +456,7 @@ impl<'a> BlockEvent<'a> {
         self.by
     }
 
-    /// Returns the label of the origin: `list`, `operator`, `ban`.
+    /// Returns the label of the origin: `list`, `operator`, `ban`, `pause`.
     #[cfg(any(feature = "metrics", feature = "tracing"))]
     pub(crate) fn label(&self) -> &'static str {
         self.by.map_or(DENY_LIST, BlockedBy::as_str)
@@ -488,5 +488,33 @@ impl<'a> BanEvent<'a> {
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block
+    }
+}
+
+/// Another service has asked us to wait, and an account was [paused](crate::block#pauses).
+#[derive(Clone, Copy, Debug)]
+pub struct PauseEvent<'a> {
+    pub(crate) kind: &'a str,
+    pub(crate) reason: Option<&'a str>,
+    pub(crate) length: Duration,
+}
+
+impl<'a> PauseEvent<'a> {
+    /// Returns the kind of the account's key, such as `account`.
+    #[must_use]
+    pub const fn kind(&self) -> &'a str {
+        self.kind
+    }
+
+    /// Returns the [reason](crate::block::BlockRequest::reason), such as `429, retry-after`.
+    #[must_use]
+    pub const fn reason(&self) -> Option<&'a str> {
+        self.reason
+    }
+
+    /// Returns the length of the pause. Later answers of the service may lengthen the pause, without another event.
+    #[must_use]
+    pub const fn length(&self) -> Duration {
+        self.length
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, NearLimitEvent, Observer, RequestOutcome, Timing,
+    ErrorEvent, MissingKey, NearLimitEvent, Observer, PauseEvent, RequestOutcome, Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
@@ -36,6 +36,7 @@ const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
 const NEAR: &str = "sluicegate_near_limit_total";
 const BANS: &str = "sluicegate_bans_total";
+const PAUSES: &str = "sluicegate_pauses_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
@@ -50,14 +51,16 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban`, `pause` | requests on a deny list, and of blocked identities |
 /// | `sluicegate_near_limit_total` | counter | `policy`, `rule`, `shadow` | identities that have reached [a share](crate::Limiter::near_limit_at) of a limit, once for each window |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
+/// | `sluicegate_pauses_total` | counter | `kind` of the account's key | pauses that another service asked this process for |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before
 /// you create the observer, this holds for failed checks, blocks and the breaker; for the counters of a policy, from
-/// the time when you put a layer that limits by that policy around a service.
+/// the time when you put a layer that limits by that policy around a service. The counter of pauses begins with the first
+/// pause of a kind.
 ///
 /// The labels are bounded by the policies and rules of your service: no data from clients becomes a label. If you
 /// create policies for each caller, use few names.
@@ -132,6 +135,7 @@ impl MetricsObserver {
             BANS,
             "Identities that were blocked, since they were denied too often"
         );
+        describe_counter!(PAUSES, "Pauses that other services asked for");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         start_at_zero();
         Self {
@@ -281,6 +285,7 @@ fn start_at_zero() {
         DENY_LIST,
         BlockedBy::Operator.as_str(),
         BlockedBy::Ban.as_str(),
+        BlockedBy::Pause.as_str(),
     ] {
         counter!(BLOCKED, "policy" => "", "by" => by).increment(0);
     }
@@ -410,6 +415,10 @@ impl Observer for MetricsObserver {
 
     fn on_ban(&self, event: &BanEvent<'_>) {
         bans(event.policy()).increment(1);
+    }
+
+    fn on_pause(&self, event: &PauseEvent<'_>) {
+        counter!(PAUSES, "kind" => event.kind().to_owned()).increment(1);
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) use event::Timing;
 pub use event::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, NearLimitEvent, RequestOutcome,
+    ErrorEvent, MissingKey, NearLimitEvent, PauseEvent, RequestOutcome,
 };
 
 #[cfg(feature = "metrics")]
@@ -82,6 +82,12 @@ pub trait Observer: Send + Sync + 'static {
     fn on_ban(&self, event: &BanEvent<'_>) {
         let _ = event;
     }
+
+    /// Another service has asked us to wait, and an account was paused. You get one call for each pause in each process
+    /// that was asked.
+    fn on_pause(&self, event: &PauseEvent<'_>) {
+        let _ = event;
+    }
 }
 
 /// A scope that every poll of one call runs in. You can enter a span before the poll and leave that span afterwards.
@@ -127,6 +133,10 @@ macro_rules! notify {
 
         fn on_ban(&$self, event: &BanEvent<'_>) {
             $($observer.on_ban(event);)+
+        }
+
+        fn on_pause(&$self, event: &PauseEvent<'_>) {
+            $($observer.on_pause(event);)+
         }
     };
 }

@@ -13,7 +13,7 @@ use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
     BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    NearLimitEvent, Observer, PollScope,
+    NearLimitEvent, Observer, PauseEvent, PollScope,
 };
 use crate::domain::{
     error::StoreErrorKind,
@@ -220,6 +220,16 @@ impl Observer for TracingObserver {
             policy = event.policy().name(),
             until_ms = event.block().until_ms(),
             "banned"
+        );
+    }
+
+    fn on_pause(&self, event: &PauseEvent<'_>) {
+        warn!(
+            target: "sluicegate",
+            kind = event.kind(),
+            reason = event.reason(),
+            length_ms = millis(event.length()),
+            "paused"
         );
     }
 }

@@ -33,7 +33,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A memory store with the clock of the paused runtime, which records the times of calls.
 #[derive(Debug)]
-struct Timed {
+pub(crate) struct Timed {
     store: MemoryStore,
     clock: TestClock,
     start: Instant,
@@ -43,11 +43,11 @@ struct Timed {
 }
 
 impl Timed {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Self::with_latency(Duration::ZERO)
     }
 
-    fn with_latency(latency: Duration) -> Arc<Self> {
+    pub(crate) fn with_latency(latency: Duration) -> Arc<Self> {
         let clock = TestClock::new(0);
         Arc::new(Self {
             store: MemoryStore::new().clock(clock.clone()),
@@ -58,19 +58,24 @@ impl Timed {
         })
     }
 
-    fn now_ms(&self) -> u128 {
+    pub(crate) fn now_ms(&self) -> u128 {
         self.start.elapsed().as_millis()
     }
 
-    fn asked_ms(&self) -> Vec<u128> {
+    fn set_clock(&self) -> u128 {
+        let now_ms = self.now_ms();
+        self.clock.set(u64::try_from(now_ms).unwrap());
+        now_ms
+    }
+
+    pub(crate) fn asked_ms(&self) -> Vec<u128> {
         self.asked_ms.lock().unwrap().clone()
     }
 }
 
 impl Store for Timed {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let now_ms = self.now_ms();
-        self.clock.set(u64::try_from(now_ms).unwrap());
+        let now_ms = self.set_clock();
         self.asked_ms.lock().unwrap().push(now_ms);
         let (decision, latency) = (self.store.check(check), self.latency);
         if latency.is_zero() {
@@ -83,6 +88,7 @@ impl Store for Timed {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.set_clock();
         self.store.execute(operation)
     }
 

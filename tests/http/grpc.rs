@@ -13,10 +13,11 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
-    FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
+    Charge, Decision, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy,
+    RateLimitLayer, Rule,
     error::ExtractError,
     extract::{KeyExtractor, Keys},
-    middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
+    middleware::{EmptyBody, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection},
 };
 use support::scripted::Scripted;
 use tonic::{
@@ -31,7 +32,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt;
-use tower::{Service, service_fn};
+use tower::{Layer, Service, service_fn};
 
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
@@ -76,6 +77,31 @@ where
     let mut server = Server::builder().accept_http1(true).layer(layer);
     tokio::spawn(server.add_service(Greeter).serve_with_incoming(incoming));
     address
+}
+
+/// The pushback and the retry delay of a call that another service refuses become a pause.
+#[tokio::test]
+async fn a_refused_call_pauses_the_account() {
+    let layer = limited(Scripted::denying_for(7_250), everybody()).headers(HeaderStyle::NONE);
+    let channel = Channel::from_shared(serve(layer.rejection(Grpc::new()))).unwrap();
+    let limiter = Limiter::new(MemoryStore::new());
+    let obey = ObeyLayer::new(limiter.clone(), everybody());
+    let mut client = Caller::new(obey.layer(channel.connect().await.unwrap()));
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/test.Greeter/Hello");
+    let request = tonic::Request::new("world".to_owned());
+    let answer = client.unary::<String, String, _>(request, path, ProstCodec::default());
+    assert_eq!(answer.await.unwrap_err().code(), Code::ResourceExhausted);
+    let policy = Policy::new("calls", [Rule::per_minute(10)]).unwrap();
+    let decision = limiter.check([Charge::new(&policy, everybody(), 1)]).await;
+    let Ok(Decision::Blocked(blocked)) = decision else {
+        panic!("{decision:?}");
+    };
+    let rest = blocked.retry_after().unwrap();
+    assert!(
+        rest > Duration::from_secs(5) && rest <= Duration::from_millis(7_250),
+        "{rest:?}"
+    );
 }
 
 async fn client(address: String) -> Caller<Channel> {

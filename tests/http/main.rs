@@ -19,6 +19,8 @@ mod look_ups;
 mod middleware;
 mod mistakes;
 mod near_limit;
+#[cfg(feature = "test-util")]
+mod obey;
 mod observe;
 mod proxies;
 mod readiness;

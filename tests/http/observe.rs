@@ -523,10 +523,10 @@ fn counters_are_at_zero_before_the_first_request() {
 
     let count = |metric: &str| started.iter().filter(|it| it.starts_with(metric)).count();
     assert_eq!(count("sluicegate_failures_total call=check kind="), 7 * 3);
-    assert_eq!(count("sluicegate_blocked_total policy= by="), 3);
+    assert_eq!(count("sluicegate_blocked_total policy= by="), 4);
     assert_eq!(count("sluicegate_breaker_switches_total state="), 2);
     assert_eq!(count("sluicegate_breakers_open "), 1);
-    assert_eq!(started.len(), 27);
+    assert_eq!(started.len(), 28);
 }
 
 #[test]

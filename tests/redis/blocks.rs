@@ -211,7 +211,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
         (Some(format!("{soon}\u{1}\u{2}")), "another version"),
         (Some(format!("{soon}\u{1}\u{1}+")), "cannot be read"),
         // The source of these blocks is unknown.
-        (Some(format!("{soon}\u{3}\u{1}")), "cannot be read"),
+        (Some(format!("{soon}\u{4}\u{1}")), "cannot be read"),
         (Some(format!("{soon}\u{0}\u{1}")), "cannot be read"),
     ] {
         server.run::<()>(&format!("DEL {NAME}"));

@@ -18,6 +18,7 @@ mod latency;
 mod leases;
 mod observe;
 mod outage;
+mod pauses;
 mod plain;
 mod policies;
 mod replicas;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use sluicegate::{Key, block::Until};
+use sluicegate::{
+    Key,
+    block::{BlockRequest, Until},
+};
 
 use crate::{site::Site, tool::said};
 
@@ -127,4 +130,25 @@ async fn a_block_that_is_not_in_the_index_is_found_by_a_scan() {
     );
     let listed = site.json("blocks --scan", 0);
     assert_eq!(listed["blocks"][0]["identity"], "user=alice");
+}
+
+#[tokio::test]
+async fn a_pause_is_listed_by_its_origin_and_unblock_ends_it() {
+    let site = Site::start().await;
+    let account = Key::new("account", "api.example.com");
+    let pause = BlockRequest::pause(Duration::from_secs(600)).reason("429, retry-after");
+    site.text("block user=alice --for 1h");
+    let text = site.text("blocks --by pause");
+    assert_eq!(text, "No identity is blocked by this origin: pause.\n");
+    site.limiter.block(&account, pause).await.unwrap();
+    let listed = site.json("blocks --by pause", 0);
+    assert_eq!(listed["total"], 1);
+    let pause = &listed["blocks"][0];
+    assert_eq!(pause["identity"], "account=api.example.com");
+    assert_eq!(pause["by"], "pause");
+    assert_eq!(pause["reason"], "429, retry-after");
+    let text = site.text("inspect account=api.example.com --policy api");
+    assert!(text.contains("paused until"), "{text}");
+    site.text("unblock account=api.example.com");
+    assert_eq!(site.json("blocks", 0)["total"], 1);
 }

@@ -49,6 +49,14 @@ impl BlockRequest {
         request
     }
 
+    /// Requests a [pause](crate::block#pauses) of this length from now: callers that may wait then wait until the end.
+    #[must_use]
+    pub fn pause(length: Duration) -> Self {
+        let mut request = Self::new(length);
+        request.by = BlockedBy::Pause;
+        request
+    }
+
     /// Sets the reason. Everyone with access to the list of blocks can read it. The text is cut after 200 bytes, and
     /// each control character becomes a blank.
     #[must_use]

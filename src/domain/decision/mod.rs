@@ -436,9 +436,10 @@ impl Blocked {
         self.identity.block
     }
 
-    /// Returns the time that clients may see: the rest of a ban, but not of an operator's block.
+    /// Returns the time that clients may see: the rest of a ban or a pause, but not of an operator's block.
     pub(crate) fn told_retry_after(&self) -> Option<Duration> {
-        self.retry_after().filter(|_| self.is_ban())
+        self.retry_after()
+            .filter(|_| !self.is_by(BlockedBy::Operator))
     }
 
     /// Returns the store's clock at the decision, in ms since the Unix epoch.
@@ -446,8 +447,8 @@ impl Blocked {
         self.usage.decided_at_ms()
     }
 
-    pub(crate) fn is_ban(&self) -> bool {
-        self.block().by() == BlockedBy::Ban
+    pub(crate) fn is_by(&self, by: BlockedBy) -> bool {
+        self.block().by() == by
     }
 
     /// Chooses between two answers to one check: the block that ends later wins.

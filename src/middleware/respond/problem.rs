@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use super::{MakeRejection, Rejection, draft11::item_name, grpc, rejection::is_too_large};
-use crate::domain::decision::Denial;
+use crate::domain::{block::BlockedBy, decision::Denial};
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
@@ -107,9 +107,9 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         push_violated(&mut json, denial);
     }
     if let Rejection::Blocked(blocked) = rejection
-        && blocked.is_ban()
+        && let Some(detail) = detail(blocked.block().by())
     {
-        json.push_str(r#","detail":"Blocked for a time, after too many requests were denied.""#);
+        json.extend([r#","detail":""#, detail, "\""]);
     }
     if let Rejection::MissingKey(error) = rejection
         && status.is_client_error()
@@ -118,6 +118,15 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     }
     json.push('}');
     json
+}
+
+/// An operator's block has none.
+const fn detail(by: BlockedBy) -> Option<&'static str> {
+    match by {
+        BlockedBy::Operator => None,
+        BlockedBy::Ban => Some("Blocked for a time, after too many requests were denied."),
+        BlockedBy::Pause => Some("Another service has asked us to wait."),
+    }
 }
 
 /// The message may come from your service, with any characters.

@@ -4,6 +4,7 @@ use http::{Response, StatusCode, request::Parts};
 
 use super::grpc;
 use crate::domain::{
+    block::BlockedBy,
     decision::{Blocked, Denial},
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
 };
@@ -31,8 +32,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the status: 429 for a denial or a ban, 413 for a cost that can never fit a limit, 403 for a deny list or
-    /// an operator's block, 400 if the request does not identify its client, 401 if the client must authenticate for
+    /// Returns the status: 429 for a denial, a ban or a pause, 413 for a cost that can never fit a limit, 403 for a deny
+    /// list or an operator's block, 400 if the request does not identify its client, 401 if the client must authenticate for
     /// that, 503 if the service cannot identify the client or decide, and 500 if the service is
     /// [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
     ///
@@ -44,7 +45,9 @@ impl Rejection {
         match self {
             Self::Denied(denial) if is_too_large(denial) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Blocked(blocked) if blocked.is_ban() => StatusCode::TOO_MANY_REQUESTS,
+            Self::Blocked(blocked) if !blocked.is_by(BlockedBy::Operator) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Blocked(_) | Self::OnDenyList => StatusCode::FORBIDDEN,
             Self::MissingKey(error) => match error.kind() {
                 ExtractErrorKind::Missing | ExtractErrorKind::Malformed => StatusCode::BAD_REQUEST,

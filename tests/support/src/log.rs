@@ -10,7 +10,7 @@ use sluicegate::{
     block::BlockedBy,
     observe::{
         BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKey, Observer,
+        MissingKey, Observer, PauseEvent,
     },
 };
 
@@ -92,6 +92,11 @@ impl Observer for Log {
                 it.by().map_or("list", BlockedBy::as_str)
             ),
         );
+    }
+
+    fn on_pause(&self, it: &PauseEvent<'_>) {
+        let (kind, reason) = (it.kind(), it.reason());
+        self.add(it, format!("{kind} paused by {reason:?}"));
     }
 
     fn on_ban(&self, it: &BanEvent<'_>) {

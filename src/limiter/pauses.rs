@@ -1,0 +1,407 @@
+//! [`Pauses`]: the pauses that this process knows, so that its callers return one after the other.
+//!
+//! ```text
+//! pause ──▶ end ──▶ up to 5 % later: one request ──▶ success: all
+//!   ▲                                     │ ▲
+//!   └──────────── refused again ◀─────────┘ └─ failure: the next request
+//! ```
+//!
+//! The store alone says whether an account is paused. This file says how callers that [wait](super::wait_queue) begin
+//! after the end, if a layer [follows](Limiter::follow_answers) the answers of the other service.
+
+#[cfg(feature = "obey")]
+mod sent;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    time::{Duration, UNIX_EPOCH},
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    sync::{Notify, futures::Notified},
+    time::Instant,
+};
+
+use super::{FOR_EVER, Limiter, Resolution, jitter};
+#[cfg(feature = "obey")]
+pub(crate) use sent::{Backoff, Sent};
+
+use crate::{
+    domain::{
+        block::{Block, BlockRequest, BlockedBy},
+        check::Check,
+        decision::{Blocked, Decision},
+        error::StoreError,
+        key::Key,
+        rule::millis,
+    },
+    observe::{CallKind, PauseEvent, Timing},
+};
+
+/// Callers under more accounts begin all at once.
+const MAX_KNOWN: usize = 10_000;
+
+/// A pause ends later than another only if by more than this: all answers of one burst name about the same end.
+const SAME: Duration = Duration::from_millis(50);
+
+/// How long an admitted request may take to leave before the next may leave.
+const HANDOVER: Duration = Duration::from_secs(2);
+
+/// How long one request may wait for its answer before the next may leave.
+#[cfg(feature = "obey")]
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The wait of a caller that has no more time while another request is under way.
+const PROBED: Duration = Duration::from_secs(1);
+
+/// The paused accounts that this process knows. Clones of a limiter share them.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    /// How many accounts are known. Written under the lock.
+    known: AtomicUsize,
+    accounts: Mutex<HashMap<Key, Account>>,
+    /// Whether a layer reports the answers of the other service.
+    is_followed: AtomicBool,
+    /// Notified when a request of a paused account ends.
+    changed: Notify,
+}
+
+/// An account that is paused, that recovers from a pause, or that may be refused without a time again.
+#[derive(Debug)]
+struct Account {
+    /// The end by the store's clock, and since when it is known; `None` until the store has answered.
+    stored: Option<(u64, Instant)>,
+    ends: Instant,
+    /// When the first request may leave: a little after the end.
+    starts: Instant,
+    /// Whether no request has succeeded since the end.
+    recovers: bool,
+    /// The request that is sent alone.
+    probe: Option<UnderWay>,
+    /// How often the account was refused without a time, less the successes since.
+    #[cfg(feature = "obey")]
+    doublings: u32,
+}
+
+/// A request that the others wait for.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    until: Instant,
+    /// Whether a layer has seen the request, and will see its answer.
+    has_left: bool,
+}
+
+/// Whether a check may go to the store.
+pub(super) enum Entry<'a> {
+    /// No account of the check is paused.
+    Free,
+    /// As the only one, until its request has ended.
+    Alone(Probe<'a>),
+    Hold(Hold<'a>),
+}
+
+/// Why a check may not go to the store yet.
+pub(super) struct Hold<'a> {
+    pub(super) until: Instant,
+    pub(super) changed: Notified<'a>,
+    blocked: Blocked,
+}
+
+/// The right to send the only request, given back when dropped.
+pub(super) struct Probe<'a> {
+    pauses: &'a Pauses,
+    keys: SmallVec<[Key; 1]>,
+    asked: Instant,
+}
+
+impl Limiter {
+    /// Pauses an account, here at once and then in the store.
+    pub(super) async fn pause(
+        &self,
+        key: &Key,
+        request: BlockRequest,
+    ) -> Result<Block, StoreError> {
+        let now = Instant::now();
+        let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
+        let pauses = &self.inner.pauses;
+        if let Some((_, true)) = pauses.change(key, now, |account| account.lengthen(ends, now)) {
+            self.report_pause(key, &request);
+        }
+        self.store_pause(key, request).await
+    }
+
+    /// If the store fails, the pause holds in this process while the store cannot decide.
+    async fn store_pause(&self, key: &Key, request: BlockRequest) -> Result<Block, StoreError> {
+        let length = request.until().span().unwrap_or_default();
+        let now = Instant::now();
+        let result = self.store_block(key, request).await;
+        match &result {
+            Ok(block) if block.by() == BlockedBy::Pause => self.inner.pauses.confirm(key, *block),
+            Ok(_) => {}
+            Err(_) => {
+                let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
+                let known = &self.inner.known_blocks;
+                known.note(key, block, Some(length), now);
+            }
+        }
+        result
+    }
+
+    fn report_pause(&self, key: &Key, request: &BlockRequest) {
+        if let Some(observer) = &self.inner.observer {
+            observer.on_pause(&PauseEvent {
+                kind: key.kind(),
+                reason: request.details().reason(),
+                length: request.until().span().unwrap_or_default(),
+            });
+        }
+    }
+
+    /// Denies a caller that has no more time.
+    pub(super) fn deny_held(&self, check: &Check, hold: Hold<'_>) -> Resolution {
+        let decision = Decision::Blocked(hold.blocked).local();
+        self.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
+        Resolution::Decided(decision)
+    }
+}
+
+impl Pauses {
+    /// Lets a check go to the store, unless another request of one of its accounts is under way.
+    pub(super) fn enter(&self, check: &Check) -> Entry<'_> {
+        if self.known.load(Acquire) == 0 {
+            return Entry::Free;
+        }
+        let now = Instant::now();
+        let mut accounts = self.lock();
+        let mut keys = SmallVec::new();
+        for key in check.deniable_keys() {
+            let Some(account) = accounts.get_mut(key).filter(|it| it.recovers) else {
+                continue;
+            };
+            if account
+                .probe
+                .is_some_and(|it| it.until <= now && !it.has_left)
+            {
+                // No layer follows the requests of this account.
+                accounts.remove(key);
+                self.known.store(accounts.len(), Release);
+                continue;
+            }
+            if let Some(until) = account.holds_until(now) {
+                // Listens from before any change on, since that needs the lock.
+                let changed = self.changed.notified();
+                let blocked = account.blocked(key, now);
+                return Entry::Hold(Hold {
+                    until,
+                    changed,
+                    blocked,
+                });
+            }
+            keys.push(key.clone());
+        }
+        if keys.is_empty() {
+            return Entry::Free;
+        }
+        for key in &keys {
+            if let Some(account) = accounts.get_mut(key) {
+                account.probe = Some(UnderWay::admitted(now));
+            }
+        }
+        Entry::Alone(Probe {
+            pauses: self,
+            keys,
+            asked: now,
+        })
+    }
+
+    /// Whether callers under an account of this check go one after the other.
+    pub(super) fn is_recovering(&self, check: &Check) -> bool {
+        if self.known.load(Acquire) == 0 {
+            return false;
+        }
+        let accounts = self.lock();
+        let mut keys = check.deniable_keys();
+        keys.any(|key| accounts.get(key).is_some_and(|account| account.recovers))
+    }
+
+    /// Notes the end by the store's clock.
+    fn confirm(&self, key: &Key, block: Block) {
+        let until_ms = block.until_ms().unwrap_or(u64::MAX);
+        let now = Instant::now();
+        self.change(key, now, |account| account.stored = Some((until_ms, now)));
+    }
+
+    /// Learns a pause from the store's answer, and returns when the first caller may begin.
+    pub(super) fn see(&self, blocked: &Blocked) -> Instant {
+        let now = Instant::now();
+        let until_ms = blocked.block().until_ms().unwrap_or(u64::MAX);
+        let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
+        let starts = self.change(blocked.key(), now, |account| {
+            let is_known = account.stored.is_some_and(|(known, _)| known == until_ms);
+            // The known end is an estimate.
+            if !is_known || account.starts < ends {
+                account.pause(ends, now);
+                account.stored = Some((until_ms, now));
+            }
+            account.starts
+        });
+        starts.unwrap_or(ends)
+    }
+
+    pub(super) fn forget(&self, key: &Key) {
+        self.edit(|accounts| accounts.remove(key));
+    }
+
+    /// Changes an account, which may be new; `None` if there is no room for another.
+    fn change<T>(
+        &self,
+        key: &Key,
+        now: Instant,
+        change: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
+        self.edit(|accounts| {
+            if accounts.len() >= MAX_KNOWN && !accounts.contains_key(key) {
+                accounts.retain(|_, account| account.starts > now);
+                if accounts.len() >= MAX_KNOWN {
+                    return None;
+                }
+            }
+            let account = accounts.entry(key.clone());
+            Some(change(account.or_insert_with(|| Account::new(now))))
+        })
+    }
+
+    /// Changes accounts, and lets the callers on hold look again.
+    fn edit<T>(&self, edit: impl FnOnce(&mut HashMap<Key, Account>) -> T) -> T {
+        let mut accounts = self.lock();
+        let edited = edit(&mut accounts);
+        self.known.store(accounts.len(), Release);
+        drop(accounts);
+        self.changed.notify_waiters();
+        edited
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Account>> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Account {
+    const fn new(now: Instant) -> Self {
+        Self {
+            stored: None,
+            ends: now,
+            starts: now,
+            recovers: false,
+            probe: None,
+            #[cfg(feature = "obey")]
+            doublings: 0,
+        }
+    }
+
+    /// Pauses until then, unless the account is paused for as long. Returns whether the end changes, and whether the
+    /// account was not paused.
+    fn lengthen(&mut self, ends: Instant, now: Instant) -> (bool, bool) {
+        let is_new = !self.recovers || self.ends <= now;
+        let changes = is_new || ends > self.ends + SAME;
+        if changes {
+            self.pause(ends, now);
+        }
+        (changes, is_new)
+    }
+
+    fn pause(&mut self, ends: Instant, now: Instant) {
+        let length = ends.saturating_duration_since(now);
+        self.ends = ends;
+        self.starts = ends + jitter::up_to(length / 20);
+        self.recovers = true;
+        self.probe = None;
+        self.stored = None;
+    }
+
+    /// Until when a check may not go to the store. It may during the pause: the store may know that the pause was ended.
+    fn holds_until(&self, now: Instant) -> Option<Instant> {
+        let starts = (self.ends <= now).then_some(self.starts);
+        let latest = starts.max(self.probe.map(|it| it.until));
+        latest.filter(|until| *until > now)
+    }
+
+    fn blocked(&self, key: &Key, now: Instant) -> Blocked {
+        let wait = match self.starts.saturating_duration_since(now) {
+            Duration::ZERO => PROBED,
+            wait => wait,
+        };
+        let now_ms = our_now_ms();
+        let block = Block::begin(wait.into(), BlockedBy::Pause, now_ms);
+        Blocked::new(key.clone(), block, now_ms)
+    }
+}
+
+impl UnderWay {
+    fn admitted(now: Instant) -> Self {
+        Self {
+            until: now + HANDOVER,
+            has_left: false,
+        }
+    }
+}
+
+fn our_now_ms() -> u64 {
+    millis(UNIX_EPOCH.elapsed().unwrap_or_default())
+}
+
+impl Probe<'_> {
+    /// Notes the store's answer. An admitted request holds back the others until it has ended.
+    pub(super) fn answered(mut self, resolution: &Resolution) {
+        let leaves = match resolution {
+            Resolution::Decided(decision) => decision.is_allowed(),
+            Resolution::Open(_) => true,
+            Resolution::Closed(_) => false,
+        };
+        if !leaves {
+            return;
+        }
+        let now = Instant::now();
+        let is_followed = self.pauses.is_followed.load(Relaxed);
+        let keys = std::mem::take(&mut self.keys);
+        self.pauses.edit(|accounts| {
+            if !is_followed {
+                accounts.retain(|key, _| !keys.contains(key));
+            }
+            for key in &keys {
+                let Some(account) = accounts.get_mut(key) else {
+                    continue;
+                };
+                // The store knew of the pause when it was asked, and no longer has it.
+                if account.stored.is_some_and(|(_, since)| since <= self.asked) {
+                    account.ends = account.ends.min(now);
+                    account.starts = account.starts.min(now);
+                }
+                account.probe = Some(UnderWay::admitted(now));
+            }
+        });
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        self.pauses.edit(|accounts| {
+            for key in &self.keys {
+                if let Some(account) = accounts.get_mut(key) {
+                    account.probe = None;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,157 @@
+//! [`Sent`]: a request to another service, which its answer ends.
+
+use std::{
+    sync::atomic::Ordering::{Acquire, Relaxed},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{ANSWER, Account, Pauses, UnderWay};
+use crate::{
+    domain::{block::BlockRequest, key::Key},
+    limiter::Limiter,
+};
+
+/// How long accounts are paused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    /// The first pause of an account that was refused without a time. Each further one doubles it.
+    pub(crate) first: Duration,
+    /// The longest pause without a time.
+    pub(crate) most: Duration,
+    /// The longest pause.
+    pub(crate) max_pause: Duration,
+}
+
+/// A request that is under way. When dropped, the next request may leave.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    limiter: Limiter,
+    key: Key,
+    at: Instant,
+}
+
+impl Limiter {
+    /// Promises that the end of each request under its keys will be reported.
+    pub(crate) fn follow_answers(&self) {
+        self.inner.pauses.is_followed.store(true, Relaxed);
+    }
+
+    /// Whether pauses can be stored.
+    pub(crate) fn enforces_blocks(&self) -> bool {
+        self.inner.enforces_blocks
+    }
+
+    /// Notes that a request leaves now.
+    pub(crate) fn send(&self, key: Key) -> Sent {
+        let at = Instant::now();
+        self.inner.pauses.update(&key, |account| {
+            if account.probe.is_some() && account.ends <= at {
+                let until = at + ANSWER;
+                account.probe = Some(UnderWay {
+                    until,
+                    has_left: true,
+                });
+            }
+        });
+        Sent {
+            limiter: self.clone(),
+            key,
+            at,
+        }
+    }
+}
+
+impl Sent {
+    /// The other service has served the request.
+    pub(crate) fn succeeded(&self) {
+        self.limiter.inner.pauses.update(&self.key, |account| {
+            if !self.is_late(account) {
+                account.recovers = false;
+                account.doublings = account.doublings.saturating_sub(1);
+            }
+        });
+    }
+
+    /// The other service asks to wait, for a time or for as long as the backoff says. Returns the call that stores the
+    /// pause, if the pause is news.
+    pub(crate) fn refused(
+        &self,
+        wait: Option<Duration>,
+        reason: &str,
+        backoff: &Backoff,
+    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let now = Instant::now();
+        let pauses = &self.limiter.inner.pauses;
+        let news = pauses.change(&self.key, now, |account| {
+            let length = match wait {
+                Some(wait) => wait,
+                // All requests of one burst are refused: they count once.
+                None if self.is_late(account) => return None,
+                None => account.next_backoff(backoff),
+            };
+            let length = length.min(backoff.max_pause);
+            let (changes, is_new) = account.lengthen(now + length, now);
+            changes.then_some((length, is_new))
+        });
+        // Without room for another account, the store gets each pause.
+        let unknown = || Some((wait.unwrap_or(backoff.first).min(backoff.max_pause), true));
+        let (length, is_new) = news.unwrap_or_else(unknown)?;
+        let request = BlockRequest::pause(length).reason(reason);
+        if is_new {
+            self.limiter.report_pause(&self.key, &request);
+        }
+        let (limiter, key) = (self.limiter.clone(), self.key.clone());
+        Some(async move {
+            // The limiter has reported an error, and the pause holds here all the same.
+            let _ = limiter.store_pause(&key, request).await;
+        })
+    }
+
+    /// Whether the request left before the end of the last pause, so that its answer says nothing about the time after.
+    fn is_late(&self, account: &Account) -> bool {
+        account.recovers && self.at < account.ends
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let pauses = &self.limiter.inner.pauses;
+        pauses.update(&self.key, |account| {
+            // A request from before the pause is not the one that the others wait for.
+            if !self.is_late(account) || Instant::now() < account.ends {
+                account.probe = None;
+            }
+        });
+    }
+}
+
+impl Pauses {
+    /// Changes a known account, and forgets it if it neither recovers nor has doublings.
+    fn update(&self, key: &Key, change: impl FnOnce(&mut Account)) {
+        if self.known.load(Acquire) == 0 {
+            return;
+        }
+        self.edit(|accounts| {
+            if let Some(account) = accounts.get_mut(key) {
+                change(account);
+                if !account.recovers && account.doublings == 0 {
+                    accounts.remove(key);
+                }
+            }
+        });
+    }
+}
+
+impl Account {
+    fn next_backoff(&mut self, backoff: &Backoff) -> Duration {
+        let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
+        let length = backoff.first.saturating_mul(factor);
+        if length >= backoff.most {
+            return backoff.most;
+        }
+        self.doublings += 1;
+        length
+    }
+}

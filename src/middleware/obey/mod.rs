@@ -1,0 +1,148 @@
+#![doc = include_str!("../../../docs/guide/outbound.md")]
+
+mod answer;
+mod grpc;
+mod quota;
+mod service;
+mod times;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::request::Parts;
+use smallvec::SmallVec;
+use tower_layer::Layer;
+
+use crate::{
+    extract::KeyExtractor,
+    limiter::{Backoff, FOR_EVER, Limiter, Sent},
+};
+
+pub use service::{Obey, ObeyFuture};
+
+/// A layer around a client that reads the answers of another service, and [pauses](crate::block#pauses) your account
+/// there when the service asks you to wait.
+///
+/// The layer itself delays and denies nothing: its requests and responses pass unchanged. Put a
+/// [`RateLimitLayer`](crate::RateLimitLayer) with [`max_wait`](crate::RateLimitLayer::max_wait) around this layer, or
+/// call [`Limiter::acquire`] before each request, with the same limiter and the same key. See [the guide](self).
+///
+/// ```
+/// # use std::{convert::Infallible, time::Duration};
+/// # use http::{Request, Response};
+/// use sluicegate::{FailurePolicy, Key, Limiter, MemoryStore, RateLimitLayer, middleware::ObeyLayer};
+/// # use tower::{ServiceBuilder, service_fn};
+///
+/// # let client = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+/// let limiter = Limiter::new(MemoryStore::new());                     // or the store that all replicas share
+/// let account = Key::new("account", "api.example.com");
+/// let client = ServiceBuilder::new()
+///     .layer(RateLimitLayer::new(limiter.clone()).deny_blocked(account.clone()).max_wait(Duration::from_secs(30)))
+///     .layer(ObeyLayer::new(limiter, account))
+///     .service(client);
+/// # let _ = client;
+/// ```
+#[derive(Clone)]
+pub struct ObeyLayer {
+    shared: Arc<Shared>,
+}
+
+#[derive(Clone)]
+struct Shared {
+    limiter: Limiter,
+    keys: Arc<dyn KeyExtractor>,
+    backoff: Backoff,
+}
+
+impl ObeyLayer {
+    /// Creates a layer that pauses this account: a [`Key`](crate::Key), or an extractor if accounts differ by request.
+    ///
+    /// Requests for which the extractor returns an error or no key pass, and their answers are not read.
+    ///
+    /// # Panics
+    ///
+    /// When the limiter does not [enforce blocks](Limiter::enforce_blocks): no check would see a pause.
+    #[must_use]
+    #[track_caller]
+    pub fn new(limiter: Limiter, account: impl KeyExtractor) -> Self {
+        assert!(
+            limiter.enforces_blocks(),
+            "pauses are blocks: create the limiter without `enforce_blocks(false)`"
+        );
+        limiter.follow_answers();
+        let shared = Shared {
+            limiter,
+            keys: Arc::new(account),
+            backoff: Backoff {
+                first: Duration::from_secs(1),
+                most: Duration::from_secs(60),
+                max_pause: Duration::from_secs(300),
+            },
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Sets the longest pause from an answer on; longer times are cut. The default is 5 minutes.
+    ///
+    /// # Panics
+    ///
+    /// When `most` is zero.
+    #[must_use]
+    #[track_caller]
+    pub fn max_pause(self, most: Duration) -> Self {
+        assert!(!most.is_zero(), "a pause of zero is none");
+        self.change(|backoff| backoff.max_pause = most.min(FOR_EVER))
+    }
+
+    /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up to
+    /// `most`. The defaults are 1 s and 60 s.
+    ///
+    /// A pause counts once, however many requests were under way. Each success takes one doubling back.
+    ///
+    /// # Panics
+    ///
+    /// When `first` is zero, or longer than `most`.
+    #[must_use]
+    #[track_caller]
+    pub fn backoff(self, first: Duration, most: Duration) -> Self {
+        assert!(!first.is_zero(), "a pause of zero is none");
+        assert!(first <= most, "the first pause is longer than the longest");
+        self.change(|backoff| (backoff.first, backoff.most) = (first, most))
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Backoff)) -> Self {
+        change(&mut Arc::make_mut(&mut self.shared).backoff);
+        self
+    }
+}
+
+impl Shared {
+    /// Notes that a request leaves, for each of its accounts.
+    fn send(&self, head: &Parts) -> SmallVec<[Sent; 1]> {
+        match self.keys.extract(head) {
+            Ok(keys) => keys.into_iter().map(|key| self.limiter.send(key)).collect(),
+            Err(error) => {
+                self.limiter.report_missing_key(None, false, &error, true);
+                SmallVec::new()
+            }
+        }
+    }
+}
+
+impl<S> Layer<S> for ObeyLayer {
+    type Service = Obey<S>;
+
+    fn layer(&self, inner: S) -> Obey<S> {
+        Obey::new(inner, self.shared.clone())
+    }
+}
+
+impl fmt::Debug for ObeyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObeyLayer")
+            .field("limiter", &self.shared.limiter)
+            .field("backoff", &self.shared.backoff)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,506 @@
+//! Pauses: replicas wait until another service takes requests again, and then begin one by one.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures::future::join_all;
+use http::{Request, Response, StatusCode};
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, RateLimitLayer,
+    block::{BlockRequest, BlockedBy, Until},
+    middleware::{EmptyBody, HeaderStyle, ObeyLayer},
+    observe::{Observer, PauseEvent},
+};
+use tokio::time::{Instant, sleep};
+use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use super::acquire::Timed;
+
+const LONG: Duration = Duration::from_secs(3_600);
+const TRIP: Duration = Duration::from_millis(20);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn account() -> Key {
+    Key::new("account", "ours")
+}
+
+/// The answer to a request: a status, and fields.
+type Answer = (u16, Vec<(&'static str, String)>);
+
+fn plain(status: u16) -> Answer {
+    (status, Vec::new())
+}
+
+fn after(status: u16, seconds: &str) -> Answer {
+    (status, vec![("retry-after", seconds.to_owned())])
+}
+
+/// Another service. It notes when requests arrive, and how many are under way at most.
+struct Other {
+    start: Instant,
+    answer: Box<dyn Fn(u128) -> Answer + Send + Sync>,
+    /// When a request arrived, in ms, and its status.
+    seen: Mutex<Vec<(u128, u16)>>,
+    under_way: AtomicU32,
+    /// Since the last call of `most_at_once`.
+    most: AtomicU32,
+}
+
+impl Other {
+    fn new(answer: impl Fn(u128) -> Answer + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            start: Instant::now(),
+            answer: Box::new(answer),
+            seen: Mutex::default(),
+            under_way: AtomicU32::new(0),
+            most: AtomicU32::new(0),
+        })
+    }
+
+    /// Admits as many in each window of 10 s, and names the rest of the window in whole seconds.
+    fn with_limit(limit: u32) -> Arc<Self> {
+        let admitted = Mutex::new((0, 0));
+        Self::new(move |at_ms| {
+            let window = at_ms / 10_000;
+            let mut admitted = admitted.lock().unwrap();
+            if admitted.0 != window {
+                *admitted = (window, 0);
+            }
+            admitted.1 += 1;
+            match admitted.1 <= limit {
+                true => plain(200),
+                false => after(429, &(10 - at_ms / 1_000 % 10).to_string()),
+            }
+        })
+    }
+
+    async fn serve(&self) -> Response<String> {
+        let under_way = self.under_way.fetch_add(1, SeqCst) + 1;
+        self.most.fetch_max(under_way, SeqCst);
+        sleep(TRIP / 2).await;
+        let at_ms = self.start.elapsed().as_millis();
+        let (status, fields) = (self.answer)(at_ms);
+        self.seen.lock().unwrap().push((at_ms, status));
+        sleep(TRIP / 2).await;
+        self.under_way.fetch_sub(1, SeqCst);
+        let mut response = Response::builder().status(status);
+        for (name, value) in fields {
+            response = response.header(name, value);
+        }
+        response.body(String::new()).unwrap()
+    }
+
+    fn seen(&self) -> Vec<(u128, u16)> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn refused_ms(&self) -> Vec<u128> {
+        let seen = self.seen();
+        let refused = seen.iter().filter(|(_, status)| *status != 200);
+        refused.map(|(at_ms, _)| *at_ms).collect()
+    }
+
+    fn most_at_once(&self) -> u32 {
+        self.most.swap(0, SeqCst)
+    }
+}
+
+type Client = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
+
+/// A client that waits, and obeys answers.
+fn client(
+    limiter: &Limiter,
+    other: &Arc<Other>,
+    max_wait: Duration,
+    obey: impl FnOnce(ObeyLayer) -> ObeyLayer,
+) -> Client {
+    let waiting = RateLimitLayer::new(limiter.clone())
+        .deny_blocked(account())
+        .max_wait(max_wait)
+        .headers(HeaderStyle::NONE)
+        .rejection(EmptyBody);
+    let other = other.clone();
+    let client = ServiceBuilder::new()
+        .layer(waiting)
+        .layer(obey(ObeyLayer::new(limiter.clone(), account())))
+        .service(service_fn(move |_: Request<String>| {
+            let other = other.clone();
+            async move { Ok::<_, Infallible>(other.serve().await) }
+        }));
+    BoxCloneSyncService::new(client)
+}
+
+async fn get(client: &Client) -> Response<String> {
+    let request = Request::new(String::new());
+    client.clone().oneshot(request).await.unwrap()
+}
+
+async fn status(client: &Client) -> u16 {
+    get(client).await.status().as_u16()
+}
+
+fn is_paused(decision: &Decision) -> bool {
+    matches!(decision, Decision::Blocked(blocked) if blocked.block().by() == BlockedBy::Pause)
+}
+
+fn charge() -> [Charge; 1] {
+    let policy = Policy::parse("their-api", "1000000/1s").unwrap();
+    [Charge::new(&policy, account(), 1)]
+}
+
+#[derive(Clone, Default)]
+struct Pauses(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Pauses {
+    fn on_pause(&self, event: &PauseEvent<'_>) {
+        let (kind, reason) = (event.kind(), event.reason().unwrap_or_default());
+        let event = format!("{kind}: {reason}, {:?}", event.length());
+        self.0.lock().unwrap().push(event);
+    }
+}
+
+/// Three replicas with twelve tasks each, which repeat requests for a minute, and an unknown limit.
+#[tokio::test(start_paused = true)]
+async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
+    let (store, other) = (Timed::new(), Other::with_limit(60));
+    let tasks = (0..3).flat_map(|_| {
+        let limiter = Limiter::new(store.clone());
+        let client = client(&limiter, &other, LONG, |obey| obey);
+        (0..12).map(move |_| client.clone())
+    });
+    let end = Instant::now() + Duration::from_secs(60);
+    let tasks = tasks.map(|client| {
+        let repeating = async move { while get(&client).await.status() != 0 {} };
+        tokio::time::timeout_at(end, repeating)
+    });
+    join_all(tasks).await;
+    let seen = other.seen();
+    for window in 0..6 {
+        let (from, to) = (window * 10_000, (window + 1) * 10_000);
+        let of_window = seen.iter().filter(|(at, _)| (from..to).contains(at));
+        let of_window: Vec<_> = of_window.collect();
+        let refused = of_window.iter().filter(|(_, status)| *status == 429);
+        let (first_ms, last_ms) = (
+            refused.clone().next().unwrap().0,
+            of_window.last().unwrap().0,
+        );
+        // Only requests that had been checked before, and were under way.
+        assert!(
+            last_ms - first_ms <= TRIP.as_millis(),
+            "{window}: {of_window:?}"
+        );
+        assert_eq!(of_window.len() - refused.count(), 60, "{window}");
+        // Their whole seconds end up to a second late, and the first request leaves within a twentieth of the pause.
+        assert!(of_window[0].0 - from <= 1_600, "{window}: {seen:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn until_one_succeeds_a_process_sends_one_request_at_a_time_and_in_order() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..1_000 => after(429, "5"),
+        1_000..5_600 => plain(500),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    other.most_at_once();
+    let order = Mutex::new(Vec::new());
+    let callers = (0..40).map(|number| {
+        let (client, order) = (&client, &order);
+        async move {
+            let status = status(client).await;
+            order.lock().unwrap().push((number, status));
+        }
+    });
+    join_all(callers).await;
+    let order = order.into_inner().unwrap();
+    assert!(order.is_sorted(), "{order:?}");
+    let failed = order.iter().filter(|(_, status)| *status == 500).count();
+    let seen = other.seen();
+    let alone = &seen[1..=failed + 1];
+    assert!(failed > 5, "{order:?}");
+    for pair in alone.windows(2) {
+        assert!(pair[1].0 - pair[0].0 >= TRIP.as_millis(), "{seen:?}");
+    }
+    // All others leave together after the first success.
+    let others = &seen[failed + 2..];
+    assert!(
+        others.iter().all(|(at_ms, _)| *at_ms == others[0].0),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_without_patience_gets_a_429_with_the_time() {
+    let other = Other::new(|_| after(429, "30"));
+    let limiter = Limiter::new(Timed::new());
+    let patient = client(&limiter, &other, LONG, |obey| obey);
+    let hasty = client(&limiter, &other, ms(29_900), |obey| obey);
+    assert_eq!(status(&patient).await, 429);
+    let denied = get(&hasty).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "30");
+    assert_eq!(other.seen().len(), 1);
+    assert!(is_paused(&limiter.check(charge()).await.unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() {
+    let limiter = Limiter::new(Timed::new());
+    limiter
+        .block(&account(), BlockRequest::pause(ms(4_000)))
+        .await
+        .unwrap();
+    let start = Instant::now();
+    assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
+    let waited = start.elapsed();
+    assert!((ms(4_000)..=ms(4_200)).contains(&waited), "{waited:?}");
+
+    limiter
+        .block(&account(), BlockRequest::pause(ms(4_000)))
+        .await
+        .unwrap();
+    let slot = limiter.acquire_slot(charge(), LONG).await.unwrap();
+    assert!(slot.is_ok() && start.elapsed() >= ms(8_000));
+
+    // The later end wins, and the operator's block is not waited for.
+    limiter
+        .block(&account(), BlockRequest::pause(ms(4_000)))
+        .await
+        .unwrap();
+    limiter
+        .block(&account(), Until::After(ms(9_000)))
+        .await
+        .unwrap();
+    let decision = limiter.acquire(charge(), LONG).await.unwrap();
+    let Decision::Blocked(blocked) = decision else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(blocked.block().by(), BlockedBy::Operator);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unblocking_ends_a_pause_here_at_once_and_elsewhere_within_two_seconds() {
+    let store = Timed::new();
+    let [here, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()));
+    for (operator, most_ms) in [(&here, 500), (&elsewhere, 2_000)] {
+        here.block(&account(), BlockRequest::pause(LONG))
+            .await
+            .unwrap();
+        let start = Instant::now();
+        let waiting = here.acquire(charge(), LONG * 2);
+        let unblocking = async {
+            sleep(ms(500)).await;
+            operator.unblock(&account()).await.unwrap();
+        };
+        let (decision, ()) = tokio::join!(waiting, unblocking);
+        assert!(decision.unwrap().is_allowed());
+        assert!(start.elapsed() <= ms(most_ms), "{:?}", start.elapsed());
+        assert!(here.check(charge()).await.unwrap().is_allowed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_only_lengthen_and_end_at_the_longest_allowed() {
+    let waits = Mutex::new(["10", "4", "20", "1000000000000"].into_iter());
+    let other = Other::new(move |_| after(429, waits.lock().unwrap().next().unwrap()));
+    let pauses = Pauses::default();
+    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    // Only obeys, so that requests go on.
+    let layer = ObeyLayer::new(limiter.clone(), account()).max_pause(Duration::from_secs(60));
+    let client = ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(move |_: Request<String>| {
+            let other = other.clone();
+            async move { Ok::<_, Infallible>(other.serve().await) }
+        });
+    for seconds in [10.0, 10.0, 20.0, 60.0_f32] {
+        client
+            .clone()
+            .oneshot(Request::new(String::new()))
+            .await
+            .unwrap();
+        let Decision::Blocked(blocked) = limiter.check(charge()).await.unwrap() else {
+            panic!("it is not paused");
+        };
+        let rest = blocked.retry_after().unwrap().as_secs_f32();
+        assert!((rest - seconds).abs() < 0.1, "{rest} for {seconds}");
+    }
+    assert_eq!(
+        *pauses.0.lock().unwrap(),
+        ["account: 429, retry-after, 10s"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back() {
+    let answers = "429 429 429 429 200 200 429 200 200 200 200 429";
+    let answers = Mutex::new(answers.split(' '));
+    let other =
+        Other::new(move |_| plain(answers.lock().unwrap().next().unwrap().parse().unwrap()));
+    let pauses = Pauses::default();
+    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let client = client(&limiter, &other, LONG, |obey| {
+        obey.backoff(ms(1_000), ms(5_000))
+    });
+    for _ in 0..12 {
+        get(&client).await;
+    }
+    let expected = [1, 2, 4, 5, 2, 1].map(|it| format!("account: 429, no time, {it}s"));
+    assert_eq!(*pauses.0.lock().unwrap(), expected);
+    let refused = other.refused_ms();
+    let waits: Vec<_> = refused.windows(2).take(3).map(|it| it[1] - it[0]).collect();
+    for (wait, pause) in waits.iter().zip([1_000, 2_000, 4_000]) {
+        assert!(
+            (pause..=pause * 105 / 100 + TRIP.as_millis()).contains(wait),
+            "{waits:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
+    let other = Other::new(|at_ms| plain(if at_ms < 500 { 429 } else { 200 }));
+    let pauses = Pauses::default();
+    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    join_all((0..50).map(|_| status(&client))).await;
+    assert_eq!(*pauses.0.lock().unwrap(), ["account: 429, no time, 1s"]);
+    assert_eq!(status(&client).await, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quota_that_is_used_up_pauses_before_the_first_refusal() {
+    let other = Other::new(|at_ms| {
+        let left = if at_ms < 1_000 { "0" } else { "9" };
+        let fields = [("ratelimit-remaining", left), ("ratelimit-reset", "7")];
+        (
+            200,
+            fields.map(|(name, value)| (name, value.to_owned())).into(),
+        )
+    });
+    let pauses = Pauses::default();
+    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    let start = Instant::now();
+    assert_eq!([status(&client).await, status(&client).await], [200, 200]);
+    assert!((ms(7_000)..ms(7_500)).contains(&start.elapsed()));
+    assert_eq!(
+        *pauses.0.lock().unwrap(),
+        ["account: 200, ratelimit-reset, 7s"]
+    );
+}
+
+/// The request that is sent alone never ends: its caller leaves, or it takes longer than the others wait.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_no_end_does_not_hold_back_the_others_for_ever() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..1_000 => after(429, "5"),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let client = client(&limiter, &other, Duration::from_secs(20), |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    // Admitted, and never sent.
+    assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
+    let start = Instant::now();
+    assert_eq!(status(&client).await, 200);
+    assert!(
+        (ms(2_000)..ms(2_100)).contains(&start.elapsed()),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+/// The second request, sent alone after a pause, gets no answer.
+#[tokio::test(start_paused = true)]
+async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let other = service_fn(move |_: Request<String>| {
+        let number = asked.fetch_add(1, SeqCst);
+        async move {
+            if number == 1 {
+                std::future::pending::<()>().await;
+            }
+            let response = Response::builder().status(if number == 0 { 429 } else { 200 });
+            let response = response.header("retry-after", "1").body(String::new());
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    let limiter = Limiter::new(Timed::new());
+    let waiting = RateLimitLayer::new(limiter.clone())
+        .deny_blocked(account())
+        .max_wait(LONG);
+    let client = ServiceBuilder::new()
+        .layer(waiting)
+        .layer(ObeyLayer::new(limiter, account()))
+        .service(other);
+    let get = || client.clone().oneshot(Request::new(String::new()));
+    assert_eq!(get().await.unwrap().status(), 429);
+    let start = Instant::now();
+    let unanswered = tokio::spawn(get());
+    sleep(ms(2_000)).await;
+    let others = (0..5).map(|_| get());
+    for response in join_all(others).await {
+        assert_eq!(response.unwrap().status(), 200);
+    }
+    let waited = start.elapsed();
+    assert!((ms(31_000)..ms(31_200)).contains(&waited), "{waited:?}");
+    unanswered.abort();
+}
+
+/// A layer follows another account.
+#[tokio::test(start_paused = true)]
+async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pause() {
+    let limiter = Limiter::new(Timed::new());
+    let _other = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
+    let pause = BlockRequest::pause(ms(4_000));
+    limiter.block(&account(), pause).await.unwrap();
+    let start = Instant::now();
+    let callers = (0..20).map(|_| limiter.acquire(charge(), LONG));
+    for decision in join_all(callers).await {
+        assert!(decision.unwrap().is_allowed());
+    }
+    let waited = start.elapsed();
+    assert!((ms(4_000)..ms(6_300)).contains(&waited), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
+    let other = Other::new(|_| plain(200));
+    let limiter = Limiter::new(Timed::new());
+    let one = Policy::parse("one", "1/1m").unwrap();
+    let within = RateLimitLayer::new(limiter.clone())
+        .limit(one, account())
+        .headers(HeaderStyle::NONE);
+    let client = ServiceBuilder::new()
+        .layer(ObeyLayer::new(limiter.clone(), account()))
+        .layer(within)
+        .service_fn(move |_: Request<String>| {
+            let other = other.clone();
+            async move { Ok::<_, Infallible>(other.serve().await) }
+        });
+    for expected in [200, 429] {
+        let response = client.clone().oneshot(Request::new(String::new())).await;
+        assert_eq!(response.unwrap().status(), expected);
+    }
+    assert!(limiter.check(charge()).await.unwrap().is_allowed());
+}
+
+#[test]
+#[should_panic = "pauses are blocks"]
+fn a_limiter_that_enforces_no_blocks_cannot_obey() {
+    let limiter = Limiter::new(sluicegate::MemoryStore::new()).enforce_blocks(false);
+    let _ = ObeyLayer::new(limiter, account());
+}
