@@ -19,13 +19,11 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
-#[cfg(all(feature = "calendar", feature = "test-util"))]
 mod near_limit;
 mod pauses;
 mod plain;
 mod prose;
 mod published;
-#[cfg(all(feature = "calendar", feature = "test-util", feature = "tracing"))]
 mod reload;
 mod settle;
 mod shadow;

@@ -12,7 +12,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::scripted::Scripted;
+use support::scripted::Scripted;
 
 /// 2027-02-28T23:00:00Z: March begins in Berlin.
 const START_MS: u64 = 1_803_855_600_000;

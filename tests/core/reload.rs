@@ -6,7 +6,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::common::trace::traced_here;
+use support::trace::traced_here;
 
 fn policies(quota: &str) -> Policies {
     let other = Policy::parse("ip", "10/1s,500/day@UTC").unwrap();

@@ -43,7 +43,6 @@ async fn clients_whose_clocks_are_a_day_apart_share_one_limit() {
 
 /// By their clocks it is another day, and so another period. Clocks that are further away than the periods that a call
 /// sends are answered with the time, and the call is made again.
-#[cfg(feature = "calendar")]
 #[tokio::test]
 async fn clients_whose_clocks_are_days_apart_share_one_quota() {
     // Where it is about noon now, so that no day ends during this test.

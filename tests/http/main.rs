@@ -3,7 +3,6 @@
 mod answers;
 mod blocks;
 mod body_end;
-#[cfg(all(feature = "calendar", feature = "test-util"))]
 mod calendar;
 mod combine;
 mod contributors;
@@ -19,7 +18,6 @@ mod look_ups;
 mod middleware;
 mod mistakes;
 mod near_limit;
-#[cfg(feature = "test-util")]
 mod obey;
 mod observe;
 mod proxies;

@@ -11,7 +11,7 @@ use sluicegate::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::common::trace::traced;
+use support::trace::traced;
 
 /// Warns in a header of its own.
 async fn handler(request: Request<()>) -> Result<Response<String>, Infallible> {

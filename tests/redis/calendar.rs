@@ -10,7 +10,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::common::{redis::Server, served::fresh};
+use support::{redis::Server, served::fresh};
 
 const HOUR_MS: u64 = 3_600_000;
 

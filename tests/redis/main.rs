@@ -2,7 +2,6 @@
 
 mod acl;
 mod blocks;
-#[cfg(feature = "calendar")]
 mod calendar;
 mod cluster;
 mod composed;

@@ -22,7 +22,7 @@ use sluicegate::{
 use tokio::net::TcpListener;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
-use crate::common::{contract::patient, redis::Server};
+use support::{contract::patient, redis::Server};
 
 const PROCESSES: usize = 3;
 const TASKS: usize = 8;

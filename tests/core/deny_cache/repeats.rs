@@ -148,7 +148,6 @@ fn denial(decision: &Decision) -> &Denial {
 }
 
 /// The second is what the cache promises, however long the denial.
-#[cfg(feature = "calendar")]
 #[tokio::test]
 async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its_period() {
     let site = site();

@@ -232,7 +232,6 @@ async fn nothing_is_spent_after_the_step_that_was_charged() {
     assert!(world.calls() > 0);
 }
 
-#[cfg(feature = "calendar")]
 #[tokio::test]
 async fn a_lease_ends_with_its_period_and_takes_nothing_into_the_next() {
     let world = World::new(1);
