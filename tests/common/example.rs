@@ -113,6 +113,7 @@ pub(crate) fn features() -> Vec<&'static str> {
     let features = [
         cfg!(feature = "axum").then_some("axum"),
         cfg!(feature = "bb8").then_some("bb8"),
+        cfg!(feature = "calendar").then_some("calendar"),
         cfg!(feature = "cluster").then_some("cluster"),
         cfg!(feature = "default").then_some("default"),
         cfg!(feature = "metrics").then_some("metrics"),
