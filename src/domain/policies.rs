@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::domain::policy::{Policy, PolicyError};
-pub use crate::domain::published::PublishedPolicy;
+pub use crate::domain::{published::PublishedPolicy, unit::Unit};
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

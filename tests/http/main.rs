@@ -31,4 +31,5 @@ mod slots;
 mod stack;
 #[cfg(feature = "axum")]
 mod streams;
+mod units;
 mod wiring;
