@@ -11,6 +11,8 @@ pub(crate) mod cluster;
 pub(crate) mod contract;
 #[cfg(feature = "test-util")]
 pub(crate) mod contributors;
+#[cfg(unix)]
+pub(crate) mod cut_streams;
 #[cfg(feature = "test-util")]
 pub(crate) mod denials;
 pub(crate) mod example;

@@ -5,12 +5,13 @@
 //! table with a row for each run. `bounds` holds the allowed effect of each fault on the figures.
 //!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! each together with leases, latency, callers that leave and a second runtime. Two long forms run the rest, each by
-//! its name:
+//! each together with leases, latency, callers that leave and a second runtime. `streams` cuts responses off. Long
+//! forms run the rest, each by its name:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
 //! cargo test --all-features --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
+//! cargo test --all-features --test faults -- --ignored --nocapture a_hundred_thousand    # streams, some minutes
 //! ```
 //!
 //! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
@@ -30,6 +31,7 @@ mod run;
 mod setup;
 mod site;
 mod skew;
+mod streams;
 mod table;
 mod tally;
 mod traffic;

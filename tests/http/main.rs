@@ -9,6 +9,8 @@ mod blocks;
 mod body_end;
 mod combine;
 mod contributors;
+#[cfg(unix)]
+mod cut_streams;
 mod dashboard;
 mod drop_in;
 mod extract;

@@ -103,7 +103,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
-    if let Rejection::Denied(denial) = rejection {
+    if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         push_violated(&mut json, denial);
     }
     if let Rejection::Blocked(blocked) = rejection

@@ -1,0 +1,28 @@
+//! Streams that are cut at random points: clients leave, the server panics, timeouts strike.
+
+use std::time::Duration;
+
+use crate::common::{cut_streams::cut_streams, redis::Server};
+use sluicegate::{Limiter, MemoryStore, RedisStore};
+
+async fn over_redis(server: &Server) -> Limiter {
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    Limiter::new(store).timeout(Duration::from_secs(10))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_are_cut_anywhere_leave_no_slot_in_redis() {
+    let server = Server::start();
+    cut_streams(over_redis(&server).await, 2_000, Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a long form"]
+async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot() {
+    let server = Server::start();
+    let memory = Limiter::new(MemoryStore::new().capacity(1_000_000));
+    for (place, limiter) in [("memory", memory), ("Redis", over_redis(&server).await)] {
+        let took = cut_streams(limiter, 100_000, Duration::from_millis(500)).await;
+        println!("{place}: all slots are free {took:?} after the last stream");
+    }
+}
