@@ -120,6 +120,34 @@ async fn headers_by_unit_of_layers_around_each_other_have_the_tightest_of_all() 
 }
 
 #[tokio::test]
+#[ignore = "needs a program made of chat_client.go, in CHAT_CLIENT"]
+async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
+    let program = std::env::var_os("CHAT_CLIENT").expect("CHAT_CLIENT names a program");
+    let layer = layer(&MemoryStore::new())
+        .cost(|_, policy| {
+            if policy.counted_in() == "tokens" {
+                500
+            } else {
+                1
+            }
+        })
+        .headers(HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT));
+    let answer = r#"{"choices":[{"message":{"role":"assistant","content":"hello"}}]}"#;
+    let chat = axum::routing::post(async move || ([("content-type", "application/json")], answer));
+    let router = axum::Router::new().route("/chat/completions", chat.layer(layer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, router).await });
+    let mut client = tokio::process::Command::new(program);
+    let output = client.arg(url).output().await.unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "59 of 60 requests, 2500 of 3000 tokens, all in 1h0m0s\n\
+         58 of 60 requests, 2000 of 3000 tokens, all in 1h0m0s\n"
+    );
+}
+
+#[tokio::test]
 async fn a_hidden_policy_is_in_no_header_and_no_body() {
     let all = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
     let all = all.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
