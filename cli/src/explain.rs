@@ -62,7 +62,7 @@ pub(crate) struct ExplainArgs {
     #[command(flatten)]
     read: ReadArgs,
 
-    /// The cost of the request; it takes one slot, whatever it costs
+    /// The cost of the request; a request of any cost takes one slot
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     cost: u64,
 }
@@ -92,10 +92,10 @@ struct Report {
     /// The time when the same request passes, if no other comes first; null if that is now or never, or when a slot is
     /// returned.
     passes_ms: Option<u64>,
-    /// The rule that denies for longest; null if the request passes. A rule whose slots are all in use comes last: nothing
-    /// says when a request ends.
+    /// The rule that denies for longest; null if the request passes. A rule without a free slot comes last: a request may
+    /// end at any time.
     denied_by: Option<DeniedBy>,
-    /// The rules whose slots are all in use.
+    /// The rules without a free slot.
     no_slot: Vec<DeniedBy>,
     /// The recent denials by policy; null if the tool may not read them.
     denied: Option<Vec<DenialReport>>,
@@ -500,7 +500,7 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
     write_slots(report, output)
 }
 
-/// No time is told: a slot is free when any of the requests ends.
+/// Without a time: a slot is free when any of the requests ends.
 fn write_slots(report: &Report, output: &mut Output) -> Result<()> {
     for by in &report.no_slot {
         let lead = match report.waits_for_slot() {

@@ -181,7 +181,7 @@ impl Policy {
         self.inner.ban
     }
 
-    /// Names what the policy counts. The default is [`Unit::REQUESTS`], and for a
+    /// Names the unit that the policy counts. The default is [`Unit::REQUESTS`], and for a
     /// [concurrency policy](Rule::concurrent) `concurrent-requests`.
     ///
     /// Clients see the unit in the quota headers. It changes no decision: set costs by

@@ -463,7 +463,7 @@ async fn failures_alone_are_counted_if_so_told() {
     }
 }
 
-/// What the caller `alice` has left under the only rule of this policy.
+/// The units that the caller `alice` has left under the only rule of this policy.
 async fn left_of_alice(browser: &Browser, server: &Example, policy: &str) -> u64 {
     let (_, _, body) = browser.ask(server, "/limits", &[("x-user", "alice")]).await;
     let said: Value = serde_json::from_str(&body).unwrap();
@@ -558,7 +558,7 @@ async fn a_stream_costs_its_frames_or_those_that_were_sent_before_the_client_lef
         .await;
     until_left(&browser, &server, "header-x-user", 100_000_000 - 25).await;
 
-    // Far longer than what the connection holds unread.
+    // Far longer than the buffers of the connection.
     let mut body = browser.open(&server, "/stream/90000000").await.into_body();
     body.frame().await.unwrap().unwrap();
     drop(body);

@@ -1,4 +1,4 @@
-// A client of a chat service that prints what the library go-openai reads from the quota headers of two responses.
+// A client of a chat service. It prints the quota of two responses, as the library go-openai reads the headers.
 //
 // The test that runs it is ignored by default, since it needs a program made of this file:
 //

@@ -29,7 +29,7 @@ async fn held(site: &Site, count: usize) -> Vec<Slot> {
     slots
 }
 
-/// The lines about the slots: no time is told in them, since nothing says when a request ends.
+/// The lines about the slots. They have no times, since a request may end at any time.
 fn lines_of_slots(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| line.contains("jobs")).collect();
     let lines = lines.join("\n");
@@ -77,7 +77,7 @@ async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
         "{text}"
     );
 
-    // A request takes one slot, whatever it costs.
+    // A request of any cost takes one slot.
     let said = site
         .tool
         .run("explain user=alice --policies policies.toml --cost 3");

@@ -157,8 +157,8 @@ fn failures(response: &Head, charge: &Charge) -> u64 {
     if failed { charge.cost() } else { 0 }
 }
 
-/// An unreadable cost counts as 0, because the handler rejects the request. Each request takes one slot, whatever it
-/// costs.
+/// An unreadable cost counts as 0, because the handler rejects the request. A request of any cost takes one
+/// slot.
 fn cost(head: &Parts, policy: &Policy) -> u64 {
     if options::is_of_slots(policy) {
         return 1;

@@ -55,7 +55,7 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// The quota headers of responses.
 ///
 /// By default they are in every response to a charged request, except redirections; a 304 has them. `Retry-After` is in
-/// every response to a denied request that can pass later, whatever the style, and in every 503.
+/// every response to a denied request that can pass later, in any style, and in every 503.
 ///
 /// ```
 /// use sluicegate::middleware::HeaderStyle;
@@ -80,6 +80,9 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
 /// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: for its
 /// users, send [`DRAFT_6`](Self::DRAFT_6) or [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) without `DRAFT_11`.
+///
+/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as they
+/// are sent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,
