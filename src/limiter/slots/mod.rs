@@ -95,7 +95,7 @@ impl Limiter {
     /// decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
     ///
     /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: take and renew
-    /// its [`Slots`](crate::store::Slots).
+    /// its [`Slots`].
     #[must_use]
     pub fn hold(&self, decision: &Decision) -> Option<Slot> {
         let Decision::Allowed(usage) = decision else {
