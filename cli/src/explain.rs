@@ -6,7 +6,7 @@ use clap::Args;
 use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
-    Charge, Decision, Key, Policy,
+    Charge, Decision, Key, Policy, Rule,
     decision::RuleUsage,
     store::{
         Check,
@@ -28,7 +28,7 @@ use super::{
     published::{Differing, Source},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
-    text::{date_time, grouped, millis, span, time},
+    text::{date_time, grouped, in_use, millis, span, time},
 };
 
 const EXAMPLES: &str = "\
@@ -63,7 +63,7 @@ pub(crate) struct ExplainArgs {
     #[command(flatten)]
     read: ReadArgs,
 
-    /// The cost of the request
+    /// The cost of the request; a request of any cost takes one slot
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     cost: u64,
 }
@@ -90,10 +90,14 @@ struct Report {
     is_known: bool,
     /// The block of the identity; null if there is none.
     blocked: Option<BlockReport>,
-    /// The time when the same request passes, if no other comes first; null if that is now or never.
+    /// The time when the same request passes, if no other comes first; null if that is now or never, or when a slot is
+    /// returned.
     passes_ms: Option<u64>,
-    /// The rule that denies for longest; null if the request passes.
+    /// The rule that denies for longest; null if the request passes. A rule without a free slot comes last: a request may
+    /// end at any time.
     denied_by: Option<DeniedBy>,
+    /// The rules without a free slot.
+    no_slot: Vec<DeniedBy>,
     /// The recent denials by policy; null if the tool may not read them.
     denied: Option<Vec<DenialReport>>,
     policies: Vec<PolicyReport>,
@@ -105,7 +109,7 @@ struct Report {
     warning: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct DeniedBy {
     policy: String,
     rule: String,
@@ -126,10 +130,13 @@ struct PolicyReport {
 struct RuleReport {
     rule: String,
     limit: u64,
+    /// Whether the units are slots, each held by a request that runs.
+    slots: bool,
     used: u64,
     left: u64,
     fits: bool,
-    /// The time when the cost fits; null if that is now or never.
+    /// The time when the cost fits; null if that is now or never. For slots, the time when one expires that is neither
+    /// returned nor renewed.
     fits_ms: Option<u64>,
     /// The steps whose release makes room for the cost, oldest first.
     released_first: Vec<StepReport>,
@@ -184,6 +191,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         blocked: None,
         passes_ms: None,
         denied_by: None,
+        no_slot: Vec::new(),
         denied: reading.denied.clone(),
         policies: Vec::new(),
         other_policies: Vec::new(),
@@ -221,18 +229,24 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
             report.passes = false;
             // A rule that never admits lasts longest.
             let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
-            if until > longest {
+            let by = DeniedBy {
+                policy: policy.name().to_owned(),
+                rule: denial.rule().rule().to_string(),
+            };
+            if denial.rule().rule().is_concurrency() && until < u64::MAX {
+                report.no_slot.push(by);
+            } else if until > longest {
                 longest = until;
                 report.passes_ms = Some(until).filter(|until| *until < u64::MAX);
-                report.denied_by = Some(DeniedBy {
-                    policy: policy.name().to_owned(),
-                    rule: denial.rule().rule().to_string(),
-                });
+                report.denied_by = Some(by);
             }
         }
         let policy = PolicyReport::of(policy, &decision, reading.now_ms, value);
         report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
         report.policies.push(policy);
+    }
+    if report.denied_by.is_none() && report.blocked.is_none() {
+        report.denied_by = report.no_slot.first().cloned();
     }
     // A limit denies even if other rules are unknown. A block denies only if it is enforced.
     report.is_known |= is_denied;
@@ -262,6 +276,8 @@ fn decision(
     // Decide as if the policy were not a shadow.
     let counting = Policy::new(policy.name(), policy.rules().iter().copied());
     let counting = counting.map_err(Error::usage)?;
+    let is_of_slots = policy.rules().iter().any(Rule::is_concurrency);
+    let cost = if is_of_slots { cost.min(1) } else { cost };
     let check = Check::new([Charge::new(&counting, key.clone(), cost)])?;
     Ok(decide(&check, now_ms, &[value])?)
 }
@@ -310,6 +326,7 @@ impl RuleReport {
         Self {
             rule: rule.to_string(),
             limit: rule.limit(),
+            slots: rule.is_concurrency(),
             used,
             left: rule.limit().saturating_sub(used),
             fits: !usage.is_exceeded(),
@@ -323,12 +340,17 @@ impl RuleReport {
         let fits = match (self.fits, self.fits_ms) {
             (true, _) => Cell::new("now"),
             (false, None) => Cell::new("never").fg(Color::Red),
+            (false, Some(_)) if self.slots => Cell::new("when one ends").fg(Color::Red),
             (false, Some(ms)) => Cell::new(time(ms, now_ms)).fg(Color::Red),
         };
         vec![
             Cell::new(policy),
             Cell::new(&self.rule),
-            Cell::new(grouped(self.used)),
+            Cell::new(if self.slots {
+                in_use(self.used, Some(self.limit))
+            } else {
+                grouped(self.used)
+            }),
             Cell::new(grouped(self.left)),
             fits,
             Cell::new(self.released_first()),
@@ -342,6 +364,7 @@ impl RuleReport {
         }
         let units: u64 = self.released_first.iter().map(|step| step.units).sum();
         match &self.released_first[..] {
+            _ if self.slots => String::new(),
             [] => String::new(),
             [_] => format!("{} in 1 step", grouped(units)),
             steps => format!("{} in {} steps", grouped(units), steps.len()),
@@ -364,6 +387,12 @@ impl Report {
         };
         let mut policies = self.policies.iter();
         policies.any(is_drifted).then(|| why.to_owned())
+    }
+
+    /// Whether nothing but slots is missing.
+    fn waits_for_slot(&self) -> bool {
+        let by = self.denied_by.as_ref();
+        by.is_some_and(|by| self.no_slot.iter().any(|it| it.policy == by.policy))
     }
 
     /// Whether there is nothing to show.
@@ -461,6 +490,8 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
                 )?;
             }
         }
+        // Said below.
+        (Some(_), None) if report.waits_for_slot() => {}
         // The block above is the verdict.
         (None, _) if report.blocked.is_some() => {}
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
@@ -477,6 +508,22 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
             by.rule,
             by.policy,
         )?,
+    }
+    write_slots(report, output)
+}
+
+/// Without a time: a slot is free when any of the requests ends.
+fn write_slots(report: &Report, output: &mut Output) -> Result<()> {
+    for by in &report.no_slot {
+        let lead = match report.waits_for_slot() {
+            true => "It is denied until a request ends:",
+            false => "Besides, until a request ends:",
+        };
+        writeln!(
+            output,
+            "{BAD}{lead}{BAD:#} all slots are in use,\nby the rule {} of {}.",
+            by.rule, by.policy
+        )?;
     }
     Ok(())
 }

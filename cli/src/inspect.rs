@@ -24,7 +24,7 @@ use super::{
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
-    text::{date_time, grouped, millis, span, without_limit},
+    text::{date_time, grouped, in_use, millis, span, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -123,10 +123,13 @@ pub(crate) struct RuleReport {
     pub(crate) fixed: bool,
     /// The units that come back in each window; null if the rule is no bucket.
     pub(crate) refill: Option<u64>,
+    /// Whether the units are slots, each held by a request that runs.
+    pub(crate) slots: bool,
     pub(crate) used: u64,
     /// Null if the limit is not known.
     pub(crate) left: Option<u64>,
-    /// The time when one more unit fits; null if that is now or never, or if the limit is not known.
+    /// The time when one more unit fits; null if that is now or never, or if the limit is not known. For slots, the time
+    /// when one expires that is neither returned nor renewed.
     pub(crate) fits_ms: Option<u64>,
     /// The time when no units count; null if that is now.
     pub(crate) free_ms: Option<u64>,
@@ -363,6 +366,7 @@ impl RuleReport {
             step_ms: millis(rule.step()),
             fixed: rule.is_fixed(),
             refill: rule.refill(),
+            slots: rule.is_concurrency(),
             used,
             left: limit.map(|limit| limit.saturating_sub(used)),
             fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
@@ -388,6 +392,9 @@ impl RuleReport {
             (None, None) => "?".into(),
         };
         let color = self.is_exceeded().then_some(Color::Red);
+        if self.slots {
+            return self.row_of_slots(policy, left, color);
+        }
         [
             (policy.into(), None),
             (self.rule.clone(), None),
@@ -398,10 +405,38 @@ impl RuleReport {
         ]
     }
 
-    /// A picture of the window that ends with the current step. Empty for a fixed rule, which has one step, and for a
-    /// bucket and a calendar rule, which have none.
+    /// A slot comes back when its request ends. Its times say only when it would expire, if its process were dead.
+    fn row_of_slots(
+        &self,
+        policy: &str,
+        left: String,
+        color: Option<Color>,
+    ) -> [(String, Option<Color>); 6] {
+        let fits = match self.left {
+            Some(0) if self.limit == Some(0) => "never",
+            Some(0) => "when one ends",
+            Some(_) => "now",
+            None => "?",
+        };
+        let empty = if self.used == 0 {
+            "now"
+        } else {
+            "when all end"
+        };
+        [
+            (policy.into(), None),
+            (self.rule.clone(), None),
+            (in_use(self.used, self.limit), None),
+            (left, color),
+            (fits.into(), color),
+            (empty.into(), None),
+        ]
+    }
+
+    /// A picture of the window that ends with the current step. Empty for a fixed rule, which has one step, for a
+    /// bucket and a calendar rule, which have none, and for slots, whose steps are those of their renewals.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
-        if self.fixed || self.refill.is_some() || self.period.is_some() {
+        if self.fixed || self.refill.is_some() || self.period.is_some() || self.slots {
             return String::new();
         }
         let end = now_ms - now_ms % self.step_ms + self.step_ms;

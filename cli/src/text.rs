@@ -114,6 +114,14 @@ pub(crate) fn without_limit(rule: &Rule) -> String {
     )
 }
 
+/// The slots of a concurrency rule: `3/20 in use`.
+pub(crate) fn in_use(used: u64, limit: Option<u64>) -> String {
+    match limit {
+        Some(limit) => format!("{}/{} in use", grouped(used), grouped(limit)),
+        None => format!("{} in use", grouped(used)),
+    }
+}
+
 /// Writes a number with a blank between thousands.
 pub(crate) fn grouped(number: u64) -> String {
     HumanCount(number).to_string().replace(',', "\u{202f}")

@@ -17,7 +17,7 @@ use super::{
     reading::{ReadArgs, Reader},
     server,
     settings::Settings,
-    text::{self, date_time, grouped},
+    text::{self, date_time, grouped, in_use},
 };
 
 const EXAMPLES: &str = "\
@@ -157,7 +157,12 @@ fn used(report: &Report) -> String {
         }
         let rules = policy.rules.iter().map(|rule| {
             let full = if rule.is_exceeded() { " full" } else { "" };
-            format!("{} {}{full}", rule.rule, grouped(rule.used))
+            let used = if rule.slots {
+                in_use(rule.used, rule.limit)
+            } else {
+                grouped(rule.used)
+            };
+            format!("{} {used}{full}", rule.rule)
         });
         format!("{} {}", policy.policy, rules.collect::<Vec<_>>().join(", "))
     });

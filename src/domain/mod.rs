@@ -23,6 +23,7 @@ mod serde;
 pub(crate) mod settlement;
 pub(crate) mod slots;
 mod text;
+mod unit;
 pub(crate) mod window;
 
 pub use actual_cost::ActualCost;

@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-pub use crate::domain::published::PublishedPolicy;
 use crate::domain::{
     policy::{Policy, PolicyError},
     rule::Rule,
 };
+pub use crate::domain::{published::PublishedPolicy, unit::Unit};
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use crate::domain::{
     block::{Ban, LOOK_UPS, STRIKES},
     error::NameError,
     rule::{Rule, RuleError},
+    unit::Unit,
 };
 
 /// The limit exists because a check takes longer with each rule.
@@ -44,11 +45,25 @@ pub struct Policy {
     on_failure: Option<FailurePolicy>,
 }
 
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Inner {
     name: Box<str>,
     rules: Box<[Rule]>,
     ban: Option<Ban>,
+    unit: Option<Unit>,
+    is_hidden: bool,
+}
+
+impl Inner {
+    const fn new(name: Box<str>, rules: Box<[Rule]>) -> Self {
+        Self {
+            name,
+            rules,
+            ban: None,
+            unit: None,
+            is_hidden: false,
+        }
+    }
 }
 
 impl Policy {
@@ -95,11 +110,7 @@ impl Policy {
             }
         }
         Ok(Self {
-            inner: Arc::new(Inner {
-                name: name.into(),
-                rules,
-                ban: None,
-            }),
+            inner: Arc::new(Inner::new(name.into(), rules)),
             shadow: false,
             on_failure: None,
         })
@@ -159,21 +170,64 @@ impl Policy {
     /// Blocks identities that this policy denies too often: see [bans](crate::block#bans). By default there is no ban.
     /// A shadow bans no identity.
     #[must_use]
-    pub fn ban(self, ban: Ban) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                name: self.name().into(),
-                rules: self.rules().into(),
-                ban: Some(ban),
-            }),
-            ..self
-        }
+    pub fn ban(mut self, ban: Ban) -> Self {
+        Arc::make_mut(&mut self.inner).ban = Some(ban);
+        self
     }
 
     /// Returns the ban of identities that this policy denies too often.
     #[must_use]
     pub fn banned_by(&self) -> Option<Ban> {
         self.inner.ban
+    }
+
+    /// Names the unit that the policy counts. The default is [`Unit::REQUESTS`], and for a
+    /// [concurrency policy](Rule::concurrent) `concurrent-requests`.
+    ///
+    /// Clients see the unit in the quota headers. It changes no decision: set costs by
+    /// [`cost`](crate::RateLimitLayer::cost).
+    ///
+    /// ```
+    /// use sluicegate::{Policy, policies::Unit};
+    ///
+    /// let tokens = Policy::parse("tokens", "10000/1m")?.unit(Unit::TOKENS);
+    /// assert_eq!(tokens.counted_in(), "tokens");
+    /// # Ok::<(), sluicegate::error::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn unit(mut self, unit: Unit) -> Self {
+        Arc::make_mut(&mut self.inner).unit = Some(unit);
+        self
+    }
+
+    /// Returns the name of the unit that the policy counts.
+    #[must_use]
+    pub fn counted_in(&self) -> &str {
+        match &self.inner.unit {
+            Some(unit) => unit.as_str(),
+            None if self.is_concurrency() => "concurrent-requests",
+            None => "requests",
+        }
+    }
+
+    /// Returns the unit, if one was set.
+    #[cfg(any(feature = "serde", feature = "redis"))]
+    pub(crate) fn set_unit(&self) -> Option<&Unit> {
+        self.inner.unit.as_ref()
+    }
+
+    /// Leaves the policy out of the quota headers, and out of the body of the default rejection: clients do not see its
+    /// name, limit and remaining units. A denied request has its `Retry-After` nevertheless.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        Arc::make_mut(&mut self.inner).is_hidden = true;
+        self
+    }
+
+    /// Returns whether the policy is left out of the quota headers.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.inner.is_hidden
     }
 
     /// Returns whether the policy blocks identities that are denied too often.
@@ -185,11 +239,7 @@ impl Policy {
     /// rules.
     pub(crate) fn of_look_ups() -> &'static Self {
         static POLICY: LazyLock<Policy> = LazyLock::new(|| Policy {
-            inner: Arc::new(Inner {
-                name: LOOK_UPS.into(),
-                rules: [].into(),
-                ban: None,
-            }),
+            inner: Arc::new(Inner::new(LOOK_UPS.into(), [].into())),
             shadow: false,
             on_failure: None,
         });
@@ -200,11 +250,7 @@ impl Policy {
     /// always fit, unless a ban is already due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
         Self {
-            inner: Arc::new(Inner {
-                name: STRIKES.into(),
-                rules: [strikes.doubled()].into(),
-                ban: None,
-            }),
+            inner: Arc::new(Inner::new(STRIKES.into(), [strikes.doubled()].into())),
             shadow: false,
             on_failure: None,
         }
@@ -215,9 +261,8 @@ impl Policy {
         let rules = self.rules().iter().map(|rule| rule.share(of));
         Self {
             inner: Arc::new(Inner {
-                name: self.name().into(),
                 rules: rules.collect(),
-                ban: self.inner.ban,
+                ..Inner::clone(&self.inner)
             }),
             ..*self
         }
@@ -282,6 +327,12 @@ impl fmt::Debug for Policy {
         }
         if let Some(ban) = self.inner.ban {
             write!(f, ", ban {ban}")?;
+        }
+        if let Some(unit) = &self.inner.unit {
+            write!(f, ", in {unit}")?;
+        }
+        if self.is_hidden() {
+            f.write_str(", hidden")?;
         }
         f.write_str(")")
     }

@@ -95,6 +95,12 @@ impl PublishedPolicy {
         if let Some(failure) = policy.failure_policy() {
             text.push_str(&format!("on_failure={}\n", failure.as_str()));
         }
+        if let Some(unit) = policy.set_unit() {
+            text.push_str(&format!("unit={unit}\n"));
+        }
+        if policy.is_hidden() {
+            text.push_str("hidden=true\n");
+        }
         text
     }
 
@@ -121,6 +127,12 @@ impl PublishedPolicy {
         }
         if let Some(text) = value("on_failure") {
             policy = policy.on_failure(failure_policy(text)?);
+        }
+        if let Some(unit) = value("unit") {
+            policy = policy.unit(unit.parse().ok()?);
+        }
+        if value("hidden").is_some() {
+            policy = policy.hidden();
         }
         let mut published = Self::new(policy, value("blocks") == Some("true"));
         published.version = value("version")?.chars().take(MAX_KIND).collect();

@@ -1,7 +1,7 @@
 //! Rules and policies in configuration files, through serde.
 //!
 //! A rule is a text. The rules of a policy are one string, or a list of strings. A single policy is
-//! `{name, rules, strikes, ban, on_failure, shadow}`, and you may leave out all but the first two. A set is a map from
+//! `{name, rules, strikes, ban, on_failure, shadow, unit, hidden}`, and you may leave out all but the first two. A set is a map from
 //! name to rules, or to the same fields without the name.
 
 use std::{borrow::Cow, fmt};
@@ -20,6 +20,7 @@ use crate::domain::{
     policies::Policies,
     policy::{Policy, PolicyError},
     rule::Rule,
+    unit::Unit,
 };
 
 impl Serialize for Rule {
@@ -35,6 +36,19 @@ impl<'de> Deserialize<'de> for Rule {
     }
 }
 
+impl Serialize for Unit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Unit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        name.parse().map_err(D::Error::custom)
+    }
+}
+
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Fields {
@@ -43,6 +57,8 @@ impl Serialize for Policy {
             ban,
             on_failure,
             shadow,
+            unit,
+            hidden,
         } = Fields::of(self);
         let alone = Alone {
             name: self.name().into(),
@@ -51,6 +67,8 @@ impl Serialize for Policy {
             ban,
             on_failure,
             shadow,
+            unit,
+            hidden,
         };
         alone.serialize(serializer)
     }
@@ -62,7 +80,16 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-const FIELDS: &[&str] = &["name", "rules", "strikes", "ban", "on_failure", "shadow"];
+const FIELDS: &[&str] = &[
+    "name",
+    "rules",
+    "strikes",
+    "ban",
+    "on_failure",
+    "shadow",
+    "unit",
+    "hidden",
+];
 
 /// Builds the policy while the map is read, so that an error has the position in the file.
 struct PolicyVisitor;
@@ -82,6 +109,8 @@ impl<'de> Visitor<'de> for PolicyVisitor {
             ban,
             on_failure,
             shadow,
+            unit,
+            hidden,
         } = Alone::deserialize(MapAccessDeserializer::new(map))?;
         let fields = Fields {
             rules,
@@ -89,6 +118,8 @@ impl<'de> Visitor<'de> for PolicyVisitor {
             ban,
             on_failure,
             shadow,
+            unit,
+            hidden,
         };
         fields.policy(&name)
     }
@@ -121,6 +152,10 @@ struct Alone {
     on_failure: Option<FailurePolicy>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<Unit>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    hidden: bool,
 }
 
 /// The fields of a policy without the name: with serde's `flatten`, unknown fields would pass.
@@ -136,6 +171,10 @@ struct Fields {
     on_failure: Option<FailurePolicy>,
     #[serde(skip_serializing_if = "is_false")]
     shadow: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<Unit>,
+    #[serde(skip_serializing_if = "is_false")]
+    hidden: bool,
 }
 
 #[derive(Deserialize)]
@@ -146,6 +185,8 @@ enum Field {
     Ban,
     OnFailure,
     Shadow,
+    Unit,
+    Hidden,
 }
 
 impl Fields {
@@ -157,6 +198,8 @@ impl Fields {
             ban: ban.map(|it| it.time_text()),
             on_failure: policy.failure_policy(),
             shadow: policy.is_shadow(),
+            unit: policy.set_unit().cloned(),
+            hidden: policy.is_hidden(),
         }
     }
 
@@ -182,6 +225,12 @@ impl Fields {
         if let Some(on_failure) = self.on_failure {
             policy = policy.on_failure(on_failure);
         }
+        if let Some(unit) = self.unit {
+            policy = policy.unit(unit);
+        }
+        if self.hidden {
+            policy = policy.hidden();
+        }
         Ok(if self.shadow { policy.shadow() } else { policy })
     }
 }
@@ -203,7 +252,9 @@ impl Entry {
     fn of(policy: &Policy) -> Self {
         let is_plain = policy.failure_policy().is_none()
             && policy.banned_by().is_none()
-            && !policy.is_shadow();
+            && policy.set_unit().is_none()
+            && !policy.is_shadow()
+            && !policy.is_hidden();
         if is_plain {
             Self::Rules(Rules(policy.to_string()))
         } else {
@@ -230,7 +281,8 @@ impl<'de> Visitor<'de> for Named<'_> {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "rules: `10/1s,120/1m`, a list of them, or `rules`, `strikes`, `ban`, `on_failure` and `shadow`",
+            "rules: `10/1s,120/1m`, a list of them, or `rules`, `strikes`, `ban`, `on_failure`, `shadow`, `unit` and \
+             `hidden`",
         )
     }
 
@@ -247,6 +299,7 @@ impl<'de> Visitor<'de> for Named<'_> {
         // Not derived: a derived struct would report an error of a rule without its position.
         let (mut rules, mut strikes, mut ban) = (None, None, None);
         let (mut on_failure, mut shadow) = (None, None);
+        let (mut unit, mut hidden) = (None, None);
         while let Some(field) = map.next_key()? {
             match field {
                 Field::Rules => {
@@ -257,6 +310,8 @@ impl<'de> Visitor<'de> for Named<'_> {
                 Field::Ban => once(&mut ban, map.next_value()?, "ban")?,
                 Field::OnFailure => once(&mut on_failure, map.next_value()?, "on_failure")?,
                 Field::Shadow => once(&mut shadow, map.next_value()?, "shadow")?,
+                Field::Unit => once(&mut unit, map.next_value()?, "unit")?,
+                Field::Hidden => once(&mut hidden, map.next_value()?, "hidden")?,
             }
         }
         let fields = Fields {
@@ -265,6 +320,8 @@ impl<'de> Visitor<'de> for Named<'_> {
             ban,
             on_failure,
             shadow: shadow.unwrap_or(false),
+            unit,
+            hidden: hidden.unwrap_or(false),
         };
         fields.policy(self.0)
     }
@@ -481,6 +538,28 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_unit_and_a_hidden_policy_are_read_and_written_back() {
+        let text = r#"{"tokens":{"rules":"100/1m","unit":"tokens","hidden":true}}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        let tokens = policies.get("tokens").unwrap();
+        assert_eq!((tokens.counted_in(), tokens.is_hidden()), ("tokens", true));
+        assert_eq!(serde_json::to_string(&policies).unwrap(), text);
+        let toml = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
+
+        let text = r#"{"name":"bytes","rules":"9/1m","unit":"content-bytes"}"#;
+        let policy: Policy = serde_json::from_str(text).unwrap();
+        assert_eq!(policy.set_unit(), Some(&Unit::CONTENT_BYTES));
+        assert_eq!(serde_json::to_string(&policy).unwrap(), text);
+        let error = toml::from_str::<Policies>("a = { rules = '1/1s', unit = 'Two words' }");
+        let error = error.unwrap_err();
+        assert!(
+            error.message().starts_with("`Two words` is no unit"),
+            "{error}"
+        );
+    }
+
     #[cfg(feature = "calendar")]
     #[test]
     fn concurrency_and_calendar_rules_are_read_and_written_back() {
@@ -576,7 +655,7 @@ mod tests {
             ),
             (
                 r#"{"ip":{"rules":"1/1s","name":"ip"}}"#,
-                "unknown field `name`, expected one of `rules`, `strikes`, `ban`, `on_failure`, `shadow`",
+                "unknown field `name`, expected one of `rules`, `strikes`, `ban`, `on_failure`, `shadow`, `unit`, `hidden`",
             ),
             (r#"{"ip":{"shadow":true}}"#, "missing field `rules`"),
             (

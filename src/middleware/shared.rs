@@ -35,6 +35,8 @@ pub(super) struct Shared<R> {
     pub(super) jitter: Duration,
     /// How long a client waits that found no slot.
     pub(super) slot_wait: Duration,
+    /// Whether a request that found no slot gets a 503.
+    pub(super) unavailable_without_slot: bool,
     /// Whether all responses carry the decisions, not only rejections.
     pub(super) decisions_in_response: bool,
     pub(super) rejection: Arc<R>,
@@ -63,6 +65,7 @@ impl<R> Shared<R> {
             at_end: None,
             jitter: Duration::ZERO,
             slot_wait: DEFAULT_SLOT_WAIT,
+            unavailable_without_slot: false,
             decisions_in_response: false,
             rejection: Arc::new(rejection),
             introduced: AtomicBool::new(false),
@@ -78,6 +81,7 @@ impl<R> Shared<R> {
             headers: self.headers,
             jitter: self.jitter,
             slot_wait: self.slot_wait,
+            unavailable_without_slot: self.unavailable_without_slot,
             decisions_in_response: self.decisions_in_response,
             rejection: Arc::new(rejection),
             introduced: AtomicBool::new(false),
@@ -251,6 +255,7 @@ impl<R> Shared<R> {
             headers: &self.headers,
             jitter: self.jitter,
             slot_wait: self.slot_wait,
+            unavailable_without_slot: self.unavailable_without_slot,
             retry_interval: self.plan.limiter.retry_interval(),
         };
         respond.to(rejection, head)
@@ -266,6 +271,7 @@ impl<R> Clone for Shared<R> {
             headers: self.headers.clone(),
             jitter: self.jitter,
             slot_wait: self.slot_wait,
+            unavailable_without_slot: self.unavailable_without_slot,
             decisions_in_response: self.decisions_in_response,
             rejection: self.rejection.clone(),
             introduced: AtomicBool::new(false),

@@ -299,6 +299,44 @@ async fn a_header_that_the_page_sends_is_limited_by_its_value() {
 }
 
 #[tokio::test]
+async fn slots_are_shown_as_in_use_of_all_while_responses_run() {
+    let slots = [
+        "--limit",
+        "ip=3/10s@concurrent",
+        "--limit",
+        "ip=9000/month:15@UTC",
+    ];
+    let server = Example::start(&slots);
+    let mut page = open!(server);
+    page.until("rules.size === 2 && !$('hold-label').hidden")
+        .await;
+    assert_eq!(
+        page.eval("[...document.querySelectorAll('#rules h2')].map(it => it.textContent)")
+            .await,
+        json!(["ip 3 at a time", "ip 9000 each month from day 15 in UTC"])
+    );
+    assert_eq!(
+        page.eval("$('rules').querySelector('canvas').checkVisibility()")
+            .await,
+        false
+    );
+    page.eval("$('hold').value = 3000; $('burst').click()")
+        .await;
+    page.until(&format!(
+        "counts.denied > 0 && {} === '3 of 3 in use · denies until one is free'",
+        left(0)
+    ))
+    .await;
+    page.screenshot("slots").await;
+    page.eval(PAUSE).await;
+    page.until(&format!("{QUIET} && {} === '0 of 3 in use'", left(0)))
+        .await;
+    let told = "document.querySelector('[role=meter]').getAttribute('aria-valuetext')";
+    assert_eq!(page.eval(told).await, "0 of 3 in use");
+    assert!(page.errors().is_empty(), "{:?}", page.errors());
+}
+
+#[tokio::test]
 async fn contributors_are_shown_under_the_rule_whose_window_they_are_counted_over() {
     let limits = ["--limit", "ip=50/10s,90/1h", "--limit", "header:x-key=9/1d"];
     let server = Example::start(&[&limits[..], &["--contributors", "header:x-user"]].concat());

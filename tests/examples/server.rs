@@ -463,6 +463,120 @@ async fn failures_alone_are_counted_if_so_told() {
     }
 }
 
+/// The units that the caller `alice` has left under the only rule of this policy.
+async fn left_of_alice(browser: &Browser, server: &Example, policy: &str) -> u64 {
+    let (_, _, body) = browser.ask(server, "/limits", &[("x-user", "alice")]).await;
+    let said: Value = serde_json::from_str(&body).unwrap();
+    let rules = said["rules"].as_array().unwrap();
+    let id = format!("{policy}.0");
+    let rule = rules.iter().find(|rule| rule["id"] == id.as_str()).unwrap();
+    rule["remaining"].as_u64().unwrap()
+}
+
+/// Waits until `alice` has this much left.
+async fn until_left(browser: &Browser, server: &Example, policy: &str, expected: u64) {
+    let mut left = None;
+    let came = tokio::time::timeout(std::time::Duration::from_secs(20), async {
+        while left != Some(expected) {
+            left = Some(left_of_alice(browser, server, policy).await);
+        }
+    });
+    assert!(came.await.is_ok(), "{left:?} left, not {expected}");
+}
+
+impl Browser {
+    /// The response to `alice`, whose body is not read yet.
+    async fn open(&self, server: &Example, path: &str) -> Response<hyper::body::Incoming> {
+        let request = Request::get(format!("http://{}{path}", server.address()));
+        let request = request.header("x-user", "alice").body(Body::empty());
+        self.0.request(request.unwrap()).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_key_may_have_slots_beside_its_rates_and_a_response_holds_one_until_its_body_ends() {
+    let redis = Server::start();
+    let limits = [
+        "--limit",
+        "header:x-user=2/10s@concurrent",
+        "--limit",
+        "header:x-user=1000/month@UTC",
+    ];
+    let shared = ["--redis", &redis.url(), "--timeout", "1500ms"];
+    for more in [&[][..], &shared] {
+        let args = [&limits[..], more].concat();
+        let (server, browser) = (Example::start(&args), Browser::new());
+        let held = [
+            browser.open(&server, "/wait/3600000").await,
+            browser.open(&server, "/wait/3600000").await,
+        ];
+        assert_eq!(held[0].status(), OK);
+        let quotas = held[0].headers()["ratelimit-policy"].to_str().unwrap();
+        assert!(
+            quotas.starts_with(
+                r#""header-x-user-slots";q=2;qu="concurrent-requests", "header-x-user";q=1000"#
+            ),
+            "{quotas}"
+        );
+        // A request without a slot is charged nowhere.
+        let denied = browser.open(&server, "/cost/7").await;
+        assert_eq!(denied.status(), REJECTED);
+        assert_eq!(denied.headers()["retry-after"], "1");
+        assert_eq!(left_of_alice(&browser, &server, "header-x-user").await, 998);
+        assert_eq!(
+            left_of_alice(&browser, &server, "header-x-user-slots").await,
+            0
+        );
+
+        drop(held);
+        until_left(&browser, &server, "header-x-user-slots", 2).await;
+        assert_eq!(browser.open(&server, "/cost/7").await.status(), OK);
+        assert_eq!(left_of_alice(&browser, &server, "header-x-user").await, 991);
+        let waited = browser
+            .ask(&server, "/wait/1", &[("x-user", "alice")])
+            .await;
+        assert_eq!((waited.0, waited.2.as_str()), (OK, "1\n"));
+        until_left(&browser, &server, "header-x-user-slots", 2).await;
+        assert_eq!(
+            browser.status(&server, "/wait/3600001").await,
+            StatusCode::BAD_REQUEST
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_stream_costs_its_frames_or_those_that_were_sent_before_the_client_left() {
+    let limit = ["--limit", "header:x-user=100000000/1d"];
+    let (server, browser) = (Example::start(&limit), Browser::new());
+    let (_, _, body) = browser
+        .ask(&server, "/stream/25", &[("x-user", "alice")])
+        .await;
+    assert_eq!(body.lines().count(), 25);
+    until_left(&browser, &server, "header-x-user", 100_000_000 - 25).await;
+    browser
+        .ask(&server, "/stream/0", &[("x-user", "alice")])
+        .await;
+    until_left(&browser, &server, "header-x-user", 100_000_000 - 25).await;
+
+    // Far longer than the buffers of the connection.
+    let mut body = browser.open(&server, "/stream/90000000").await.into_body();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    drop(browser);
+    let browser = Browser::new();
+    let sent = async {
+        loop {
+            let left = left_of_alice(&browser, &server, "header-x-user").await;
+            // A unit until the stream is settled.
+            if left < 100_000_000 - 26 {
+                return 100_000_000 - 25 - left;
+            }
+        }
+    };
+    let sent = tokio::time::timeout(std::time::Duration::from_secs(20), sent).await;
+    assert!((2..90_000_000).contains(&sent.unwrap()));
+}
+
 /// A file of limits in a separate folder.
 struct Config {
     _folder: tempfile::TempDir,
@@ -827,6 +941,19 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         (
             &["--limit", "header:A=1/1s", "--limit", "header:a=2/1m"],
             "--limit: `header-a` has",
+        ),
+        (
+            &[
+                "--limit",
+                "ip=1/9s@concurrent",
+                "--limit",
+                "ip=2/9s@concurrent",
+            ],
+            "--limit: `ip-slots` has a limit",
+        ),
+        (
+            &["--limit", "ip=1/1s,2/9s@concurrent"],
+            "must be the only rule of its policy",
         ),
         (
             &["--trusted-proxy", "10.0.0.1/8"],

@@ -7,13 +7,14 @@
 //! `slots` kills and stops processes that hold slots.
 //!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! each together with leases, latency, callers that leave and a second runtime. Three long forms run the rest, each by
-//! its name:
+//! each together with leases, latency, callers that leave and a second runtime. `streams` cuts responses off. Long
+//! forms run the rest, each by its name:
 //!
 //! ```console
 //! cargo test --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
 //! cargo test --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
 //! cargo test --test faults -- --ignored --nocapture a_million     # slots of eight processes
+//! cargo test --test faults -- --ignored --nocapture a_hundred_thousand    # streams, some minutes
 //! ```
 //!
 //! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
@@ -31,6 +32,7 @@ mod site;
 mod skew;
 #[cfg(target_os = "linux")]
 mod slots;
+mod streams;
 mod table;
 mod tally;
 mod traffic;

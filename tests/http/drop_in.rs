@@ -30,6 +30,7 @@ use hyper_util::{
 use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     middleware::{EmptyBody, HeaderStyle, MakeRejection},
+    policies::Unit,
 };
 use tokio::net::TcpListener;
 use tokio_tungstenite::{connect_async, tungstenite};
@@ -348,8 +349,12 @@ async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflight
         .expose_headers(EXPOSED_HEADERS);
     let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
     let style = style.and(HeaderStyle::DRAFT_6);
+    let style = style.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
+    let tokens = Policy::parse("tokens", "1/1d").unwrap().unit(Unit::TOKENS);
     let app = || Router::new().route("/", get(async || "hello"));
-    let limited = limit("all", 1).headers(style);
+    let limited = limit("all", 1)
+        .limit(tokens, Key::new("service", "all"))
+        .headers(style);
     let server = serve(app().layer(limited.clone()).layer(cors.clone())).await;
 
     let (status, headers) = fetch(server, ORIGIN).await;

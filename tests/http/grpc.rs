@@ -3,11 +3,15 @@
 use std::{
     convert::Infallible,
     future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use futures::future::BoxFuture;
+use futures::{StreamExt, future::BoxFuture, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
@@ -17,11 +21,13 @@ use sluicegate::{
     RateLimitLayer, Rule,
     error::ExtractError,
     extract::{KeyExtractor, Keys},
-    middleware::{EmptyBody, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection},
+    middleware::{
+        CostMeter, EmptyBody, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection,
+    },
 };
 use support::scripted::Scripted;
 use tonic::{
-    Code, Status,
+    Code, Status, Streaming,
     body::Body,
     client::Grpc as Caller,
     server::NamedService,
@@ -65,6 +71,116 @@ impl Service<Request<Body>> for Greeter {
             Ok(grpc.unary(hello, request).await)
         })
     }
+}
+
+/// Says hello again and again, a unit for each, until it has said so as many times as the request asks for.
+#[derive(Clone, Default)]
+struct Chatter {
+    sent: Arc<AtomicU64>,
+}
+
+impl NamedService for Chatter {
+    const NAME: &'static str = "test.Chatter";
+}
+
+impl Service<Request<Body>> for Chatter {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let sent = Arc::clone(&self.sent);
+        let chat = service_fn(move |request: tonic::Request<String>| {
+            let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+            let sent = Arc::clone(&sent);
+            meter.set(0); // a call without an answer is free
+            let times: u64 = request.into_inner().parse().unwrap();
+            let hellos = stream::iter(0..times).map(move |_| {
+                meter.add(1);
+                sent.fetch_add(1, SeqCst);
+                Ok::<_, Status>("hello ".repeat(100))
+            });
+            ready(Ok::<_, Status>(tonic::Response::new(hellos)))
+        });
+        Box::pin(async move {
+            let mut grpc = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
+            Ok(grpc.server_streaming(chat, request).await)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leaves() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (policy, slots) = (
+        Policy::parse("messages", "1000000/1h").unwrap(),
+        Policy::parse("calls", "1/30s@concurrent").unwrap(),
+    );
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit_concurrent(slots, everybody())
+        .limit(policy.clone(), everybody())
+        .meter_costs()
+        .rejection(Grpc::new());
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = format!("http://{}", incoming.local_addr().unwrap());
+    let chatter = Chatter::default();
+    let server = Server::builder().layer(layer).add_service(chatter.clone());
+    tokio::spawn(server.serve_with_incoming(incoming));
+    let mut client = client(address).await;
+
+    let mut total = 0;
+    for (times, reads) in [(3_u64, 3), (900_000, 5), (0, 0)] {
+        let stream = chat(&mut client, times).await.unwrap();
+        // The stream has the only slot.
+        if times == 900_000 {
+            let denied = chat(&mut client, 1).await.unwrap_err();
+            assert_eq!(denied.code(), Code::ResourceExhausted);
+        }
+        let read: Vec<_> = stream.take(reads).collect().await;
+        assert!(read.into_iter().all(|hello| hello.is_ok()));
+        // Dropped here: the client leaves. The slot is free when the stream has ended.
+        let again = async {
+            while chat(&mut client, 0).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), again)
+            .await
+            .unwrap();
+        let sent = chatter.sent.load(SeqCst);
+        assert!(
+            sent - total >= reads as u64 && sent - total <= times && sent < 900_000,
+            "{sent}"
+        );
+        total = sent;
+        let settled = async {
+            loop {
+                let look = Charge::new(&policy, everybody(), 0);
+                let usage = limiter.peek([look]).await.unwrap();
+                if 1_000_000 - usage.rules().next().unwrap().remaining() == total {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), settled)
+            .await
+            .expect("each message costs a unit");
+    }
+}
+
+async fn chat(client: &mut Caller<Channel>, times: u64) -> Result<Streaming<String>, Status> {
+    let path = PathAndQuery::from_static("/test.Chatter/Chat");
+    client.ready().await.unwrap();
+    let request = tonic::Request::new(times.to_string());
+    let response = client
+        .server_streaming(request, path, ProstCodec::default())
+        .await?;
+    Ok(response.into_inner())
 }
 
 /// Serves the greeter behind this layer until the runtime ends. Returns its address.

@@ -6,6 +6,8 @@ mod body_end;
 mod calendar;
 mod combine;
 mod contributors;
+#[cfg(unix)]
+mod cut_streams;
 mod dashboard;
 mod drop_in;
 mod extract;
@@ -29,4 +31,5 @@ mod settle;
 mod slots;
 mod stack;
 mod streams;
+mod units;
 mod wiring;

@@ -20,6 +20,7 @@ use sluicegate::{
         Decisions, EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, RateLimit, Rejection,
         ResponseFuture, Route, Routes,
     },
+    policies::Unit,
     store::StoreFuture,
 };
 use support::scripted::{NOW_MS, Scripted, decide};
@@ -573,7 +574,10 @@ async fn headers_may_be_kept_for_when_little_is_left() {
 async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let all = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
     let all = all.and(HeaderStyle::DRAFT_6);
-    let limited = layer(Scripted::denying_for(1)).rejection(EmptyBody);
+    let all = all.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
+    let limited = layer(Scripted::denying_for(1))
+        .limit(policy("tokens", "9/1m").unit(Unit::TOKENS), everybody())
+        .rejection(EmptyBody);
     let response = ask(limited.headers(all)).await;
     let sent = response
         .headers()

@@ -2,13 +2,16 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use axum::body::Body;
+use futures::{StreamExt, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use sluicegate::{
-    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
+    Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
     error::PolicyError,
     limiter::SlotWatch,
-    middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, ToBodyEnd},
+    middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, ToBodyEnd},
+    store::{Check, Slots, Store, StoreExt},
     test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -162,6 +165,117 @@ async fn a_handler_notices_that_its_slot_was_lost() {
         .await
         .unwrap();
     assert_eq!(text(response).await, "stopped");
+}
+
+#[tokio::test]
+async fn a_service_can_be_unavailable_without_a_slot() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (alice, rate) = (
+        Key::new("user", "alice"),
+        Policy::parse("rate", "2/1h").unwrap(),
+    );
+    let layer = layer(&limiter, 1)
+        .limit(rate, alice)
+        .unavailable_without_slot();
+    let held = get(&layer).await;
+    let denied = get(&layer).await;
+    assert_eq!(denied.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(denied.headers()["retry-after"], "1");
+    assert_eq!(denied.headers()["ratelimit"], r#""exports";r=0"#);
+    assert!(matches!(
+        denied.extensions().get(),
+        Some(Rejection::NoSlot(_))
+    ));
+    let body = text(denied).await;
+    assert!(body.contains("#temporary-reduced-capacity"), "{body}");
+    assert!(
+        body.contains(r#""violated-policies":["exports"]"#),
+        "{body}"
+    );
+
+    // A client that is too fast as well is at fault.
+    drop(held);
+    let _held = get(&layer).await;
+    assert_eq!(get(&layer).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let switch = self::layer(&limiter, 0).unavailable_without_slot();
+    assert_eq!(get(&switch).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_grpc_call_can_be_unavailable_without_a_slot() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 1).rejection(Grpc::new());
+    let _held = get(&self::layer(&limiter, 1)).await;
+    let service = service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(tonic::body::Body::empty()))
+    });
+    let call = Request::post("/").header("content-type", "application/grpc");
+    let service = layer.unavailable_without_slot().layer(service);
+    let response = service.oneshot(call.body(()).unwrap()).await.unwrap();
+    let status = tonic::Status::from_header_map(response.headers()).unwrap();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "1000");
+}
+
+/// Reads a body of one frame that never ends, whose slot an operator resets. Returns the message of the error that ends
+/// the body, if any does within an hour.
+async fn read_without_slot(cuts_off: bool) -> Option<String> {
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    let mut layer = layer(&limiter, 1);
+    if cuts_off {
+        layer = layer.cut_off_without_slot();
+    }
+    let service = service_fn(async |_: Request<()>| {
+        let first = stream::iter([Ok::<_, Infallible>("first")]);
+        let body = Body::from_stream(first.chain(stream::pending()));
+        Ok::<_, Infallible>(Response::new(body))
+    });
+    let response = layer.layer(service).oneshot(Request::new(())).await;
+    let mut body = response.unwrap().into_body();
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "first"
+    );
+    let alice = Key::new("user", "alice");
+    limiter.reset(&exports(1), &alice).await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(3_600), body.frame());
+    let error = next.await.ok()?.unwrap().unwrap_err();
+    assert!(body.frame().await.is_none());
+    Some(error.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_lost_its_slot_goes_on_or_is_cut_off() {
+    assert_eq!(read_without_slot(false).await, None);
+    let error = read_without_slot(true).await.unwrap();
+    assert!(
+        error.starts_with("the slot of this response was lost"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_response_that_is_cut_off_only_without_its_slot_ends_as_any_other() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 1).cut_off_without_slot();
+    for _ in 0..3 {
+        assert_eq!(text(get(&layer).await).await, "an export");
+    }
+}
+
+#[tokio::test]
+async fn slots_that_no_limiter_asked_for_are_not_held_and_stay_with_their_owner() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store.clone());
+    let charge = || [Charge::new(&exports(1), Key::new("user", "alice"), 1)];
+    let decision = store.check(&Check::new(charge()).unwrap()).await.unwrap();
+    assert!(limiter.hold(&decision).is_none());
+    let slots = Slots::take(decision.usage()).expect("they were left alone");
+    store.settle(&slots.give_back()).await.unwrap();
+
+    let decision = limiter.check(charge()).await.unwrap();
+    assert!(limiter.hold(&decision).unwrap().is_held());
 }
 
 #[tokio::test]

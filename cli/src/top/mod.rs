@@ -27,7 +27,7 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    text::{grouped, span, without_limit},
+    text::{grouped, in_use, span, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -144,6 +144,8 @@ struct Row {
     /// The rule as text; without a limit if that is not known: `?/1m`.
     rule: String,
     limit: Option<u64>,
+    /// Whether the units are slots, each held by a request that runs.
+    slots: bool,
     used: u64,
     steps: usize,
     /// Whether one more unit does not fit; null if the limit is not known.
@@ -349,6 +351,7 @@ impl Row {
                 without_limit(&ranked.rule)
             },
             limit: has_limits.then(|| ranked.rule.limit()),
+            slots: ranked.rule.is_concurrency(),
             used: ranked.used,
             steps: ranked.steps,
             full: has_limits.then_some(ranked.full),
@@ -361,7 +364,11 @@ impl Row {
             self.identity.clone(),
             self.policy.clone(),
             self.rule.clone(),
-            grouped(self.used),
+            if self.slots {
+                in_use(self.used, self.limit)
+            } else {
+                grouped(self.used)
+            },
         ];
         match self.limit {
             None => cells.push(self.steps.to_string()),
@@ -370,6 +377,7 @@ impl Row {
                 let denied = match (self.full, self.fits_ms) {
                     (Some(true), None) => "ever".to_owned(),
                     (_, None) => String::new(),
+                    (_, Some(_)) if self.slots => "as long as all run".to_owned(),
                     (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
                 };
                 cells.extend([format!("{percent}%"), denied]);

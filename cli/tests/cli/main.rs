@@ -25,6 +25,7 @@ mod rights;
 mod scaffold;
 mod simulate;
 mod site;
+mod slots;
 mod tool;
 mod top;
 mod watch;

@@ -1,22 +1,26 @@
 //! The server without its limits.
 
-use std::{convert::Infallible, future::ready, io, net::SocketAddr};
+use std::{convert::Infallible, future::ready, io, net::SocketAddr, time::Duration};
 
 use axum::{
     Extension, Router,
+    body::Body,
     extract::{Path, Request},
     http::{HeaderMap, HeaderName, StatusCode, Uri, header},
     response::{Html, IntoResponse, Response},
     routing::get,
     serve::{IncomingStream, ListenerExt},
 };
-use sluicegate::middleware::Decisions;
+use futures::{StreamExt, stream};
+use sluicegate::middleware::{CostMeter, Decisions};
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
 
 use super::report;
 
 const PAGE: &str = include_str!("page.html");
+
+const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
 
 /// Caches keep the kinds of answers apart.
 pub(crate) const VARY: [(HeaderName, &str); 1] = [(header::VARY, "accept")];
@@ -32,7 +36,9 @@ pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
                 None => Err(StatusCode::BAD_REQUEST),
             }),
         )
-        .route("/status/{code}", get(status));
+        .route("/status/{code}", get(status))
+        .route("/wait/{ms}", get(wait))
+        .route("/stream/{n}", get(frames));
     limited(routes)
         .route("/health", get(|| async { "ok\n" }))
         // Builds all services now: a router that was given no state builds its layers again for each request.
@@ -45,6 +51,32 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
     status
         .filter(|status| !status.is_informational())
         .unwrap_or(StatusCode::BAD_REQUEST)
+}
+
+/// Answers the head at once and the body later: the request keeps its slot until then.
+async fn wait(Path(ms): Path<u64>, request: Request) -> Result<Response, StatusCode> {
+    let time = Duration::from_millis(ms);
+    if time > LONGEST_WAIT {
+        return Err(StatusCode::BAD_REQUEST);
+    }
+    let (head, body) = answer(&request, format!("{ms}\n")).into_parts();
+    let later = stream::once(async move {
+        tokio::time::sleep(time).await;
+        body
+    });
+    let body = later.flat_map(Body::into_data_stream);
+    Ok(Response::from_parts(head, Body::from_stream(body)))
+}
+
+/// Sends frames of one unit each. If the client leaves, the rest costs nothing.
+async fn frames(Path(n): Path<u64>, request: Request) -> Body {
+    let meter = request.extensions().get::<CostMeter>();
+    let meter = meter.cloned().unwrap_or_default();
+    meter.set(0); // a stream of no frames is free
+    Body::from_stream(stream::iter(0..n).map(move |frame| {
+        meter.add(1);
+        Ok::<_, Infallible>(format!("{frame}\n"))
+    }))
 }
 
 /// The cost that a path names for its request, if it can be read. The limits and the handler both use this function, on

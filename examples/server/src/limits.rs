@@ -80,6 +80,10 @@ struct RuleText {
     window_ms: u64,
     /// Set for buckets only.
     refill: Option<u64>,
+    /// Whether the units are slots, held while a request runs.
+    slots: bool,
+    /// The calendar that the rule counts in: `month@UTC`.
+    calendar: Option<String>,
 }
 
 impl Limits {
@@ -198,6 +202,8 @@ impl LimitReport {
             limit: rule.limit(),
             window_ms: report::millis(rule.window()),
             refill: rule.refill(),
+            slots: rule.is_concurrency(),
+            calendar: rule.in_calendar().map(|it| it.to_string()),
         });
         Self {
             policy: limit.policy.clone(),

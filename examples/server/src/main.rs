@@ -32,7 +32,7 @@ use sluicegate::{
     Policy, RateLimitLayer, RedisStore, Store,
     error::PolicyError,
     extract::TrustedProxies,
-    middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
+    middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection, ToBodyEnd},
     policies::ReloadablePolicies,
     store::{DenyCache, Leases},
 };
@@ -81,9 +81,10 @@ fn layer(
     options: &Options,
     limiter: Limiter,
     live: &ReloadablePolicies,
-) -> Result<RateLimitLayer<Reject>, PolicyError> {
+) -> Result<RateLimitLayer<Reject, ToBodyEnd>, PolicyError> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
+        .meter_costs()
         .headers(options.headers)
         .rejection(reject as Reject);
     if options.count == Counted::Failures {
@@ -98,7 +99,8 @@ fn layer(
             Some(_) => PolicySelector::from(live.policy(limit.policy.name())?),
             None => limit.policy.clone().into(),
         };
-        layer = layer.limit(policy, extractor(&limit.who, options));
+        // Also for policies without slots: a file may be read again.
+        layer = layer.try_limit_concurrent(policy, extractor(&limit.who, options))?;
         if let Some(name) = options.contributors.clone() {
             let contributor =
                 move |head: &Parts| Some(Key::new("header", head.headers.get(&name)?));
@@ -155,8 +157,12 @@ fn failures(response: &Head, charge: &Charge) -> u64 {
     if failed { charge.cost() } else { 0 }
 }
 
-/// An unreadable cost counts as 0, because the handler rejects the request.
-fn cost(head: &Parts, _: &Policy) -> u64 {
+/// An unreadable cost counts as 0, because the handler rejects the request. A request of any cost takes one
+/// slot.
+fn cost(head: &Parts, policy: &Policy) -> u64 {
+    if options::is_of_slots(policy) {
+        return 1;
+    }
     app::cost(&head.uri).unwrap_or(0)
 }
 

@@ -9,7 +9,7 @@ use lexopt::{
 };
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{
-    FailurePolicy, Policy,
+    FailurePolicy, Policy, Rule,
     block::{Ban, BanError},
     extract::{Cidr, CidrError},
     middleware::HeaderStyle,
@@ -24,7 +24,8 @@ cargo run --release -p example-server -- [options]
 
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
   --limit KEY=RULES        repeatable; KEY is ip, header:NAME (a request without it skips this limit) or all (everybody
-                           together); default ip=10/1s,40/10s,120/1m
+                           together); default ip=10/1s,40/10s,120/1m. A key may have a second --limit of slots, as in
+                           header:x-user=3/10s@concurrent: 3 requests at a time, each until its response ends
   --config FILE            limits from a TOML file instead, read again on SIGHUP:
                              [limits]
                              ip = '10/1s,120/1m'
@@ -67,6 +68,8 @@ cargo run --release -p example-server -- [options]
   GET /                a page for browsers, \"ok\" for others; one unit
   GET /cost/{n}        n units; for a request that accepts application/json, / and /cost/{n} answer with the decision
   GET /status/{code}   answers that status; one unit
+  GET /wait/{ms}       answers the head at once, and the body after so many ms, at most an hour; one unit
+  GET /stream/{n}      n frames: a unit on arrival, settled at the end to the frames that were sent
   GET /health          not limited
   GET /limits          what limits the caller, what is left, and whether the store answers; JSON, not limited
   DELETE /limits       forgets what the caller has used: only where the server listens on a loopback address and
@@ -107,7 +110,6 @@ pub(crate) struct Limit {
     pub(crate) policy: Policy,
 }
 
-#[derive(PartialEq)]
 pub(crate) enum Who {
     Ip,
     Header(HeaderName),
@@ -196,11 +198,12 @@ impl Options {
         Ok(())
     }
 
-    /// Adds a limit. Each key has one policy, because two with the same name would share their counts.
+    /// Adds a limit. Each key has one policy of rates and one of slots, because two with the same name would share
+    /// their counts.
     fn add_limit(&mut self, text: &str) -> Result<(), String> {
         let limit: Limit = text.parse()?;
-        if self.limits.iter().any(|other| other.who == limit.who) {
-            let name = limit.policy.name();
+        let name = limit.policy.name();
+        if self.limits.iter().any(|other| other.policy.name() == name) {
             return Err(format!(
                 "`{name}` has a limit already; write all its rules in one list"
             ));
@@ -306,9 +309,19 @@ impl Limit {
             }
             _ => return Err(FORM.into()),
         };
-        let policy = Policy::parse(name, rules).map_err(|error| error.to_string())?;
+        let mut policy = Policy::parse(name.as_str(), rules).map_err(|error| error.to_string())?;
+        if is_of_slots(&policy) {
+            // The slots of a key stand beside its rates, so they need another name.
+            let name = name + "-slots";
+            policy = Policy::parse(name, rules).map_err(|error| error.to_string())?;
+        }
         Ok(Self { who, policy })
     }
+}
+
+/// Whether the policy limits how many requests run at a time.
+pub(crate) fn is_of_slots(policy: &Policy) -> bool {
+    policy.rules().iter().any(Rule::is_concurrency)
 }
 
 fn parse<T: FromStr>(value: &str, form: &str) -> Result<T, String> {

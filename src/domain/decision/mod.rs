@@ -363,6 +363,12 @@ impl Denial {
         rules.any(|it| it.is_exceeded() && it.rule().is_concurrency())
     }
 
+    /// Returns whether concurrency rules alone deny, and a slot may be returned.
+    pub(crate) fn is_by_concurrency_alone(&self) -> bool {
+        let mut denying = self.usage.rules().filter(|it| it.is_exceeded());
+        denying.all(|it| it.rule().is_concurrency() && it.retry_after().is_some())
+    }
+
     /// Returns the policy with the longest wait.
     #[must_use]
     pub fn policy(&self) -> &Policy {

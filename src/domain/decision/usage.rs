@@ -30,7 +30,7 @@ struct Inner {
     may_settle: AtomicBool,
     /// Whether the check holds slots that were not taken yet.
     has_slots: AtomicBool,
-    /// When the slots were asked for, by the clock of their holder, plus 1; 0 if unknown.
+    /// When the slots were asked for, by the clock of their holder, plus 1; 0 if no limiter asked.
     asked_at_ms: AtomicU64,
     local: AtomicBool,
     leased: AtomicBool,
@@ -382,14 +382,16 @@ impl Usage {
 
     /// Notes when the check was sent that took the slots.
     pub(crate) fn asked_at(&self, ms: u64) {
-        let known = ms.saturating_add(1);
-        self.inner.asked_at_ms.store(known, Ordering::Relaxed);
+        let since_start = ms.saturating_add(1);
+        self.inner.asked_at_ms.store(since_start, Ordering::Relaxed);
     }
 
-    /// When the check was sent, if a limiter has sent it.
+    /// Returns when the check was sent that took the slots; `None` if no limiter sent it.
     pub(crate) fn asked_at_ms(&self) -> Option<u64> {
-        let known = self.inner.asked_at_ms.load(Ordering::Relaxed);
-        known.checked_sub(1)
+        self.inner
+            .asked_at_ms
+            .load(Ordering::Relaxed)
+            .checked_sub(1)
     }
 
     /// Allows to take the slots again: their return was not sent.

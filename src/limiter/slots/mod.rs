@@ -100,6 +100,9 @@ impl Limiter {
     ///
     /// The slots are renewed at a third of their expiry, as long as you keep the [`Slot`]. Call this right after the
     /// decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
+    ///
+    /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: take and renew
+    /// its [`Slots`].
     #[must_use]
     pub fn hold(&self, decision: &Decision) -> Option<Slot> {
         let Decision::Allowed(usage) = decision else {
@@ -109,6 +112,7 @@ impl Limiter {
     }
 
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
+        // Without the time of the request, nothing could be said about how long the slots are held.
         let since_ms = usage.asked_at_ms()?;
         let holding = self.holding(usage, since_ms, false);
         let shadow = match usage.shadow() {

@@ -43,7 +43,7 @@ impl Plan {
                 limiter.report_blocked(policy);
                 false
             }
-            Rejection::Denied(_) | Rejection::Blocked(_) => false,
+            Rejection::Denied(_) | Rejection::NoSlot(_) | Rejection::Blocked(_) => false,
         };
         if passes { Ok(()) } else { Err(rejection) }
     }

@@ -57,7 +57,9 @@ impl Draft11 {
     ) -> Self {
         // Several limits may share a policy, which is listed once.
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
-        for policy in policies.filter(|policy| shadows || !policy.is_shadow()) {
+        let shown =
+            policies.filter(|policy| !policy.is_hidden() && (shadows || !policy.is_shadow()));
+        for policy in shown {
             if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
                 continue;
             }
@@ -297,8 +299,11 @@ fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Polic
     field.extend_from_slice(item.as_bytes());
     field.extend_from_slice(b"q=");
     push_number(field, rule.limit());
+    let unit = policy.counted_in();
+    if unit != "requests" {
+        field.extend_from_slice(format!(r#";qu="{unit}""#).as_bytes());
+    }
     if rule.is_concurrency() {
-        field.extend_from_slice(br#";qu="concurrent-requests""#);
         return push_shadow(field, policy);
     }
     let window = rule.quota_window_at(now_ms);

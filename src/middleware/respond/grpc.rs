@@ -37,6 +37,7 @@ const UNAUTHENTICATED: u16 = 16;
 /// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
 /// | on a deny list, or blocked | `PERMISSION_DENIED` | |
 /// | banned | `RESOURCE_EXHAUSTED` | as denied |
+/// | no slot, if [configured](crate::RateLimitLayer::unavailable_without_slot) | `UNAVAILABLE` | as denied |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
 ///
@@ -113,14 +114,14 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     headers.insert(STATUS, HeaderValue::from(status));
     headers.insert(MESSAGE, HeaderValue::from_static(message));
     let wait = match rejection {
-        Rejection::Denied(denial) => Some(denial.retry_after()),
+        Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.retry_after()),
         Rejection::Blocked(blocked) => Some(blocked.told_retry_after()),
         _ => None,
     };
     if let Some(wait) = wait {
         headers.insert(PUSHBACK, pushback(wait));
         #[cfg(feature = "tonic")]
-        add_retry_info(&mut headers, message, wait);
+        add_retry_info(&mut headers, (status, message), wait);
     }
     Some(headers)
 }
@@ -163,13 +164,13 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
 
 /// Repeats the status, with the retry delay in its details.
 #[cfg(feature = "tonic")]
-fn add_retry_info(headers: &mut HeaderMap, message: &str, wait: Option<Duration>) {
+fn add_retry_info(headers: &mut HeaderMap, (code, message): (u16, &str), wait: Option<Duration>) {
     use tonic::{Code, Status};
     use tonic_types::{ErrorDetails, StatusExt};
 
     if wait.is_some() {
         let details = ErrorDetails::with_retry_info(wait);
-        let status = Status::with_error_details(Code::ResourceExhausted, message, details);
+        let status = Status::with_error_details(Code::from(i32::from(code)), message, details);
         // Clients also understand the status without details.
         let _ = status.add_header(headers);
     }

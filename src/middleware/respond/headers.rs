@@ -5,6 +5,7 @@ use std::iter;
 use http::{HeaderName, Response, StatusCode, header};
 
 use super::{
+    by_unit,
     draft11::{self, Draft11},
     seconds::retry_after,
     single_rule::{self, Reset, Sent, SingleRule},
@@ -16,7 +17,10 @@ use crate::{domain::decision::Decision, middleware::admit::Plan};
 ///
 /// For `Access-Control-Expose-Headers`. Pass the array to a `CorsLayer` of tower-http, *outside* the limit:
 /// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
-pub const EXPOSED_HEADERS: [HeaderName; 9] = [
+///
+/// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add those
+/// of your other units.
+pub const EXPOSED_HEADERS: [HeaderName; 15] = [
     header::RETRY_AFTER,
     draft11::RATELIMIT,
     draft11::RATELIMIT_POLICY,
@@ -26,6 +30,12 @@ pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     single_rule::X_LIMIT,
     single_rule::X_REMAINING,
     single_rule::X_RESET,
+    by_unit::LIMIT_REQUESTS,
+    by_unit::REMAINING_REQUESTS,
+    by_unit::RESET_REQUESTS,
+    by_unit::LIMIT_TOKENS,
+    by_unit::REMAINING_TOKENS,
+    by_unit::RESET_TOKENS,
 ];
 
 /// Whether the response looks like another service's denial: from a layer further in whose extensions a middleware has
@@ -45,7 +55,7 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// The quota headers of responses.
 ///
 /// By default they are in every response to a charged request, except redirections; a 304 has them. `Retry-After` is in
-/// every response to a denied request that can pass later, whatever the style, and in every 503.
+/// every response to a denied request that can pass later, in any style, and in every 503.
 ///
 /// ```
 /// use sluicegate::middleware::HeaderStyle;
@@ -60,8 +70,10 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
 ///
+/// | [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) | `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Tokens`, … | the tightest rule of each unit |
+///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
-/// layers show the tightest of all their rules.
+/// layers show the tightest of all their rules. A [hidden](crate::Policy::hidden) policy is in no header.
 ///
 /// # Long times
 ///
@@ -75,6 +87,9 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
 /// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: for its
 /// users, send [`DRAFT_6`](Self::DRAFT_6) or [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) without `DRAFT_11`.
+///
+/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as they
+/// are sent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,
@@ -152,6 +167,27 @@ impl HeaderStyle {
     pub const X_RATE_LIMIT_EPOCH: Self = Self {
         single: SingleRule {
             x_rate_limit: Some(Reset::Epoch),
+            ..SingleRule::NONE
+        },
+        ..Self::NONE
+    };
+
+    /// `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Requests` and `X-RateLimit-Reset-Requests`, the same with
+    /// `Tokens`, and so on: the tightest rule of each [unit](crate::Policy::unit), in the form that client libraries of
+    /// language models read.
+    ///
+    /// ```text
+    /// x-ratelimit-limit-requests: 60            x-ratelimit-limit-tokens: 10000
+    /// x-ratelimit-remaining-requests: 59        x-ratelimit-remaining-tokens: 9500
+    /// x-ratelimit-reset-requests: 1m1s          x-ratelimit-reset-tokens: 6m0s
+    /// ```
+    ///
+    /// `Reset` is the time until the rule would admit the request, or until no unit counts any more: hours, minutes and
+    /// whole seconds, as `25h0m0s`, `6m0s` or `1s`, rounded up. Slots of [concurrency rules](crate::Rule::concurrent)
+    /// are left out.
+    pub const X_RATE_LIMIT_BY_UNIT: Self = Self {
+        single: SingleRule {
+            by_unit: true,
             ..SingleRule::NONE
         },
         ..Self::NONE
@@ -280,7 +316,9 @@ fn is_below(percent: u8, decision: &Decision) -> bool {
     match decision {
         Decision::Denied(_) | Decision::Blocked(_) => true,
         Decision::Allowed(usage) => usage
-            .rules()
+            .policies()
+            .filter(|of_policy| !of_policy.policy().is_hidden())
+            .flat_map(|of_policy| of_policy.rules())
             .any(|rule| rule.remaining() * 100 < rule.rule().limit() * u64::from(percent)),
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "axum")]
 mod axum;
+mod by_unit;
 mod decisions;
 mod draft11;
 mod grpc;

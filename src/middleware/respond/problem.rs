@@ -103,7 +103,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
-    if let Rejection::Denied(denial) = rejection {
+    if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         push_violated(&mut json, denial);
     }
     if let Rejection::Blocked(blocked) = rejection
@@ -151,7 +151,8 @@ fn push_violated(json: &mut String, denial: &Denial) {
         json.push_str(r#","detail":"A limit of 0 denies all requests at present.""#);
     }
     let mut names: Vec<String> = Vec::new();
-    for of_policy in denial.usage().policies() {
+    let policies = denial.usage().policies();
+    for of_policy in policies.filter(|usage| !usage.policy().is_hidden()) {
         for usage in of_policy.rules().iter().filter(|usage| usage.is_exceeded()) {
             let name = item_name(of_policy.policy(), &usage.rule());
             let name = ["\"", &name, "\""].concat();

@@ -19,6 +19,10 @@ use crate::domain::{
 pub enum Rejection {
     /// A limit denied the request.
     Denied(Denial),
+    /// All slots of a [concurrency policy](crate::Rule::concurrent) are held, and the layer responds to this [as
+    /// unavailable](crate::RateLimitLayer::unavailable_without_slot). By default, and when another rule denies the
+    /// request as well, the rejection is [`Denied`](Self::Denied).
+    NoSlot(Denial),
     /// The request has no key: it does not identify its client, the service could not determine the key and the failure
     /// policy is not `Open`, or the service is misconfigured.
     MissingKey(ExtractError),
@@ -34,7 +38,7 @@ pub enum Rejection {
 impl Rejection {
     /// Returns the status: 429 for a denial, a ban or a pause, 413 for a cost that can never fit a limit, 403 for a deny
     /// list or an operator's block, 400 if the request does not identify its client, 401 if the client must authenticate for
-    /// that, 503 if the service cannot identify the client or decide, and 500 if the service is
+    /// that, 503 for [`NoSlot`](Self::NoSlot) and if the service cannot identify the client or decide, and 500 if the service is
     /// [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would repeat the request at once. A
@@ -58,7 +62,7 @@ impl Rejection {
             Self::Undecided(error) if error.kind() == StoreErrorKind::InvalidRequest => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoSlot(_) | Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }

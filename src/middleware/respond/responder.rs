@@ -17,6 +17,8 @@ pub(in crate::middleware) struct Respond<'a, R> {
     pub(in crate::middleware) jitter: Duration,
     /// How long a client waits that found no slot.
     pub(in crate::middleware) slot_wait: Duration,
+    /// Whether a request that found no slot gets a 503.
+    pub(in crate::middleware) unavailable_without_slot: bool,
     /// When to ask a service again that could not decide.
     pub(in crate::middleware) retry_interval: Duration,
 }
@@ -31,6 +33,9 @@ impl<R> Respond<'_, R> {
         let shown = decision.as_ref().map(|whole| self.shown(whole));
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
+        }
+        if self.unavailable_without_slot {
+            rejection = rejection.or_unavailable();
         }
         let mut response = self.make.make_rejection(&rejection, head);
         response
@@ -105,9 +110,18 @@ impl Rejection {
         }
     }
 
+    /// Makes a denial for lack of slots alone a [`NoSlot`](Self::NoSlot). A limit of no slots stays a denial: waiting
+    /// does not help.
+    fn or_unavailable(self) -> Self {
+        match self {
+            Self::Denied(denial) if denial.is_by_concurrency_alone() => Self::NoSlot(denial),
+            other => other,
+        }
+    }
+
     fn decision(&self) -> Option<Decision> {
         match self {
-            Self::Denied(denial) => Some(Decision::Denied(denial.clone())),
+            Self::Denied(denial) | Self::NoSlot(denial) => Some(Decision::Denied(denial.clone())),
             Self::Blocked(blocked) => Some(Decision::Blocked(blocked.clone())),
             _ => None,
         }
@@ -193,6 +207,7 @@ impl Rejection {
             headers: &style.unprepared(),
             jitter: Duration::ZERO,
             slot_wait: DEFAULT_SLOT_WAIT,
+            unavailable_without_slot: false,
             retry_interval: DEFAULT_INTERVAL,
         };
         respond.to(self, head)

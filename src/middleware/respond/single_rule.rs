@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::seconds::seconds;
+use super::{by_unit, seconds::seconds};
 use crate::domain::decision::{Decision, RuleUsage};
 
 pub(super) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -19,6 +19,8 @@ pub(super) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 pub(super) struct SingleRule {
     pub(super) draft6: bool,
     pub(super) x_rate_limit: Option<Reset>,
+    /// One rule for each unit.
+    pub(super) by_unit: bool,
 }
 
 /// The unit of `X-RateLimit-Reset`: seconds from now, or since the Unix epoch.
@@ -41,6 +43,7 @@ impl SingleRule {
     pub(super) const NONE: Self = Self {
         draft6: false,
         x_rate_limit: None,
+        by_unit: false,
     };
 
     pub(super) const fn and(self, other: Self) -> Self {
@@ -50,6 +53,7 @@ impl SingleRule {
                 None => self.x_rate_limit,
                 reset => reset,
             },
+            by_unit: self.by_unit || other.by_unit,
         }
     }
 
@@ -64,6 +68,10 @@ impl SingleRule {
         let style = inner.map_or(self, |inner| inner.style.and(self));
         if style == Self::NONE {
             return None;
+        }
+        if style.by_unit {
+            let adds = inner.is_some_and(|inner| inner.style.by_unit);
+            by_unit::insert(headers, decision, adds);
         }
         let own = Sent::of(decision, style);
         let sent = match (inner, own) {
@@ -93,7 +101,9 @@ impl Sent {
         };
         match decision {
             Decision::Allowed(usage) => usage
-                .rules()
+                .policies()
+                .filter(|of_policy| !of_policy.policy().is_hidden())
+                .flat_map(|of_policy| of_policy.rules())
                 .map(|usage| sent(usage, reset_after(usage)))
                 .reduce(|least, it| {
                     if it.is_tighter_than(&least) {
@@ -102,6 +112,7 @@ impl Sent {
                         least
                     }
                 }),
+            Decision::Denied(denial) if denial.policy().is_hidden() => None,
             Decision::Denied(denial) => Some(sent(denial.rule(), denial.retry_after())),
             Decision::Blocked(_) => None,
         }

@@ -1,6 +1,8 @@
 //! [`FollowedBody`]: a body whose end the layer notices.
 
 use std::{
+    error::Error,
+    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -17,13 +19,62 @@ pin_project! {
     ///
     /// The response ends when the inner body has ended or failed, or when this body is dropped, for instance because
     /// the client has left.
+    ///
+    /// An error is that of the inner body, boxed; or, if the layer [cuts
+    /// off](crate::RateLimitLayer::cut_off_without_slot) responses, the loss of the slot.
     #[derive(Debug)]
     pub struct FollowedBody<B> {
         #[pin]
         inner: B,
         following: Option<Following>,
+        cut_off: CutOff,
     }
 }
+
+/// Whether the loss of a slot ends the body.
+enum CutOff {
+    Never,
+    WhenLost(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
+    Done,
+}
+
+impl CutOff {
+    fn of(following: Option<&Following>) -> Self {
+        match following.and_then(Following::slot_to_watch) {
+            Some(watch) => Self::WhenLost(Box::pin(async move { watch.lost().await })),
+            None => Self::Never,
+        }
+    }
+
+    fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::WhenLost(lost) => lost.as_mut().poll(cx).is_ready(),
+            Self::Never | Self::Done => false,
+        }
+    }
+}
+
+impl fmt::Debug for CutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::WhenLost(_) => "WhenLost",
+            Self::Done => "Done",
+        })
+    }
+}
+
+/// Ends a body whose slot was lost.
+#[derive(Debug)]
+struct SlotLost;
+
+impl fmt::Display for SlotLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the slot of this response was lost, and another request may run in its place")
+    }
+}
+
+impl Error for SlotLost {}
 
 impl<B: Body> FollowedBody<B> {
     pub(super) fn new(head: &Parts, inner: B, ending: Option<Ending>) -> Self {
@@ -37,7 +88,11 @@ impl<B: Body> FollowedBody<B> {
         if has_no_frames {
             finish(&mut following, EndOutcome::Complete);
         }
-        Self { inner, following }
+        Self {
+            inner,
+            cut_off: CutOff::of(following.as_ref()),
+            following,
+        }
     }
 }
 
@@ -47,6 +102,7 @@ impl<B: Body + From<String>> From<String> for FollowedBody<B> {
         Self {
             inner: text.into(),
             following: None,
+            cut_off: CutOff::Never,
         }
     }
 }
@@ -57,6 +113,7 @@ impl<B: Body + Default> Default for FollowedBody<B> {
         Self {
             inner: B::default(),
             following: None,
+            cut_off: CutOff::Never,
         }
     }
 }
@@ -68,15 +125,26 @@ fn finish(following: &mut Option<Following>, outcome: EndOutcome) {
     }
 }
 
-impl<B: Body> Body for FollowedBody<B> {
+impl<B> Body for FollowedBody<B>
+where
+    B: Body<Error: Into<Box<dyn Error + Send + Sync>>>,
+{
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = Box<dyn Error + Send + Sync>;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
         let mut this = self.project();
+        if this.cut_off.is_due(cx) {
+            *this.cut_off = CutOff::Done;
+            finish(this.following, EndOutcome::Failed);
+            return Poll::Ready(Some(Err(SlotLost.into())));
+        }
+        if matches!(this.cut_off, CutOff::Done) {
+            return Poll::Ready(None);
+        }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
@@ -91,11 +159,14 @@ impl<B: Body> Body for FollowedBody<B> {
             Some(Err(_)) => finish(this.following, EndOutcome::Failed),
             None => finish(this.following, EndOutcome::Complete),
         }
-        Poll::Ready(frame)
+        if this.following.is_none() {
+            *this.cut_off = CutOff::Never; // no slot is held any more
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        matches!(self.cut_off, CutOff::Done) || self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use super::cost_meter::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage},
-    limiter::{Limiter, Slot},
+    limiter::{Limiter, Slot, SlotWatch},
 };
 
 /// A usage report of a service is far shorter, and this much is kept for each response under way.
@@ -27,6 +27,8 @@ type CostOf = dyn Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync;
 pub(in crate::middleware) struct AtEnd {
     pub(in crate::middleware) metered: Metered,
     pub(in crate::middleware) cost_of: Option<Arc<CostOf>>,
+    /// Whether a response ends when its slot is lost.
+    pub(in crate::middleware) cuts_off: bool,
 }
 
 /// The policies that a [`CostMeter`](super::CostMeter) settles.
@@ -267,6 +269,13 @@ impl Following {
     /// Whether the request was a `HEAD`, so that no client gets the body.
     pub(super) fn answers_head(&self) -> bool {
         self.ending.0.answers_head
+    }
+
+    /// The slot whose loss cuts the response off.
+    pub(super) fn slot_to_watch(&self) -> Option<SlotWatch> {
+        let admitted = &self.ending.0;
+        let slot = admitted.slot.as_ref().filter(|_| admitted.at_end.cuts_off);
+        slot.map(Slot::watch)
     }
 
     pub(super) fn see<D: Buf>(&mut self, frame: &Frame<D>) {

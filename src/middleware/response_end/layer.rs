@@ -85,6 +85,27 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.slot_wait = wait)
     }
 
+    /// Responds to a request that found no slot with a 503, as [`Rejection::NoSlot`](crate::middleware::Rejection), for
+    /// clients that take a 429 as their own fault. By default, and when another rule denies the request as well, the
+    /// response is a 429.
+    ///
+    /// `Retry-After` and the quota headers stay. A limit of 0 slots is still a 429.
+    #[must_use]
+    pub fn unavailable_without_slot(self) -> Self {
+        self.change(|shared| shared.unavailable_without_slot = true)
+    }
+
+    /// Ends a response whose slot was lost: its body fails with an error, and the server drops it. By default the
+    /// response goes on, and the log has a warning.
+    ///
+    /// Choose this when more than the limit must not run for long. The body ends; work that does not depend on the body
+    /// goes on, unless the handler watches the slot by a [`SlotWatch`](crate::limiter::SlotWatch). An outage of the store
+    /// alone loses no slot before it expires.
+    #[must_use]
+    pub fn cut_off_without_slot(self) -> RateLimitLayer<R, ToBodyEnd> {
+        self.at_end(|at_end| at_end.cuts_off = true)
+    }
+
     /// Settles each request at the end of its response at the cost that the handler has counted by a
     /// [`CostMeter`](crate::middleware::CostMeter), under all policies of this layer.
     ///

@@ -17,6 +17,7 @@ pub mod calls;
 pub mod cluster;
 pub mod contract;
 pub mod contributors;
+pub mod cut_streams;
 pub mod denials;
 pub mod example;
 pub mod flaky;

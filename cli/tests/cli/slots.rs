@@ -1,0 +1,115 @@
+//! Slots of concurrency policies, as `inspect`, `explain`, `top` and `watch` show them.
+
+use sluicegate::{Charge, Key, Policy, limiter::Slot};
+
+use crate::site::Site;
+
+const POLICIES: &str = "\
+jobs = \"2/1h@concurrent\"
+api = \"5/1d\"
+";
+
+/// Holds this many slots of `user=alice`, and charges as many units of the other policy.
+async fn held(site: &Site, count: usize) -> Vec<Slot> {
+    site.tool.write("policies.toml", POLICIES);
+    let (jobs, api) = (
+        Policy::parse("jobs", "2/1h@concurrent").unwrap(),
+        Policy::parse("api", "5/1d").unwrap(),
+    );
+    let alice = Key::new("user", "alice");
+    let mut slots = Vec::new();
+    for _ in 0..count {
+        let charges = [
+            Charge::new(&jobs, alice.clone(), 1),
+            Charge::new(&api, alice.clone(), 1),
+        ];
+        let decision = site.limiter.check(charges).await.unwrap();
+        slots.push(site.limiter.hold(&decision).unwrap());
+    }
+    slots
+}
+
+/// The lines about the slots. They have no times, since a request may end at any time.
+fn lines_of_slots(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("jobs")).collect();
+    let lines = lines.join("\n");
+    for time in ["in 1h", "in 59m", "min", ":"] {
+        let line = lines.replace("jobs: denied", "");
+        assert!(!line.contains(time), "{time}: {lines}");
+    }
+    lines
+}
+
+#[tokio::test]
+async fn slots_in_use_are_shown_with_their_number_and_without_times() {
+    let site = Site::start().await;
+    let slots = held(&site, 1).await;
+    let text = site.text("inspect user=alice --policies policies.toml");
+    let line = lines_of_slots(&text);
+    assert!(
+        line.contains("1/2 in use") && line.contains("when all end"),
+        "{text}"
+    );
+    assert!(
+        site.text("explain user=alice --policies policies.toml")
+            .contains("It passes.")
+    );
+    let text = site.text("top --policies policies.toml");
+    assert!(lines_of_slots(&text).contains("1/2 in use"), "{text}");
+    let text = site.text("inspect user=alice");
+    assert!(lines_of_slots(&text).contains("1 in use"), "{text}");
+    drop(slots);
+}
+
+#[tokio::test]
+async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
+    let site = Site::start().await;
+    let slots = held(&site, 2).await;
+    let text = site.text("inspect user=alice --policies policies.toml");
+    let line = lines_of_slots(&text);
+    assert!(
+        line.contains("2/2 in use") && line.contains("when one ends"),
+        "{text}"
+    );
+    let text = site.text("top --policies policies.toml");
+    assert!(
+        lines_of_slots(&text).contains("as long as all run"),
+        "{text}"
+    );
+
+    // A request of any cost takes one slot.
+    let said = site
+        .tool
+        .run("explain user=alice --policies policies.toml --cost 3");
+    assert_eq!(said.code, 1, "{said:?}");
+    let expected = "It is denied until a request ends: all slots are in use,\nby the rule 2/1h@concurrent of jobs.";
+    assert!(said.stdout.contains(expected), "{}", said.stdout);
+    let said = site.json("explain user=alice --policies policies.toml", 1);
+    assert_eq!(said["no_slot"][0]["policy"], "jobs");
+    assert_eq!(said["denied_by"]["policy"], "jobs");
+    assert!(said["passes_ms"].is_null());
+    let rule = &said["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|it| it["policy"] == "jobs")
+        .unwrap()["rules"][0];
+    assert_eq!((&rule["slots"], &rule["used"]), (&true.into(), &2.into()));
+
+    // Another rule denies for a time that is known.
+    let said = site
+        .tool
+        .run("explain user=alice --policies policies.toml --cost 4");
+    assert!(
+        said.stdout.contains("by the rule 5/1d of api."),
+        "{}",
+        said.stdout
+    );
+    assert!(
+        said.stdout
+            .contains("Besides, until a request ends: all slots are in use"),
+        "{}",
+        said.stdout
+    );
+    drop(slots);
+}

@@ -1,0 +1,129 @@
+//! `X-RateLimit-{Limit,Remaining,Reset}-{unit}`, as client libraries of language models read them.
+
+use std::{cmp::Ordering, time::Duration};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
+
+use super::seconds::seconds;
+use crate::domain::decision::{Decision, RuleUsage};
+
+pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
+pub(super) const REMAINING_REQUESTS: HeaderName =
+    HeaderName::from_static("x-ratelimit-remaining-requests");
+pub(super) const RESET_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-reset-requests");
+pub(super) const LIMIT_TOKENS: HeaderName = HeaderName::from_static("x-ratelimit-limit-tokens");
+pub(super) const REMAINING_TOKENS: HeaderName =
+    HeaderName::from_static("x-ratelimit-remaining-tokens");
+pub(super) const RESET_TOKENS: HeaderName = HeaderName::from_static("x-ratelimit-reset-tokens");
+
+/// Sends the tightest rule of each unit. `adds` if a layer further in has sent such headers about the same request:
+/// those that are tighter stay.
+pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
+    for (unit, rule) in tightest_rules(decision) {
+        let Some(names) = names(unit) else {
+            continue;
+        };
+        if !adds || is_tighter_than_sent(rule, headers, &names) {
+            insert_rule(headers, rule, names);
+        }
+    }
+}
+
+/// Slots are left out: no client waits for them by these headers.
+fn tightest_rules(decision: &Decision) -> SmallVec<[(&str, &RuleUsage); 4]> {
+    let mut tightest: SmallVec<[(&str, &RuleUsage); 4]> = SmallVec::new();
+    let policies = decision.usage().policies();
+    for of_policy in policies.filter(|usage| !usage.policy().is_hidden()) {
+        let unit = of_policy.policy().counted_in();
+        let rules = of_policy.rules().iter();
+        for rule in rules.filter(|usage| !usage.rule().is_concurrency()) {
+            match tightest.iter_mut().find(|(other, _)| *other == unit) {
+                Some((_, least)) if compare(rule, least) == Ordering::Less => *least = rule,
+                Some(_) => {}
+                None => tightest.push((unit, rule)),
+            }
+        }
+    }
+    tightest
+}
+
+/// Less is tighter: the denying rule with the longest wait, or else a smaller share left.
+fn compare(one: &RuleUsage, other: &RuleUsage) -> Ordering {
+    let wait = |usage: &RuleUsage| match (usage.is_exceeded(), usage.retry_after()) {
+        (true, None) => Some(Duration::MAX),
+        (_, wait) => wait,
+    };
+    let share = |one: &RuleUsage, other: &RuleUsage| {
+        u128::from(one.remaining()) * u128::from(other.rule().limit())
+    };
+    let by_share = || share(one, other).cmp(&share(other, one));
+    wait(other).cmp(&wait(one)).then_with(by_share)
+}
+
+fn names(unit: &str) -> Option<[HeaderName; 3]> {
+    match unit {
+        "requests" => Some([LIMIT_REQUESTS, REMAINING_REQUESTS, RESET_REQUESTS]),
+        "tokens" => Some([LIMIT_TOKENS, REMAINING_TOKENS, RESET_TOKENS]),
+        other => {
+            let name = |of: &str| HeaderName::try_from(["x-ratelimit-", of, "-", other].concat());
+            Some([
+                name("limit").ok()?,
+                name("remaining").ok()?,
+                name("reset").ok()?,
+            ])
+        }
+    }
+}
+
+fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderName; 3]) -> bool {
+    let number = |name| -> Option<u128> { headers.get(name)?.to_str().ok()?.parse().ok() };
+    let (Some(limit), Some(remaining)) = (number(&names[0]), number(&names[1])) else {
+        return true;
+    };
+    u128::from(rule.remaining()) * limit < remaining * u128::from(rule.rule().limit())
+}
+
+fn insert_rule(headers: &mut HeaderMap, usage: &RuleUsage, names: [HeaderName; 3]) {
+    let [limit, remaining, reset] = names;
+    headers.insert(limit, HeaderValue::from(usage.rule().limit()));
+    headers.insert(remaining, HeaderValue::from(usage.remaining()));
+    let time = match usage.is_exceeded() {
+        true => usage.retry_after(),
+        false => Some(usage.reset_after()),
+    };
+    match time.and_then(|time| HeaderValue::try_from(duration(time)).ok()) {
+        Some(time) => headers.insert(reset, time),
+        None => headers.remove(reset),
+    };
+}
+
+/// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.
+fn duration(time: Duration) -> String {
+    let seconds = seconds(time);
+    let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds}s"),
+        _ => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_in_hours_minutes_and_seconds() {
+        for (ms, expected) in [
+            (0, "0s"),
+            (1, "1s"),
+            (59_999, "1m0s"),
+            (360_000, "6m0s"),
+            (3_600_000, "1h0m0s"),
+            (90_061_000, "25h1m1s"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(ms)), expected);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Streams that are cut at random points: clients leave, the server panics, timeouts strike.
+
+use std::time::Duration;
+
+use sluicegate::{Limiter, MemoryStore, RedisStore};
+use support::{cut_streams::cut_streams, redis::Server};
+
+async fn over_redis(server: &Server) -> Limiter {
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    Limiter::new(store).timeout(Duration::from_secs(10))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_are_cut_anywhere_leave_no_slot_in_redis() {
+    let server = Server::start();
+    cut_streams(over_redis(&server).await, 2_000, Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a long form"]
+async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot_in_memory() {
+    let limiter = Limiter::new(MemoryStore::new().capacity(1_000_000));
+    let took = cut_streams(limiter, 100_000, Duration::from_millis(50)).await;
+    println!("all slots are free {took:?} after the last stream");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a long form"]
+async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot_in_redis() {
+    let server = Server::start();
+    let limiter = over_redis(&server).await;
+    let took = cut_streams(limiter, 100_000, Duration::from_millis(500)).await;
+    println!("all slots are free {took:?} after the last stream");
+}

@@ -1,0 +1,286 @@
+//! Streams that end at random points, in every way that a response can end: no slot stays taken, and each stream costs
+//! the frames that the server has polled.
+
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Request, State},
+    routing::get,
+};
+use futures::{StreamExt, stream};
+use http::{StatusCode, request::Parts};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RateLimitLayer, Rule,
+    middleware::{CostMeter, ToBodyEnd},
+};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    task::JoinSet,
+    time::timeout,
+};
+use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
+
+/// Streams at a time.
+const WORKERS: usize = 64;
+/// Charged on arrival: more than short streams cost, and less than long ones.
+const ESTIMATE: u64 = 5;
+/// Long streams fill the buffers of a connection, so that the server stops in the middle of them.
+const FRAME: [u8; 4_096] = [b'f'; 4_096];
+/// For what happens in the background.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a stream ends, beside clients that leave.
+const ENDS: [&str; 6] = ["whole", "whole", "whole", "panic", "stall", "hang"];
+
+/// Frames that were polled, for each stream.
+type Polled = Arc<[AtomicU64]>;
+
+/// The two limits of every stream: one slot of all, and a budget of its own.
+#[derive(Clone)]
+struct Limits {
+    limiter: Limiter,
+    slots: Policy,
+    tokens: Policy,
+}
+
+/// Runs so many streams, and fails unless all slots are free and all costs right soon afterwards. `silence` is how long
+/// the server waits for a handler or a frame; returns how long the last settlements took.
+pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) -> Duration {
+    let slots = Rule::concurrent(1_000_000).expires_after(Duration::from_secs(3_600));
+    let limits = Limits {
+        limiter,
+        slots: Policy::new("slots", [slots]).unwrap(),
+        tokens: Policy::parse("tokens", "1000000/1d").unwrap(),
+    };
+    let polled: Polled = (0..streams).map(|_| AtomicU64::new(0)).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("server");
+    let server = serve(&limits, &polled, socket.clone(), silence);
+
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut workers = JoinSet::new();
+    for seed in 0..WORKERS {
+        let client = Client {
+            socket: socket.clone(),
+            polled: Arc::clone(&polled),
+            random: fastrand::Rng::with_seed(seed as u64),
+            shared: None,
+        };
+        workers.spawn(work(client, Arc::clone(&next), streams));
+    }
+    workers.join_all().await;
+    let took = settled(&limits, &polled).await;
+    server.abort();
+    took
+}
+
+fn serve(
+    limits: &Limits,
+    polled: &Polled,
+    socket: PathBuf,
+    silence: Duration,
+) -> tokio::task::JoinHandle<()> {
+    let router = Router::new()
+        .route("/{id}/{length}/{end}", get(respond))
+        .with_state(Arc::clone(polled))
+        .layer(limits.layer())
+        .layer(ResponseBodyTimeoutLayer::new(silence))
+        .layer(TimeoutLayer::with_status_code(
+            StatusCode::GATEWAY_TIMEOUT,
+            silence,
+        ));
+    let listener = UnixListener::bind(socket).unwrap();
+    tokio::spawn(async { axum::serve(listener, router).await.unwrap() })
+}
+
+impl Limits {
+    fn layer(&self) -> RateLimitLayer<sluicegate::middleware::ProblemJson, ToBodyEnd> {
+        let id = |head: &Parts| head.uri.path().split('/').nth(1).map(str::to_owned);
+        RateLimitLayer::new(self.limiter.clone())
+            .limit_concurrent(self.slots.clone(), Key::new("service", "all"))
+            .limit(self.tokens.clone(), move |head: &Parts| {
+                Some(Key::new("stream", id(head)?))
+            })
+            .cost(|_, policy| {
+                if policy.name() == "tokens" {
+                    ESTIMATE
+                } else {
+                    1
+                }
+            })
+            .meter_costs()
+    }
+
+    async fn used(&self, policy: &Policy, key: Key) -> u64 {
+        let charge = Charge::new(policy, key, 0);
+        let usage = self.limiter.peek([charge]).await.unwrap();
+        let rule = usage.policies().next().unwrap().rules()[0];
+        rule.rule().limit() - rule.remaining()
+    }
+}
+
+async fn respond(
+    State(polled): State<Polled>,
+    Path((id, length, end)): Path<(usize, u64, String)>,
+    request: Request,
+) -> Body {
+    let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+    meter.set(0);
+    let poll = move || {
+        meter.add(1);
+        polled[id].fetch_add(1, SeqCst);
+    };
+    if end == "hang" {
+        (0..length).for_each(|_| poll());
+        std::future::pending::<()>().await;
+    }
+    let frames = stream::iter(0..length).map(move |_| {
+        poll();
+        Ok::<_, Infallible>(Bytes::from_static(&FRAME))
+    });
+    match end.as_str() {
+        // The same as a panic, without its message.
+        "panic" => Body::from_stream(frames.chain(stream::once(async {
+            std::panic::resume_unwind(Box::new("cut"))
+        }))),
+        "stall" => Body::from_stream(frames.chain(stream::pending())),
+        _ => Body::from_stream(frames),
+    }
+}
+
+type Sender2 = hyper::client::conn::http2::SendRequest<Empty<Bytes>>;
+
+struct Client {
+    socket: PathBuf,
+    polled: Polled,
+    random: fastrand::Rng,
+    /// A connection of HTTP/2, until it breaks.
+    shared: Option<Sender2>,
+}
+
+async fn work(mut client: Client, next: Arc<AtomicUsize>, streams: usize) {
+    loop {
+        let id = next.fetch_add(1, SeqCst);
+        if id >= streams {
+            return;
+        }
+        client.stream(id).await;
+    }
+}
+
+impl Client {
+    /// Reads a random part of a stream, by HTTP/1.1 or HTTP/2, and leaves.
+    async fn stream(&mut self, id: usize) {
+        let end = ENDS[self.random.usize(..ENDS.len())];
+        let length = [0, 1, 3, 40, 300][self.random.usize(..5)];
+        let reads = [0, 1, self.random.u64(..10), u64::MAX][self.random.usize(..4)];
+        let request = Request::get(format!("http://server/{id}/{length}/{end}"));
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
+
+        // Some clients leave while the handler works, and all others read.
+        let leaves_early = end == "hang" && self.random.bool();
+        let polled = Arc::clone(&self.polled);
+        let has_polled = async move {
+            while !leaves_early || polled[id].load(SeqCst) < length {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if self.random.bool() {
+            let mut sender = self.http2().await;
+            let _ = futures::future::select(
+                Box::pin(async { read(sender.send_request(request).await.ok(), reads).await }),
+                Box::pin(has_polled),
+            )
+            .await;
+            return;
+        }
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(self.connect().await)
+            .await
+            .unwrap();
+        let connection = tokio::spawn(connection);
+        let _ = futures::future::select(
+            Box::pin(async { read(sender.send_request(request).await.ok(), reads).await }),
+            Box::pin(has_polled),
+        )
+        .await;
+        connection.abort();
+    }
+
+    async fn connect(&self) -> TokioIo<UnixStream> {
+        // The queue of connections may be full.
+        loop {
+            match UnixStream::connect(&self.socket).await {
+                Ok(stream) => return TokioIo::new(stream),
+                Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    async fn http2(&mut self) -> Sender2 {
+        if let Some(sender) = self.shared.clone().filter(|sender| !sender.is_closed()) {
+            return sender;
+        }
+        let io = self.connect().await;
+        let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        self.shared = Some(sender.clone());
+        sender
+    }
+}
+
+async fn read(response: Option<http::Response<Incoming>>, frames: u64) {
+    let Some(response) = response else {
+        return; // the server panicked before it had sent the head
+    };
+    let mut body = response.into_body();
+    for _ in 0..frames {
+        if !matches!(body.frame().await, Some(Ok(_))) {
+            return;
+        }
+    }
+}
+
+/// Waits until no slot is taken, and each stream costs the frames that were polled.
+async fn settled(limits: &Limits, polled: &Polled) -> Duration {
+    let start = Instant::now();
+    let mut used = u64::MAX;
+    let all_free = timeout(PATIENCE, async {
+        while used > 0 {
+            used = limits.used(&limits.slots, Key::new("service", "all")).await;
+        }
+    });
+    assert!(all_free.await.is_ok(), "{used} slots are still taken");
+    let took = start.elapsed();
+    for (id, polled) in polled.iter().enumerate() {
+        let (expected, mut used) = (polled.load(SeqCst), None);
+        let is_right = timeout(PATIENCE, async {
+            while used != Some(expected) {
+                used = Some(
+                    limits
+                        .used(&limits.tokens, Key::new("stream", id.to_string()))
+                        .await,
+                );
+            }
+        });
+        assert!(
+            is_right.await.is_ok(),
+            "stream {id} costs {used:?}, and {expected} of its frames were polled"
+        );
+    }
+    took
+}
