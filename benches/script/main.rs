@@ -2,26 +2,29 @@
 //!
 //! Draws `target/figures/cost.svg`.
 //!
-//! Moves a clock by hand, and so needs the feature `test-util`. If you leave it out, cargo runs again with it.
+//! Moves a clock by hand, and compares all kinds of rules: so it needs the features `test-util` and `calendar`. If you
+//! leave them out, cargo runs again with them.
 
-#[cfg(feature = "test-util")]
+#[cfg(all(feature = "calendar", feature = "test-util"))]
 #[path = "../common/chart.rs"]
 mod chart;
-#[cfg(feature = "test-util")]
+#[cfg(all(feature = "calendar", feature = "test-util"))]
 mod measure;
-#[cfg(feature = "test-util")]
+#[cfg(all(feature = "calendar", feature = "test-util"))]
 mod picture;
+#[cfg(all(feature = "calendar", feature = "test-util"))]
+mod renewing;
 
-#[cfg(feature = "test-util")]
+#[cfg(all(feature = "calendar", feature = "test-util"))]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     measure::run()
 }
 
-#[cfg(not(feature = "test-util"))]
+#[cfg(not(all(feature = "calendar", feature = "test-util")))]
 #[path = "../common/again.rs"]
 mod again;
 
-#[cfg(not(feature = "test-util"))]
+#[cfg(not(all(feature = "calendar", feature = "test-util")))]
 fn main() -> std::process::ExitCode {
-    again::with_features("script", "test-util")
+    again::with_features("script", "calendar,test-util")
 }

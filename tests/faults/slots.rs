@@ -68,22 +68,23 @@ fn job(policy: &Policy, key: usize) -> [Charge; 1] {
 
 #[test]
 fn processes_that_are_killed_and_stopped_never_hold_more_slots_than_the_limit() {
-    run(&[1], &[4_000]);
+    run(&[1], &[4_000], 20);
 }
 
 #[test]
 #[ignore = "a long form"]
 fn a_million_slots_of_processes_that_are_killed_and_stopped() {
-    run(&[1, 10], &[100_000; 10]);
+    run(&[1, 10], &[100_000; 10], 200);
 }
 
-/// In each round, processes take this number of slots, and then all die.
-fn run(expiries: &[u64], rounds: &[usize]) {
+/// In each round, processes take this number of slots, and then all die. The rarer faults are, the more slots are taken
+/// in a second.
+fn run(expiries: &[u64], rounds: &[usize], rarity: u32) {
     let _turn = super::my_turn();
     let server = Server::start();
     let (begin, mut report) = (Instant::now(), Report::default());
     for slots in rounds {
-        let mut fleet = Fleet::start(&server, expiries);
+        let mut fleet = Fleet::start(&server, expiries, rarity);
         while fleet.taken() < *slots || fleet.kills < 2 || fleet.stops_beyond_expiry < 2 {
             fleet.disturb();
             thread::sleep(Duration::from_millis(20));
