@@ -6,6 +6,7 @@ mod common;
 mod acquire;
 mod blocks;
 mod breaker;
+mod budget;
 mod calendar;
 mod chart;
 mod composed;
