@@ -71,7 +71,13 @@ fn the_most_slots_of_one_key_that_are_held_at_one_instant_are_found() {
         until,
         lost: false,
     };
-    let one = [record(1, 10, 20), record(1, 20, 30), record(2, 15, 16)];
+    let killed_at_once = record(1, 5, 5);
+    let one = [
+        killed_at_once,
+        record(1, 10, 20),
+        record(1, 20, 30),
+        record(2, 15, 16),
+    ];
     assert_eq!(most_held(&one).len(), 1);
     let two = [record(1, 10, 20), record(1, 19, 30), record(2, 15, 16)];
     assert_eq!(most_held(&two).len(), 2);
