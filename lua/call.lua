@@ -4,7 +4,7 @@ local CALL_VERSION = 1
 local TIME_FOLLOWS = 128 -- added to the version where the last argument is the time (tests)
 local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it
 local KIND = 2 ^ 44 -- the first number of a label is the number of its kind times this, plus a number of the rule
-local CONCURRENCY, BUCKET = 1, 8 -- numbers of kinds
+local CONCURRENCY, CALENDAR, BUCKET = 1, 2, 8 -- numbers of kinds
 local A_DAY = 86400000 -- in ms
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer

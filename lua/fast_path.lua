@@ -1,19 +1,32 @@
 -- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
--- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind and
--- none of the calendar, while no clock has stepped back: it charges them as they are, opens steps, releases others, or
--- denies. And it settles the newest step. Anything else it hands over by returning nothing: a block, a key that is new,
--- wide entries, a queue without room, a check that is admitted partly. A value that cannot be read raises an error. The
--- plain script then begins the operation again, as nothing has been changed. To change what the script means, change
--- the plain script: without this file it gives the same answers.
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind, while
+-- no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the
+-- newest step, and renews the slots of a key. Anything else it hands over by returning nothing: a block, a key that is
+-- new, another period of the calendar, wide entries, a queue without room, a check that is admitted partly, slots that
+-- are lost. A value that cannot be read raises an error. The plain script then begins the operation again, as nothing
+-- has been changed. To change what the script means, change the plain script: without this file it gives the same
+-- answers.
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
 local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
 local ENTRY_SIZE, WRAP = 4, 65536 -- of entries of width 1, the only ones that are read here
-local HAND_OVER = 4 -- this and all higher actions are left to the plain script
+local RENEWAL, HAND_OVER = 7, 8 -- actions; the latter is left to the plain script
 local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
 local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires; and
 -- last the position behind them, as struct.unpack returns it
+
+-- Reads when the current period of each calendar rule ends. The plain script has to if the time is not surely in one.
+local function read_periods(task, arg, at)
+  task.stops = {}
+  for k = 1, task.rules do
+    local count, i = unpack('<I1', arg, at), 1
+    local bounds = { unpack('<' .. string.rep('I6', count), arg, at + 1) }
+    while i <= count and bounds[i] <= now do i = i + 1 end
+    if i == 1 or i + 2 > count then task.action = HAND_OVER end
+    task.stops[k], at = bounds[i], at + 1 + count * 6
+  end
+end
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
@@ -22,15 +35,18 @@ local function read_task(arg)
   local kind = ((spans[1] or 0) - (spans[1] or 0) % KIND) / KIND
   local task = {
     action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = kind == BUCKET,
-    tail = sub(arg, labels_at), used_format = used_format, front_format = used_format .. each .. 'I6I6',
+    tail = sub(arg, labels_at, labels_at + rules * 12), used_format = used_format, front_format = used_format .. each .. 'I6I6',
     limits = { unpack(used_format, arg, 15) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
     spans = spans, -- for each rule the two numbers of its label, without its kind
   }
   for k = 1, rules * 2, 2 do
     spans[k] = spans[k] - kind * KIND
     local is_other = spans[k] < 0 or spans[k] >= KIND
-    if is_other or kind ~= 0 and kind ~= CONCURRENCY and kind ~= BUCKET then task.action = HAND_OVER end
+    if is_other or kind > CALENDAR and kind ~= BUCKET then task.action = HAND_OVER end
   end
+  if kind == CALENDAR then read_periods(task, arg, labels_at + rules * 12 + 1) end
+  local may_renew = kind == CONCURRENCY and rules == 1
+  if task.action > 3 and not (task.action == RENEWAL and may_renew) then task.action = HAND_OVER end
   tasks[arg] = task
   return task
 end
@@ -74,7 +90,7 @@ end
 
 -- Reads KEYS[i] and tests whether its units fit so many times. Returns nothing if the plain script has to.
 local function fits(task, i, count)
-  if task.action >= HAND_OVER then return end
+  if task.action == HAND_OVER then return end
   local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
   stored[i] = value
   if not value or sub(value, -#task.tail) ~= task.tail then return end
@@ -83,6 +99,7 @@ local function fits(task, i, count)
   fronts[i] = front
   for k = 1, rules do
     local used, due, limit = front[k + 1], front[k + rules + 1], limits[k + 1]
+    if task.stops and due ~= task.stops[k] then return end
     if task.are_buckets then -- what is missing, and the time, replace what the front has of them
       local period, gained = spans[k * 2 - 1], (now - due) * spans[k * 2]
       if gained < 0 then return end
@@ -174,7 +191,10 @@ local function usage(task, i, reply)
     local used, newest, fits_at, step = front[k + 1], now, 0, task.spans[k * 2 - 1]
     local over = used + task.units - task.limits[k + 1]
     local is_bucket = task.are_buckets -- then the caller computes it
-    if not is_bucket and over <= 0 and front[k + task.rules + 1] > now then
+    if task.stops then
+      newest = task.stops[k]
+      if over > 0 and task.units <= task.limits[k + 1] then fits_at = newest end
+    elseif not is_bucket and over <= 0 and front[k + task.rules + 1] > now then
       newest = now - now % step + step
     elseif not is_bucket then
       local first, base, width, live, behind
@@ -209,6 +229,68 @@ local function settle(task, i, units)
   return charge(task, i, units)
 end
 
+-- Makes the function that renews slots, for the calls that need it.
+local function renewing()
+  -- The queue of KEYS[i] after units were taken from the step that ends at `stop`, with its newest step as the last
+  -- entry; and when that step ends, and the base. Returns nothing if the plain script has to.
+  local function without(task, i, stop, units)
+    local step, retention, value = task.spans[1], task.spans[2], stored[i]
+    local used, newest, first, base, width, live, behind, at, limit = read_section(task, i, 1)
+    local is_there = used and first <= stop and stop <= newest
+    if not is_there or width > 1 or used >= WRAP or retention / step >= 4096 then return end
+    local count, before, last = (behind - live) / ENTRY_SIZE, 0, newest
+    if count == 0 then base = 0 end
+    local k = last_below(value, live, 0, count + 1, first / step, (stop - first) / step)
+    local entries = { sub(value, live, live + k * ENTRY_SIZE - 1) }
+    if k > 0 then
+      local number, total = unpack('<I2I2', value, live + (k - 1) * ENTRY_SIZE)
+      before, last = (total - base) % WRAP, newest - (newest / step - number) % WRAP * step
+    end
+    for e = k + 1, count + 1 do
+      local number, total = newest / step % WRAP, used
+      if e <= count then
+        number, total = unpack('<I2I2', value, live + (e - 1) * ENTRY_SIZE)
+        total = (total - base) % WRAP
+      end
+      if e == k + 1 and (number ~= stop / step % WRAP or total - before < units) then return end
+      if e > k + 1 or total - before > units then
+        entries[#entries + 1], last = pack('<I2I2', number, (base + total - units) % WRAP), newest
+      end
+    end
+    return table.concat(entries), last, base, used, at, limit
+  end
+
+  -- Moves the slots of KEYS[i] to the step of now. Where a check has a limit, a renewal has the end of their step.
+  -- Returns its reply, or nothing if the plain script has to.
+  return function(task, i)
+    if not fits(task, i, 0) then return end
+    local step, retention, value, expires = task.spans[1], task.spans[2], stored[i], fronts[i][5]
+    local queue, last, base, used, at, limit = without(task, i, task.limits[2], task.units)
+    if not queue then return end
+    local newest, width = now - now % step + step, 1
+    if used == task.units then
+      base, width = 0, 0
+    elseif last == newest then
+      queue = sub(queue, 1, -ENTRY_SIZE - 1)
+    elseif #queue == ENTRY_SIZE then -- the base begins with the first entry
+      base, queue = 0, pack('<I2I2', last / step % WRAP, used - task.units)
+    end
+    local length, room, first = #queue, limit - at - HEAD_SIZE, newest
+    if length > room or room > 64 and length * 4 < room then return end
+    if length > 0 then first = newest - (newest / step - unpack('<I2', queue)) % WRAP * step end
+    local release = newest + retention
+    if expires < release or release + 60000 < expires then
+      expires = release + math.min(math.max(step, retention), 60000)
+      expiries[i] = expires
+    end
+    local front = pack(task.front_format, 1, used, math.min(newest, first + retention), newest - step, expires)
+    local changed = front .. pack(HEAD, newest, first, base, length, room, width) .. queue
+    values[i] = expiries[i] and changed .. sub(value, #changed + 1) or changed
+    return '\1\1\0\0\0\2' .. sub(front, 1, 8), 1
+  end
+end
+local renew -- once an operation needs it
+
 -- Decides an operation, as the plain script's `decide`. Returns nothing if that has to.
 local function fast_path(first, last, next_block, checks_before)
   local task, is_admitted = tasks[ARGV[first]] or read_task(ARGV[first]), true
@@ -216,6 +298,11 @@ local function fast_path(first, last, next_block, checks_before)
   for i = next_block, next_block + task.block_count - 1 do
     stored[i] = pcall_redis('GET', KEYS[i])
     if stored[i] then return end
+  end
+  if action == RENEWAL then
+    renew = renew or renewing()
+    if first == last then return renew(task, first) end
+    return
   end
   if action == 1 then count = checks_before end
   if action < 2 and count == 0 then return '\2', 0 end

@@ -6,6 +6,7 @@
 mod chart;
 mod measure;
 mod picture;
+mod renewing;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     measure::run()

@@ -11,12 +11,13 @@ use redis::aio::MultiplexedConnection;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
     block::Until,
+    calendar::Period,
     store::{Check, Operation, Settlement, StoreExt},
     test_util::TestClock,
 };
 use support::redis::Server;
 
-use crate::picture;
+use crate::{picture, renewing::renewing};
 
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
@@ -40,7 +41,7 @@ const NOW: &str = include!("../../lua/source.rs");
 
 const PLENTY: u64 = 1_000_000_000;
 
-type Error = Box<dyn std::error::Error>;
+pub(crate) type Error = Box<dyn std::error::Error>;
 
 /// One way to use the server, repeated again and again.
 struct Case {
@@ -77,9 +78,9 @@ enum Blocks {
 }
 
 #[derive(Clone, Copy)]
-struct Figures {
+pub(crate) struct Figures {
     /// The time of scripts.
-    micros: f64,
+    pub(crate) micros: f64,
     /// The processor time of the whole server, which also reads, parses and answers calls.
     cpu: f64,
     commands: f64,
@@ -99,6 +100,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     }
     match chosen.first().map(String::as_str) {
         Some("settling") => return verdict(settling(&server, store).await?),
+        Some("renewing") => return verdict(renewing(&server, store).await?),
         Some("silence") => return verdict(silence(&server, store).await?),
         Some(_) => return print_chosen(&server, &cases, &chosen).await,
         None => {}
@@ -114,6 +116,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     let mut met = bars(&server, &cases).await?;
     met &= silence(&server, store.clone()).await?;
     met &= settling(&server, store.clone()).await?;
+    met &= renewing(&server, store.clone()).await?;
     met &= memory().await?;
     verdict(met)
 }
@@ -277,6 +280,15 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
     ))
 }
 
+/// A check under three rules, which also takes a slot.
+fn with_a_slot(store: &RedisStore) -> Result<Case, Error> {
+    let mut case = checks(store, "3 rules and a slot", 1, &rules(PLENTY))?;
+    if let Work::Checks { policies, .. } = &mut case.work {
+        policies.push(Policy::new("s", [Rule::concurrent(PLENTY)])?);
+    }
+    Ok(case)
+}
+
 fn fill(store: &RedisStore) -> Result<Case, Error> {
     let policy = Policy::new("p", rules(PLENTY))?;
     let store = store.clone().prefix("fill");
@@ -318,6 +330,14 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
         checks(store, "1 bucket of 1 s", 1, &buckets()[..1])?,
         checks(store, "1 bucket", 1, &buckets()[1..2])?,
         checks(store, "3 buckets", 1, &buckets())?,
+        with_a_slot(store)?,
+        checks(store, "1 fixed rule", 1, &[Rule::per_day(PLENTY).fixed()])?,
+        checks(
+            store,
+            "1 calendar rule",
+            1,
+            &[Rule::calendar(PLENTY, Period::Day).in_zone("UTC")?],
+        )?,
     ];
     for (name, count, rules) in [
         ("1 rule", 1, &plenty[1..2]),
@@ -455,7 +475,7 @@ impl Case {
     }
 }
 
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }
@@ -490,7 +510,7 @@ impl Figures {
     /// Reads the server's statistics since their reset: the time of script calls, and the number of all commands,
     /// including those inside scripts.
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    fn read(server: &Server, decisions: u64) -> Self {
+    pub(crate) fn read(server: &Server, decisions: u64) -> Self {
         let info: String = server.run("INFO commandstats");
         let (mut micros, mut commands) = (0, 0);
         for line in info
@@ -530,7 +550,7 @@ fn print_cases(cases: &[Case]) {
 }
 
 /// Compares the chosen cases with the first of them, as in `cargo bench --bench script -- "3 rules" "3 rules, enforcing
-/// blocks"`. (`-- settling` and `-- silence` are bars only.)
+/// blocks"`. (`-- settling`, `-- renewing` and `-- silence` are bars only.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
@@ -598,6 +618,8 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         ("1 bucket of 1 s", "1 rule of 1 s", 1.0),
         ("1 bucket", "1 rule", 1.0),
         ("3 buckets", "3 rules", 1.0),
+        ("3 rules and a slot", "3 rules", 1.3),
+        ("1 calendar rule", "1 fixed rule", 1.1),
         ("2 keys, denied by the last", "2 keys", 1.0),
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),
@@ -627,7 +649,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
     Ok(met)
 }
 
-fn bar(what: &str, figure: f64, most: f64) -> bool {
+pub(crate) fn bar(what: &str, figure: f64, most: f64) -> bool {
     let met = figure <= most;
     println!(
         "{} {what}: {figure:.2}, at most {most:.2}",

@@ -17,7 +17,7 @@
 local KINDS = {
   [0] = steps,
   [CONCURRENCY] = concurrency,
-  [2] = calendar,
+  [CALENDAR] = calendar,
   [BUCKET] = bucket,
 }
 

@@ -3,6 +3,7 @@
 mod acquire;
 mod blocks;
 mod breaker;
+mod budget;
 mod calendar;
 mod chart;
 mod composed;

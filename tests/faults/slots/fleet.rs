@@ -29,6 +29,8 @@ pub(super) struct Fleet {
     clocks: Vec<Option<Clock>>,
     processes: Vec<Process>,
     started: usize,
+    /// One of so many calls of `disturb` kills, and three stop.
+    rarity: u32,
     random: fastrand::Rng,
     pub(super) kills: usize,
     pub(super) stops: usize,
@@ -43,7 +45,7 @@ struct Process {
 }
 
 impl Fleet {
-    pub(super) fn start(server: &Server, expiries: &[u64]) -> Self {
+    pub(super) fn start(server: &Server, expiries: &[u64], rarity: u32) -> Self {
         let has_clocks = Clock::is_available();
         let clocks = (0..PROCESSES).map(|process| {
             has_clocks.then(|| {
@@ -61,6 +63,7 @@ impl Fleet {
             clocks: clocks.collect(),
             processes: Vec::new(),
             started: 0,
+            rarity,
             random: fastrand::Rng::new(),
             kills: 0,
             stops: 0,
@@ -128,7 +131,7 @@ impl Fleet {
         if self.processes[place].calm_until > now {
             return;
         }
-        match self.random.u32(..20) {
+        match self.random.u32(..self.rarity) {
             0 => self.kill(place),
             1..4 => self.stop(place),
             _ => {}

@@ -38,26 +38,29 @@ impl Record {
     }
 }
 
-pub(super) fn most_held(records: &[Record]) -> u64 {
-    let mut changes: BTreeMap<u64, Vec<(u64, bool)>> = BTreeMap::new();
+/// The most slots of a key that were held at one instant, and their records.
+pub(super) fn most_held(records: &[Record]) -> Vec<Record> {
+    let mut of_keys: BTreeMap<u64, Vec<&Record>> = BTreeMap::new();
     for record in records {
-        let of_key = changes.entry(record.key).or_default();
-        of_key.extend([(record.from, true), (record.until, false)]);
+        of_keys.entry(record.key).or_default().push(record);
     }
-    let most = changes.into_values().map(|mut of_key| {
-        of_key.sort_unstable(); // an end comes before a begin at the same time
-        let (mut held, mut most) = (0_u64, 0);
-        for (_, begins) in of_key {
-            held = if begins {
-                held + 1
-            } else {
-                held.saturating_sub(1)
-            };
-            most = most.max(held);
+    let most = of_keys.into_values().map(|of_key| {
+        let changes = of_key
+            .iter()
+            .flat_map(|it| [(it.from, true), (it.until, false)]);
+        let mut changes: Vec<_> = changes.collect();
+        changes.sort_unstable(); // an end comes before a begin at the same time
+        let (mut held, mut most) = (0_i64, (0, 0));
+        for (at, begins) in changes {
+            held += if begins { 1 } else { -1 };
+            most = most.max((held, at));
         }
-        most
+        let (_, at) = most;
+        let of_key = of_key.into_iter();
+        let held = of_key.filter(|it| it.from <= at && at < it.until);
+        held.copied().collect::<Vec<_>>()
     });
-    most.max().unwrap_or(0)
+    most.max_by_key(Vec::len).unwrap_or_default()
 }
 
 #[test]
@@ -68,10 +71,16 @@ fn the_most_slots_of_one_key_that_are_held_at_one_instant_are_found() {
         until,
         lost: false,
     };
-    let one = [record(1, 10, 20), record(1, 20, 30), record(2, 15, 16)];
-    assert_eq!(most_held(&one), 1);
+    let killed_at_once = record(1, 5, 5);
+    let one = [
+        killed_at_once,
+        record(1, 10, 20),
+        record(1, 20, 30),
+        record(2, 15, 16),
+    ];
+    assert_eq!(most_held(&one).len(), 1);
     let two = [record(1, 10, 20), record(1, 19, 30), record(2, 15, 16)];
-    assert_eq!(most_held(&two), 2);
+    assert_eq!(most_held(&two).len(), 2);
     let log: Vec<u8> = two.iter().flat_map(|it| it.bytes()).collect();
-    assert_eq!(most_held(&Record::all(&log).collect::<Vec<_>>()), 2);
+    assert_eq!(most_held(&Record::all(&log).collect::<Vec<_>>()).len(), 2);
 }

@@ -79,7 +79,7 @@ impl Worker {
                     self.hold(slot.unwrap(), key, expiry * 1_000).await;
                 }
                 // Denied, or a timeout, after which the slot may be taken for no one.
-                _ => sleep(Duration::from_millis(1 + self.below(5))).await,
+                _ => sleep(Duration::from_millis(5 + self.below(20))).await,
             }
         }
     }
