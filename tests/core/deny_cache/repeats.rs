@@ -147,7 +147,7 @@ fn denial(decision: &Decision) -> &Denial {
     }
 }
 
-/// The second is what the cache promises, however long the denial.
+/// The cache promises one second, however long the denial.
 #[tokio::test]
 async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its_period() {
     let site = site();
