@@ -377,7 +377,10 @@ async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
     let client = client(&limiter, &other, LONG, |obey| obey);
     join_all((0..50).map(|_| status(&client))).await;
     assert_eq!(*pauses.0.lock().unwrap(), ["account: 429, no time, 1s"]);
+    let start = Instant::now();
     assert_eq!(status(&client).await, 200);
+    let waited = start.elapsed();
+    assert!((ms(1_000)..ms(1_100)).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -75,7 +75,7 @@ fn a_blocked_check_tells_which_of_its_keys_is() {
 
     // Of no key, of no known maker, cut off; and one that was not asked for.
     let mut stranger = BLOCK;
-    stranger[6] = 3;
+    stranger[6] = 4;
     for parts in [
         [&[BLOCKED, 2][..], &BLOCK],
         [&[BLOCKED, 1], &stranger],
