@@ -27,3 +27,4 @@ end
 -- key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}
+local fast_path -- decides the common case; tests leave it out

@@ -14,6 +14,9 @@ concat!(
     include_str!("plain/operations.lua"),
     "return decide\n",
     "end\n",
-    include_str!("fast_path.lua"),
+    include_str!("fast/read.lua"),
+    include_str!("fast/charge.lua"),
+    include_str!("fast/renew.lua"),
+    include_str!("fast/decide.lua"),
     include_str!("main.lua"),
 )

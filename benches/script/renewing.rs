@@ -8,7 +8,9 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use crate::measure::{Error, Figures, bar, median, redis_server::Server};
+use support::redis::Server;
+
+use crate::measure::{Error, Figures, bar, median};
 
 const SLOTS: u64 = 100;
 /// A third of the time in which slots expire: so often they are renewed.

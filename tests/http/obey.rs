@@ -23,12 +23,10 @@ use sluicegate::{
 use tokio::net::TcpListener;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{
-    common::{
-        flaky::{self, Flaky},
-        trace::traced,
-    },
-    observe::recorded,
+use crate::observe::recorded;
+use support::{
+    flaky::{self, Flaky},
+    trace::traced,
 };
 
 const MAX: Duration = Duration::from_secs(300);

@@ -10,10 +10,8 @@ use std::{
 use tempfile::TempDir;
 
 use super::{judge::Record, worker};
-use crate::{
-    clock::Clock,
-    common::redis::{Server, signal},
-};
+use crate::clock::Clock;
+use support::redis::{Server, signal};
 
 const PROCESSES: usize = 8;
 /// Some stay awake, so that there is always someone to take the slots of the others.

@@ -29,8 +29,14 @@ const SOURCE: &str = include!("../../../../lua/source.rs");
 /// The script without its fast path: it is slower and answers the same.
 #[cfg(feature = "test-util")]
 static PLAIN_SOURCE: LazyLock<String> = LazyLock::new(|| {
-    let fast_path = include_str!("../../../../lua/fast_path.lua");
-    SOURCE.replacen(fast_path, "local fast_path = nil\n", 1)
+    let fast_path = [
+        include_str!("../../../../lua/fast/read.lua"),
+        include_str!("../../../../lua/fast/charge.lua"),
+        include_str!("../../../../lua/fast/renew.lua"),
+        include_str!("../../../../lua/fast/decide.lua"),
+    ];
+    let parts = fast_path.into_iter();
+    parts.fold(SOURCE.to_owned(), |rest, part| rest.replacen(part, "", 1))
 });
 
 #[cfg(feature = "test-util")]

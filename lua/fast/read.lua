@@ -1,0 +1,116 @@
+-- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
+--
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind, while
+-- no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the
+-- newest step, and renews the slots of a key. Anything else it hands over by returning nothing: a block, a key that is
+-- new, another period of the calendar, wide entries, a queue without room, a check that is admitted partly, slots that
+-- are lost. A value that cannot be read raises an error. The plain script then begins the operation again, as nothing
+-- has been changed. To change what the script means, change the plain script: without this file it gives the same
+-- answers.
+
+local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
+local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
+local ENTRY_SIZE, WRAP = 4, 65536 -- of entries of width 1, the only ones that are read here
+local RENEWAL, HAND_OVER = 7, 8 -- actions; the latter is left to the plain script
+local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
+local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires; and
+-- last the position behind them, as struct.unpack returns it
+
+-- Reads when the current period of each calendar rule ends. The plain script has to if the time is not surely in one.
+local function read_periods(task, arg, at)
+  task.stops = {}
+  for k = 1, task.rules do
+    local count, i = unpack('<I1', arg, at), 1
+    local bounds = { unpack('<' .. string.rep('I6', count), arg, at + 1) }
+    while i <= count and bounds[i] <= now do i = i + 1 end
+    if i == 1 or i + 2 > count then task.action = HAND_OVER end
+    task.stops[k], at = bounds[i], at + 1 + count * 6
+  end
+end
+
+local function read_task(arg)
+  local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
+  local each, labels_at = string.rep('I7', rules), 16 + rules * 7
+  local used_format, spans = '<I1' .. each, { unpack('<' .. string.rep('I6I6', rules), arg, labels_at) }
+  local kind = ((spans[1] or 0) - (spans[1] or 0) % KIND) / KIND
+  local task = {
+    action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = kind == BUCKET,
+    tail = sub(arg, labels_at, labels_at + rules * 12), used_format = used_format, front_format = used_format .. each .. 'I6I6',
+    limits = { unpack(used_format, arg, 15) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
+    spans = spans, -- for each rule the two numbers of its label, without its kind
+  }
+  for k = 1, rules * 2, 2 do
+    spans[k] = spans[k] - kind * KIND
+    local is_other = spans[k] < 0 or spans[k] >= KIND
+    if is_other or kind > CALENDAR and kind ~= BUCKET then task.action = HAND_OVER end
+  end
+  if kind == CALENDAR then read_periods(task, arg, labels_at + rules * 12 + 1) end
+  local may_renew = kind == CONCURRENCY and rules == 1
+  if task.action > 3 and not (task.action == RENEWAL and may_renew) then task.action = HAND_OVER end
+  tasks[arg] = task
+  return task
+end
+
+-- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or
+-- none, is known to be, the one at `high` not to be.
+local function last_below(value, at, low, high, origin, bound)
+  local probe = low + 1 -- doubled, since the answer is mostly near
+  while high - low > 1 do
+    if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
+    if (unpack('<I2', value, at + (probe - 1) * ENTRY_SIZE) - origin) % WRAP < bound then
+      low, probe = probe, probe * 2
+    else
+      high, probe = probe, high -- and from now on the middle
+    end
+  end
+  return low
+end
+
+-- Reads the k-th section of KEYS[i] without the steps that are released: used, newest, first, base, width, where live
+-- entries begin and end, and where the section and its room begin and end. Returns nothing if the plain script has to.
+local function read_section(task, i, k)
+  local value, at, step, retention = stored[i], 14 + task.rules * 14, task.spans[k * 2 - 1], task.spans[k * 2]
+  for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end
+  local newest, first, base, length, room, width = unpack(HEAD, value, at)
+  local live, used = at + HEAD_SIZE, fronts[i][k + 1]
+  local behind, room_end = live + length, live + room
+  if length > room or room_end > #value then error('a queue is longer than its value') end
+  if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, room_end end
+  if first + retention <= now then
+    if width ~= 1 and length > 0 then return end
+    local oldest = now - retention -- the end of a step that is released at this moment
+    local released = (oldest - oldest % step - first) / step
+    live = live + last_below(value, live, 1, length / ENTRY_SIZE + 1, first / step, released + 1) * ENTRY_SIZE
+    local total, following = unpack('<I2I2', value, live - 2) -- the total of an entry, and the step of the next
+    used, base = used - (total - base) % WRAP, total
+    first = live < behind and newest - (newest / step - following) % WRAP * step or newest
+  end
+  return used, newest, first, base, width, live, behind, at, room_end
+end
+
+-- Reads KEYS[i] and tests whether its units fit so many times. Returns nothing if the plain script has to.
+local function fits(task, i, count)
+  if task.action == HAND_OVER then return end
+  local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
+  stored[i] = value
+  if not value or sub(value, -#task.tail) ~= task.tail then return end
+  local front, units, fit = { unpack(task.front_format, value) }, task.units * count, true
+  if front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then return end
+  fronts[i] = front
+  for k = 1, rules do
+    local used, due, limit = front[k + 1], front[k + rules + 1], limits[k + 1]
+    if task.stops and due ~= task.stops[k] then return end
+    if task.are_buckets then -- what is missing, and the time, replace what the front has of them
+      local period, gained = spans[k * 2 - 1], (now - due) * spans[k * 2]
+      if gained < 0 then return end
+      used = gained < used and used - gained or 0
+      front[k + 1], front[k + rules + 1] = used, now
+      fit = fit and units <= (limit * period - used) / period
+    elseif units > limit - used then
+      if due <= now then used = read_section(task, i, k) end -- what is released may make room
+      if not used then return end
+      fit = fit and units <= limit - used
+    end
+  end
+  return fit
+end
