@@ -45,8 +45,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How a stream ends, beside clients that leave.
 const ENDS: [&str; 6] = ["whole", "whole", "whole", "panic", "stall", "hang"];
 
-/// Frames that were polled, for each stream.
+/// Frames that were polled, for each stream; [`NEVER`] if its handler has not begun.
 type Polled = Arc<[AtomicU64]>;
+
+const NEVER: u64 = u64::MAX;
 
 /// The two limits of every stream: one slot of all, and a budget of its own.
 #[derive(Clone)]
@@ -65,7 +67,7 @@ pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) ->
         slots: Policy::new("slots", [slots]).unwrap(),
         tokens: Policy::parse("tokens", "1000000/1d").unwrap(),
     };
-    let polled: Polled = (0..streams).map(|_| AtomicU64::new(0)).collect();
+    let polled: Polled = (0..streams).map(|_| AtomicU64::new(NEVER)).collect();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("server");
     let server = serve(&limits, &polled, socket.clone(), silence);
@@ -139,6 +141,7 @@ async fn respond(
 ) -> Body {
     let meter = request.extensions().get::<CostMeter>().unwrap().clone();
     meter.set(0);
+    polled[id].store(0, SeqCst);
     let poll = move || {
         meter.add(1);
         polled[id].fetch_add(1, SeqCst);
@@ -190,19 +193,27 @@ impl Client {
         let request = Request::get(format!("http://server/{id}/{length}/{end}"));
         let request = request.body(Empty::<Bytes>::new()).unwrap();
 
-        // Some clients leave while the handler works, and all others read.
+        // Some clients leave before the head, at once or while the handler works, and all others read.
+        let leaves_at_once = self.random.usize(..20) == 0;
         let leaves_early = end == "hang" && self.random.bool();
         let polled = Arc::clone(&self.polled);
-        let has_polled = async move {
-            while !leaves_early || polled[id].load(SeqCst) < length {
+        let leaves = async move {
+            if leaves_at_once {
+                return tokio::task::yield_now().await;
+            }
+            loop {
                 tokio::time::sleep(Duration::from_millis(1)).await;
+                let polled = polled[id].load(SeqCst);
+                if leaves_early && polled != NEVER && polled >= length {
+                    return;
+                }
             }
         };
         if self.random.bool() {
             let mut sender = self.http2().await;
             let _ = futures::future::select(
                 Box::pin(async { read(sender.send_request(request).await.ok(), reads).await }),
-                Box::pin(has_polled),
+                Box::pin(leaves),
             )
             .await;
             return;
@@ -213,7 +224,7 @@ impl Client {
         let connection = tokio::spawn(connection);
         let _ = futures::future::select(
             Box::pin(async { read(sender.send_request(request).await.ok(), reads).await }),
-            Box::pin(has_polled),
+            Box::pin(leaves),
         )
         .await;
         connection.abort();
@@ -267,19 +278,25 @@ async fn settled(limits: &Limits, polled: &Polled) -> Duration {
     assert!(all_free.await.is_ok(), "{used} slots are still taken");
     let took = start.elapsed();
     for (id, polled) in polled.iter().enumerate() {
-        let (expected, mut used) = (polled.load(SeqCst), None);
+        let mut last = (None, NEVER);
         let is_right = timeout(PATIENCE, async {
-            while used != Some(expected) {
-                used = Some(
-                    limits
-                        .used(&limits.tokens, Key::new("stream", id.to_string()))
-                        .await,
-                );
+            loop {
+                let used = limits
+                    .used(&limits.tokens, Key::new("stream", id.to_string()))
+                    .await;
+                last = (Some(used), polled.load(SeqCst));
+                // A client that leaves before its handler begins is charged the estimate, or nothing.
+                let is_early = last.1 == NEVER && [0, ESTIMATE].contains(&used);
+                if is_early || used == last.1 {
+                    return;
+                }
             }
         });
+        let is_right = is_right.await.is_ok();
+        let (used, polled) = last;
         assert!(
-            is_right.await.is_ok(),
-            "stream {id} costs {used:?}, and {expected} of its frames were polled"
+            is_right,
+            "stream {id} costs {used:?}, and {polled} of its frames were polled"
         );
     }
     took
