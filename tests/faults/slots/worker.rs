@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sluicegate::{Limiter, Policy, RedisStore, limiter::Slot};
 use tokio::time::sleep;
 
-use super::{KEYS, job, judge::Record, policy};
+use super::{KEYS, charge, judge::Record, policy};
 
 pub(super) const TEST: &str = "slots::worker::a_process_that_takes_and_returns_slots";
 
@@ -72,7 +72,9 @@ impl Worker {
             let place = choice % self.policies.len();
             let (policy, expiry) = &self.policies[place];
             let key = choice / 16 % KEYS;
-            let slot = self.limiter.acquire_slot(job(policy, key), Duration::ZERO);
+            let slot = self
+                .limiter
+                .acquire_slot(charge(policy, key, 1), Duration::ZERO);
             match slot.await {
                 Ok(Ok(slot)) => {
                     let key = u64::try_from(place * KEYS + key).unwrap();
