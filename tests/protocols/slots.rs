@@ -30,7 +30,7 @@ enum Code {
     CountsFromAnswer,
     /// The holder's time counts from the request to renew, whether the store answers or not.
     CountsWithoutAnswer,
-    /// The holder's time includes the millisecond in which it ends.
+    /// The time of the holder includes the last millisecond.
     HoldsOneMore,
     /// A slot is held again when a renewal is answered after the end of the time that the holder could count on.
     BelievesLateAnswers,
@@ -44,13 +44,13 @@ enum Code {
     RenewsAfterReturn,
     /// Sends a return again if there was no answer.
     RetriesReturns,
-    /// Renews and returns a renewed slot in its former step.
+    /// Renews and returns a renewed slot in the former step.
     NamesFormerStep,
-    /// The store renews a slot that is not charged any more, and charges it again.
+    /// The store renews and charges a slot that is not charged any more.
     Revives,
-    /// The store renews a slot without releasing it from its former step.
+    /// The store renews a slot and keeps the former step charged, too.
     RenewsWithoutMoving,
-    /// The store releases a slot one window after the begin of its step.
+    /// The store releases a slot one window after the step begins.
     ReleasesEarly,
     /// The store returns any slot if the step that is named has none.
     ReturnsAny,
@@ -80,7 +80,7 @@ struct Slots {
 }
 
 impl Slots {
-    /// How much longer a process may count on a slot that it asks for now: whole milliseconds of its own clock.
+    /// How much longer a process may count on a slot asked for now: whole milliseconds of the clock of that process.
     fn sure(&self, state: &State, process: usize) -> u8 {
         let begin = u8::try_from(process).unwrap() % TICK;
         let since = (state.now + begin) % TICK;

@@ -5,7 +5,7 @@ use super::{Code, STEP, WINDOW};
 /// A step, named by the time until its units are released.
 pub(super) type Step = u8;
 
-/// A process, and its slot if it has one. `left` is how much longer it may count on the slot.
+/// A process, perhaps with a slot. `left` is how much longer the process may count on the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Process {
     #[default]
@@ -35,7 +35,7 @@ pub(super) enum Process {
     },
 }
 
-/// `by` is the process that waits for the answer; `None` if it has given up or crashed.
+/// `by` is the process that waits for the answer; `None` after a timeout or a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Message {
     Take {
