@@ -134,7 +134,8 @@
 //! # Limits of this crate
 //!
 //! - Requests are not slowed down, unless they [may wait](middleware#around-a-client): they are rejected.
-//! - A response that goes on after its slot was lost is not cut off: see [`middleware::concurrency`].
+//! - A response that goes on after its slot was lost is cut off only if you ask for that: see
+//!   [`middleware::concurrency`].
 //! - On a cluster, the policies of one identity are decided in one atomic step, but several identities are not: a
 //!   request that is about to be denied may for one round trip
 //!   [cause a denial of another](store::redis::deployment#cluster).

@@ -1,4 +1,4 @@
-//! The contract of stores that keep blocks, as tests: see [`blocks!`](crate::blocks).
+//! The contract of stores that keep blocks, as tests: see `blocks!`.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! The contract for calls of several operations, for batches and for shadows, as tests: see [`calls!`](crate::calls).
+//! The contract for calls of several operations, for batches and for shadows, as tests: see `calls!`.
 
 use std::time::Duration;
 

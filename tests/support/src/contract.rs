@@ -1,4 +1,4 @@
-//! The contract of stores, as tests: see [`contract!`](crate::contract).
+//! The contract of stores, as tests: see `contract!`.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The contract of stores that keep contributors, as tests: see [`contributors!`](crate::contributors).
+//! The contract of stores that keep contributors, as tests: see `contributors!`.
 
 use std::{sync::Arc, time::Duration};
 

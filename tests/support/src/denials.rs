@@ -1,4 +1,4 @@
-//! The contract of stores that keep denials, as tests: see [`denials!`](crate::denials).
+//! The contract of stores that keep denials, as tests: see `denials!`.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What every store has to do with concurrency and calendar rules: tests made by [`kinds!`](crate::kinds).
+//! What every store has to do with concurrency and calendar rules: tests made by `kinds!`.
 
 use std::{sync::Arc, time::Duration};
 
