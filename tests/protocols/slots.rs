@@ -30,7 +30,7 @@ enum Code {
     CountsFromAnswer,
     /// The holder's time counts from the request to renew, whether the store answers or not.
     CountsWithoutAnswer,
-    /// The time of the holder includes the last millisecond.
+    /// The holder's time includes the millisecond after the last.
     HoldsOneMore,
     /// A slot is held again when a renewal is answered after the end of the time that the holder could count on.
     BelievesLateAnswers,
@@ -44,13 +44,13 @@ enum Code {
     RenewsAfterReturn,
     /// Sends a return again if there was no answer.
     RetriesReturns,
-    /// Renews and returns a renewed slot in the former step.
+    /// Renews and returns a renewed slot in the step before the renewal.
     NamesFormerStep,
-    /// The store renews and charges a slot that is not charged any more.
+    /// The store renews a slot that is not charged any more, and charges another unit.
     Revives,
-    /// The store renews a slot and keeps the former step charged, too.
+    /// The store renews a slot, and leaves the former step charged.
     RenewsWithoutMoving,
-    /// The store releases a slot one window after the step begins.
+    /// The store releases a slot one window after the begin of the step.
     ReleasesEarly,
     /// The store returns any slot if the step that is named has none.
     ReturnsAny,

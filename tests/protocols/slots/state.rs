@@ -5,7 +5,7 @@ use super::{Code, STEP, WINDOW};
 /// A step, named by the time until its units are released.
 pub(super) type Step = u8;
 
-/// A process, perhaps with a slot. `left` is how much longer the process may count on the slot.
+/// A process, and the slot that the process may hold. `left` is how much longer the slot surely lasts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Process {
     #[default]
@@ -67,7 +67,7 @@ pub(super) struct State {
     pub(super) charged: Vec<(Step, u8)>,
     pub(super) processes: Vec<Process>,
     pub(super) messages: Vec<Message>,
-    /// For how long nothing has held a slot or asked for it.
+    /// For how long nothing has held or asked for a slot.
     pub(super) quiet: u8,
     pub(super) has_robbed: bool,
     pub(super) has_revived: bool,
