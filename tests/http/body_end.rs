@@ -405,6 +405,28 @@ async fn a_closure_learns_how_the_response_ended_and_what_was_sent() {
     assert_eq!(budget.left().await, 95);
 }
 
+/// A server drops a body that does not know its end after the bytes that the head has promised.
+#[tokio::test]
+async fn a_body_that_is_dropped_after_its_length_is_complete() {
+    let budget = Budget::new();
+    let layer = budget
+        .layer()
+        .settle_at_end(|end: &ResponseEnd, _| u64::from(end.outcome() == EndOutcome::Complete));
+    let stream = |_| {
+        let mut response = Response::new(Frames::data(&["abc", "def", "not sent"]));
+        response.headers_mut().insert("content-length", 6.into());
+        response
+    };
+    for frames in [1, 2] {
+        let mut body = respond(&layer, Method::GET, stream).await.into_body();
+        for _ in 0..frames {
+            body.frame().await.unwrap().unwrap();
+        }
+        drop(body);
+        assert_eq!(budget.left().await, 101 - frames);
+    }
+}
+
 #[tokio::test]
 async fn a_closure_that_panics_leaves_the_charge_also_while_a_handler_panics() {
     let budget = Budget::new();

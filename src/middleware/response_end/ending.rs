@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Buf;
-use http::{HeaderMap, Method, StatusCode, response::Parts};
+use http::{HeaderMap, Method, StatusCode, header, response::Parts};
 use http_body::Frame;
 use tokio::runtime::Handle;
 
@@ -254,6 +254,8 @@ impl fmt::Debug for ResponseEnd {
 pub(super) struct Following {
     ending: Ending,
     end: ResponseEnd,
+    /// The length in the head: a server drops a body of which it has sent so many bytes.
+    length: Option<u64>,
 }
 
 impl Following {
@@ -263,7 +265,12 @@ impl Following {
             actual: head.extensions.get().cloned(),
             ..ResponseEnd::default()
         };
-        Self { ending, end }
+        let length = head.headers.get(header::CONTENT_LENGTH);
+        Self {
+            ending,
+            end,
+            length: length.and_then(|it| it.to_str().ok()?.parse().ok()),
+        }
     }
 
     /// Whether the request was a `HEAD`, so that no client gets the body.
@@ -301,6 +308,10 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
+        let is_whole = self.length.is_some_and(|it| it <= self.end.data_bytes);
+        if self.end.outcome == EndOutcome::Dropped && is_whole {
+            self.end.outcome = EndOutcome::Complete;
+        }
         let end = self.ending.0.end.lock();
         *end.unwrap_or_else(PoisonError::into_inner) = mem::take(&mut self.end);
     }
