@@ -1,4 +1,4 @@
--- What every call begins with: its version, and the time.
+-- The beginning of every call: the version, and the time.
 
 local CALL_VERSION = 1
 local TIME_FOLLOWS = 128 -- added to the version where the last argument is the time (tests)
@@ -23,7 +23,7 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- Of KEYS[i]: what has been read, and what its operation leaves to be written: a value, GONE or nothing; and when the
+-- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and when the
 -- key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}

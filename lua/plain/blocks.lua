@@ -8,8 +8,8 @@ local function end_of_block(held)
   return stop
 end
 
--- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. Of
--- several blocks, the one that ends last.
+-- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. The
+-- block that ends last counts.
 local function blocked_by(first, count)
   local latest, reply = now, nil
   for place = 0, count - 1 do

@@ -33,7 +33,7 @@ function unknown.advance(section)
   section.units, section.start, section.release = section.used, now, section.expires
 end
 
--- What a label says, with the caller's limit if it is one of its own.
+-- Reads the rule of a label. The limit is the caller's; a rule of others has none.
 local function rule_of(label, limit)
   local first, second = unpack(LABEL, label)
   local number = first % KIND

@@ -35,7 +35,7 @@ local function rules_of(arg, at, count)
   return rules
 end
 
--- What is asked of the i-th key.
+-- Reads the i-th part: the task for a key.
 local function part_of(i)
   local arg, part, rule_count, at = ARGV[i], { i = i }, nil, nil
   part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)

@@ -1,4 +1,4 @@
--- What a key holds: a section for each rule.
+-- The value of a key: a section for each rule.
 
 -- The string that KEYS[i] holds; false if there is none.
 local function get(i)

@@ -36,7 +36,7 @@ const TIME_BITS: u32 = 42;
 
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
-/// The last notices of this process. Of two identities in one place, the later displaces the other, whose notice may
+/// The last notices of this process. If two identities share a place, the later displaces the other, whose notice may
 /// then come again.
 #[derive(Debug, Default)]
 pub(super) struct Noticed {
