@@ -186,12 +186,13 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
     assert!(spared > 5 * most, "{spared}");
     assert!(counts.0.local.load(SeqCst) >= spared + waited, "{counts:?}");
 
+    // The next test measures the second: here, 64 tasks compete with the probe for two threads. The breaker notifies its
+    // observer after it has closed, so decisions may be counted before that.
     let shared = counts.shared();
-    until("decisions of the server", SECOND, || {
-        counts.shared() > shared + 100
+    until("decisions of the server", 10 * SECOND, || {
+        counts.shared() > shared + 100 && counts.switches() == [true, false]
     })
     .await;
-    assert_eq!(counts.switches(), [true, false]);
     traffic.end().await;
 }
 
