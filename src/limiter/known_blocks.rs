@@ -106,6 +106,16 @@ impl KnownBlocks {
         self.noted.store(number, Release);
     }
 
+    /// Notes a block that the store may not have, unless a known one holds for longer.
+    pub(super) fn note_longer(&self, key: &Key, block: Block, lasts: Duration, now: Instant) {
+        let identity = self.hasher.hash_one(key);
+        let known = self.read(|it| it.get(&identity).copied());
+        let is_longer = |known: KnownBlock| known.ends.is_none_or(|ends| ends > now + lasts);
+        if !known.is_some_and(is_longer) {
+            self.note(key, block, Some(lasts), now);
+        }
+    }
+
     /// Notes the block that the store returned for a request of `asked` from `now` on. A block already known keeps its
     /// end.
     pub(super) fn note_made(&self, key: &Key, block: Block, asked: Option<Duration>, now: Instant) {
@@ -216,6 +226,25 @@ mod tests {
 
     fn is_known(known: &KnownBlocks, key: &Key) -> bool {
         known.read(|it| it.contains_key(&known.hasher.hash_one(key)))
+    }
+
+    #[test]
+    fn a_block_that_the_store_may_not_have_replaces_only_one_that_ends_earlier() {
+        let known = KnownBlocks::default();
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let ends = |known: &KnownBlocks| {
+            known.read(|it| it[&known.hasher.hash_one(user(1))].ends.map(|it| it - now))
+        };
+        let pause = Block::new(1, BlockedBy::Pause);
+        known.note_longer(&user(1), pause, 2 * second, now);
+        assert_eq!(ends(&known), Some(2 * second));
+        known.note_longer(&user(1), pause, second, now);
+        assert_eq!(ends(&known), Some(2 * second));
+        known.note_longer(&user(1), pause, 3 * second, now);
+        assert_eq!(ends(&known), Some(3 * second));
+        known.note(&user(1), Block::new(1, BlockedBy::Operator), None, now);
+        known.note_longer(&user(1), pause, 3 * second, now);
+        assert_eq!(ends(&known), None);
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub(super) struct Pauses {
 struct Account {
     /// The end by the store's clock, and since when it is known; `None` until the store has answered.
     stored: Option<(u64, Instant)>,
+    /// Whether the store did not get the pause, so that the next refusal has to write it.
+    is_unwritten: bool,
     ends: Instant,
     /// When the first request may leave: a little after the end.
     starts: Instant,
@@ -144,12 +146,11 @@ impl Limiter {
         let now = Instant::now();
         let result = self.store_block(key, request).await;
         match &result {
-            Ok(block) if block.by() == BlockedBy::Pause => self.inner.pauses.confirm(key, *block),
-            Ok(_) => {}
+            Ok(block) => self.inner.pauses.confirm(key, *block),
             Err(_) => {
                 let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-                let known = &self.inner.known_blocks;
-                known.note(key, block, Some(length), now);
+                self.inner.known_blocks.note_longer(key, block, length, now);
+                self.inner.pauses.write_failed(key);
             }
         }
         result
@@ -239,6 +240,14 @@ impl Pauses {
         self.change(key, now, |account| account.stored = Some((until_ms, now)));
     }
 
+    fn write_failed(&self, key: &Key) {
+        self.edit(|accounts| {
+            if let Some(account) = accounts.get_mut(key) {
+                account.is_unwritten = account.stored.is_none();
+            }
+        });
+    }
+
     /// Learns a pause from the store's answer, and returns when the first caller may begin.
     pub(super) fn see(&self, blocked: &Blocked) -> Instant {
         let now = Instant::now();
@@ -246,10 +255,12 @@ impl Pauses {
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
         let starts = self.change(blocked.key(), now, |account| {
             let is_known = account.stored.is_some_and(|(known, _)| known == until_ms);
-            // The known end is an estimate.
-            if !is_known || account.starts < ends {
+            if !is_known {
                 account.pause(ends, now);
                 account.stored = Some((until_ms, now));
+            } else if account.starts < ends {
+                // The known end was an estimate.
+                account.postpone(ends);
             }
             account.starts
         });
@@ -298,6 +309,7 @@ impl Account {
     const fn new(now: Instant) -> Self {
         Self {
             stored: None,
+            is_unwritten: false,
             ends: now,
             starts: now,
             recovers: false,
@@ -311,9 +323,10 @@ impl Account {
     /// account was not paused.
     fn lengthen(&mut self, ends: Instant, now: Instant) -> (bool, bool) {
         let is_new = !self.recovers || self.ends <= now;
-        let changes = is_new || ends > self.ends + SAME;
+        let changes = is_new || self.is_unwritten || ends > self.ends + SAME;
         if changes {
-            self.pause(ends, now);
+            let longest = if is_new { ends } else { ends.max(self.ends) };
+            self.pause(longest, now);
         }
         (changes, is_new)
     }
@@ -325,11 +338,22 @@ impl Account {
         self.recovers = true;
         self.probe = None;
         self.stored = None;
+        self.is_unwritten = false;
     }
 
-    /// Until when a check may not go to the store. It may during the pause: the store may know that the pause was ended.
+    /// Moves the end of the same pause, and with it the time that was drawn for the first request.
+    fn postpone(&mut self, ends: Instant) {
+        self.starts += ends.saturating_duration_since(self.ends);
+        self.ends = ends;
+        self.recovers = true;
+        self.probe = None;
+    }
+
+    /// Until when a check may not go to the store. It may during a pause that the store has: the store may know that the
+    /// pause was ended.
     fn holds_until(&self, now: Instant) -> Option<Instant> {
-        let starts = (self.ends <= now).then_some(self.starts);
+        let is_known_here_alone = self.stored.is_none();
+        let starts = (is_known_here_alone || self.ends <= now).then_some(self.starts);
         let latest = starts.max(self.probe.map(|it| it.until));
         latest.filter(|until| *until > now)
     }

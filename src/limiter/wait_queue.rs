@@ -273,7 +273,11 @@ impl Limiter {
             }
             Resolution::Decided(Decision::Blocked(blocked)) => {
                 let end = match blocked.is_by(BlockedBy::Pause) {
-                    true => self.inner.pauses.see(blocked),
+                    true => {
+                        // Afterwards, callers leave one after the other, in order.
+                        queue.turns.set_number(1);
+                        self.inner.pauses.see(blocked)
+                    }
                     false => now + self.waits_for(blocked)?,
                 };
                 (end <= deadline).then(|| end.min(now + RECHECK))

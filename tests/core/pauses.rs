@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -14,8 +14,10 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RateLimitLayer,
     block::{BlockRequest, BlockedBy, Until},
+    error::{StoreError, StoreErrorKind},
     middleware::{EmptyBody, HeaderStyle, ObeyLayer},
     observe::{Observer, PauseEvent},
+    store::{Check, Operation, Reply, Store, StoreFuture},
 };
 use tokio::time::{Instant, sleep};
 use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
@@ -202,6 +204,102 @@ async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
         // Their whole seconds end up to a second late, and the first request leaves within a twentieth of the pause.
         assert!(of_window[0].0 - from <= 1_600, "{window}: {seen:?}");
     }
+}
+
+/// Takes time to store a block, and may lose the first.
+#[derive(Debug)]
+struct SlowToBlock {
+    store: Arc<Timed>,
+    takes: Duration,
+    loses_first: AtomicBool,
+}
+
+impl Store for SlowToBlock {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if !matches!(operation, Operation::Block { .. }) {
+            return self.store.execute(operation);
+        }
+        let (store, takes) = (self.store.clone(), self.takes);
+        let is_lost = self.loses_first.swap(false, SeqCst);
+        StoreFuture::pending(async move {
+            sleep(takes).await;
+            if is_lost {
+                return Err(StoreError::new(StoreErrorKind::Unavailable, "down"));
+            }
+            store.execute(operation).await
+        })
+    }
+
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&self.store)
+    }
+}
+
+/// The answer asks for a pause of 5 s, and storing the pause takes 50 ms.
+#[tokio::test(start_paused = true)]
+async fn nothing_leaves_while_the_store_does_not_have_the_pause() {
+    for (is_lost, first) in [
+        (false, after(429, "5")),
+        (true, after(429, "5")),
+        (
+            false,
+            (
+                200,
+                vec![
+                    ("ratelimit-remaining", "0".into()),
+                    ("ratelimit-reset", "5".into()),
+                ],
+            ),
+        ),
+    ] {
+        let answer = first.clone();
+        let other = Other::new(move |at_ms| match at_ms {
+            0..1_000 => answer.clone(),
+            _ => plain(200),
+        });
+        let limiter = Limiter::new(SlowToBlock {
+            store: Timed::new(),
+            takes: ms(50),
+            loses_first: is_lost.into(),
+        });
+        let client = client(&limiter, &other, LONG, |obey| obey);
+        // The second caller comes while the pause is being stored.
+        let later = async {
+            sleep(TRIP + ms(10)).await;
+            status(&client).await
+        };
+        let statuses = futures::join!(status(&client), later);
+        assert_eq!(statuses, (first.0, 200));
+        let seen = other.seen();
+        assert!((5_000..5_400).contains(&seen[1].0), "{is_lost}: {seen:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_the_store_did_not_get_is_stored_by_the_next_refusal() {
+    let other = Other::new(|_| after(429, "5"));
+    let store = Timed::new();
+    let limiter = Limiter::new(SlowToBlock {
+        store: store.clone(),
+        takes: ms(1),
+        loses_first: true.into(),
+    });
+    let pauses = Pauses::default();
+    let limiter = limiter.observer(pauses.clone());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    // Both have left before the first answer arrives.
+    let second = async {
+        sleep(ms(5)).await;
+        status(&client).await
+    };
+    assert_eq!(futures::join!(status(&client), second), (429, 429));
+    let replica = Limiter::new(store);
+    assert!(is_paused(&replica.check(charge()).await.unwrap()));
+    assert_eq!(pauses.0.lock().unwrap().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,10 +64,10 @@ impl Limiter {
 }
 
 impl Sent {
-    /// The other service has served the request.
+    /// The other service has served the request. A pause that began since goes on.
     pub(crate) fn succeeded(&self) {
         self.limiter.inner.pauses.update(&self.key, |account| {
-            if !self.is_late(account) {
+            if !account.recovers || self.at >= account.ends {
                 account.recovers = false;
                 account.doublings = account.doublings.saturating_sub(1);
             }

@@ -119,13 +119,20 @@ fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pau
         return None;
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
-    if matches!(answer, Answer::Served | Answer::LastOne(_)) {
-        sent.iter().for_each(Sent::succeeded);
+    match answer {
+        Answer::Refused(notice) => pause(shared, sent, &notice),
+        Answer::LastOne(notice) => {
+            // The pause comes first: a success would let all others go.
+            let pausing = pause(shared, sent, &notice);
+            sent.iter().for_each(Sent::succeeded);
+            pausing
+        }
+        Answer::Served => {
+            sent.iter().for_each(Sent::succeeded);
+            None
+        }
+        Answer::Failed => None,
     }
-    let (Answer::Refused(notice) | Answer::LastOne(notice)) = answer else {
-        return None;
-    };
-    pause(shared, sent, &notice)
 }
 
 fn pause(shared: &Shared, sent: &[Sent], notice: &Notice) -> Option<Pausing> {
