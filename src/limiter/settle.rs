@@ -1,5 +1,7 @@
 //! Settling: sets the final costs of an admitted check.
 
+use std::sync::{Arc, OnceLock};
+
 use super::{Limiter, call::Answer};
 use crate::{
     domain::{
@@ -134,21 +136,31 @@ impl Limiter {
     pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
         let local = renewals[0].usage().is_local();
         let info = || CallInfo::new(CallKind::Renew, renewals[0].check());
+        // Kept apart from the call: one part of the store that is silent does not lose the answers of the others.
+        let arrived: Arc<[OnceLock<_>]> = renewals.iter().map(|_| OnceLock::new()).collect();
         let renew = |store: &dyn Store| {
-            let renewals = renewals.iter().cloned().map(Operation::Renew);
-            StoreFuture::all(renewals.map(|it| store.execute(it)).collect())
+            let each = renewals.iter().enumerate().map(|(index, renewal)| {
+                let arrived = Arc::clone(&arrived);
+                let answer = store.execute(Operation::Renew(renewal.clone()));
+                answer.then(move |answer| {
+                    let renewed = answer.and_then(as_renewed);
+                    let _ = arrived[index].set(renewed.clone()); // set once
+                    renewed
+                })
+            });
+            StoreFuture::all(each.collect())
         };
         let call = match local {
             true => self.call_local(info, renew),
             false => self.call(info, renew),
         };
         let Answer { result, timing } = call.await;
-        let answers = result.unwrap_or_else(|error| vec![Err(error); renewals.len()]);
-        let answers = answers.into_iter().map(|answer| match answer? {
-            Reply::Renew(renewed) => Ok(renewed),
-            _ => Err(ANOTHER_REPLY),
+        let answers = result.unwrap_or_else(|error| {
+            let arrived = arrived.iter().map(|answer| answer.get().cloned());
+            arrived
+                .map(|it| it.unwrap_or_else(|| Err(error.clone())))
+                .collect()
         });
-        let answers: Vec<_> = answers.collect();
         for (index, answer) in answers.iter().enumerate() {
             let call = CallInfo::new(CallKind::Renew, renewals[index].check()).shared(index > 0);
             match answer {
@@ -178,6 +190,13 @@ impl Limiter {
         } else {
             self.call(|| info(first), settle)
         }
+    }
+}
+
+fn as_renewed(reply: Reply) -> Result<Renewed, StoreError> {
+    match reply {
+        Reply::Renew(renewed) => Ok(renewed),
+        _ => Err(ANOTHER_REPLY),
     }
 }
 

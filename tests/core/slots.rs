@@ -226,6 +226,42 @@ async fn renewals_of_several_identities_are_operations_of_their_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
+    /// Answers no renewal of Alice's slots.
+    #[derive(Debug)]
+    struct SilentToAlice(Cluster);
+
+    impl Store for SilentToAlice {
+        fn check(&self, check: &Check) -> StoreFuture<Decision> {
+            self.0.check(check)
+        }
+
+        fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+            let alice = Key::new("user", "alice");
+            match &operation {
+                Operation::Renew(it) if *it.check().charges()[0].key() == alice => {
+                    StoreFuture::pending(std::future::pending())
+                }
+                _ => self.0.execute(operation),
+            }
+        }
+    }
+
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(SilentToAlice(cluster.clone())).publish_policies(false);
+    let mut slots = Vec::new();
+    for user in ["alice", "bob", "carol"] {
+        let job = Charge::new(&one(), Key::new("user", user), 1);
+        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
+        slots.push(slot.unwrap().unwrap());
+    }
+    cluster.stop(WINDOW / 2).await; // all are due together
+    cluster.pass(2 * WINDOW).await;
+    let held: Vec<_> = slots.iter().map(Slot::is_held).collect();
+    assert_eq!(held, [false, true, true]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_a_renewal_of_unknown_outcome_the_slot_is_neither_renewed_nor_returned() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());

@@ -80,6 +80,8 @@ impl Renewer {
                 .is_some_and(|(first, _)| first.1 == holding.id)
         };
         if is_first {
+            // All tasks: one may stand in a parked runtime. And the one that does not wait yet.
+            self.earlier.notify_waiters();
             self.earlier.notify_one();
         }
         if let Some(runtime) = &holding.runtime {
