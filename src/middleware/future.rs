@@ -115,14 +115,19 @@ fn take_ready<S: Clone>(service: &mut S) -> S {
 impl<S: Service<Request<B>>, B, R, E> ResponseFuture<S, B, R, E> {
     /// Called when the caller is gone, or has the response.
     fn abandon(self: Pin<&mut Self>) {
-        let this = self.project();
-        match this.state.project() {
+        let mut this = self.project();
+        match this.state.as_mut().project() {
             StateProj::Deciding { .. } | StateProj::Rejected { .. } => {}
             StateProj::Serving {
                 admitted, ending, ..
             } => {
-                drop(ending.take()); // what was metered wins over a refund
-                if let Some(admitted) = admitted.take() {
+                let (admitted, ending) = (admitted.take(), ending.take());
+                if ending.is_some() {
+                    // The handler's future ends first: its destructors may still meter, and use the slot.
+                    this.state.set(State::Settling { unsettled: None });
+                }
+                drop(ending); // what was metered wins over a refund
+                if let Some(admitted) = admitted {
                     this.shared.unanswered(admitted.innermost());
                 }
             }

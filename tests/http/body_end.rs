@@ -247,6 +247,31 @@ async fn a_client_that_leaves_before_the_response_pays_what_was_metered() {
 }
 
 #[tokio::test]
+async fn what_a_handler_meters_while_it_is_cancelled_is_settled() {
+    /// Meters when the handler's future is dropped.
+    struct AtTheEnd(CostMeter);
+    impl Drop for AtTheEnd {
+        fn drop(&mut self) {
+            self.0.add(4);
+        }
+    }
+
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let service = service_fn(async |request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+        meter.add(3);
+        let _at_the_end = AtTheEnd(meter);
+        std::future::pending::<()>().await;
+        Ok::<_, Infallible>(Response::new(String::new()))
+    });
+    let mut response = Box::pin(layer.layer(service).oneshot(Request::new(())));
+    assert!(futures::poll!(&mut response).is_pending());
+    drop(response);
+    assert_eq!(budget.left().await, 93);
+}
+
+#[tokio::test]
 async fn a_handler_that_panics_or_fails_pays_what_was_metered() {
     let budget = Budget::new();
     let layer = budget.layer().meter_costs();
