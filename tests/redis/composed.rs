@@ -14,7 +14,7 @@ use support::{
     promise::{admitted, assert_promise},
     redis::Server,
     served::{Served, fresh},
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
     verified::Verified,
 };
 
@@ -45,6 +45,7 @@ async fn all_together_agree_with_the_vectors() {
     };
     replay_all(store).await;
     replay_blocks(store).await;
+    replay_kinds(store).await;
 }
 
 /// Another process over the same server.

@@ -14,7 +14,7 @@ use support::{
     model::Model,
     redis::Server,
     served::{Served, fresh},
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
     verified::Verified,
 };
 
@@ -39,6 +39,7 @@ async fn a_cache_agrees_with_the_vectors() {
     })
     .await;
     assert!(repeated.load(Relaxed) > 100, "{repeated:?}");
+    replay_kinds(async || Verified::new(fresh(&server).await)).await;
 }
 
 #[tokio::test]

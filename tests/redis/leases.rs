@@ -8,7 +8,7 @@ use support::{
     history::START_MS,
     redis::Server,
     served::{Served, fresh},
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
 support::contract!(apart new);
@@ -30,6 +30,7 @@ async fn a_store_with_leases_agrees_with_the_vectors() {
     };
     replay_all(store).await;
     replay_blocks(store).await;
+    replay_kinds(store).await;
 }
 
 #[tokio::test]

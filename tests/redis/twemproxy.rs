@@ -19,7 +19,7 @@ use support::{
     served::Served,
     sharing::shared,
     twemproxy::Twemproxy,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
 mod contract {
@@ -88,6 +88,7 @@ async fn the_store_agrees_with_the_vectors() {
     let proxy = Twemproxy::start(BY_PREFIX);
     replay_all(async || fresh(&proxy).await).await;
     replay_blocks(async || fresh(&proxy).await).await;
+    replay_kinds(async || fresh(&proxy).await).await;
 }
 
 #[test]

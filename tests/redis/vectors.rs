@@ -22,6 +22,7 @@ async fn a_store_that_shares_no_calls_agrees_with_the_vectors() {
     };
     replay_all(fresh).await;
     replay_blocks(fresh).await;
+    replay_kinds(fresh).await;
 }
 
 #[tokio::test]

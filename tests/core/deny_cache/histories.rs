@@ -15,7 +15,7 @@ use support::{
     },
     model::Model,
     outcome::Outcome,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
     verified::Verified,
 };
 
@@ -33,6 +33,7 @@ async fn a_cache_agrees_with_the_vectors() {
     })
     .await;
     assert!(repeated.load(Relaxed) > 100, "{repeated:?}");
+    replay_kinds(async || Verified::new(memory())).await;
 }
 
 #[tokio::test]
