@@ -285,6 +285,9 @@ impl Limiter {
     ///
     /// Returns whether you may go on. An [invalid](crate::error::StoreErrorKind::InvalidRequest) check is not admitted,
     /// whatever the failure policy.
+    ///
+    /// Slots of a [concurrency policy](crate::Rule::concurrent) could not be returned: use
+    /// [`acquire_slot`](Self::acquire_slot), or [`check`](Self::check) and [`hold`](Self::hold).
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         let Ok(check) = Check::new(charges) else {
             return false;

@@ -69,7 +69,6 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// | [`DRAFT_11`](Self::DRAFT_11) | `RateLimit`, `RateLimit-Policy` | every rule, by name |
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
-///
 /// | [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) | `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Tokens`, … | the tightest rule of each unit |
 ///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
