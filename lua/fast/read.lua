@@ -54,6 +54,7 @@ end
 -- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or
 -- none, is known to be, the one at `high` not to be.
 local function last_below(value, at, low, high, origin, bound)
+  high = high - high % 1 -- in a value of changed bytes, entries may be cut: the search must end
   local probe = low + 1 -- doubled, since the answer is mostly near
   while high - low > 1 do
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end

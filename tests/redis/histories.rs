@@ -163,6 +163,38 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     });
 }
 
+/// A search among entries of which the last is cut must end: else the server answers no one any more.
+#[test]
+fn the_script_ends_whatever_length_a_queue_names() {
+    /// Where the first of two sections has the length of its queue.
+    const LENGTH_AT: usize = 60;
+    let (server, runtime) = (Server::start(), runtime());
+    let client = redis::Client::open(server.socket_url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let raw = RefCell::new(&mut connection);
+    for (length, after) in (1..24_u8).flat_map(|it| [(it, 6_000), (it, 9_000), (it, 12_000)]) {
+        let (store, clock) = runtime.block_on(fresh(&server));
+        clock.set(START_MS);
+        runtime.block_on(charged_at(&store, &clock, &[1_000; 6]));
+        let names: Vec<Vec<u8>> = ask(&raw, redis::cmd("KEYS").arg("*=changed}*"));
+        let mut value: Vec<u8> = ask(&raw, redis::cmd("GET").arg(&names[0]));
+        assert_eq!(value[LENGTH_AT..LENGTH_AT + 4], [20, 0, 0, 0]);
+        value[LENGTH_AT] = length;
+        let () = ask(
+            &raw,
+            redis::cmd("SET").arg(&names[0]).arg(value).arg("KEEPTTL"),
+        );
+        clock.advance(Duration::from_millis(after));
+        let call = store.call(vec![fill(&["changed"], 30), fill(&["second"], 1)]);
+        let replies = runtime.block_on(async {
+            let patient = Duration::from_secs(10);
+            tokio::time::timeout(patient, call).await.unwrap().unwrap()
+        });
+        assert!(replies[1].is_ok(), "{length}, {after} ms: {replies:?}");
+        let () = ask(&raw, redis::cmd("DEL").arg(&names[0]));
+    }
+}
+
 /// Charges a key after each of these gaps. Returns a settlement for each charge; half of them refund.
 async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<Operation> {
     let mut settlements = Vec::new();
