@@ -36,7 +36,7 @@ struct Counts(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     timeouts: AtomicU64,
-    /// The timeouts of requests that began while the breaker was open.
+    /// The timeouts of requests that surely began while the breaker was open.
     probes: AtomicU64,
     opened: Mutex<Option<Instant>>,
     circuit_open: AtomicU64,
@@ -59,8 +59,9 @@ impl Observer for Counts {
             self.0.circuit_open.fetch_add(1, SeqCst);
             return;
         }
-        let began = Instant::now() - failed.latency();
-        let is_probe = self.0.opened.lock().unwrap().is_some_and(|at| began > at);
+        // Requests from before the opening have timed out until then, however late this thread runs.
+        let opened = *self.0.opened.lock().unwrap();
+        let is_probe = opened.is_some_and(|at| at.elapsed() > TIMEOUT + SECOND);
         self.0.probes.fetch_add(u64::from(is_probe), SeqCst);
         self.0.timeouts.fetch_add(1, SeqCst);
     }
