@@ -51,10 +51,10 @@ local function read_task(arg)
   return task
 end
 
--- Of numbers that grow and stand in entries: the last that is less than `bound` above `origin`. The one at `low`, or
--- none, is known to be, the one at `high` not to be.
+-- Among growing numbers in entries, the index of the last that is less than `bound` above `origin`. The caller knows
+-- that the number at `low` is, or that `low` is before the first, and that the number at `high` is not.
 local function last_below(value, at, low, high, origin, bound)
-  high = high - high % 1 -- in a value of changed bytes, entries may be cut: the search must end
+  high = high - high % 1 -- with a part of an entry, the search would not end
   local probe = low + 1 -- doubled, since the answer is mostly near
   while high - low > 1 do
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end

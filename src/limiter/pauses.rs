@@ -325,8 +325,7 @@ impl Account {
         let is_new = !self.recovers || self.ends <= now;
         let changes = is_new || self.is_unwritten || ends > self.ends + SAME;
         if changes {
-            let longest = if is_new { ends } else { ends.max(self.ends) };
-            self.pause(longest, now);
+            self.pause(ends.max(self.ends), now);
         }
         (changes, is_new)
     }
@@ -349,8 +348,8 @@ impl Account {
         self.probe = None;
     }
 
-    /// Until when a check may not go to the store. It may during a pause that the store has: the store may know that the
-    /// pause was ended.
+    /// Until when a check may not go to the store. It may during a pause that the store has: the store may know that
+    /// the pause was ended.
     fn holds_until(&self, now: Instant) -> Option<Instant> {
         let is_known_here_alone = self.stored.is_none();
         let starts = (is_known_here_alone || self.ends <= now).then_some(self.starts);

@@ -8,12 +8,12 @@ use crate::{
         charge::Charge,
         decision::{Decision, Usage},
         error::StoreError,
-        operation::{Operation, Reply},
+        operation::{Operation, answer_of},
         settlement::Settlement,
         slots::{Renewal, Renewed, Slots},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, StoreFuture, eventual::Eventual, ext::ANOTHER_REPLY},
+    store::{Store, StoreExt, StoreFuture, eventual::Eventual, ext::read},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -141,9 +141,8 @@ impl Limiter {
         let renew = |store: &dyn Store| {
             let each = renewals.iter().enumerate().map(|(index, renewal)| {
                 let arrived = Arc::clone(&arrived);
-                let answer = store.execute(Operation::Renew(renewal.clone()));
-                answer.then(move |answer| {
-                    let renewed = answer.and_then(as_renewed);
+                let reply = store.execute(Operation::Renew(renewal.clone()));
+                read(reply, answer_of!(Renew)).then(move |renewed| {
                     let _ = arrived[index].set(renewed.clone()); // set once
                     renewed
                 })
@@ -190,13 +189,6 @@ impl Limiter {
         } else {
             self.call(|| info(first), settle)
         }
-    }
-}
-
-fn as_renewed(reply: Reply) -> Result<Renewed, StoreError> {
-    match reply {
-        Reply::Renew(renewed) => Ok(renewed),
-        _ => Err(ANOTHER_REPLY),
     }
 }
 

@@ -67,7 +67,7 @@ impl Sent {
     /// The other service has served the request. A pause that began since goes on.
     pub(crate) fn succeeded(&self) {
         self.limiter.inner.pauses.update(&self.key, |account| {
-            if !account.recovers || self.at >= account.ends {
+            if !self.is_late(account) {
                 account.recovers = false;
                 account.doublings = account.doublings.saturating_sub(1);
             }
