@@ -1,5 +1,5 @@
--- The hash layout of the multi-rule article, written plainly: one field for each sub-bucket, one for the sum, one for the
--- oldest sub-bucket. It is here to be measured against.
+-- The hash layout of the multi-rule article, written plainly: one field for each sub-bucket, one for the sum, one for
+-- the oldest sub-bucket. It is here to be measured against.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the rules as JSON, as in the article: [[limit, window, precision], …], in ms

@@ -93,8 +93,8 @@ struct Report {
     /// The time when the same request passes, if no other comes first; null if that is now or never, or when a slot is
     /// returned.
     passes_ms: Option<u64>,
-    /// The rule that denies for longest; null if the request passes. A rule without a free slot comes last: a request may
-    /// end at any time.
+    /// The rule that denies for longest; null if the request passes. A rule without a free slot comes last: a request
+    /// may end at any time.
     denied_by: Option<DeniedBy>,
     /// The rules without a free slot.
     no_slot: Vec<DeniedBy>,

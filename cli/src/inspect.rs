@@ -128,8 +128,8 @@ pub(crate) struct RuleReport {
     pub(crate) used: u64,
     /// Null if the limit is not known.
     pub(crate) left: Option<u64>,
-    /// The time when one more unit fits; null if that is now or never, or if the limit is not known. For slots, the time
-    /// when one expires that is neither returned nor renewed.
+    /// The time when one more unit fits; null if that is now or never, or if the limit is not known. For slots, the
+    /// time when one expires that is neither returned nor renewed.
     pub(crate) fits_ms: Option<u64>,
     /// The time when no units count; null if that is now.
     pub(crate) free_ms: Option<u64>,

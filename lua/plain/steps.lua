@@ -40,8 +40,8 @@ local function entry_bytes(section, stop, units)
   return pack(entries.format, number, total_after(section.base, units, entries.wrap))
 end
 
--- The index of the first entry, from the i-th on, for which `is_reached(stop, units)` holds; then it holds for all later
--- ones. One more than there are if it holds for none.
+-- The index of the first entry, from the i-th on, for which `is_reached(stop, units)` holds; then it holds for all
+-- later ones. One more than there are if it holds for none.
 local function first_entry(section, i, is_reached)
   local bound, stride = count_entries(section) + 1, 1 -- doubled, since the first is mostly near
   while i < bound do
@@ -55,8 +55,8 @@ local function first_entry(section, i, is_reached)
   return i
 end
 
--- Makes entries so wide that they can hold so many units, and tell steps apart: those that count may span two windows and
--- four steps, as the newest may be a window ahead of a clock that has stepped back.
+-- Makes entries so wide that they can hold so many units, and tell steps apart: those that count may span two windows
+-- and four steps, as the newest may be a window ahead of a clock that has stepped back.
 local function widen(section, units)
   local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
   while most >= ENTRIES[width].wrap do width = width + 1 end

@@ -329,8 +329,8 @@ impl Rule {
         }
     }
 
-    /// Returns the [quota window](Self::quota_window) at this time of the store's clock: for a calendar rule, the length
-    /// of the current period.
+    /// Returns the [quota window](Self::quota_window) at this time of the store's clock: for a calendar rule, the
+    /// length of the current period.
     pub(crate) fn quota_window_at(&self, at_ms: u64) -> Duration {
         match self.kind {
             Kind::Calendar(calendar) => {

@@ -1,8 +1,8 @@
 //! Rules and policies in configuration files, through serde.
 //!
 //! A rule is a text. The rules of a policy are one string, or a list of strings. A single policy is
-//! `{name, rules, strikes, ban, on_failure, shadow, unit, hidden}`, and you may leave out all but the first two. A set is a map from
-//! name to rules, or to the same fields without the name.
+//! `{name, rules, strikes, ban, on_failure, shadow, unit, hidden}`, and you may leave out all but the first two. A set
+//! is a map from name to rules, or to the same fields without the name.
 
 use std::{borrow::Cow, fmt};
 

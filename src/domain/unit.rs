@@ -7,7 +7,8 @@ use crate::domain::error::NameError;
 /// Units become parts of header names.
 const MAX_UNIT: usize = 32;
 
-/// The name of the unit that a policy counts, for [`Policy::unit`](crate::Policy::unit): clients see it in the quota headers.
+/// The name of the unit that a policy counts, for [`Policy::unit`](crate::Policy::unit): clients see it in the quota
+/// headers.
 ///
 /// Besides the constants, read any other from a text of 1 to 32 characters of `a-z 0-9 -`:
 ///

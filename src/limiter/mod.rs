@@ -307,7 +307,8 @@ impl Limiter {
     ///
     /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
     /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
-    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up to [`max_queue`](Self::max_queue): see
+    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
+    /// to [`max_queue`](Self::max_queue): see
     /// [waiting](self#waiting).
     ///
     /// # Errors

@@ -59,8 +59,8 @@ const LATENCY: &str = "sluicegate_store_seconds";
 ///
 /// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before
 /// you create the observer, this holds for failed checks, blocks and the breaker; for the counters of a policy, from
-/// the time when you put a layer that limits by that policy around a service. The counter of pauses begins with the first
-/// pause of a kind.
+/// the time when you put a layer that limits by that policy around a service. The counter of pauses begins with the
+/// first pause of a kind.
 ///
 /// The labels are bounded by the policies and rules of your service: no data from clients becomes a label. If you
 /// create policies for each caller, use few names.

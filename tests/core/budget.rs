@@ -1,5 +1,5 @@
-//! A budget of tokens. Each request is charged an estimate on arrival, and its response costs more or less than that: the
-//! excess of the responses under way bounds by how much the budget is exceeded, as `docs/guide/costs.md` says.
+//! A budget of tokens. Each request is charged an estimate on arrival, and its response costs more or less than that:
+//! the excess of the responses under way bounds by how much the budget is exceeded, as `docs/guide/costs.md` says.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -1,6 +1,6 @@
-//! Eight processes share slots of one server. Each is killed (−9) and stopped (SIGSTOP), also for longer than slots take
-//! to expire, at random times; their wall clocks are an hour apart. At no instant do more slots than the limit count as
-//! held, and all slots of the dead are free a second after their expiry.
+//! Eight processes share slots of one server. Each is killed (−9) and stopped (SIGSTOP), also for longer than slots
+//! take to expire, at random times; their wall clocks are an hour apart. At no instant do more slots than the limit
+//! count as held, and all slots of the dead are free a second after their expiry.
 
 mod fleet;
 mod judge;

@@ -1,8 +1,9 @@
-//! A state machine of slots between processes, searched exhaustively: messages that are slow, lost or reordered, answers
-//! that never come, processes that stop, crash and come back, and clocks that count fractions of the store's clock.
+//! A state machine of slots between processes, searched exhaustively: messages that are slow, lost or reordered,
+//! answers that never come, processes that stop, crash and come back, and clocks that count fractions of the store's
+//! clock.
 //!
-//! Time is counted in halves of a millisecond. Each clock shows whole milliseconds, and the clock of each process begins
-//! them at another half. All times are relative to now, so that the search has no end of time.
+//! Time is counted in halves of a millisecond. Each clock shows whole milliseconds, and the clock of each process
+//! begins them at another half. All times are relative to now, so that the search has no end of time.
 
 mod state;
 

@@ -59,8 +59,8 @@ const LONG: Scale = Scale {
     run: Duration::from_secs(300),
 };
 
-/// In the long form, a request that had passed the limiter up to so long after the store had the pause counts as checked
-/// before: a thousand tasks share two threads.
+/// In the long form, a request that had passed the limiter up to so long after the store had the pause counts as
+/// checked before: a thousand tasks share two threads.
 const SCHEDULING: Duration = Duration::from_millis(20);
 
 /// When a request passed the limiter, in microseconds.

@@ -185,8 +185,8 @@ impl Usage {
         self.inner.rules.iter()
     }
 
-    /// Returns the rules that this check has taken to a share of their limit, 80 % by default, each with the charge: the
-    /// policy, and the key to warn. Mostly there are none.
+    /// Returns the rules that this check has taken to a share of their limit, 80 % by default, each with the charge:
+    /// the policy, and the key to warn. Mostly there are none.
     ///
     /// You see each once for a key and window: see
     /// [notice before the limit](crate::limiter#notice-before-the-limit). Those of shadows are in

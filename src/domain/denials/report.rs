@@ -8,7 +8,8 @@ use crate::domain::{key::Key, policy::Policy};
 /// This many spans, and the current one, make up the last minute or the last hour.
 const SPANS: u64 = 6;
 
-/// The counts of a process in one span of ten seconds since its last report. A store adds them to those of others; see [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
+/// The counts of a process in one span of ten seconds since its last report. A store adds them to those of others; see
+/// [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct DenialReport {

@@ -19,8 +19,8 @@ pub struct CalendarRule {
 impl Rule {
     /// Begins a calendar rule: at most `limit` units in each calendar month of a time zone.
     ///
-    /// Needs the feature `calendar`. See [`calendar`](Self::calendar) for other periods, and [quotas](crate::quotas) for
-    /// billing cycles and failures.
+    /// Needs the feature `calendar`. See [`calendar`](Self::calendar) for other periods, and [quotas](crate::quotas)
+    /// for billing cycles and failures.
     ///
     /// ```
     /// # #[cfg(feature = "calendar")] {

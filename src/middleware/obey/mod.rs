@@ -95,8 +95,8 @@ impl ObeyLayer {
         self.change(|backoff| backoff.max_pause = most.min(FOR_EVER))
     }
 
-    /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up to
-    /// `most`. The defaults are 1 s and 60 s.
+    /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up
+    /// to `most`. The defaults are 1 s and 60 s.
     ///
     /// A pause counts once, however many requests were under way. Each success takes one doubling back.
     ///

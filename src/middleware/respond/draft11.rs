@@ -32,8 +32,8 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
-    /// Whether a period of a calendar rule is listed, whose length differs from that of the next. Then `policy_field` is
-    /// written for each response.
+    /// Whether a period of a calendar rule is listed, whose length differs from that of the next. Then `policy_field`
+    /// is written for each response.
     has_periods: bool,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,

@@ -18,8 +18,8 @@ use crate::{domain::decision::Decision, middleware::admit::Plan};
 /// For `Access-Control-Expose-Headers`. Pass the array to a `CorsLayer` of tower-http, *outside* the limit:
 /// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
 ///
-/// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add those
-/// of your other units.
+/// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add
+/// those of your other units.
 pub const EXPOSED_HEADERS: [HeaderName; 15] = [
     header::RETRY_AFTER,
     draft11::RATELIMIT,
@@ -76,10 +76,10 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 ///
 /// # Long times
 ///
-/// A quota of a month can deny for weeks. `Retry-After` and the fields of all styles then count seconds, too, as RFC 9110
-/// allows for any time: a date would be right only where the clocks of the client, of this machine and of the store agree,
-/// and more clients read seconds. Whole years fit into the fields that clients keep in 32 bits. Only gRPC's pushback has
-/// no room for more than 24 days.
+/// A quota of a month can deny for weeks. `Retry-After` and the fields of all styles then count seconds, too, as RFC
+/// 9110 allows for any time: a date would be right only where the clocks of the client, of this machine and of the
+/// store agree, and more clients read seconds. Whole years fit into the fields that clients keep in 32 bits. Only
+/// gRPC's pushback has no room for more than 24 days.
 ///
 /// # Client support
 ///
@@ -125,8 +125,8 @@ impl HeaderStyle {
     /// are given back a window after the *end* of their step. A unit charged at the beginning of a step under `600/1m`
     /// counts for 61 s.
     ///
-    /// Under a [calendar rule](crate::Rule::per_month), `w` is the length of the current period, and `t` the time to its
-    /// end.
+    /// Under a [calendar rule](crate::Rule::per_month), `w` is the length of the current period, and `t` the time to
+    /// its end.
     ///
     /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
     /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy.

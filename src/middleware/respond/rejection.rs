@@ -36,10 +36,10 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the status: 429 for a denial, a ban or a pause, 413 for a cost that can never fit a limit, 403 for a deny
-    /// list or an operator's block, 400 if the request does not identify its client, 401 if the client must authenticate for
-    /// that, 503 for [`NoSlot`](Self::NoSlot) and if the service cannot identify the client or decide, and 500 if the service is
-    /// [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
+    /// Returns the status: 429 for a denial, a ban or a pause, 413 for a cost that can never fit a limit, 403 for a
+    /// deny list or an operator's block, 400 if the request does not identify its client, 401 if the client must
+    /// authenticate for that, 503 for [`NoSlot`](Self::NoSlot) and if the service cannot identify the client or decide,
+    /// and 500 if the service is [misconfigured](ExtractErrorKind::Misconfigured) or the layer made an invalid check.
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would repeat the request at once. A
     /// limit of 0 denies every request, however small: a 429 without a `Retry-After`, because no request is too large,

@@ -99,8 +99,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// response goes on, and the log has a warning.
     ///
     /// Choose this when more than the limit must not run for long. The body ends; work that does not depend on the body
-    /// goes on, unless the handler watches the slot by a [`SlotWatch`](crate::limiter::SlotWatch). An outage of the store
-    /// alone loses no slot before it expires.
+    /// goes on, unless the handler watches the slot by a [`SlotWatch`](crate::limiter::SlotWatch). An outage of the
+    /// store alone loses no slot before it expires.
     #[must_use]
     pub fn cut_off_without_slot(self) -> RateLimitLayer<R, ToBodyEnd> {
         self.at_end(|at_end| at_end.cuts_off = true)
