@@ -23,6 +23,7 @@ use hyper_util::{
 use sluicegate::{
     Key, Limiter, RateLimitLayer, RedisStore,
     middleware::{EmptyBody, HeaderStyle, ObeyLayer},
+    observe::{CallKind, CompletionEvent, Observer},
 };
 use tokio::net::TcpListener;
 use tower::{Service, ServiceBuilder, ServiceExt};
@@ -78,8 +79,18 @@ struct Other {
     scale: Scale,
     start: Instant,
     seen: Mutex<Vec<Seen>>,
-    /// When a client got the answer to a refused request: the first of a pause after the store had the pause.
-    refusals: Mutex<Vec<Duration>>,
+    /// When a process learned that the store has a pause.
+    stored: Mutex<Vec<Duration>>,
+}
+
+struct Pauses(Arc<Other>);
+
+impl Observer for Pauses {
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        if event.call().kind() == CallKind::Block {
+            self.0.stored.lock().unwrap().push(self.0.start.elapsed());
+        }
+    }
 }
 
 impl Scale {
@@ -119,7 +130,7 @@ async fn serve(scale: Scale) -> (SocketAddr, Arc<Other>) {
         scale,
         start: Instant::now(),
         seen: Mutex::default(),
-        refusals: Mutex::default(),
+        stored: Mutex::default(),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -132,6 +143,7 @@ async fn serve(scale: Scale) -> (SocketAddr, Arc<Other>) {
 async fn process(server: &Server, address: SocketAddr, other: &Arc<Other>, obeys: bool) {
     let (scale, start) = (other.scale, other.start);
     let limiter: Limiter = patient(RedisStore::connect(server.url()).await.unwrap());
+    let limiter = limiter.observer(Pauses(other.clone()));
     let account = Key::new("account", "ours");
     let waiting = RateLimitLayer::new(limiter.clone())
         .deny_blocked(account.clone())
@@ -140,15 +152,9 @@ async fn process(server: &Server, address: SocketAddr, other: &Arc<Other>, obeys
         .rejection(EmptyBody);
     let client: Client<HttpConnector, Empty<Bytes>> =
         Client::builder(TokioExecutor::new()).build_http();
-    let answers = other.clone();
     let client = ServiceBuilder::new()
         .layer(waiting)
-        .map_response(move |response: http::Response<Incoming>| {
-            if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                answers.refusals.lock().unwrap().push(start.elapsed());
-            }
-            response.map(|_| String::new())
-        })
+        .map_response(|response: http::Response<Incoming>| response.map(|_| String::new()))
         .option_layer(obeys.then(|| ObeyLayer::new(limiter, account)))
         .map_request(move |mut request: Request<Empty<Bytes>>| {
             let passed_us = u64::try_from(start.elapsed().as_micros()).unwrap();
@@ -222,6 +228,10 @@ async fn processes_obey_a_limit_that_they_do_not_know() {
 }
 
 /// Prints a line for each window of the other service.
+///
+/// On 2026-11-26: all 3 000 units used; in 29 of 30 windows no request left after the pause was stored, and 1 to 103 of
+/// those that had left before were refused. In the first window the assertion fails, with 678 of 900: a thousand tasks
+/// pass at once, and share two threads with the other service.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes five and a half minutes"]
 async fn twenty_processes_obey_for_five_minutes() {
@@ -229,10 +239,8 @@ async fn twenty_processes_obey_for_five_minutes() {
     let (mut admitted, mut worst) = (0, 0);
     for (number, of_window) in other.windows().enumerate() {
         let refused = of_window.iter().filter(|it| !it.is_admitted);
-        let refusals = other.refusals.lock().unwrap();
-        let stored = refusals
-            .iter()
-            .find(|at| LONG.window(**at) == number as u128);
+        let stored = other.stored.lock().unwrap();
+        let stored = stored.iter().find(|at| LONG.window(**at) == number as u128);
         let is_further = |it: &Seen| stored.is_some_and(|stored| it.passed > *stored + SCHEDULING);
         let further = refused.clone().filter(|it| is_further(it)).count();
         let admitted_here = of_window.len() - refused.clone().count();
