@@ -4,8 +4,12 @@
 //! Every identity is checked twice within its window: the first check is admitted, and the second is denied and cached.
 //! Every tenth check is for a single hot identity, which gets leases. Fails when the process grows by more than 16 MiB
 //! after the first million.
+//!
+//! Before that, or alone with the argument `flood`: made-up keys over a full store in memory.
 
-use std::{cell::Cell, fs, process::ExitCode, rc::Rc};
+mod flood;
+
+use std::{cell::Cell, env, fs, process::ExitCode, rc::Rc};
 
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
@@ -22,6 +26,10 @@ const BUDGET_KIB: u64 = 16 * 1_024;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    let holds_under_flood = flood::run();
+    if env::args().any(|it| it == "flood") {
+        return exit(holds_under_flood);
+    }
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter =
@@ -77,6 +85,10 @@ async fn main() -> ExitCode {
     let grown = resident_kib().saturating_sub(after_first);
     println!("grown by {grown} KiB since the first million, at most {BUDGET_KIB}");
     let is_met = grown <= BUDGET_KIB && denied.get() == IDENTITIES && errors.get() == 0;
+    exit(is_met & holds_under_flood)
+}
+
+fn exit(is_met: bool) -> ExitCode {
     if is_met {
         ExitCode::SUCCESS
     } else {

@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind};
 use tokio::{
     io::{self, AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -23,6 +23,9 @@ const SECONDS: u32 = 4;
 /// The minimum share of decided requests.
 const LEAST_DECIDED: f64 = 0.9975;
 
+/// Checks that begin in one moment.
+const BURST: u32 = 10_000;
+
 /// Returns whether enough requests were decided in each row.
 #[tokio::main]
 pub(crate) async fn run() -> bool {
@@ -35,17 +38,52 @@ pub(crate) async fn run() -> bool {
         is_met &= row(rate, Duration::from_millis(away)).await;
     }
     println!("at least {LEAST_DECIDED} of those sent are asked for");
+    for away in [0, 10] {
+        is_met &= burst(Duration::from_millis(away)).await;
+    }
     is_met
 }
 
-async fn row(rate: u32, away: Duration) -> bool {
+/// Begins many checks at once. The last ones may time out on a slow machine, but none may find the breaker open.
+async fn burst(away: Duration) -> bool {
     let redis = Server::start();
+    let limiter = limiter(&redis, away).await;
+    let begun = Instant::now();
+    let mut checks = JoinSet::new();
+    for user in 0..BURST {
+        let limiter = limiter.clone();
+        checks.spawn(async move { limiter.check(charges(user)).await.map(drop) });
+    }
+    let answers = checks.join_all().await;
+    let failures = |kind| {
+        let errors = answers.iter().filter_map(|it| it.as_ref().err());
+        errors.filter(|it| it.kind() == kind).count()
+    };
+    let (timeouts, refused) = (
+        failures(StoreErrorKind::Timeout),
+        failures(StoreErrorKind::CircuitOpen),
+    );
+    println!(
+        "{BURST} at once, {} ms away: {timeouts} timeouts, {refused} by an open breaker; over after {:.0} ms",
+        away.as_millis(),
+        begun.elapsed().as_secs_f64() * 1_000.0,
+    );
+    refused == 0
+}
+
+async fn limiter(redis: &Server, away: Duration) -> Limiter {
     let proxy = far_away(redis.address(), away);
     let store = RedisStore::connect(format!("redis://{proxy}"))
         .await
         .unwrap();
     let limiter = Limiter::new(store);
     limiter.check(charges(0)).await.unwrap();
+    limiter
+}
+
+async fn row(rate: u32, away: Duration) -> bool {
+    let redis = Server::start();
+    let limiter = limiter(&redis, away).await;
     let before = redis.calls("evalsha");
     let waits = send(&limiter, rate, rate * SECONDS).await;
     let calls = redis.calls("evalsha") - before;

@@ -94,3 +94,21 @@ async fn a_burst_on_a_healthy_server_opens_no_breaker() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_burst_that_fits_into_the_timeout_is_decided_whole() {
+    // As long as any machine needs for ten thousand checks, so that only a lost check ends without a decision.
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    for in_flight in [4, 0] {
+        let server = Server::start();
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        let limiter = Limiter::new(store.in_flight(in_flight)).timeout(TIMEOUT);
+        let checks = (0..10_000).map(|user| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.check(three_charges(user)).await })
+        });
+        let answers = join_all(checks.collect::<Vec<_>>()).await;
+        let decided = answers.into_iter().filter(|it| matches!(it, Ok(Ok(_))));
+        assert_eq!(decided.count(), 10_000, "{in_flight} in flight");
+    }
+}

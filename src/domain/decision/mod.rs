@@ -177,7 +177,6 @@ impl Decision {
     ///
     /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match this check, or when the check
     /// was denied although all rules have room.
-    /// nothing though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,
