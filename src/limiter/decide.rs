@@ -1,6 +1,6 @@
 //! The one path of every decision, and [`Resolution`], the result.
 
-use super::{Limiter, call::Answer, known_blocks::KnownBefore, slots};
+use super::{Limiter, known_blocks::KnownBefore, slots, store_call::Answer};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},

@@ -4,7 +4,6 @@
 
 mod bans;
 mod breaker;
-mod call;
 mod contributors;
 mod decide;
 mod delivery;
@@ -20,6 +19,7 @@ mod report;
 mod reporter;
 mod settle;
 mod slots;
+mod store_call;
 mod timeout;
 mod wait_queue;
 
@@ -49,12 +49,12 @@ use crate::{
     store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
 };
 use breaker::Breaker;
-use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Backoff, Sent};
 pub use slots::{Slot, SlotWatch};
+use store_call::{Answer, StoreAnswer};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
 

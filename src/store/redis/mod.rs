@@ -11,7 +11,6 @@ use crate::{
 
 mod batch;
 mod block_index;
-mod calls;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connect;
@@ -24,6 +23,7 @@ pub mod deployment {
     #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
+mod executor;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;

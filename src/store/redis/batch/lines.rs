@@ -10,7 +10,7 @@ use std::{
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
 
-use super::{super::calls::Executor, SharedCalls};
+use super::{super::executor::Executor, SharedCalls};
 use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.

@@ -22,7 +22,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{calls::Executor, error::SHUT_DOWN};
+use super::{error::SHUT_DOWN, executor::Executor};
 use crate::{
     domain::error::StoreError,
     domain::sent_call::Journey,

@@ -9,7 +9,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use super::{cross_slot, slots::Slots};
+use super::{cross_slot, hash_slots::Slots};
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES, Until},
