@@ -121,10 +121,6 @@ impl RedisStore {
         remove.arg(self.names.identity(key));
         vec![remove]
     }
-
-    pub(super) fn client_now_ms(&self) -> u64 {
-        self.executor().client_now_ms()
-    }
 }
 
 /// Warns about the first error, and again after a success.
