@@ -102,11 +102,8 @@ impl MapStore {
 /// Charges every rule of every charge, or nothing.
 fn charge(counts: &mut Counts, check: &Check, now_ms: u64) -> Result<Decision, StoreError> {
     if rules(check).any(|(_, rule)| rule.refill().is_some() || rule.is_concurrency()) {
-        let kind = StoreErrorKind::InvalidRequest;
-        return Err(StoreError::new(
-            kind,
-            "the store has no buckets and no slots",
-        ));
+        let problem = "the store has no buckets and no slots";
+        return Err(StoreError::new(StoreErrorKind::InvalidRequest, problem));
     }
     let before = count(counts, check, now_ms);
     let mut all = rules(check).zip(&before);

@@ -51,26 +51,9 @@ impl<'de> Deserialize<'de> for Unit {
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Fields {
-            rules,
-            strikes,
-            ban,
-            on_failure,
-            shadow,
-            unit,
-            hidden,
-        } = Fields::of(self);
-        let alone = Alone {
-            name: self.name().into(),
-            rules,
-            strikes,
-            ban,
-            on_failure,
-            shadow,
-            unit,
-            hidden,
-        };
-        alone.serialize(serializer)
+        let name = Some(self.name().to_owned());
+        let fields = Fields::of(self);
+        Fields { name, ..fields }.serialize(serializer)
     }
 }
 
@@ -102,26 +85,9 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-        let Alone {
-            name,
-            rules,
-            strikes,
-            ban,
-            on_failure,
-            shadow,
-            unit,
-            hidden,
-        } = Alone::deserialize(MapAccessDeserializer::new(map))?;
-        let fields = Fields {
-            rules,
-            strikes,
-            ban,
-            on_failure,
-            shadow,
-            unit,
-            hidden,
-        };
-        fields.policy(&name)
+        let mut fields = Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let name = fields.name.take();
+        fields.policy(&name.ok_or_else(|| A::Error::missing_field("name"))?)
     }
 }
 
@@ -138,29 +104,12 @@ impl<'de> Deserialize<'de> for Policies {
     }
 }
 
-/// A single policy, with a name.
+/// The fields of a policy; without the name in a set, where the name stands before them.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Policy", deny_unknown_fields)]
-struct Alone {
-    name: String,
-    rules: Rules,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    strikes: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ban: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    on_failure: Option<FailurePolicy>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    shadow: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<Unit>,
-    #[serde(default, skip_serializing_if = "is_false")]
-    hidden: bool,
-}
-
-/// The fields of a policy without the name: with serde's `flatten`, unknown fields would pass.
-#[derive(Serialize)]
 struct Fields {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     rules: Rules,
     /// The strikes and the time of a ban: both, or neither.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,11 +118,11 @@ struct Fields {
     ban: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     unit: Option<Unit>,
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_false")]
     hidden: bool,
 }
 
@@ -193,6 +142,7 @@ impl Fields {
     fn of(policy: &Policy) -> Self {
         let ban = policy.banned_by();
         Self {
+            name: None,
             rules: Rules(policy.to_string()),
             strikes: ban.map(|it| it.strikes().to_string()),
             ban: ban.map(|it| it.time_text()),
@@ -291,7 +241,7 @@ impl<'de> Visitor<'de> for Named<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Policy, A::Error> {
-        let Rules(rules) = RulesOf::new(self.0).visit_seq(list)?;
+        let Rules(rules) = RulesOf::policy(self.0).visit_seq(list)?;
         Policy::parse(self.0, &rules).map_err(A::Error::custom)
     }
 
@@ -303,7 +253,7 @@ impl<'de> Visitor<'de> for Named<'_> {
         while let Some(field) = map.next_key()? {
             match field {
                 Field::Rules => {
-                    let value = map.next_value_seed(RulesOf::new(self.0))?;
+                    let value = map.next_value_seed(RulesOf::policy(self.0))?;
                     once(&mut rules, value, "rules")?;
                 }
                 Field::Strikes => once(&mut strikes, map.next_value()?, "strikes")?,
@@ -315,6 +265,7 @@ impl<'de> Visitor<'de> for Named<'_> {
             }
         }
         let fields = Fields {
+            name: None,
             rules: rules.ok_or_else(|| A::Error::missing_field("rules"))?,
             strikes,
             ban,
@@ -334,16 +285,18 @@ fn once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) -> Res
     }
 }
 
-/// Reads the rules of this policy, or one text in a list of them, so that an error has the position of that text.
+/// Reads the rules of a policy, or one text in a list of them. If the name of the policy is known, a wrong rule is an
+/// error at once, so that the error has the position of that text.
+#[derive(Default)]
 struct RulesOf<'a> {
-    policy: &'a str,
+    policy: Option<&'a str>,
     in_list: bool,
 }
 
 impl<'a> RulesOf<'a> {
-    const fn new(policy: &'a str) -> Self {
+    const fn policy(name: &'a str) -> Self {
         Self {
-            policy,
+            policy: Some(name),
             in_list: false,
         }
     }
@@ -361,12 +314,12 @@ impl<'de> Visitor<'de> for RulesOf<'_> {
     type Value = Rules;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        RulesVisitor.expecting(f)
+        f.write_str("rules: `10/1s,120/1m`, or a list of them")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
-        match Policy::parse(self.policy, text) {
-            Err(error @ PolicyError::Rule { .. }) => Err(E::custom(error)),
+        match self.policy.map(|name| Policy::parse(name, text)) {
+            Some(Err(error @ PolicyError::Rule { .. })) => Err(E::custom(error)),
             // Errors about several rules, or the name, appear when the policy is built.
             _ => Ok(Rules(text.to_owned())),
         }
@@ -407,29 +360,7 @@ struct Rules(String);
 
 impl<'de> Deserialize<'de> for Rules {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(RulesVisitor)
-    }
-}
-
-struct RulesVisitor;
-
-impl<'de> Visitor<'de> for RulesVisitor {
-    type Value = Rules;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rules: `10/1s,120/1m`, or a list of them")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
-        Ok(Rules(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Rules, A::Error> {
-        let mut rules: Vec<Cow<'_, str>> = Vec::new();
-        while let Some(rule) = list.next_element()? {
-            rules.push(rule);
-        }
-        Ok(Rules(rules.join(",")))
+        RulesOf::default().deserialize(deserializer)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The one path of every decision, and [`Resolution`], the result.
 
-use super::{Limiter, call::Answer, known_blocks::KnownBefore, slots};
+use super::{Limiter, known_blocks::KnownBefore, slots, store_call::Answer};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},
@@ -101,8 +101,9 @@ impl Limiter {
             if check.has_contributors() {
                 self.record_contributors(decision, check);
             }
-            if let Some(publisher) = &self.inner.publisher {
-                publisher.note(check, self.inner.failure_policy);
+            let reports = &self.inner.reporter.0;
+            if self.inner.publishes && reports.policies.note(check, self.inner.failure_policy) {
+                reports.ensure_running();
             }
             self.report_decision(kind, decision, check, timing);
             if kind == CallKind::Check {

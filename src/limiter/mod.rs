@@ -4,12 +4,11 @@
 
 mod bans;
 mod breaker;
-mod call;
 mod contributors;
 mod decide;
+mod delivery;
 mod denials;
 mod fallback;
-mod flusher;
 pub(crate) mod jitter;
 mod known_blocks;
 mod near_limit;
@@ -17,8 +16,10 @@ mod pauses;
 mod publisher;
 mod reload;
 mod report;
+mod reporter;
 mod settle;
 mod slots;
+mod store_call;
 mod timeout;
 mod wait_queue;
 
@@ -48,12 +49,12 @@ use crate::{
     store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
 };
 use breaker::Breaker;
-use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Backoff, Sent};
 pub use slots::{Slot, SlotWatch};
+use store_call::{Answer, StoreAnswer};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
 
@@ -93,16 +94,15 @@ struct Inner {
     waits_for_blocks: bool,
     enforces_blocks: bool,
     known_blocks: Arc<known_blocks::KnownBlocks>,
-    contributors: Arc<contributors::Tracker>,
-    denials: Option<Arc<denials::Tracker>>,
+    reporter: Arc<reporter::Reporter>,
+    counts_denials: bool,
+    publishes: bool,
     strikes: Arc<bans::StrikeQueue>,
     pauses: Arc<pauses::Pauses>,
     renewer: Arc<slots::Renewer>,
     /// From 100 on, nothing is noticed.
     near_limit_percent: u8,
     noticed: Arc<near_limit::Noticed>,
-    /// `None` where nothing is published.
-    publisher: Option<Arc<publisher::Publisher>>,
 }
 
 impl Limiter {
@@ -118,9 +118,9 @@ impl Limiter {
         };
         note_timeout(&*store, DEFAULT_TIMEOUT);
         let inner = Inner {
-            contributors: Arc::new(contributors::Tracker::new(store.clone())),
-            denials: Some(Arc::new(denials::Tracker::new(store.clone()))),
-            publisher: publisher::Publisher::new(&store),
+            reporter: Arc::new(reporter::Reporter::new(store.clone())),
+            counts_denials: true,
+            publishes: publisher::is_published_by(&*store),
             store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {

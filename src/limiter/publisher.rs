@@ -4,28 +4,21 @@
 //!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
 //!                  │ no
 //!                  ▼
-//!               policies ──▶ task: Operation::Publish, after some seconds, and again every five minutes
+//!               policies ──▶ reporter: Operation::Publish, after some seconds, and again every five minutes
 //! ```
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Relaxed, Release},
-        },
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::Notify,
-    time::{sleep, timeout},
-};
+use tokio::time::timeout;
 
-use super::Limiter;
+use super::{Limiter, delivery::TIMEOUT};
 use crate::{
     domain::{
         FailurePolicy,
@@ -44,71 +37,70 @@ use crate::{
 /// How many policies a process publishes.
 const MAX_POLICIES: usize = 256;
 
-/// From a new policy to its publication. The delay collects others that follow.
-const DELAY: Duration = Duration::from_secs(5);
+/// Seconds from a new policy to its publication. The delay collects others that follow.
+const DELAY: u64 = 5;
 
 /// From one publication to the next; much shorter than the store's retention.
 const REFRESH: Duration = Duration::from_secs(300);
 
-/// From a failed publication to the next, doubled each time up to `REFRESH`.
-const RETRY: Duration = Duration::from_secs(10);
-
-/// How long one publication may take.
-const TIMEOUT: Duration = Duration::from_secs(1);
+/// Seconds from a failed publication to the next, doubled each time up to `REFRESH`.
+const RETRY: u64 = 10;
 
 /// The number of marks: a power of two.
 const SEEN: usize = 256;
 
-/// Each policy, with a flag for use since the last publication: a policy that a reload has replaced is not published
-/// again.
-type Known = HashMap<Policy, (PublishedPolicy, bool)>;
-
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
-    store: Arc<dyn Store>,
     /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
     seen: [AtomicU64; SEEN],
     known: Mutex<Known>,
-    running: Arc<AtomicBool>,
-    /// Wakes the task for a new policy, or after the limiter is dropped.
-    changed: Arc<Notify>,
     has_failed: AtomicBool,
     /// The store has answered that it publishes nothing.
     is_off: AtomicBool,
 }
 
-impl Publisher {
-    /// Returns `None` over a store that publishes nothing.
-    pub(super) fn new(store: &Arc<dyn Store>) -> Option<Arc<Self>> {
-        if let Some(Err(error)) = store.execute(Operation::Publish(Vec::new())).known()
-            && error.kind() == StoreErrorKind::InvalidRequest
-        {
-            return None;
-        }
-        Some(Arc::new(Self {
-            store: Arc::clone(store),
+struct Known {
+    /// Each policy, with a flag for use since the last publication: a policy that a reload has replaced is not
+    /// published again.
+    policies: HashMap<Policy, (PublishedPolicy, bool)>,
+    /// Seconds until the next publication.
+    due_in: u64,
+    /// Seconds from the next failure to the publication after it.
+    retry_in: u64,
+}
+
+impl Default for Publisher {
+    fn default() -> Self {
+        Self {
             seen: [const { AtomicU64::new(0) }; SEEN],
-            known: Mutex::default(),
-            running: Arc::default(),
-            changed: Arc::default(),
+            known: Mutex::new(Known {
+                policies: HashMap::new(),
+                due_in: DELAY,
+                retry_in: RETRY,
+            }),
             has_failed: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
-        }))
+        }
     }
+}
 
-    /// Notes the policies of a decided check. A known charge costs one load, if its mark is at the first place.
-    pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
+impl Publisher {
+    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one load,
+    /// if its mark is at the first place.
+    pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy) -> bool {
         // Skip peeks: the readiness probe that the docs show uses its own failure policy.
         let charges = check.all_charges().iter();
+        let mut is_added = false;
         for charge in charges.filter(|charge| charge.cost() > 0) {
             let mark = mark(charge);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
                 // No check looks up the blocks of a shadow's keys.
                 let enforces_blocks = check.enforces_blocks() && !charge.policy().is_shadow();
-                self.add(charge, mark, enforces_blocks, on_failure);
+                is_added |= self.add(charge, mark, enforces_blocks, on_failure);
             }
         }
+        is_added
     }
 
     fn places(&self, mark: u64) -> [&AtomicU64; 2] {
@@ -118,28 +110,26 @@ impl Publisher {
 
     #[cold]
     fn add(
-        self: &Arc<Self>,
+        &self,
         charge: &Charge,
         mark: u64,
         enforces_blocks: bool,
         on_failure: FailurePolicy,
-    ) {
+    ) -> bool {
         let policy = charge.policy();
         // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
-            return;
+            return false;
         };
-        let is_full = known.len() >= MAX_POLICIES;
-        if policy.rules().is_empty() || is_full && !known.contains_key(policy) {
-            return;
+        let is_full = known.policies.len() >= MAX_POLICIES;
+        if policy.rules().is_empty() || is_full && !known.policies.contains_key(policy) {
+            return false;
         }
-        let entry = known.entry(policy.clone());
+        let entry = known.policies.entry(policy.clone());
         // Mark only the policy that the map keeps alive: the address of any other may be reused.
         let is_kept = match &entry {
-            std::collections::hash_map::Entry::Occupied(it) => {
-                it.key().address() == policy.address()
-            }
-            std::collections::hash_map::Entry::Vacant(_) => true,
+            Entry::Occupied(it) => it.key().address() == policy.address(),
+            Entry::Vacant(_) => true,
         };
         let mut is_new = false;
         let (published, is_used) = entry.or_insert_with(|| {
@@ -153,6 +143,9 @@ impl Publisher {
             published.enforce_blocks();
         }
         is_new |= published.add_kind(charge.key().kind());
+        if is_new {
+            known.due_in = known.due_in.min(DELAY);
+        }
         drop(known);
         if is_kept {
             let [first, second] = self.places(mark);
@@ -163,29 +156,35 @@ impl Publisher {
             };
             place.store(mark, Relaxed);
         }
-        if is_new {
-            self.ensure_running();
-            self.changed.notify_one();
-        }
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Without a runtime, nothing is published.
-    fn ensure_running(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
-        if !self.running.swap(true, AcqRel) {
-            let running = Running(Arc::clone(&self.running));
-            let changed = Arc::clone(&self.changed);
-            drop(runtime.spawn(run(Arc::downgrade(self), changed, running)));
+    /// Publishes if that is due, and returns whether some policy is still to be published.
+    pub(super) async fn second_passed(&self, store: &dyn Store) -> bool {
+        if self.is_due() {
+            let is_published = self.publish(store).await.is_ok();
+            self.lock().schedule(is_published);
         }
+        self.has_news()
     }
 
-    async fn publish(&self) -> Result<(), StoreError> {
+    fn is_due(&self) -> bool {
+        let mut known = self.lock();
+        known.due_in = known.due_in.saturating_sub(1);
+        known.due_in == 0
+    }
+
+    /// Whether a policy was used since the last publication.
+    pub(super) fn has_news(&self) -> bool {
+        let is_used = || self.lock().policies.values().any(|(_, is_used)| *is_used);
+        !self.is_off.load(Relaxed) && is_used()
+    }
+
+    async fn publish(&self, store: &dyn Store) -> Result<(), StoreError> {
         if self.is_off.load(Relaxed) {
             return Ok(());
         }
@@ -193,7 +192,7 @@ impl Publisher {
         if policies.is_empty() {
             return Ok(());
         }
-        let answer = self.store.execute(Operation::Publish(policies));
+        let answer = store.execute(Operation::Publish(policies));
         let result = timeout(TIMEOUT, answer).await;
         let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
         // A store that does not know this operation will not learn it.
@@ -213,67 +212,39 @@ impl Publisher {
         }
         result
     }
-}
 
-impl Publisher {
     fn used(&self) -> Vec<PublishedPolicy> {
         let known = self.lock();
-        let used = known.values().filter(|(_, is_used)| *is_used);
+        let used = known.policies.values().filter(|(_, is_used)| *is_used);
         used.map(|(policy, _)| policy.clone()).collect()
     }
 
     /// Makes the next request under each policy note the policy again.
     fn forget_uses(&self) {
         let mut known = self.lock();
-        known.values_mut().for_each(|(_, is_used)| *is_used = false);
+        let policies = known.policies.values_mut();
+        policies.for_each(|(_, is_used)| *is_used = false);
         self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
     }
 }
 
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        self.changed.notify_one();
-    }
-}
-
-/// Marks the task as ended when dropped, also when the runtime aborts the task.
-struct Running(Arc<AtomicBool>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Release);
-    }
-}
-
-/// Publishes until the limiter is dropped.
-async fn run(publisher: Weak<Publisher>, changed: Arc<Notify>, _running: Running) {
-    let mut retry = RETRY;
-    loop {
-        sleep(jitter::around(DELAY)).await;
-        let Some(publisher) = publisher.upgrade() else {
-            return;
+impl Known {
+    /// Sets the time of the next publication: after a failure in twice as long as after the one before, but no longer
+    /// than usual.
+    fn schedule(&mut self, is_published: bool) {
+        let usual = jitter::around(REFRESH).as_secs();
+        (self.due_in, self.retry_in) = match is_published {
+            true => (usual, RETRY),
+            false => (self.retry_in, (self.retry_in * 2).min(REFRESH.as_secs())),
         };
-        let pause = match publisher.publish().await {
-            Ok(()) => {
-                retry = RETRY;
-                jitter::around(REFRESH)
-            }
-            Err(_) => {
-                // Wait twice as long after each failure, but keep to the normal interval.
-                retry = (retry * 2).min(REFRESH);
-                sleep_without(publisher, retry / 2).await;
-                continue;
-            }
-        };
-        drop(publisher);
-        let _ = timeout(pause, changed.notified()).await;
     }
 }
 
-/// Waits without keeping the publisher alive.
-async fn sleep_without(publisher: Arc<Publisher>, pause: Duration) {
-    drop(publisher);
-    sleep(pause).await;
+/// Whether a store publishes policies, as far as it says so at once.
+pub(super) fn is_published_by(store: &dyn Store) -> bool {
+    let answer = store.execute(Operation::Publish(Vec::new())).known();
+    let refusal = answer.and_then(Result::err).map(|error| error.kind());
+    refusal != Some(StoreErrorKind::InvalidRequest)
 }
 
 /// Identifies a policy and a kind of keys; never 0.
@@ -293,12 +264,7 @@ impl Limiter {
     /// store publishes nothing.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
-        self.change(|inner| {
-            inner.publisher = match publish {
-                true => Publisher::new(&inner.store),
-                false => None,
-            };
-        })
+        self.change(|inner| inner.publishes = publish && is_published_by(&*inner.store))
     }
 
     /// Publishes the known policies now.
@@ -308,10 +274,8 @@ impl Limiter {
     /// When the store could not publish them within a second.
     #[cfg(feature = "test-util")]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
-        match &self.inner.publisher {
-            Some(publisher) => publisher.publish().await,
-            None => Ok(()),
-        }
+        let reports = &self.inner.reporter.0;
+        reports.policies.publish(&*reports.store).await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Limiter, call::Answer};
+use super::{Limiter, store_call::Answer};
 use crate::{
     domain::{
         charge::Charge,

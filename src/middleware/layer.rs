@@ -2,16 +2,16 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
-use http::{request::Parts, response};
+use http::request::Parts;
 use tower_layer::Layer;
 
 use super::{
-    AtHead, HeaderStyle, PolicySelector, ProblemJson, RateLimit,
+    AtHead, PolicySelector, ProblemJson, RateLimit,
     admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
     shared::Shared,
 };
 use crate::{
-    domain::{charge::Charge, error::PolicyError, key::Key, policy::Policy},
+    domain::{error::PolicyError, key::Key, policy::Policy},
     extract::{ChargesFuture, IntoCharges, KeyExtractor},
     limiter::{FOR_EVER, IntoLimiter, Limiter},
 };
@@ -104,7 +104,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. Labels
     /// change no decision, and appear in no response. [`Header`](crate::Header) and `Cookie` labels are
     /// [secret](Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
-    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::by`].
+    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::by`](crate::Charge::by).
     ///
     /// ```
     /// use http::{Request, Response, request::Parts};
@@ -155,7 +155,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Adds a limit whose key comes from a look-up, with its policy and its cost, for instance from a user's tier in a
     /// database.
     ///
-    /// The look-up returns a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. The limiter charges the
+    /// The look-up returns a [`Charge`](crate::Charge), an `Option`, a `Vec`, or a `Result` of one of them. The limiter charges the
     /// cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key does; with
     /// an empty `Vec`, this limit does not apply. The future must own its data: copy from the head.
     ///
@@ -376,56 +376,6 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
-    /// Sets the final cost of an admitted request, from the head of its response. The layer calls this once for each
-    /// charge. The default is the cost charged before.
-    ///
-    /// ```
-    /// # use http::StatusCode;
-    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer};
-    /// # let layer = RateLimitLayer::new(MemoryStore::new());
-    /// // Count wrong passwords only; other policies of the layer count every request.
-    /// let layer = layer.settle(|response: &http::response::Parts, charge: &Charge| {
-    ///     match (charge.policy().name(), response.status) {
-    ///         ("wrong-passwords", StatusCode::UNAUTHORIZED) => charge.cost(),
-    ///         ("wrong-passwords", _) => 0,
-    ///         _ => charge.cost(),
-    ///     }
-    /// });
-    /// # let _ = layer;
-    /// ```
-    ///
-    /// The request is charged on arrival and settled after the response, so requests in progress count: out of a
-    /// hundred simultaneous password guesses, no more than the limit are served. A caller with as many good requests in
-    /// progress may be denied.
-    ///
-    /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
-    /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
-    /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
-    /// disconnects, the settlement continues in the background.
-    ///
-    /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
-    /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
-    #[must_use]
-    pub fn settle(
-        self,
-        cost: impl Fn(&response::Parts, &Charge) -> u64 + Send + Sync + 'static,
-    ) -> Self {
-        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
-    }
-
-    /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
-    /// panicked. By default such requests keep their charge.
-    ///
-    /// Refunds run in the background, at most 1024 at a time and each within the timeout; if one fails, the charge
-    /// stays. The charge also stays if the client disconnects before the store has decided.
-    ///
-    /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
-    /// the inner service stops working when its caller is gone.
-    #[must_use]
-    pub fn refund_unanswered(self) -> Self {
-        self.change(|shared| shared.settle.refunds_unanswered = true)
-    }
-
     /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
     /// maximum a year.
     ///
@@ -469,78 +419,6 @@ impl<R, E> RateLimitLayer<R, E> {
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.max_wait = Some(most))
-    }
-
-    /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
-    #[must_use]
-    pub fn headers(self, style: HeaderStyle) -> Self {
-        self.change(|shared| shared.headers.style = style)
-    }
-
-    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, for instance for an access log.
-    /// This takes as long as writing the headers. By default you find them in the extensions of requests and
-    /// rejections.
-    ///
-    /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
-    /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
-    #[must_use]
-    pub fn decisions_in_response(self) -> Self {
-        self.change(|shared| shared.decisions_in_response = true)
-    }
-
-    /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
-    /// together. The default is none.
-    ///
-    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](super::Rejection), never
-    /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
-    #[must_use]
-    pub fn jitter(self, most: Duration) -> Self {
-        self.change(|shared| shared.jitter = most)
-    }
-
-    /// Sets the responses to rejected requests. The default is [`ProblemJson`].
-    ///
-    /// Pass a [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
-    /// Response<B>`, or [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also
-    /// gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
-    ///
-    /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
-    /// [`reject_with`](Self::reject_with), whose closure needs none.
-    #[must_use]
-    pub fn rejection<M>(self, make: M) -> RateLimitLayer<M, E> {
-        let shared = Arc::unwrap_or_clone(self.shared);
-        RateLimitLayer {
-            shared: Arc::new(shared.with_rejection(make)),
-            end: PhantomData,
-        }
-    }
-
-    /// Sets the responses to rejected requests with an axum handler: a closure that returns any
-    /// [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
-    ///
-    /// The closure sets the status. A 200, as from a plain `Json`, becomes
-    /// [`Rejection::status`](super::Rejection::status). The layer adds `Retry-After` and the quota headers to the
-    /// response.
-    ///
-    /// ```
-    /// use axum::Json;
-    /// use serde_json::json;
-    /// # use sluicegate::{MemoryStore, RateLimitLayer};
-    /// # let layer = RateLimitLayer::new(MemoryStore::new());
-    ///
-    /// let layer = layer.reject_with(|rejection, _head| {
-    ///     (rejection.status(), Json(json!({ "error": "please slow down" })))
-    /// });
-    /// # let _ = layer;
-    /// ```
-    #[cfg(feature = "axum")]
-    #[must_use]
-    pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<super::AxumRejection<F>, E>
-    where
-        F: Fn(&super::Rejection, &Parts) -> T,
-        T: axum::response::IntoResponse,
-    {
-        self.rejection(super::AxumRejection::new(handler))
     }
 
     pub(super) fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {

@@ -5,7 +5,7 @@ use std::{mem, pin::Pin, sync::Arc};
 use http::{Response, response::Parts};
 use tokio::{runtime::Handle, sync::Semaphore};
 
-use super::{Decisions, Ending};
+use super::{Decisions, Ending, RateLimitLayer};
 use crate::{
     domain::{
         charge::Charge,
@@ -20,11 +20,60 @@ const MAX_IN_BACKGROUND: usize = 1_024;
 
 impl ActualCost {
     /// Returns the cost that the handler has set for the charge's policy, or the charged cost by default. Use this with
-    /// [`RateLimitLayer::settle`](super::RateLimitLayer::settle).
+    /// [`RateLimitLayer::settle`].
     #[must_use]
     pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
         let said = response.extensions.get::<Self>();
         said.map_or_else(|| charge.cost(), |cost| cost.under(charge))
+    }
+}
+
+impl<R, E> RateLimitLayer<R, E> {
+    /// Sets the final cost of an admitted request, from the head of its response. The layer calls this once for each
+    /// charge. The default is the cost charged before.
+    ///
+    /// ```
+    /// # use http::StatusCode;
+    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    /// // Count wrong passwords only; other policies of the layer count every request.
+    /// let layer = layer.settle(|response: &http::response::Parts, charge: &Charge| {
+    ///     match (charge.policy().name(), response.status) {
+    ///         ("wrong-passwords", StatusCode::UNAUTHORIZED) => charge.cost(),
+    ///         ("wrong-passwords", _) => 0,
+    ///         _ => charge.cost(),
+    ///     }
+    /// });
+    /// # let _ = layer;
+    /// ```
+    ///
+    /// The request is charged on arrival and settled after the response, so requests in progress count: out of a
+    /// hundred simultaneous password guesses, no more than the limit are served. A caller with as many good requests in
+    /// progress may be denied.
+    ///
+    /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
+    /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
+    /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
+    /// disconnects, the settlement continues in the background.
+    ///
+    /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
+    /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
+    #[must_use]
+    pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
+        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
+    }
+
+    /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
+    /// panicked. By default such requests keep their charge.
+    ///
+    /// Refunds run in the background, at most 1024 at a time and each within the timeout; if one fails, the charge
+    /// stays. The charge also stays if the client disconnects before the store has decided.
+    ///
+    /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
+    /// the inner service stops working when its caller is gone.
+    #[must_use]
+    pub fn refund_unanswered(self) -> Self {
+        self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 }
 

@@ -12,7 +12,6 @@ mod sketch;
 
 use std::{
     collections::HashMap,
-    fmt,
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -20,7 +19,7 @@ use std::{
     },
 };
 
-use super::{Limiter, flusher::Flusher};
+use super::{Limiter, delivery::Delivery};
 use crate::{
     domain::{
         charge::Charge,
@@ -33,7 +32,7 @@ use crate::{
         settlement::Settlement,
     },
     observe::{CallInfo, CallKind},
-    store::Store,
+    store::{Store, StoreExt, StoreFuture},
 };
 use account::Account;
 use sketch::Label;
@@ -45,15 +44,11 @@ const SHARDS: usize = 16;
 const MAX_ACCOUNTS: usize = 1_024;
 
 /// The accounts of one limiter and its clones.
+#[derive(Default)]
 pub(super) struct Tracker {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    store: Arc<dyn Store>,
     hasher: RandomState,
     shards: [Mutex<Accounts>; SHARDS],
-    flusher: Flusher,
+    delivery: Delivery,
     /// The number of flushes so far.
     flushes: AtomicU64,
 }
@@ -62,39 +57,11 @@ struct Shared {
 type Accounts = HashMap<u64, Account>;
 
 impl Tracker {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        let shared = Shared {
-            store,
-            hasher: RandomState::new(),
-            shards: Default::default(),
-            flusher: Flusher::default(),
-            flushes: AtomicU64::new(0),
-        };
-        Self {
-            shared: Arc::new(shared),
-        }
-    }
-
-    /// Counts an admission for its contributors.
-    fn record(&self, charges: &[Charge], usage: &Usage) {
-        let at_ms = usage.decided_at_ms();
-        for charge in charges {
-            self.add(charge, at_ms, charge.cost().cast_signed(), true);
-        }
-    }
-
-    /// `is_now` says that `at_ms` is the time of a decision just made.
+    /// Counts units for the contributor to a charge. `is_now` says that `at_ms` is the time of a decision just made.
     fn add(&self, charge: &Charge, at_ms: u64, units: i64, is_now: bool) {
         let Some(label) = charge.label().filter(|_| units != 0) else {
             return;
         };
-        self.shared.add(charge, label, at_ms, units, is_now);
-        self.shared.flusher.ensure_running(&self.shared);
-    }
-}
-
-impl Shared {
-    fn add(&self, charge: &Charge, label: &Arc<Key>, at_ms: u64, units: i64, is_now: bool) {
         let (policy, key) = (charge.policy(), charge.key());
         let now = self.flushes.load(Relaxed);
         let label = self.label(label);
@@ -178,8 +145,15 @@ impl Limiter {
     ) -> Result<Contributors, StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
         let info = CallInfo::of(CallKind::Peek, &charges);
-        let shared = Arc::clone(&self.inner.contributors.shared);
-        let begin = |_: &dyn Store| flush::contributors(shared, policy.clone(), key.clone());
+        let reports = Arc::clone(&self.inner.reporter.0);
+        let (policy, key) = (policy.clone(), key.clone());
+        let begin = |_: &dyn Store| {
+            StoreFuture::pending(async move {
+                let (tracker, store) = (&reports.contributors, &reports.store);
+                tracker.flush_account(&**store, &policy, &key).await?;
+                store.contributors(&policy, &key).await
+            })
+        };
         self.ask(info, begin).await
     }
 
@@ -191,11 +165,20 @@ impl Limiter {
         if usage.is_local() {
             return;
         }
-        let tracker = &self.inner.contributors;
-        tracker.record(check.charges(), usage);
+        self.record(check.charges(), usage);
         if let Some(Decision::Allowed(shadow)) = usage.shadow() {
-            tracker.record(check.shadow_charges(), shadow);
+            self.record(check.shadow_charges(), shadow);
         }
+    }
+
+    fn record(&self, charges: &[Charge], usage: &Usage) {
+        let at_ms = usage.decided_at_ms();
+        let reports = &self.inner.reporter.0;
+        for charge in charges {
+            let units = charge.cost().cast_signed();
+            reports.contributors.add(charge, at_ms, units, true);
+        }
+        reports.ensure_running();
     }
 
     /// Counts the difference that a settlement makes, in the span of the original charge.
@@ -204,26 +187,14 @@ impl Limiter {
         if !settlement.check().has_contributors() || usage.is_local() {
             return;
         }
+        let reports = &self.inner.reporter.0;
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
             let at_ms = usage.decided_at_ms();
-            self.inner
-                .contributors
-                .add(charge, at_ms, difference, false);
+            reports.contributors.add(charge, at_ms, difference, false);
         }
-    }
-}
-
-impl Drop for Tracker {
-    fn drop(&mut self) {
-        self.shared.flusher.flush_last(&self.shared);
-    }
-}
-
-impl fmt::Debug for Tracker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracker").finish_non_exhaustive()
+        reports.ensure_running();
     }
 }
 

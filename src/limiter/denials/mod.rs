@@ -12,7 +12,6 @@ mod table;
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -23,11 +22,11 @@ use tokio::time::timeout;
 
 use super::{
     Limiter,
-    flusher::{Counter, Flusher, IDLE, TIMEOUT},
+    delivery::{Delivery, IDLE, TIMEOUT},
 };
 use crate::{
     domain::{
-        decision::{Blocked, Decision, Denial, RuleUsage, Usage},
+        decision::{Decision, Denial, RuleUsage, Usage},
         denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
         error::{StoreError, StoreErrorKind},
         operation::Operation,
@@ -39,54 +38,43 @@ use crate::{
 use table::Table;
 
 /// The denials of one limiter and its clones.
+#[derive(Default)]
 pub(super) struct Tracker {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    store: Arc<dyn Store>,
     table: Table,
     /// Whether the store keeps no denials.
     is_off: AtomicBool,
-    flusher: Flusher,
+    delivery: Delivery,
     /// How many flushes in a row had nothing to report.
     idle: AtomicU64,
 }
 
 impl Tracker {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        let shared = Shared {
-            store,
-            table: Table::default(),
-            is_off: AtomicBool::new(false),
-            flusher: Flusher::default(),
-            idle: AtomicU64::new(0),
-        };
-        Self {
-            shared: Arc::new(shared),
-        }
-    }
-
-    /// Counts the result of a check.
-    pub(super) fn count(&self, decision: &Decision) {
+    /// Counts the result of a check, and returns whether the task may have to be started.
+    fn count(&self, decision: &Decision) -> bool {
         match decision {
-            Decision::Allowed(usage) if self.shared.table.is_active() => self.admitted(usage),
-            Decision::Allowed(_) => {}
-            _ if self.shared.is_off.load(Relaxed) => {}
-            Decision::Denied(denial) => self.denied(denial),
-            Decision::Blocked(blocked) => self.blocked(blocked),
-        }
-    }
-
-    fn admitted(&self, usage: &Usage) {
-        let (table, at_ms) = (&self.shared.table, usage.decided_at_ms());
-        let charges = usage.check().charges().iter();
-        for charge in charges.filter(|charge| charge.cost() > 0) {
-            // Without an earlier count since the last report, the task may have ended.
-            if table.admit(charge.policy(), charge.key(), at_ms) == Some(true) {
-                self.shared.flusher.ensure_running(&self.shared);
+            Decision::Allowed(usage) => self.table.is_active() && self.admitted(usage),
+            _ if self.is_off.load(Relaxed) => false,
+            Decision::Denied(denial) => {
+                self.denied(denial);
+                true
+            }
+            Decision::Blocked(blocked) => {
+                let at_ms = blocked.decided_at_ms();
+                self.table.deny(None, blocked.key(), at_ms);
+                true
             }
         }
+    }
+
+    /// Returns whether this is the first count of an identity since the last report: the task may have ended.
+    fn admitted(&self, usage: &Usage) -> bool {
+        let at_ms = usage.decided_at_ms();
+        let mut is_first = false;
+        let charges = usage.check().charges().iter();
+        for charge in charges.filter(|charge| charge.cost() > 0) {
+            is_first |= self.table.admit(charge.policy(), charge.key(), at_ms) == Some(true);
+        }
+        is_first
     }
 
     fn denied(&self, denial: &Denial) {
@@ -94,45 +82,26 @@ impl Tracker {
         for (charge, policy) in usage.check().charges().iter().zip(usage.policies()) {
             if policy.rules().iter().any(RuleUsage::is_exceeded) {
                 let (policy, key) = (charge.policy(), charge.key());
-                let table = &self.shared.table;
-                table.deny(Some(policy), key, usage.decided_at_ms());
+                self.table.deny(Some(policy), key, usage.decided_at_ms());
             }
         }
-        self.shared.flusher.ensure_running(&self.shared);
     }
 
-    fn blocked(&self, blocked: &Blocked) {
-        let table = &self.shared.table;
-        table.deny(None, blocked.key(), blocked.decided_at_ms());
-        self.shared.flusher.ensure_running(&self.shared);
-    }
-}
-
-impl Counter for Shared {
-    fn flusher(&self) -> &Flusher {
-        &self.flusher
-    }
-
-    async fn flush(&self) {
-        let report = timeout(TIMEOUT, self.report()).await;
-        if let Err(error) = report.unwrap_or(Err(TOO_LATE)) {
+    /// Reports the counts, and returns whether there were some lately.
+    pub(super) async fn flush(&self, store: &dyn Store) -> bool {
+        if let Ok(Err(error)) = timeout(TIMEOUT, self.report(store)).await {
             self.failed(&error);
         }
+        self.idle.load(Relaxed) < IDLE
     }
 
-    fn is_idle(&self) -> bool {
-        self.idle.load(Relaxed) >= IDLE
-    }
-
-    fn has_news(&self) -> bool {
+    pub(super) fn has_news(&self) -> bool {
         self.table.has_counts()
     }
-}
 
-impl Shared {
     /// Reports the counts to the store. They are lost on an error: the store may have added them.
-    async fn report(&self) -> Result<(), StoreError> {
-        let _turn = self.flusher.turn.lock().await;
+    async fn report(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let _turn = self.delivery.turn.lock().await;
         let reports = reports(&self.table);
         if reports.is_empty() {
             self.idle.fetch_add(1, Relaxed);
@@ -140,8 +109,8 @@ impl Shared {
         }
         self.idle.store(0, Relaxed);
         let report = Operation::ReportDenials(reports);
-        self.store.execute(report).await?;
-        self.flusher.has_failed.store(false, Relaxed);
+        store.execute(report).await?;
+        self.delivery.succeeded();
         Ok(())
     }
 
@@ -151,7 +120,7 @@ impl Shared {
             // Forgetting all denials also stops the counting of admissions.
             self.is_off.store(true, Relaxed);
             self.table.forget_all();
-        } else if self.flusher.is_news(error) {
+        } else if self.delivery.is_news(error) {
             warning::denials_lost(error);
         }
     }
@@ -178,8 +147,7 @@ impl Limiter {
     /// Sets whether to count [denials](crate::denials) and report them to the store. The default is `true`.
     #[must_use]
     pub fn count_denials(self, count: bool) -> Self {
-        let tracker = |store: &Arc<dyn Store>| Arc::new(Tracker::new(Arc::clone(store)));
-        self.change(|inner| inner.denials = count.then(|| tracker(&inner.store)))
+        self.change(|inner| inner.counts_denials = count)
     }
 
     /// Lists the identities that any process denied within the last hour: see [`denials`](crate::denials).
@@ -193,14 +161,14 @@ impl Limiter {
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no denials.
     pub async fn denials(&self) -> Result<Denials, StoreError> {
         let info = CallInfo::of(CallKind::Peek, &[]);
-        let shared = self.inner.denials.as_ref().map(|it| Arc::clone(&it.shared));
-        let store = Arc::clone(&self.inner.store);
+        let reports = Arc::clone(&self.inner.reporter.0);
+        let counts = self.inner.counts_denials;
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
-                if let Some(shared) = shared {
-                    shared.report().await?;
+                if counts {
+                    reports.denials.report(&*reports.store).await?;
                 }
-                store.denials().await
+                reports.store.denials().await
             })
         };
         self.ask(info, begin).await
@@ -209,25 +177,9 @@ impl Limiter {
     /// Counts the final outcome of a request; a denial may also be a strike.
     pub(crate) fn count_outcome(&self, decision: &Decision) {
         self.count_strikes(decision);
-        if let Some(denials) = &self.inner.denials {
-            denials.count(decision);
+        let reports = &self.inner.reporter.0;
+        if self.inner.counts_denials && reports.denials.count(decision) {
+            reports.ensure_running();
         }
     }
 }
-
-impl Drop for Tracker {
-    fn drop(&mut self) {
-        self.shared.flusher.flush_last(&self.shared);
-    }
-}
-
-impl fmt::Debug for Tracker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracker").finish_non_exhaustive()
-    }
-}
-
-const TOO_LATE: StoreError = StoreError::new(
-    StoreErrorKind::Timeout,
-    "the store did not take the report of denials in time",
-);

@@ -7,7 +7,7 @@ use http::{HeaderMap, StatusCode, header};
 use super::{
     grpc,
     quota::exhausted,
-    times::{Clock, decimal, seconds_or_date},
+    times::{Clock, decimal, longest, seconds_or_date},
 };
 
 /// The meaning of an answer for our next requests.
@@ -100,17 +100,6 @@ fn asked(headers: &HeaderMap, clock: Clock) -> Option<(Duration, &'static str)> 
     };
     let retry_info = || Some((grpc::retry_delay(headers)?, "RetryInfo"));
     in_ms.or_else(retry_after).or_else(retry_info)
-}
-
-/// The longest time in the lines of a field. A time that is over is none.
-pub(super) fn longest(
-    headers: &HeaderMap,
-    name: &str,
-    read: impl Fn(&str) -> Option<Duration>,
-) -> Option<Duration> {
-    let lines = headers.get_all(name).into_iter();
-    let lines = lines.filter_map(|line| read(line.to_str().ok()?.trim_ascii()));
-    lines.max().filter(|wait| !wait.is_zero())
 }
 
 #[cfg(test)]

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use super::{
-    answer::longest,
-    times::{Clock, any_form, decimal},
-};
+use super::times::{Clock, any_form, decimal, longest};
 
 /// A field that says how much is left, and fields for when there will be more: the first that can be read counts.
 type Quota = (&'static str, &'static [&'static str]);

@@ -115,3 +115,14 @@ fn since_epoch(time: Timestamp) -> Duration {
     let time = time.as_duration();
     Duration::try_from(time).unwrap_or_default()
 }
+
+/// The longest time in the lines of a field. A time that is over is none.
+pub(super) fn longest(
+    headers: &HeaderMap,
+    name: &str,
+    read: impl Fn(&str) -> Option<Duration>,
+) -> Option<Duration> {
+    let lines = headers.get_all(name).into_iter();
+    let lines = lines.filter_map(|line| read(line.to_str().ok()?.trim_ascii()));
+    lines.max().filter(|wait| !wait.is_zero())
+}

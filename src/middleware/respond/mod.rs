@@ -7,6 +7,7 @@ mod decisions;
 mod draft11;
 mod grpc;
 mod headers;
+mod layer;
 mod problem;
 mod rejection;
 mod responder;

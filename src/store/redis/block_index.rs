@@ -55,8 +55,8 @@ impl RedisStore {
         let journey = answer.journey.clone();
         let both = StoreFuture::pending(async move {
             let mut index = Box::pin(async move {
-                let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
-                send_all(&transport, commands).await
+                let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
+                send_all(&transport, &commands.collect::<Vec<_>>()).await
             });
             let mut written = None;
             // Each poll drives the index first, so that its commands are sent first; only the block's answer ends the
@@ -120,10 +120,6 @@ impl RedisStore {
         remove.arg(self.names.block_index());
         remove.arg(self.names.identity(key));
         vec![remove]
-    }
-
-    pub(super) fn client_now_ms(&self) -> u64 {
-        self.executor().client_now_ms()
     }
 }
 

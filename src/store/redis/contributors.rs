@@ -42,8 +42,7 @@ impl RedisStore {
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
         StoreFuture::pending(async move {
-            let commands = updates.iter().map(|(name, cmd)| (cmd, &**name));
-            let replies = send_all(&transport, commands.collect()).await.into_iter();
+            let replies = send_all(&transport, &updates).await.into_iter();
             let kept = replies.map(|reply| reply.and_then(kept));
             let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
             Ok(Reply::Contribute(kept.collect()))
@@ -71,10 +70,8 @@ impl RedisStore {
     ) -> Result<Contributors, StoreError> {
         let spans = Span::window(policy, now_ms);
         let names = spans.map(|span| self.names.contributors(policy.name(), key, span));
-        let names: Vec<Vec<u8>> = names.collect();
-        let commands: Vec<Cmd> = names.iter().map(|name| range(name)).collect();
-        let commands = commands.iter().zip(names.iter().map(Vec::as_slice));
-        let sets = send_all(&self.transport, commands.collect()).await;
+        let commands: Vec<_> = names.map(range).collect();
+        let sets = send_all(&self.transport, &commands).await;
         let sets: Vec<Set> = sets
             .into_iter()
             .map(|reply| Set::read(reply?))
@@ -123,10 +120,10 @@ fn kept(reply: Value) -> RedisResult<Kept> {
 }
 
 /// All members, the lowest first. Uses `ZRANGE` because the least rights include it.
-pub(super) fn range(name: &[u8]) -> Cmd {
+pub(super) fn range(name: Vec<u8>) -> (Vec<u8>, Cmd) {
     let mut cmd = redis::cmd("ZRANGE");
-    cmd.arg(name).arg(0).arg(-1).arg("WITHSCORES");
-    cmd
+    cmd.arg(&name).arg(0).arg(-1).arg("WITHSCORES");
+    (name, cmd)
 }
 
 /// The stored set for one sixth of a window.
@@ -181,12 +178,12 @@ const fn units(score: f64) -> u64 {
     score as u64
 }
 
-/// Sends all commands at once, in this order, and waits for all replies.
-pub(super) async fn send_all<'a>(
-    transport: &'a Transport,
-    commands: Vec<(&'a Cmd, &'a [u8])>,
+/// Sends all commands at once, in this order, each to the server of its key, and waits for all replies.
+pub(super) async fn send_all(
+    transport: &Transport,
+    commands: &[(Vec<u8>, Cmd)],
 ) -> Vec<RedisResult<Value>> {
-    let replies = commands.into_iter();
-    let replies = replies.map(|(cmd, key)| Box::pin(transport.send(cmd, key)));
+    let replies = commands.iter();
+    let replies = replies.map(|(key, cmd)| Box::pin(transport.send(cmd, key)));
     join_all(replies.collect()).await
 }

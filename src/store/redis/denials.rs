@@ -42,8 +42,7 @@ impl RedisStore {
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
         StoreFuture::pending(async move {
-            let commands = updates.iter().map(|(name, cmd)| (cmd, &**name));
-            for reply in send_all(&transport, commands.collect()).await {
+            for reply in send_all(&transport, &updates).await {
                 reply.map_err(|error| store_error(&error))?;
             }
             Ok(())
@@ -88,13 +87,13 @@ impl Inspector {
         let spans = [Span::OF_MINUTE_MS, Span::OF_HOUR_MS];
         let spans = spans.into_iter().flat_map(|it| Span::last(it, now_ms));
         let (mut last_minute, mut last_hour) = (Vec::new(), Vec::new());
-        let names: Vec<_> = spans.map(|it| (it, self.store.names.denials(it))).collect();
-        let commands: Vec<Cmd> = names.iter().map(|(_, name)| range(name)).collect();
-        let commands = commands.iter().zip(names.iter().map(|(_, name)| &**name));
-        let replies = send_all(&self.store.transport, commands.collect());
+        let (spans, commands): (Vec<Span>, Vec<_>) = spans
+            .map(|span| (span, range(self.store.names.denials(span))))
+            .unzip();
+        let replies = send_all(&self.store.transport, &commands);
         let replies = within(self.timeout, async { Ok(replies.await) }).await;
         let replies = replies.map_err(|error| store_error(&error))?;
-        for ((span, _), reply) in names.iter().zip(replies) {
+        for (span, reply) in spans.into_iter().zip(replies) {
             let rows = reply.and_then(rows).map_err(|error| store_error(&error))?;
             let list = match span.length_ms {
                 Span::OF_MINUTE_MS => &mut last_minute,

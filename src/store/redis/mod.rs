@@ -11,7 +11,6 @@ use crate::{
 
 mod batch;
 mod block_index;
-mod calls;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connect;
@@ -24,6 +23,7 @@ pub mod deployment {
     #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
+mod execute;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;
@@ -150,7 +150,7 @@ impl RedisStore {
     /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.
     fn with_lines(mut self) -> Self {
         let by_slot = self.transport.is_cluster();
-        let lines = || Lines::new(self.executor(), self.in_flight, by_slot);
+        let lines = || Lines::new(self.unshared(), self.in_flight, by_slot);
         self.shared = (self.in_flight > 0).then(lines);
         self
     }

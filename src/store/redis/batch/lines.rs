@@ -10,7 +10,7 @@ use std::{
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
 
-use super::{super::calls::Executor, SharedCalls};
+use super::SharedCalls;
 use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
@@ -25,7 +25,7 @@ pub(in crate::store::redis) enum Lines {
 #[cfg(feature = "cluster")]
 #[derive(Debug)]
 pub(in crate::store::redis) struct BySlot {
-    executor: Executor,
+    store: RedisStore,
     in_flight: usize,
     slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
 }
@@ -35,20 +35,16 @@ impl Lines {
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
     )]
-    pub(in crate::store::redis) fn new(
-        executor: Executor,
-        in_flight: usize,
-        by_slot: bool,
-    ) -> Self {
+    pub(in crate::store::redis) fn new(store: RedisStore, in_flight: usize, by_slot: bool) -> Self {
         #[cfg(feature = "cluster")]
         if by_slot {
             return Self::Cluster(Arc::new(BySlot {
-                executor,
+                store,
                 in_flight,
                 slots: Mutex::default(),
             }));
         }
-        Self::Server(SharedCalls::new(executor, in_flight))
+        Self::Server(SharedCalls::new(store, in_flight))
     }
 
     /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
@@ -70,7 +66,7 @@ impl Lines {
                 let mut slots = lines.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let calls = slots
                     .entry(slot)
-                    .or_insert_with(|| SharedCalls::new(lines.executor.clone(), lines.in_flight));
+                    .or_insert_with(|| SharedCalls::new(lines.store.clone(), lines.in_flight));
                 Some(Arc::clone(calls))
             }
         }

@@ -22,7 +22,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{calls::Executor, error::SHUT_DOWN};
+use super::{RedisStore, error::SHUT_DOWN};
 use crate::{
     domain::error::StoreError,
     domain::sent_call::Journey,
@@ -34,7 +34,8 @@ pub(super) use lines::Lines;
 
 /// The calls to one server, or to one slot of a cluster.
 pub(super) struct SharedCalls {
-    executor: Executor,
+    /// Sends the calls. This store shares none.
+    store: RedisStore,
     line: Line<Request>,
 }
 
@@ -46,9 +47,9 @@ impl fmt::Debug for SharedCalls {
 
 impl SharedCalls {
     /// `in_flight` is the maximum number of calls at the same time.
-    fn new(executor: Executor, in_flight: usize) -> Arc<Self> {
+    fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
         Arc::new(Self {
-            executor,
+            store,
             line: Line::new(in_flight, Instant::now()),
         })
     }
@@ -67,7 +68,7 @@ impl SharedCalls {
             let reply = match Handle::try_current() {
                 Ok(runtime) => this.wait(operation, of_waiter, runtime).await?,
                 // Outside of any runtime there is no task to run a shared call in.
-                Err(_) => Box::pin(this.executor.execute_alone(operation)).await?,
+                Err(_) => Box::pin(this.store.execute_alone(operation)).await?,
             };
             read(reply).ok_or(ANOTHER_REPLY)
         });
@@ -90,7 +91,7 @@ impl SharedCalls {
             runtime,
         };
         let (charges, now) = (request.charges(), Instant::now());
-        let patience = self.executor.patience();
+        let patience = self.store.transport.patience();
         let (ticket, begun) = self
             .line
             .enter(request, charges, now, patience, SharedCall::gather);
@@ -114,8 +115,8 @@ impl SharedCalls {
             epoch,
         };
         runtime.spawn(async move {
-            let executor = &place.calls.executor;
-            let returned = call.send(|it| executor.execute(it)).await;
+            let store = &place.calls.store;
+            let returned = call.send(|it| store.execute_together(it)).await;
             // Do this first, so that the next call is under way while the callers of this one get their answers.
             drop(place);
             returned.answer();

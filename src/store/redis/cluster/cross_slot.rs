@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::slots::{Slots, TOO_LATE, join_usages};
+use super::hash_slots::{Slots, TOO_LATE, join_usages};
 use crate::{
     domain::{
         check::Check,

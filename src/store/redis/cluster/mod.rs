@@ -6,13 +6,13 @@
 //! [`ReconnectingConnection`](super::connection::ReconnectingConnection), the topology is refreshed beside the traffic,
 //! and only commands that were certainly not executed are sent again.
 
-mod calls;
+mod call_by_slot;
 mod cross_slot;
+mod hash_slots;
 mod moving;
 mod node;
 mod nodes;
 mod refresh;
-mod slots;
 
 use std::{
     io,

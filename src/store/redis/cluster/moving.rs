@@ -9,7 +9,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use super::{cross_slot, slots::Slots};
+use super::{cross_slot, hash_slots::Slots};
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES, Until},
@@ -60,7 +60,7 @@ impl RedisStore {
             // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => Err(MOVING),
             // They have one key, or none.
-            other => self.executor().execute_alone(other).await,
+            other => self.execute_alone(other).await,
         }
     }
 
@@ -86,7 +86,7 @@ impl RedisStore {
         }
         let check = check.enforce_blocks(false);
         let fill = Operation::Fill { check, count };
-        match self.executor().execute_alone(fill).await? {
+        match self.execute_alone(fill).await? {
             Reply::Fill(decisions) => Ok(decisions),
             _ => Err(ANOTHER_REPLY),
         }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use redis::Cmd;
-
 use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored, within};
 use crate::{
     domain::{
@@ -88,13 +86,13 @@ impl Inspector {
     /// As [`read`](Self::read).
     pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
         let gets = names.iter().map(|name| {
+            let name = name.as_bytes().to_vec();
             let mut get = redis::cmd("GET");
-            get.arg(name.as_bytes());
-            get
+            get.arg(&name);
+            (name, get)
         });
-        let gets: Vec<Cmd> = gets.collect();
-        let gets = gets.iter().zip(names.iter().map(StoredName::as_bytes));
-        let replies = send_all(&self.store.transport, gets.collect());
+        let gets: Vec<_> = gets.collect();
+        let replies = send_all(&self.store.transport, &gets);
         let replies = within(self.timeout, async { Ok(replies.await) }).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         replies.map(|reply| stored(reply, read)).collect()

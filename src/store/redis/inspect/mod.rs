@@ -198,9 +198,8 @@ impl Inspector {
     }
 
     async fn now_ms_at(&self, name: &[u8]) -> Result<u64, StoreError> {
-        #[cfg(feature = "test-util")]
-        if let Some(clock) = &self.store.clock {
-            return Ok(clock.now_ms());
+        if let Some(now_ms) = self.store.set_now_ms() {
+            return Ok(now_ms);
         }
         let time = self.send(&redis::cmd("TIME"), name).await;
         let now_ms = time.and_then(milliseconds);

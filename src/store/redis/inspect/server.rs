@@ -91,9 +91,8 @@ impl Server {
     ///
     /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn now_ms(&self) -> Result<u64, StoreError> {
-        #[cfg(feature = "test-util")]
-        if let Some(clock) = &self.store.clock {
-            return Ok(clock.now_ms());
+        if let Some(now_ms) = self.store.set_now_ms() {
+            return Ok(now_ms);
         }
         let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);
         now_ms.map_err(|error| self.error(&error))

@@ -1,16 +1,12 @@
 //! The operations of a store as calls of the script.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
     error::store_error,
-    names::Names,
     script::{self, Call, Replies},
     transport::Transport,
 };
@@ -30,7 +26,7 @@ use crate::{
 /// On a cluster, all keys of one call have to share a slot.
 impl RedisStore {
     pub(super) fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        StoreFuture::pending(self.executor().execute(operations))
+        StoreFuture::pending(self.execute_together(operations))
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
@@ -46,58 +42,38 @@ impl RedisStore {
         if let Some(calls) = calls.and_then(|it| it.of(self, &operation)) {
             return calls.execute_one(operation, read);
         }
-        let reply = self.executor().execute_alone(operation);
+        let reply = self.execute_alone(operation);
         StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) })
     }
 
-    pub(super) fn executor(&self) -> Executor {
-        Executor {
-            transport: self.transport.clone(),
-            names: Arc::clone(&self.names),
-            #[cfg(feature = "test-util")]
-            clock: self.clock.clone(),
-            #[cfg(feature = "test-util")]
-            without_fast_path: self.without_fast_path,
+    /// The same store, which shares no calls with others.
+    pub(super) fn unshared(&self) -> Self {
+        Self {
+            in_flight: 0,
+            shared: None,
+            ..self.clone()
         }
-    }
-}
-
-/// Calls the script.
-#[derive(Clone, Debug)]
-pub(super) struct Executor {
-    transport: Transport,
-    names: Arc<Names>,
-    #[cfg(feature = "test-util")]
-    clock: Option<TestClock>,
-    #[cfg(feature = "test-util")]
-    without_fast_path: bool,
-}
-
-impl Executor {
-    /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
-    pub(super) fn patience(&self) -> Duration {
-        self.transport.patience()
     }
 
     pub(super) fn execute_alone(
         &self,
         operation: Operation,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
-        let replies = self.execute([operation]);
+        let replies = self.execute_together([operation]);
         async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
     /// Sends all of these operations in one call of the script.
-    pub(super) fn execute(
+    pub(super) fn execute_together(
         &self,
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
-        let call = self.call(self.client_now_ms(), operations.as_ref());
-        let executor = self.clone();
+        let call = self.script_call(self.client_now_ms(), operations.as_ref());
+        let store = self.clone();
         async move {
             let reply = match call.routing_key() {
-                Some(key) => run(&executor.transport, &call, key).await,
+                Some(key) => run(&store.transport, &call, key).await,
                 None => Ok(script::no_reply()),
             };
             // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
@@ -107,38 +83,38 @@ impl Executor {
                 .is_err_and(|error| error.code() == Some("TRYAGAIN"))
             {
                 let operations = operations.as_ref().to_vec();
-                return executor.unshared().call_by_key(operations).await;
+                return store.unshared().call_by_key(operations).await;
             }
             let replies = script::read_replies(operations.as_ref(), &reply?);
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }
-            Ok(Box::pin(executor.ask_again(operations.as_ref(), replies)).await)
+            Ok(Box::pin(store.ask_again(operations.as_ref(), replies)).await)
         }
     }
 
     /// The time where it is not the server's clock that counts.
     #[cfg(feature = "test-util")]
-    fn now_ms(&self) -> Option<u64> {
+    pub(super) fn set_now_ms(&self) -> Option<u64> {
         self.clock.as_ref().map(TestClock::now_ms)
     }
 
     #[cfg(not(feature = "test-util"))]
     #[expect(clippy::unused_self, reason = "only tests set a clock")]
-    const fn now_ms(&self) -> Option<u64> {
+    pub(super) const fn set_now_ms(&self) -> Option<u64> {
         None
     }
 
     /// The time of this process's clock.
     pub(super) fn client_now_ms(&self) -> u64 {
-        self.now_ms().unwrap_or_else(|| {
+        self.set_now_ms().unwrap_or_else(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())
         })
     }
 
-    fn call(&self, near_ms: u64, operations: &[Operation]) -> Call {
-        let call = Call::new(&self.names, self.now_ms(), near_ms, operations);
+    fn script_call(&self, near_ms: u64, operations: &[Operation]) -> Call {
+        let call = Call::new(&self.names, self.set_now_ms(), near_ms, operations);
         #[cfg(feature = "test-util")]
         let call = call.without_fast_path(self.without_fast_path);
         call
@@ -153,7 +129,7 @@ impl Executor {
     ) -> Vec<Result<Reply, StoreError>> {
         let places = replies.elsewhere;
         let again: Vec<Operation> = places.iter().map(|it| operations[*it].clone()).collect();
-        let call = self.call(replies.now_ms, &again);
+        let call = self.script_call(replies.now_ms, &again);
         let mut results = replies.results;
         let Some(key) = call.routing_key() else {
             return results;
@@ -166,21 +142,6 @@ impl Executor {
             results[place] = answer;
         }
         results
-    }
-
-    /// A store that shares no calls.
-    #[cfg(feature = "cluster")]
-    fn unshared(self) -> RedisStore {
-        RedisStore {
-            transport: self.transport,
-            names: self.names,
-            #[cfg(feature = "test-util")]
-            clock: self.clock,
-            #[cfg(feature = "test-util")]
-            without_fast_path: self.without_fast_path,
-            in_flight: 0,
-            shared: None,
-        }
     }
 }
 

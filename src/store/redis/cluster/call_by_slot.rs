@@ -2,7 +2,7 @@
 
 use redis::cluster_routing::Slot;
 
-use super::{cross_slot, slots::TOO_LATE};
+use super::{cross_slot, hash_slots::TOO_LATE};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, redis::RedisStore},

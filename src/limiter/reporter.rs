@@ -1,0 +1,124 @@
+//! [`Reporter`]: reports contributors, denials and policies to the store, in one task that runs while there is something
+//! to report.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Relaxed, Release, SeqCst},
+            fence,
+        },
+    },
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, time::sleep};
+
+use super::{contributors, denials, publisher::Publisher};
+use crate::store::Store;
+
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The reports of one limiter and its clones. The last of them to be dropped reports the rest in the background.
+pub(super) struct Reporter(pub(super) Arc<Reports>);
+
+pub(super) struct Reports {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) contributors: contributors::Tracker,
+    pub(super) denials: denials::Tracker,
+    pub(super) policies: Publisher,
+    running: Arc<AtomicBool>,
+    /// The runtime of the task, for the last report when the limiter is dropped.
+    runtime: Mutex<Option<Handle>>,
+}
+
+/// Marks the task as ended when dropped, also when the runtime aborts the task.
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}
+
+impl Reporter {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self(Arc::new(Reports {
+            store,
+            contributors: contributors::Tracker::default(),
+            denials: denials::Tracker::default(),
+            policies: Publisher::default(),
+            running: Arc::default(),
+            runtime: Mutex::default(),
+        }))
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        let runtime = &self.0.runtime;
+        let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = runtime.take() {
+            let reports = Arc::clone(&self.0);
+            runtime.spawn(async move { reports.flush().await });
+        }
+    }
+}
+
+impl Reports {
+    /// Spawns the task after a count, if none runs. Without a runtime, nothing is reported.
+    pub(super) fn ensure_running(self: &Arc<Self>) {
+        // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
+        fence(SeqCst);
+        if !self.running.load(Relaxed) {
+            self.spawn();
+        }
+    }
+
+    #[cold]
+    fn spawn(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        if self.running.swap(true, AcqRel) {
+            return;
+        }
+        let running = Running(Arc::clone(&self.running));
+        let mut last = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some(runtime.clone());
+        drop(last);
+        runtime.spawn(run(Arc::downgrade(self), running));
+    }
+
+    /// Reports all counts, and returns whether to expect more soon.
+    async fn flush(&self) -> bool {
+        let contributors = self.contributors.flush(&*self.store).await;
+        self.denials.flush(&*self.store).await || contributors
+    }
+
+    fn has_news(&self) -> bool {
+        self.contributors.has_news() || self.denials.has_news() || self.policies.has_news()
+    }
+}
+
+/// Reports once a second until the limiter is dropped or idle.
+async fn run(reports: Weak<Reports>, running: Running) {
+    loop {
+        sleep(INTERVAL).await;
+        let Some(reports) = reports.upgrade() else {
+            return;
+        };
+        let goes_on = reports.flush().await;
+        if reports.policies.second_passed(&*reports.store).await || goes_on {
+            continue;
+        }
+        drop(running);
+        // A thread that counted just before may still have seen a running task, and so started none.
+        fence(SeqCst);
+        if reports.has_news() {
+            reports.ensure_running();
+        }
+        return;
+    }
+}

@@ -1,0 +1,85 @@
+//! The settings of a [`RateLimitLayer`] for its responses.
+
+use std::{marker::PhantomData, sync::Arc, time::Duration};
+
+#[cfg(feature = "axum")]
+use http::request::Parts;
+
+use super::HeaderStyle;
+#[cfg(feature = "axum")]
+use super::{AxumRejection, Rejection};
+use crate::middleware::RateLimitLayer;
+
+impl<R, E> RateLimitLayer<R, E> {
+    /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
+    #[must_use]
+    pub fn headers(self, style: HeaderStyle) -> Self {
+        self.change(|shared| shared.headers.style = style)
+    }
+
+    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, for instance for an access log.
+    /// This takes as long as writing the headers. By default you find them in the extensions of requests and
+    /// rejections.
+    ///
+    /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
+    /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
+    #[must_use]
+    pub fn decisions_in_response(self) -> Self {
+        self.change(|shared| shared.decisions_in_response = true)
+    }
+
+    /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
+    /// together. The default is none.
+    ///
+    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](super::Rejection), never
+    /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
+    #[must_use]
+    pub fn jitter(self, most: Duration) -> Self {
+        self.change(|shared| shared.jitter = most)
+    }
+
+    /// Sets the responses to rejected requests. The default is [`ProblemJson`].
+    ///
+    /// Pass a [`MakeRejection`](crate::middleware::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
+    /// Response<B>`, or [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also
+    /// gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
+    ///
+    /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
+    /// [`reject_with`](Self::reject_with), whose closure needs none.
+    #[must_use]
+    pub fn rejection<M>(self, make: M) -> RateLimitLayer<M, E> {
+        let shared = Arc::unwrap_or_clone(self.shared);
+        RateLimitLayer {
+            shared: Arc::new(shared.with_rejection(make)),
+            end: PhantomData,
+        }
+    }
+
+    /// Sets the responses to rejected requests with an axum handler: a closure that returns any
+    /// [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
+    ///
+    /// The closure sets the status. A 200, as from a plain `Json`, becomes
+    /// [`Rejection::status`](super::Rejection::status). The layer adds `Retry-After` and the quota headers to the
+    /// response.
+    ///
+    /// ```
+    /// use axum::Json;
+    /// use serde_json::json;
+    /// # use sluicegate::{MemoryStore, RateLimitLayer};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    ///
+    /// let layer = layer.reject_with(|rejection, _head| {
+    ///     (rejection.status(), Json(json!({ "error": "please slow down" })))
+    /// });
+    /// # let _ = layer;
+    /// ```
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<AxumRejection<F>, E>
+    where
+        F: Fn(&Rejection, &Parts) -> T,
+        T: axum::response::IntoResponse,
+    {
+        self.rejection(AxumRejection::new(handler))
+    }
+}
