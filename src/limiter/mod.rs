@@ -52,7 +52,7 @@ use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
-pub(crate) use pauses::{Backoff, Sent};
+pub(crate) use pauses::{Ask, Backoff, Sent};
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
