@@ -296,7 +296,7 @@ async fn processes_obey_a_limit_that_they_do_not_know() {
         paused += 1;
         // The requests that had been checked before, and nothing after them.
         let after = checked_after(&of_window, pause);
-        assert!(after.is_empty(), "{after:?}, {pause:?}: {of_window:?}");
+        assert!(after.is_empty(), "{after:?} after {pause:?}");
         let last = of_window.iter().map(|it| it.at).max().unwrap();
         assert!(
             last < pause.at + Duration::from_millis(500),
