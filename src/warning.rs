@@ -3,7 +3,7 @@
 //! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
 //! `tracing`, nothing is written.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use crate::domain::{
     error::{ExtractError, StoreError},
@@ -198,6 +198,20 @@ pub(crate) fn slot_lost() {
          answer for too long, the key was reset, or this process was stopped; let them expire later, or stop the work \
          by `lost()`"
     );
+}
+
+/// Warns that another service has asked us to wait.
+pub(crate) fn paused(kind: &str, reason: Option<&str>, length: Duration) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind,
+        reason,
+        length_ms = crate::domain::rule::millis(length),
+        "paused: another service has asked us to wait; all replicas wait, or deny requests, until the pause ends"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = (kind, reason, length);
 }
 
 /// Reports that the breaker has opened: the store is not called any more.

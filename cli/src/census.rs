@@ -18,9 +18,6 @@ const BATCH: u32 = 500;
 /// The maximum number of keys to look at. `SCAN` follows hashes, so these keys are a sample.
 const MOST: u64 = 10_000;
 
-/// A service has fewer policies than this. Each takes one GET.
-const MOST_POLICIES: usize = 64;
-
 /// The sample.
 pub(crate) struct Census {
     prefix: String,
@@ -136,9 +133,13 @@ impl Census {
         let stored = inspector.name(key, "");
         let identity = stored.identity();
         Ok(Some(self.why_misnamed(identity).unwrap_or_else(|| {
+            let under = match self.among() {
+                whole if whole.is_empty() => whole,
+                among => format!(" under the policies{among}"),
+            };
             format!(
-                "No counts are stored for {identity}: it was not charged, its counts have expired, or the service names \
-                 it otherwise."
+                "No counts are stored for {identity}{under}: it was not charged, its counts have expired, or the service \
+                 names it otherwise."
             )
         })))
     }
@@ -146,7 +147,7 @@ impl Census {
     /// The policies with a stored value for an identity, including values that cannot be read.
     async fn stored_under(&self, inspector: &Inspector, key: &Key) -> Result<Vec<&str>> {
         let mut stored = Vec::new();
-        for policy in self.policies.iter().take(MOST_POLICIES) {
+        for policy in &self.policies {
             if !matches!(
                 inspector.read(&inspector.name(key, policy)).await?,
                 Ok(None)

@@ -78,9 +78,8 @@ struct Report {
     /// The source of the limits.
     #[serde(skip)]
     source: Source,
-    /// The reason why nothing counts.
-    #[serde(skip)]
-    why: String,
+    /// The reason why nothing counts; null if something does.
+    why: Option<String>,
     /// The server's clock. All times are in ms since the Unix epoch.
     now_ms: u64,
     cost: u64,
@@ -166,13 +165,14 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
         let known = report.policies.iter().map(|it| it.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
-    if report.is_empty() && !output.is_json() {
+    if report.is_empty() {
         let asked: Vec<&str> = report
             .policies
             .iter()
             .map(|it| it.policy.as_str())
             .collect();
-        report.why = census::ask_reason(settings, Some(&key), &asked);
+        let why = census::ask_reason(settings, Some(&key), &asked);
+        report.why = Some(why).filter(|why| !why.is_empty());
     }
     output.report(&report, write)?;
     Ok(report.passes.into())
@@ -183,7 +183,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         identity: reading.identity.clone(),
         title: reading.identity.clone(),
         source: reading.source,
-        why: String::new(),
+        why: None,
         now_ms: reading.now_ms,
         cost,
         passes: true,
@@ -439,7 +439,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         let empty = empty.join(", ");
         output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }
-    output.hint(&report.why)?;
+    output.hint(report.why.as_deref().unwrap_or_default())?;
     write_drift(report, output)?;
     drift::write_other_policies(&report.other_policies, report.source, output)?;
     denied::write(report.denied.as_deref(), output)?;

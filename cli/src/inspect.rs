@@ -76,9 +76,8 @@ pub(crate) struct Report {
     /// The reason why the published policies could not be read; `None` if they were.
     #[serde(skip)]
     unpublished: Option<String>,
-    /// The reason why nothing is stored.
-    #[serde(skip)]
-    why: String,
+    /// The reason why nothing is stored; null if something is. `watch` does not look for it.
+    why: Option<String>,
     /// The server's clock. All times are in ms since the Unix epoch.
     pub(crate) now_ms: u64,
     /// The block in force; null if there is none.
@@ -155,13 +154,14 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
         let known = report.policies.iter().map(|it| it.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
-    if report.is_empty() && !output.is_json() {
+    if report.is_empty() {
         let asked: Vec<&str> = report
             .policies
             .iter()
             .map(|it| it.policy.as_str())
             .collect();
-        report.why = census::ask_reason(settings, Some(&key), &asked);
+        let why = census::ask_reason(settings, Some(&key), &asked);
+        report.why = Some(why).filter(|why| !why.is_empty());
     }
     output.report(&report, |report, output| {
         report.write(output)?;
@@ -179,7 +179,7 @@ impl Report {
             has_file: reading.entries.iter().any(|it| it.policy.is_some()),
             source: reading.source,
             unpublished: reading.unpublished.clone(),
-            why: String::new(),
+            why: None,
             now_ms: reading.now_ms,
             blocked: BlockReport::of(reading.block.clone(), reading.now_ms)?,
             denied: reading.denied.clone(),
@@ -217,7 +217,7 @@ impl Report {
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
-            return output.hint(&self.why);
+            return output.hint(self.why.as_deref().unwrap_or_default());
         }
         // Policies without counts get one line together, so that the table stays short.
         let empty = self.policies.iter().filter(|it| it.is_empty());
@@ -235,7 +235,7 @@ impl Report {
         if !empty.is_empty() {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
-        output.hint(&self.why)?;
+        output.hint(self.why.as_deref().unwrap_or_default())?;
         drift::write_other_policies(&self.other_policies, self.source, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {

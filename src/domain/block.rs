@@ -11,6 +11,8 @@ use crate::domain::rule::{DurationText, Rule, RuleError, millis, parse_duration}
 
 mod details;
 
+#[cfg(feature = "obey")]
+pub(crate) use details::MAX_PAUSE;
 pub use details::{BlockDetails, BlockRequest};
 
 /// Reserved names, under which blocks and strikes are stored: no policy can have such a name.

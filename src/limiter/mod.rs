@@ -52,7 +52,7 @@ use breaker::Breaker;
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
-pub(crate) use pauses::{Backoff, Sent};
+pub(crate) use pauses::{Ask, Backoff, Sent};
 pub use slots::{Slot, SlotWatch};
 use store_call::{Answer, StoreAnswer};
 pub(crate) use timeout::LazySleep;

@@ -1,9 +1,9 @@
 //! [`Pauses`]: the pauses that this process knows, so that its callers return one after the other.
 //!
 //! ```text
-//! pause ──▶ end ──▶ up to 5 % later: one request ──▶ success: all
-//!   ▲                                     │ ▲
-//!   └──────────── refused again ◀─────────┘ └─ failure: the next request
+//! pause ──▶ end ──▶ up to 5 % later: one request at a time ──▶ one more for each that is served ──▶ all
+//!   ▲                                        │                               │
+//!   └──────────────────────────── refused again ◀────────────────────────────┘
 //! ```
 //!
 //! The store alone says whether an account is paused. This file says how callers that [wait](super::wait_queue) begin
@@ -13,9 +13,9 @@
 mod sent;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{Acquire, Relaxed, Release},
@@ -32,7 +32,7 @@ use tokio::{
 
 use super::{FOR_EVER, Limiter, Resolution, jitter};
 #[cfg(feature = "obey")]
-pub(crate) use sent::{Backoff, Sent};
+pub(crate) use sent::{Ask, Backoff, Sent};
 
 use crate::{
     domain::{
@@ -44,6 +44,7 @@ use crate::{
         rule::millis,
     },
     observe::{CallKind, PauseEvent, Timing},
+    warning,
 };
 
 /// Callers under more accounts begin all at once.
@@ -59,7 +60,11 @@ const HANDOVER: Duration = Duration::from_secs(2);
 #[cfg(feature = "obey")]
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// The wait of a caller that has no more time while another request is under way.
+/// After a pause, all may leave when so many were served.
+#[cfg(feature = "obey")]
+const ALL: usize = 256;
+
+/// The wait of a caller that has no more time while other requests are under way.
 const PROBED: Duration = Duration::from_secs(1);
 
 /// The paused accounts that this process knows. Clones of a limiter share them.
@@ -70,8 +75,12 @@ pub(super) struct Pauses {
     accounts: Mutex<HashMap<Key, Account>>,
     /// Whether a layer reports the answers of the other service.
     is_followed: AtomicBool,
+    /// Accounts under which such a layer has seen a request: at most [`MAX_KNOWN`].
+    followed: RwLock<HashSet<Key>>,
     /// Notified when a request of a paused account ends.
     changed: Notify,
+    /// Notified when an account is paused for longer than before.
+    paused: Notify,
 }
 
 /// An account that is paused, that recovers from a pause, or that may be refused without a time again.
@@ -84,29 +93,43 @@ struct Account {
     ends: Instant,
     /// When the first request may leave: a little after the end.
     starts: Instant,
-    /// Whether no request has succeeded since the end.
+    /// Whether the account is paused, or the requests under way are few since.
     recovers: bool,
-    /// The request that is sent alone.
-    probe: Option<UnderWay>,
+    /// How many requests were served since the last pause: one more may be under way at a time.
+    served: usize,
+    under_way: SmallVec<[UnderWay; 1]>,
+    /// How many requests were ever under way.
+    numbers: u64,
     /// How often the account was refused without a time, less the successes since.
     #[cfg(feature = "obey")]
     doublings: u32,
 }
 
-/// A request that the others wait for.
+/// A request that others wait for.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
+    number: u64,
+    stage: Stage,
+    /// Until when the others wait.
     until: Instant,
-    /// Whether a layer has seen the request, and will see its answer.
-    has_left: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The store decides.
+    Asked,
+    Admitted,
+    /// A layer has seen the request, and will see its answer.
+    #[cfg(feature = "obey")]
+    Left,
 }
 
 /// Whether a check may go to the store.
 pub(super) enum Entry<'a> {
     /// No account of the check is paused.
     Free,
-    /// As the only one, until its request has ended.
-    Alone(Probe<'a>),
+    /// As one of few, until its request has ended.
+    Counted(Place<'a>),
     Hold(Hold<'a>),
 }
 
@@ -117,10 +140,11 @@ pub(super) struct Hold<'a> {
     blocked: Blocked,
 }
 
-/// The right to send the only request, given back when dropped.
-pub(super) struct Probe<'a> {
+/// The right to send one of few requests, given back when dropped.
+pub(super) struct Place<'a> {
     pauses: &'a Pauses,
-    keys: SmallVec<[Key; 1]>,
+    /// The paused accounts, and the number of the request under each.
+    keys: SmallVec<[(Key, u64); 1]>,
     asked: Instant,
 }
 
@@ -134,9 +158,12 @@ impl Limiter {
         let now = Instant::now();
         let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
         let pauses = &self.inner.pauses;
-        if let Some((_, true)) = pauses.change(key, now, |account| account.lengthen(ends, now)) {
+        let change = pauses.change(key, now, |account| account.lengthen(ends, now));
+        // Without room for another account, each pause counts as new.
+        if change.is_none_or(|(_, is_new)| is_new) {
             self.report_pause(key, &request);
         }
+        pauses.paused.notify_waiters();
         self.store_pause(key, request).await
     }
 
@@ -157,12 +184,14 @@ impl Limiter {
     }
 
     fn report_pause(&self, key: &Key, request: &BlockRequest) {
+        let event = PauseEvent {
+            kind: key.kind(),
+            reason: request.details().reason(),
+            length: request.until().span().unwrap_or_default(),
+        };
+        warning::paused(event.kind, event.reason, event.length);
         if let Some(observer) = &self.inner.observer {
-            observer.on_pause(&PauseEvent {
-                kind: key.kind(),
-                reason: request.details().reason(),
-                length: request.until().span().unwrap_or_default(),
-            });
+            observer.on_pause(&event);
         }
     }
 
@@ -175,22 +204,20 @@ impl Limiter {
 }
 
 impl Pauses {
-    /// Lets a check go to the store, unless another request of one of its accounts is under way.
-    pub(super) fn enter(&self, check: &Check) -> Entry<'_> {
+    /// Lets a check go to the store, unless too many requests of one of its accounts are under way. The store answers
+    /// within `patience`, unless this runtime is parked.
+    pub(super) fn enter(&self, check: &Check, patience: Duration) -> Entry<'_> {
         if self.known.load(Acquire) == 0 {
             return Entry::Free;
         }
         let now = Instant::now();
         let mut accounts = self.lock();
-        let mut keys = SmallVec::new();
+        let mut keys = SmallVec::<[&Key; 1]>::new();
         for key in check.deniable_keys() {
             let Some(account) = accounts.get_mut(key).filter(|it| it.recovers) else {
                 continue;
             };
-            if account
-                .probe
-                .is_some_and(|it| it.until <= now && !it.has_left)
-            {
+            if account.forget_overdue(now) && !self.has_followed(key) {
                 // No layer follows the requests of this account.
                 accounts.remove(key);
                 self.known.store(accounts.len(), Release);
@@ -206,21 +233,41 @@ impl Pauses {
                     blocked,
                 });
             }
-            keys.push(key.clone());
+            keys.push(key);
         }
         if keys.is_empty() {
             return Entry::Free;
         }
-        for key in &keys {
-            if let Some(account) = accounts.get_mut(key) {
-                account.probe = Some(UnderWay::admitted(now));
-            }
-        }
-        Entry::Alone(Probe {
+        let until = now + patience;
+        let keys = keys.into_iter().filter_map(|key| {
+            let number = accounts.get_mut(key)?.begin(until);
+            Some((key.clone(), number))
+        });
+        Entry::Counted(Place {
             pauses: self,
-            keys,
+            keys: keys.collect(),
             asked: now,
         })
+    }
+
+    /// Whether an account of this check is paused until after the deadline, as far as this process knows.
+    pub(super) fn outlast(&self, check: &Check, deadline: Instant) -> bool {
+        if self.known.load(Acquire) == 0 {
+            return false;
+        }
+        let accounts = self.lock();
+        let mut known = check.deniable_keys().filter_map(|key| accounts.get(key));
+        known.any(|account| account.recovers && account.starts > deadline)
+    }
+
+    /// Becomes ready when an account is paused for longer than before.
+    pub(super) fn next_pause(&self) -> Notified<'_> {
+        self.paused.notified()
+    }
+
+    fn has_followed(&self, key: &Key) -> bool {
+        let followed = self.followed.read().unwrap_or_else(PoisonError::into_inner);
+        followed.contains(key)
     }
 
     /// Whether callers under an account of this check go one after the other.
@@ -253,7 +300,7 @@ impl Pauses {
         let now = Instant::now();
         let until_ms = blocked.block().until_ms().unwrap_or(u64::MAX);
         let ends = now + blocked.retry_after().unwrap_or_default().min(FOR_EVER);
-        let starts = self.change(blocked.key(), now, |account| {
+        let seen = self.change(blocked.key(), now, |account| {
             let is_known = account.stored.is_some_and(|(known, _)| known == until_ms);
             if !is_known {
                 account.pause(ends, now);
@@ -262,9 +309,13 @@ impl Pauses {
                 // The known end was an estimate.
                 account.postpone(ends);
             }
-            account.starts
+            (account.starts, is_known)
         });
-        starts.unwrap_or(ends)
+        let (starts, is_known) = seen.unwrap_or((ends, true));
+        if !is_known {
+            self.paused.notify_waiters();
+        }
+        starts
     }
 
     pub(super) fn forget(&self, key: &Key) {
@@ -313,7 +364,9 @@ impl Account {
             ends: now,
             starts: now,
             recovers: false,
-            probe: None,
+            served: 0,
+            under_way: SmallVec::new_const(),
+            numbers: 0,
             #[cfg(feature = "obey")]
             doublings: 0,
         }
@@ -334,8 +387,7 @@ impl Account {
         let length = ends.saturating_duration_since(now);
         self.ends = ends;
         self.starts = ends + jitter::up_to(length / 20);
-        self.recovers = true;
-        self.probe = None;
+        self.begin_recovery();
         self.stored = None;
         self.is_unwritten = false;
     }
@@ -344,17 +396,50 @@ impl Account {
     fn postpone(&mut self, ends: Instant) {
         self.starts += ends.saturating_duration_since(self.ends);
         self.ends = ends;
+        self.begin_recovery();
+    }
+
+    fn begin_recovery(&mut self) {
         self.recovers = true;
-        self.probe = None;
+        self.served = 0;
+        self.under_way.clear();
+    }
+
+    /// Counts a request, and returns its number.
+    fn begin(&mut self, until: Instant) -> u64 {
+        self.numbers += 1;
+        self.under_way.push(UnderWay {
+            number: self.numbers,
+            stage: Stage::Asked,
+            until,
+        });
+        self.numbers
+    }
+
+    fn end(&mut self, number: u64) {
+        self.under_way.retain(|it| it.number != number);
+    }
+
+    /// Returns whether one of them was admitted and never seen by a layer.
+    fn forget_overdue(&mut self, now: Instant) -> bool {
+        let mut is_unseen = false;
+        self.under_way.retain(|it| {
+            is_unseen |= it.until <= now && it.stage == Stage::Admitted;
+            it.until > now
+        });
+        is_unseen
     }
 
     /// Until when a check may not go to the store. It may during a pause that the store has: the store may know that
     /// the pause was ended.
     fn holds_until(&self, now: Instant) -> Option<Instant> {
         let is_known_here_alone = self.stored.is_none();
-        let starts = (is_known_here_alone || self.ends <= now).then_some(self.starts);
-        let latest = starts.max(self.probe.map(|it| it.until));
-        latest.filter(|until| *until > now)
+        if (is_known_here_alone || self.ends <= now) && self.starts > now {
+            return Some(self.starts);
+        }
+        let is_full = self.under_way.len() > self.served;
+        let first = self.under_way.iter().map(|it| it.until).min();
+        first.filter(|_| is_full)
     }
 
     fn blocked(&self, key: &Key, now: Instant) -> Blocked {
@@ -368,21 +453,12 @@ impl Account {
     }
 }
 
-impl UnderWay {
-    fn admitted(now: Instant) -> Self {
-        Self {
-            until: now + HANDOVER,
-            has_left: false,
-        }
-    }
-}
-
 fn our_now_ms() -> u64 {
     millis(UNIX_EPOCH.elapsed().unwrap_or_default())
 }
 
-impl Probe<'_> {
-    /// Notes the store's answer. An admitted request holds back the others until it has ended.
+impl Place<'_> {
+    /// Notes the store's answer. An admitted request counts until it has ended.
     pub(super) fn answered(mut self, resolution: &Resolution) {
         let leaves = match resolution {
             Resolution::Decided(decision) => decision.is_allowed(),
@@ -396,10 +472,10 @@ impl Probe<'_> {
         let is_followed = self.pauses.is_followed.load(Relaxed);
         let keys = std::mem::take(&mut self.keys);
         self.pauses.edit(|accounts| {
-            if !is_followed {
-                accounts.retain(|key, _| !keys.contains(key));
-            }
-            for key in &keys {
+            for (key, number) in &keys {
+                if !is_followed {
+                    accounts.remove(key);
+                }
                 let Some(account) = accounts.get_mut(key) else {
                     continue;
                 };
@@ -408,21 +484,25 @@ impl Probe<'_> {
                     account.ends = account.ends.min(now);
                     account.starts = account.starts.min(now);
                 }
-                account.probe = Some(UnderWay::admitted(now));
+                let mut under_way = account.under_way.iter_mut();
+                if let Some(this) = under_way.find(|it| it.number == *number) {
+                    this.stage = Stage::Admitted;
+                    this.until = now + HANDOVER;
+                }
             }
         });
     }
 }
 
-impl Drop for Probe<'_> {
+impl Drop for Place<'_> {
     fn drop(&mut self) {
         if self.keys.is_empty() {
             return;
         }
         self.pauses.edit(|accounts| {
-            for key in &self.keys {
+            for (key, number) in &self.keys {
                 if let Some(account) = accounts.get_mut(key) {
-                    account.probe = None;
+                    account.end(*number);
                 }
             }
         });

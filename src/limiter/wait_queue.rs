@@ -138,7 +138,7 @@ enum Wait<'a> {
     Turn(Turn<'a>),
     /// The turn would come too late: the earliest admission is at this time.
     TooLate(LastDenial, Instant),
-    /// The caller's time is up, and no known denial applies.
+    /// The caller's time is up, or will be before a pause ends, and no known denial applies.
     TimedOut,
 }
 
@@ -158,12 +158,16 @@ impl Limiter {
             return self.decide(check.clone()).await;
         }
         let deadline = Instant::now() + max_wait.min(FOR_EVER);
+        // A caller without the time is denied now, and not when those ahead have had their turns.
+        if self.inner.pauses.outlast(check, deadline) {
+            return self.decide_last(check).await;
+        }
         let most = self.inner.max_queue;
         let ticket = match self.inner.queues.join(check, deadline, most) {
             Ok(ticket) => ticket,
             Err(queue) => return self.deny_behind(&queue, check).await,
         };
-        match ticket.take_turn(deadline, self.turn_patience()).await {
+        match ticket.take_turn(self, deadline).await {
             Wait::Turn(turn) => {
                 let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
                 let turns = match self.inner.pauses.is_recovering(check) {
@@ -180,11 +184,11 @@ impl Limiter {
 
     /// Decides the check of a caller that cannot wait any longer.
     async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.inner.pauses.enter(check) {
+        match self.inner.pauses.enter(check, self.turn_patience()) {
             Entry::Free => self.decide(check.clone()).await,
-            Entry::Alone(probe) => {
+            Entry::Counted(place) => {
                 let resolution = self.decide(check.clone()).await;
-                probe.answered(&resolution);
+                place.answered(&resolution);
                 resolution
             }
             Entry::Hold(hold) => self.deny_held(check, hold),
@@ -220,9 +224,10 @@ impl Limiter {
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    let probe = match self.inner.pauses.enter(check) {
+                    let entry = self.inner.pauses.enter(check, self.turn_patience());
+                    let place = match entry {
                         Entry::Free => None,
-                        Entry::Alone(probe) => Some(probe),
+                        Entry::Counted(place) => Some(place),
                         Entry::Hold(hold) if Instant::now() < deadline => {
                             let until = hold.until.min(deadline);
                             turn.works_until(until);
@@ -234,8 +239,8 @@ impl Limiter {
                     turn.works_until(Instant::now());
                     let given_back = queue.given_back.load(Relaxed); // before the store is asked
                     let resolution = self.decide(check.clone()).await;
-                    if let Some(probe) = probe {
-                        probe.answered(&resolution);
+                    if let Some(place) = place {
+                        place.answered(&resolution);
                     }
                     match self.next_question(ticket, &resolution, given_back, deadline, where_open)
                     {
@@ -410,22 +415,27 @@ impl WaitQueues {
 
 impl Ticket<'_> {
     /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
-    async fn take_turn(&self, deadline: Instant, patience: Duration) -> Wait<'_> {
+    async fn take_turn<'t>(&'t self, limiter: &Limiter, deadline: Instant) -> Wait<'t> {
         let queue = &*self.queue;
-        let mut turn = pin!(queue.turns.take(patience));
+        let mut turn = pin!(queue.turns.take(limiter.turn_patience()));
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
+            let mut paused = pin!(limiter.inner.pauses.next_pause()); // the same
             let too_late = queue.line().too_late(self.number);
             if let Some((last, earliest)) = too_late {
                 return Wait::TooLate(last, earliest);
+            }
+            if limiter.inner.pauses.outlast(&self.check, deadline) {
+                return Wait::TimedOut;
             }
             let wait = poll_fn(|cx| {
                 if let Poll::Ready(turn) = turn.as_mut().poll(cx) {
                     return Poll::Ready(Some(Wait::Turn(turn)));
                 }
-                if denied.as_mut().poll(cx).is_ready() {
+                let is_denied = denied.as_mut().poll(cx).is_ready();
+                if is_denied || paused.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
                 end.as_mut().poll(cx).map(|()| Some(Wait::TimedOut))

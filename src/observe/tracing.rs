@@ -13,7 +13,7 @@ use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
     BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    NearLimitEvent, Observer, PauseEvent, PollScope,
+    NearLimitEvent, Observer, PollScope,
 };
 use crate::domain::{
     error::StoreErrorKind,
@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
 /// You need no observer for the warnings that the breaker [has opened or
-/// closed](crate::limiter#when-the-store-cannot-decide).
+/// closed](crate::limiter#when-the-store-cannot-decide), and that an account is [paused](crate::block#pauses).
 ///
 /// `policies` are names, separated by commas. Events that clients can cause at will have the level debug or trace, so
 /// that clients cannot fill a log. Failures are warnings, but each kind is written **once** until the store has
@@ -220,16 +220,6 @@ impl Observer for TracingObserver {
             policy = event.policy().name(),
             until_ms = event.block().until_ms(),
             "banned"
-        );
-    }
-
-    fn on_pause(&self, event: &PauseEvent<'_>) {
-        warn!(
-            target: "sluicegate",
-            kind = event.kind(),
-            reason = event.reason(),
-            length_ms = millis(event.length()),
-            "paused"
         );
     }
 }

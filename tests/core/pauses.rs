@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::{Ready, ready},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
@@ -15,12 +16,12 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RateLimitLayer,
     block::{BlockRequest, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
-    middleware::{EmptyBody, HeaderStyle, ObeyLayer},
+    middleware::{EmptyBody, HeaderStyle, ObeyLayer, Rejection},
     observe::{Observer, PauseEvent},
     store::{Check, Operation, Reply, Store, StoreFuture},
 };
 use tokio::time::{Instant, sleep};
-use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{ServiceBuilder, ServiceExt, retry, service_fn, util::BoxCloneSyncService};
 
 use super::acquire::Timed;
 
@@ -331,12 +332,97 @@ async fn until_one_succeeds_a_process_sends_one_request_at_a_time_and_in_order()
     for pair in alone.windows(2) {
         assert!(pair[1].0 - pair[0].0 >= TRIP.as_millis(), "{seen:?}");
     }
-    // All others leave together after the first success.
-    let others = &seen[failed + 2..];
-    assert!(
-        others.iter().all(|(at_ms, _)| *at_ms == others[0].0),
-        "{seen:?}"
-    );
+}
+
+/// The limit of the other service is smaller than the number that wait.
+#[tokio::test(start_paused = true)]
+async fn after_a_pause_one_more_is_under_way_for_each_that_was_served() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..1_000 => after(429, "5"),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    join_all((0..300).map(|_| status(&client))).await;
+    let seen = other.seen();
+    let arrivals: Vec<_> = seen[1..].iter().map(|(at_ms, _)| *at_ms).collect();
+    let mut rounds = arrivals.clone();
+    rounds.dedup();
+    for at_ms in rounds.clone() {
+        let at_once = arrivals.iter().filter(|it| **it == at_ms).count();
+        let served = arrivals.iter().filter(|it| **it < at_ms).count();
+        assert!(at_once <= served + 1, "{at_once} after {served}");
+    }
+    // The number doubles with each round trip.
+    assert_eq!(arrivals.len(), 300);
+    assert_eq!(rounds.len(), 9, "{rounds:?}");
+    let all = Instant::now();
+    join_all((0..300).map(|_| status(&client))).await;
+    assert_eq!(all.elapsed(), TRIP, "the recovery is over");
+}
+
+/// A token or a connection takes time between the check and the layer that obeys.
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..5_000 => after(429, "5"),
+        5_000..14_500 => plain(500),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let serving = other.clone();
+    let obeying = ServiceBuilder::new()
+        .layer(ObeyLayer::new(limiter.clone(), account()))
+        .service_fn(move |_: Request<String>| {
+            let other = serving.clone();
+            async move { Ok::<_, Infallible>(other.serve().await) }
+        });
+    let waiting = RateLimitLayer::new(limiter)
+        .deny_blocked(account())
+        .max_wait(LONG)
+        .headers(HeaderStyle::NONE)
+        .rejection(EmptyBody);
+    let client =
+        ServiceBuilder::new()
+            .layer(waiting)
+            .service_fn(move |request: Request<String>| {
+                let obeying = obeying.clone();
+                async move {
+                    sleep(ms(3_000)).await;
+                    obeying.oneshot(request).await
+                }
+            });
+    let client = BoxCloneSyncService::new(client);
+    assert_eq!(status(&client).await, 429);
+    join_all((0..20).map(|_| status(&client))).await;
+    let seen = other.seen();
+    let first_served = seen.iter().position(|(_, status)| *status == 200).unwrap();
+    assert!(first_served > 2, "{seen:?}");
+    for pair in seen[1..=first_served].windows(2) {
+        assert!(pair[1].0 - pair[0].0 >= 1_000, "{seen:?}");
+    }
+}
+
+/// Two queues, since the policies differ.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_slow_to_decide_is_asked_by_one_caller_at_a_time() {
+    let store = Timed::with_latency(ms(3_000));
+    let limiter = Limiter::new(store.clone()).timeout(LONG);
+    let _layer = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
+    let pause = BlockRequest::pause(ms(4_000));
+    limiter.block(&account(), pause).await.unwrap();
+    let callers = ["one", "another"].map(|name| {
+        let policy = Policy::parse(name, "1000/1s").unwrap();
+        limiter.acquire([Charge::new(&policy, account(), 1)], LONG)
+    });
+    for decision in join_all(callers).await {
+        assert!(decision.unwrap().is_allowed());
+    }
+    let asked_ms = store.asked_ms();
+    for pair in asked_ms.windows(2) {
+        assert!(pair[1] - pair[0] >= 3_000, "{asked_ms:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,6 +437,61 @@ async fn a_caller_without_patience_gets_a_429_with_the_time() {
     assert_eq!(denied.headers()["retry-after"], "30");
     assert_eq!(other.seen().len(), 1);
     assert!(is_paused(&limiter.check(charge()).await.unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_without_patience_is_denied_at_once_also_behind_one_that_waits() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..1_000 => after(429, "30"),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let patient = client(&limiter, &other, LONG, |obey| obey);
+    let hasty = client(&limiter, &other, ms(20_000), |obey| obey);
+    assert_eq!(status(&patient).await, 429);
+    let later = async {
+        sleep(ms(1_000)).await;
+        let start = Instant::now();
+        let denied = get(&hasty).await;
+        assert_eq!(start.elapsed(), ms(0));
+        denied
+    };
+    let (served, denied) = futures::join!(status(&patient), later);
+    assert_eq!(served, 200);
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "29");
+}
+
+/// Another replica makes the pause. The first caller in the queue learns of it when the store answers.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_already_is_denied_when_the_pause_becomes_known() {
+    let store = Timed::with_latency(ms(500));
+    let [here, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()).timeout(ms(5_000)));
+    let pause = BlockRequest::pause(ms(30_000));
+    elsewhere.block(&account(), pause).await.unwrap();
+    let start = Instant::now();
+    let hasty = async {
+        sleep(ms(10)).await;
+        let decision = here.acquire(charge(), ms(5_000)).await.unwrap();
+        assert_eq!(start.elapsed(), ms(1_000), "the two answers of the store");
+        decision
+    };
+    let (patient, hasty) = tokio::join!(here.acquire(charge(), LONG), hasty);
+    assert!(patient.unwrap().is_allowed() && is_paused(&hasty));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_you_make_is_no_longer_than_five_minutes_unless_you_say_so() {
+    let limiter = Limiter::new(Timed::new());
+    let day = Duration::from_secs(86_400);
+    for (request, seconds) in [
+        (BlockRequest::pause(day), 300),
+        (BlockRequest::pause_up_to(day, LONG), 3_600),
+        (BlockRequest::pause(ms(7_000)), 3_600),
+    ] {
+        let block = limiter.block(&account(), request).await.unwrap();
+        assert_eq!(block.until_ms(), Some(seconds * 1_000));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -465,6 +606,30 @@ async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back()
             "{waits:?}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_with_nothing_left_takes_a_doubling_back() {
+    let last = || {
+        let fields = [("ratelimit-remaining", "0"), ("ratelimit-reset", "1")];
+        (200, fields.map(|(name, value)| (name, value.into())).into())
+    };
+    let answers = Mutex::new([plain(429), plain(429), last(), plain(429)].into_iter());
+    let other = Other::new(move |_| answers.lock().unwrap().next().unwrap());
+    let pauses = Pauses::default();
+    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    for _ in 0..4 {
+        get(&client).await;
+    }
+    let expected = [
+        "429, no time, 1s",
+        "429, no time, 2s",
+        "200, ratelimit-reset, 1s",
+        "429, no time, 2s",
+    ];
+    let expected = expected.map(|it| format!("account: {it}"));
+    assert_eq!(*pauses.0.lock().unwrap(), expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -597,6 +762,93 @@ async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
         assert_eq!(response.unwrap().status(), expected);
     }
     assert!(limiter.check(charge()).await.unwrap().is_allowed());
+}
+
+/// Tries a request again at once that the other service has refused.
+#[derive(Clone)]
+struct Again {
+    tries_left: u32,
+}
+
+impl<B> retry::Policy<Request<String>, Response<B>, Infallible> for Again {
+    type Future = Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<String>,
+        result: &mut Result<Response<B>, Infallible>,
+    ) -> Option<Ready<()>> {
+        let response = result.as_ref().unwrap();
+        let is_refused = response.status() == StatusCode::TOO_MANY_REQUESTS
+            && response.extensions().get::<Rejection>().is_none();
+        self.tries_left = self.tries_left.checked_sub(u32::from(is_refused))?;
+        is_refused.then(|| ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<String>) -> Option<Request<String>> {
+        Some(request.clone())
+    }
+}
+
+/// The statuses of 60 callers of two replicas, each of which tries again, under a limit of four requests at once. The
+/// other service takes 20 in each window of 10 s.
+async fn retrying(max_wait: Duration) -> (Arc<Other>, Vec<u16>) {
+    let (store, other) = (Timed::new(), Other::with_limit(20));
+    let at_once = Policy::parse("at-once", "4/30s@concurrent").unwrap();
+    let replicas = [(); 2].map(|()| {
+        let limiter = Limiter::new(store.clone());
+        let waiting = RateLimitLayer::new(limiter.clone())
+            .limit_concurrent(at_once.clone(), account())
+            .max_wait(max_wait)
+            .headers(HeaderStyle::NONE)
+            .rejection(EmptyBody);
+        let other = other.clone();
+        ServiceBuilder::new()
+            .layer(retry::RetryLayer::new(Again { tries_left: 9 }))
+            .layer(waiting)
+            .layer(ObeyLayer::new(limiter, account()))
+            .service_fn(move |_: Request<String>| {
+                let other = other.clone();
+                async move { Ok::<_, Infallible>(other.serve().await) }
+            })
+    });
+    let callers = (0..60).map(|number| {
+        let client = replicas[number % 2].clone();
+        async move {
+            let response = client.oneshot(Request::new(String::new())).await;
+            response.unwrap().status().as_u16()
+        }
+    });
+    let statuses = join_all(callers).await;
+    (other, statuses)
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_wait_for_the_pause_and_for_a_slot_and_do_not_storm() {
+    let (other, statuses) = retrying(LONG).await;
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    assert!(other.most_at_once() <= 4);
+    let (seen, refused) = (other.seen(), other.refused_ms());
+    assert_eq!(seen.len(), 60 + refused.len());
+    for window in 0..3 {
+        let of_window = |at_ms: &&u128| **at_ms / 10_000 == window;
+        let refused: Vec<_> = refused.iter().filter(of_window).collect();
+        // Those under way when the first was refused.
+        assert!(refused.len() <= 4, "{seen:?}");
+        if let [first, .., last] = refused[..] {
+            assert!(last - first <= TRIP.as_millis(), "{seen:?}");
+        }
+    }
+    assert!(seen.last().unwrap().0 < 22_000, "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_that_may_not_wait_for_the_pause_ends_with_a_429_of_ours() {
+    let (other, statuses) = retrying(ms(2_000)).await;
+    let served = statuses.iter().filter(|status| **status == 200).count();
+    assert_eq!((served, statuses.len()), (20, 60));
+    assert!(other.refused_ms().len() <= 4, "{:?}", other.seen());
+    assert!(other.start.elapsed() < ms(500), "the others did not wait");
 }
 
 #[test]

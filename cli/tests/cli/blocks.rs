@@ -136,7 +136,7 @@ async fn a_block_that_is_not_in_the_index_is_found_by_a_scan() {
 async fn a_pause_is_listed_by_its_origin_and_unblock_ends_it() {
     let site = Site::start().await;
     let account = Key::new("account", "api.example.com");
-    let pause = BlockRequest::pause(Duration::from_secs(600)).reason("429, retry-after");
+    let pause = BlockRequest::pause(Duration::from_secs(240)).reason("429, retry-after");
     site.text("block user=alice --for 1h");
     let text = site.text("blocks --by pause");
     assert_eq!(text, "No identity is blocked by this origin: pause.\n");

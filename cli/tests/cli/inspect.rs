@@ -93,6 +93,33 @@ async fn policies_are_found_where_none_are_named() {
 }
 
 #[tokio::test]
+async fn of_a_hundred_policies_the_last_is_found_too() {
+    let site = Site::start().await;
+    for number in 0..100 {
+        let policy = Policy::parse(format!("p{number:02}"), "10/1d").unwrap();
+        let user = if number == 99 { "alice" } else { "bob" };
+        let charge = Charge::new(&policy, Key::new("user", user), 1);
+        site.limiter.check([charge]).await.unwrap();
+    }
+    let said = site.json("inspect user=alice --policies policies.toml", 0);
+    assert_eq!(said["other_policies"], serde_json::json!(["p99"]));
+    assert!(said["why"].is_null(), "{said}");
+}
+
+#[tokio::test]
+async fn json_too_says_why_there_is_nothing() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    for command in ["inspect", "explain"] {
+        let args = format!("{command} usr=alice --policies policies.toml");
+        let why = site.json(&args, 0)["why"].clone();
+        let why = why.as_str().unwrap();
+        assert!(why.contains("Did you mean user=?"), "{why}");
+        assert!(site.text(&args).contains(why));
+    }
+}
+
+#[tokio::test]
 async fn what_a_process_with_other_rules_counts_is_shown_without_a_limit() {
     let site = Site::start().await;
     let other = Policy::parse("api", "10/1d,9/3d@1h").unwrap();

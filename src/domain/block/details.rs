@@ -12,6 +12,9 @@ use crate::domain::{policy::Policy, rule::Rule};
 const MAX_REASON: usize = 200;
 const MAX_OTHER: usize = 100;
 
+/// The longest pause, unless another is chosen.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(300);
+
 /// A request for a block: the end, and the reason. You can pass a time alone if there is no reason.
 ///
 /// ```
@@ -49,10 +52,18 @@ impl BlockRequest {
         request
     }
 
-    /// Requests a [pause](crate::block#pauses) of this length from now: callers that may wait then wait until the end.
+    /// Requests a [pause](crate::block#pauses) of this length from now, and of 5 minutes at most: callers that may wait
+    /// then wait until the end.
     #[must_use]
     pub fn pause(length: Duration) -> Self {
-        let mut request = Self::new(length);
+        Self::pause_up_to(length, MAX_PAUSE)
+    }
+
+    /// Requests a [pause](crate::block#pauses) of this length from now, and of `most` at most. The length comes from
+    /// another service, which may be wrong.
+    #[must_use]
+    pub fn pause_up_to(length: Duration, most: Duration) -> Self {
+        let mut request = Self::new(length.min(most));
         request.by = BlockedBy::Pause;
         request
     }

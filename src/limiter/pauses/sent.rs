@@ -1,13 +1,16 @@
 //! [`Sent`]: a request to another service, which its answer ends.
 
 use std::{
-    sync::atomic::Ordering::{Acquire, Relaxed},
+    sync::{
+        PoisonError,
+        atomic::Ordering::{Acquire, Relaxed},
+    },
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{ANSWER, Account, Pauses, UnderWay};
+use super::{ALL, ANSWER, Account, MAX_KNOWN, Pauses, Stage};
 use crate::{
     domain::{block::BlockRequest, key::Key},
     limiter::Limiter,
@@ -30,6 +33,18 @@ pub(crate) struct Sent {
     limiter: Limiter,
     key: Key,
     at: Instant,
+    /// Its number among the few that are under way after a pause.
+    number: Option<u64>,
+}
+
+/// How the other service asks to wait.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    /// For a time, or for as long as the backoff says.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) reason: &'a str,
+    /// Whether this request was served all the same.
+    pub(crate) is_served: bool,
 }
 
 impl Limiter {
@@ -46,19 +61,22 @@ impl Limiter {
     /// Notes that a request leaves now.
     pub(crate) fn send(&self, key: Key) -> Sent {
         let at = Instant::now();
-        self.inner.pauses.update(&key, |account| {
-            if account.probe.is_some() && account.ends <= at {
-                let until = at + ANSWER;
-                account.probe = Some(UnderWay {
-                    until,
-                    has_left: true,
-                });
+        let pauses = &self.inner.pauses;
+        pauses.note_followed(&key);
+        let mut number = None;
+        pauses.update(&key, |account| {
+            let mut under_way = account.under_way.iter_mut();
+            if let Some(first) = under_way.find(|it| it.stage == Stage::Admitted) {
+                first.stage = Stage::Left;
+                first.until = at + ANSWER;
+                number = Some(first.number);
             }
         });
         Sent {
             limiter: self.clone(),
             key,
             at,
+            number,
         }
     }
 }
@@ -68,24 +86,26 @@ impl Sent {
     pub(crate) fn succeeded(&self) {
         self.limiter.inner.pauses.update(&self.key, |account| {
             if !self.is_late(account) {
-                account.recovers = false;
+                account.served += 1;
+                account.recovers &= account.served < ALL;
                 account.doublings = account.doublings.saturating_sub(1);
             }
         });
     }
 
-    /// The other service asks to wait, for a time or for as long as the backoff says. Returns the call that stores the
-    /// pause, if the pause is news.
-    pub(crate) fn refused(
+    /// The other service asks to wait. Returns the call that stores the pause, if the pause is news.
+    pub(crate) fn asked_to_wait(
         &self,
-        wait: Option<Duration>,
-        reason: &str,
+        ask: Ask<'_>,
         backoff: &Backoff,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
         let now = Instant::now();
         let pauses = &self.limiter.inner.pauses;
         let news = pauses.change(&self.key, now, |account| {
-            let length = match wait {
+            if ask.is_served && !self.is_late(account) {
+                account.doublings = account.doublings.saturating_sub(1);
+            }
+            let length = match ask.wait {
                 Some(wait) => wait,
                 // All requests of one burst are refused: they count once.
                 None if self.is_late(account) => return None,
@@ -96,9 +116,15 @@ impl Sent {
             changes.then_some((length, is_new))
         });
         // Without room for another account, the store gets each pause.
-        let unknown = || Some((wait.unwrap_or(backoff.first).min(backoff.max_pause), true));
+        let unknown = || {
+            Some((
+                ask.wait.unwrap_or(backoff.first).min(backoff.max_pause),
+                true,
+            ))
+        };
         let (length, is_new) = news.unwrap_or_else(unknown)?;
-        let request = BlockRequest::pause(length).reason(reason);
+        pauses.paused.notify_waiters();
+        let request = BlockRequest::pause_up_to(length, backoff.max_pause).reason(ask.reason);
         if is_new {
             self.limiter.report_pause(&self.key, &request);
         }
@@ -117,17 +143,25 @@ impl Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        let pauses = &self.limiter.inner.pauses;
-        pauses.update(&self.key, |account| {
-            // A request from before the pause is not the one that the others wait for.
-            if !self.is_late(account) || Instant::now() < account.ends {
-                account.probe = None;
-            }
-        });
+        if let Some(number) = self.number {
+            let pauses = &self.limiter.inner.pauses;
+            pauses.update(&self.key, |account| account.end(number));
+        }
     }
 }
 
 impl Pauses {
+    fn note_followed(&self, key: &Key) {
+        if self.has_followed(key) {
+            return;
+        }
+        let followed = self.followed.write();
+        let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
+        if followed.len() < MAX_KNOWN {
+            followed.insert(key.clone());
+        }
+    }
+
     /// Changes a known account, and forgets it if it neither recovers nor has doublings.
     fn update(&self, key: &Key, change: impl FnOnce(&mut Account)) {
         if self.known.load(Acquire) == 0 {

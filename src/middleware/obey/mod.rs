@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use tower_layer::Layer;
 
 use crate::{
+    domain::block::MAX_PAUSE,
     extract::KeyExtractor,
     limiter::{Backoff, FOR_EVER, Limiter, Sent},
 };
@@ -75,7 +76,7 @@ impl ObeyLayer {
             backoff: Backoff {
                 first: Duration::from_secs(1),
                 most: Duration::from_secs(60),
-                max_pause: Duration::from_secs(300),
+                max_pause: MAX_PAUSE,
             },
         };
         Self {
@@ -98,7 +99,8 @@ impl ObeyLayer {
     /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up
     /// to `most`. The defaults are 1 s and 60 s.
     ///
-    /// A pause counts once, however many requests were under way. Each success takes one doubling back.
+    /// A pause counts once, however many requests were under way. Each success takes one doubling back, also one that
+    /// says that nothing is left.
     ///
     /// # Panics
     ///

@@ -18,7 +18,10 @@ use super::{
     Shared,
     answer::{Answer, Notice},
 };
-use crate::{limiter::Sent, middleware::Rejection};
+use crate::{
+    limiter::{Ask, Sent},
+    middleware::Rejection,
+};
 
 /// A client around which [`ObeyLayer`](super::ObeyLayer) reads the answers.
 #[derive(Clone)]
@@ -120,13 +123,8 @@ fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pau
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
     match answer {
-        Answer::Refused(notice) => pause(shared, sent, &notice),
-        Answer::LastOne(notice) => {
-            // The pause comes first: a success would let all others go.
-            let pausing = pause(shared, sent, &notice);
-            sent.iter().for_each(Sent::succeeded);
-            pausing
-        }
+        Answer::Refused(notice) => pause(shared, sent, &notice, false),
+        Answer::LastOne(notice) => pause(shared, sent, &notice, true),
         Answer::Served => {
             sent.iter().for_each(Sent::succeeded);
             None
@@ -135,11 +133,15 @@ fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pau
     }
 }
 
-fn pause(shared: &Shared, sent: &[Sent], notice: &Notice) -> Option<Pausing> {
-    let reason = notice.reason();
+fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Option<Pausing> {
+    let ask = Ask {
+        wait: notice.wait,
+        reason: &notice.reason(),
+        is_served,
+    };
     let calls = sent
         .iter()
-        .filter_map(|sent| sent.refused(notice.wait, &reason, &shared.backoff));
+        .filter_map(|sent| sent.asked_to_wait(ask, &shared.backoff));
     let calls: SmallVec<[_; 1]> = calls.collect();
     if calls.is_empty() {
         return None;
