@@ -66,6 +66,19 @@ impl Slots {
         &self.usage
     }
 
+    /// The slots of each charge apart, to be renewed and returned on their own.
+    pub(crate) fn apart(self) -> impl Iterator<Item = Self> {
+        let places = 0..self.usage.check().charges().len();
+        places.map(move |place| match self.usage.check().charges() {
+            [_] => Self {
+                usage: self.usage.clone(),
+            },
+            _ => Self {
+                usage: self.usage.pick(&[place]).local_like(&self.usage),
+            },
+        })
+    }
+
     /// Makes the request to hold the slots for longer. The reply returns them, unless they are lost.
     pub fn renew(self) -> Renewal {
         Renewal { usage: self.usage }

@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("../../docs/guide/limiter.md")]
 
+mod background;
 mod bans;
 mod breaker;
 mod call;
@@ -53,6 +54,7 @@ pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Backoff, Sent};
+pub(crate) use settle::PATIENCE as SETTLING;
 pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
@@ -98,6 +100,7 @@ struct Inner {
     strikes: Arc<bans::StrikeQueue>,
     pauses: Arc<pauses::Pauses>,
     renewer: Arc<slots::Renewer>,
+    background: Arc<background::Background>,
     /// From 100 on, nothing is noticed.
     near_limit_percent: u8,
     noticed: Arc<near_limit::Noticed>,
@@ -139,6 +142,7 @@ impl Limiter {
             strikes: Arc::default(),
             pauses: Arc::default(),
             renewer: Arc::default(),
+            background: Arc::default(),
             near_limit_percent: near_limit::DEFAULT_PERCENT,
             noticed: Arc::default(),
         };
