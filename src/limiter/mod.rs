@@ -255,6 +255,10 @@ impl Limiter {
         self.change(|inner| inner.observer = Some(Arc::new(observer)))
     }
 
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
     /// The limiter of a shadow layer, which passes every undecided request.
     pub(crate) fn pass_undecided(self) -> Self {
         self.change(|inner| inner.passes_undecided = true)

@@ -103,13 +103,18 @@ impl Limiter {
         })
     }
 
-    /// Settles these parts of one check for which no request waits, and tries again while the store is not even asked.
-    /// Waits longer for an answer than a request would: a settlement that was sent may be made, and is not sent again.
-    pub(crate) async fn settle_patiently(&self, mut parts: Vec<Settlement>, patience: Duration) {
-        let end = Instant::now() + patience;
+    /// Settles these parts of one check, for which no request waits, and tries again while the store is not even asked.
+    /// Each try may take so long: the store may still do one that was sent, so that this is not sent again.
+    pub(crate) async fn settle_patiently(
+        &self,
+        mut parts: Vec<Settlement>,
+        each: Duration,
+        all: Duration,
+    ) {
+        let end = Instant::now() + all;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let settled = self.settle_all(&parts, left).await.into_iter();
+            let settled = self.settle_all(&parts, each.min(left)).await.into_iter();
             let mut unsent = settled.map(|it| it.is_err_and(|error| error.is_unsent()));
             parts.retain(|_| unsent.next().unwrap_or(false));
             let next = Instant::now() + self.retry_pause();

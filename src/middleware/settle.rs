@@ -84,7 +84,9 @@ impl Settle {
             let parts = Limiter::changed_parts(usage, |_| 0);
             let own = limiter.clone();
             self.in_background(limiter, async move {
-                own.settle_patiently(parts, SETTLING).await;
+                // One that hangs makes room for others.
+                let settled = own.settle_patiently(parts, own.call_timeout(), SETTLING);
+                settled.await;
             });
         }
     }

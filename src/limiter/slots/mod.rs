@@ -398,7 +398,8 @@ impl Holding {
         let patience = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
         let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
         self.limiter.in_background(&runtime, async move {
-            limiter.settle_patiently(vec![settlement], patience).await;
+            let settled = limiter.settle_patiently(vec![settlement], patience, patience);
+            settled.await;
         });
     }
 }

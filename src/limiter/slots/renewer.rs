@@ -55,8 +55,8 @@ pub(in crate::limiter) struct Renewer {
 /// By the time at which something has to be done about them.
 type Held = BTreeMap<(u64, u64), Arc<Holding>>;
 
-/// When to renew slots: at a third of their window. They are spread over a part of it, so that those taken together are
-/// not renewed in one moment by all processes.
+/// When to renew slots: at a third of their window. They are spread over a part of it, so that all processes do not
+/// renew in one moment the slots that were taken together.
 pub(super) fn due_ms(since_ms: u64, window_ms: u64) -> u64 {
     let third = window_ms / 3;
     let spread = millis(jitter::up_to(Duration::from_millis(third / 4)));
@@ -131,21 +131,21 @@ impl Renewer {
         }
     }
 
-    /// Takes the holdings that are due, as many as fit into a call; otherwise returns the ms until the next is due, or
-    /// `None` if there is none.
+    /// Takes the holdings that are due, and those that will soon be renewed, as many as fit into a call; otherwise
+    /// returns the ms until the next is due, or `None` if there is none.
     fn take_due(&self) -> Result<Vec<Arc<Holding>>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();
+        let next = held.first_key_value().map(|((due_ms, _), _)| *due_ms);
+        if next.is_none_or(|due_ms| due_ms > now_ms) {
+            return Err(next.map(|due_ms| due_ms - now_ms));
+        }
         let mut due = Vec::new();
         while due.len() < MAX_RENEWALS
             && let Some(first) = held.first_entry()
-            && first.key().0 <= now_ms
+            && (first.key().0 <= now_ms || first.get().is_due_soon(first.key().0 - now_ms))
         {
             due.push(first.remove());
-        }
-        if due.is_empty() {
-            let next = held.first_key_value();
-            return Err(next.map(|((due_ms, _), _)| due_ms - now_ms));
         }
         Ok(due)
     }
@@ -277,6 +277,12 @@ impl State {
 impl Holding {
     fn due_ms(&self) -> u64 {
         self.lock().due_ms(self.window_ms).unwrap_or(0)
+    }
+
+    /// Whether the slots can be renewed so much earlier, in a call with others. Each renewal comes a little earlier by
+    /// this, and many slots take a few calls.
+    fn is_due_soon(&self, early_ms: u64) -> bool {
+        early_ms <= self.window_ms / 24 && self.may_be_returned()
     }
 
     /// Renews slots that are due, in a task of its own, as an observer may panic. The answer may take as long as the

@@ -152,7 +152,7 @@ impl Drop for Admitted {
         let limiter = self.limiter.clone();
         self.limiter.in_background(&runtime, async move {
             // An error goes to the observer, and the charge stays.
-            limiter.settle_patiently(parts, SETTLING).await;
+            limiter.settle_patiently(parts, SETTLING, SETTLING).await;
         });
     }
 }
