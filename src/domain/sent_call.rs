@@ -103,3 +103,22 @@ impl Blame {
         !is_reported.swap(true, Relaxed)
     }
 }
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_is_sent_or_left_whichever_comes_first() {
+        let (call, left, sent) = (SentCall::now(), Journey::default(), Journey::default());
+        assert!(left.leave());
+        assert!(!left.begin(&call));
+        assert!(sent.begin(&call));
+        assert!(!sent.leave() && !sent.has_left());
+        let both = |first: &Journey, second: &Journey| {
+            Journey::All(Arc::new(vec![first.clone(), second.clone()]))
+        };
+        assert!(both(&left, &left).has_left());
+        assert!(!both(&left, &sent).has_left());
+    }
+}

@@ -198,8 +198,10 @@ impl Renewed {
         &self.usage
     }
 
-    /// Takes the slots, once, in the steps that they are in now. If they were not renewed, [give
-    /// back](Slots::give_back) those of them that still count: it changes nothing about those that are lost.
+    /// Takes the slots, once, in the steps that they are in now.
+    ///
+    /// If they were not renewed, at least one is lost. [Give back](Slots::give_back) the others only if their steps are
+    /// over: in a step that is not, others may have taken slots since, and a return would take one of theirs.
     #[must_use]
     pub fn slots(&self) -> Option<Slots> {
         Slots::take(&self.held)
