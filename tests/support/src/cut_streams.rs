@@ -42,8 +42,6 @@ const ESTIMATE: u64 = 5;
 const FRAME: [u8; 4_096] = [b'f'; 4_096];
 /// For what happens in the background.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// That of the test, and that of the layer.
-const OWN_COUNTS: usize = 2;
 
 /// How a stream ends, beside clients that leave.
 const ENDS: [&str; 6] = ["whole", "whole", "whole", "panic", "stall", "hang"];
@@ -78,7 +76,7 @@ pub async fn cut_streams(
     let polled: Polled = (0..streams).map(|_| AtomicU64::new(NEVER)).collect();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("server");
-    let under_way = Arc::new(());
+    let under_way = Arc::new(AtomicUsize::new(0));
     let server = serve(&limits, &polled, &under_way, socket.clone(), silence);
 
     let next = Arc::new(AtomicUsize::new(0));
@@ -95,7 +93,7 @@ pub async fn cut_streams(
     workers.join_all().await;
     // The clients have left, and the server drops the last responses.
     let all_ended = timeout(PATIENCE, async {
-        while Arc::strong_count(&under_way) > OWN_COUNTS {
+        while under_way.load(SeqCst) > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     });
@@ -108,18 +106,18 @@ pub async fn cut_streams(
 fn serve(
     limits: &Limits,
     polled: &Polled,
-    under_way: &Arc<()>,
+    under_way: &Arc<AtomicUsize>,
     socket: PathBuf,
     silence: Duration,
 ) -> tokio::task::JoinHandle<()> {
     let under_way = Arc::clone(under_way);
     let counted = from_fn(move |request: Request, next: Next| {
-        let counts = Arc::clone(&under_way);
+        let counted = UnderWay::new(&under_way);
         async move {
             let response = next.run(request).await;
             response.map(|body| {
                 Body::new(body.map_frame(move |frame| {
-                    let _ = &counts; // dropped after the body within
+                    let _ = &counted; // dropped after the body within
                     frame
                 }))
             })
@@ -137,6 +135,22 @@ fn serve(
         .layer(counted);
     let listener = UnixListener::bind(socket).unwrap();
     tokio::spawn(async { axum::serve(listener, router).await.unwrap() })
+}
+
+/// A request or a response that has not ended.
+struct UnderWay(Arc<AtomicUsize>);
+
+impl UnderWay {
+    fn new(under_way: &Arc<AtomicUsize>) -> Self {
+        under_way.fetch_add(1, SeqCst);
+        Self(Arc::clone(under_way))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
 }
 
 impl Limits {
