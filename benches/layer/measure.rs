@@ -24,10 +24,11 @@ use axum::{body::Body, extract::ConnectInfo};
 use governor::middleware::StateInformationMiddleware;
 use http::{HeaderValue, Request, Response, request::Parts};
 use sluicegate::{
-    Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::RateLimit,
+    Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    middleware::{CostMeter, RateLimit},
     observe::Observer,
 };
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn};
 use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
 };
@@ -111,9 +112,9 @@ fn request((address, api_key): &Client) -> Request<()> {
 }
 
 /// Makes one request, which is answered at once, since there is no store to wait for.
-fn serve<S>(service: &mut S, client: &Client)
+fn serve<S, B>(service: &mut S, client: &Client)
 where
-    S: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
 {
     let mut cx = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut cx).is_ready());
@@ -128,12 +129,14 @@ struct Row {
     rounds_ns: Vec<f64>,
     allocations: f64,
     is_observed: bool,
+    /// Has tasks in the background after each round, which are no part of it.
+    background: Option<Limiter>,
 }
 
 impl Row {
-    fn new<S>(name: &'static str, mut service: S) -> Self
+    fn new<S, B>(name: &'static str, mut service: S) -> Self
     where
-        S: Service<Request<()>, Response = Response<Body>, Error = Infallible> + 'static,
+        S: Service<Request<()>, Response = Response<B>, Error = Infallible> + 'static,
     {
         Self {
             name,
@@ -141,6 +144,7 @@ impl Row {
             rounds_ns: Vec::with_capacity(ROUNDS),
             allocations: 0.0,
             is_observed: false,
+            background: None,
         }
     }
 
@@ -220,6 +224,33 @@ fn denied(clients: &[Client]) -> [Row; 4] {
     ]
 }
 
+/// Limits for which the layer follows the body: it returns a slot, or settles a metered cost, in the background. A row
+/// measures what this adds to the request alone.
+fn followed() -> [Row; 3] {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = |rules| Policy::parse("ip", rules).unwrap();
+    let layer = || RateLimitLayer::new(limiter.clone());
+    let metering = service_fn(|request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>();
+        meter.expect("the layer meters").set(7);
+        ready(Ok::<_, Infallible>(Response::new(Body::empty())))
+    });
+    let slots = policy("1000000000/1h@concurrent");
+    let meters = layer().limit(policy(ONE), PeerIp).meter_costs();
+    let mut rows = [
+        Row::new(
+            "1 slot",
+            layer().limit_concurrent(slots, PeerIp).layer(Bare),
+        ),
+        Row::new("1 rule, nothing metered", meters.clone().layer(Bare)),
+        Row::new("1 rule, metered", meters.layer(metering)),
+    ];
+    for row in &mut rows {
+        row.background = Some(limiter.clone());
+    }
+    rows
+}
+
 /// Three rules with each of the observers.
 fn observed() -> Vec<Row> {
     vec![
@@ -275,10 +306,14 @@ pub(crate) fn run() -> ExitCode {
     rows.extend(denied(&clients));
     let shared = rows.len();
     rows.extend(contributed());
+    rows.extend(followed());
     let clients: Vec<&[Client]> = clients.chunks(REQUESTS.into()).collect();
     for (round, clients) in clients.iter().cycle().take(ROUNDS).enumerate() {
         for row in &mut rows {
             row.time(clients);
+            if let Some(limiter) = &row.background {
+                runtime.block_on(limiter.return_slots());
+            }
         }
         if round % UPKEEP == 0 {
             upkeep();
@@ -287,15 +322,16 @@ pub(crate) fn run() -> ExitCode {
     for row in &mut rows {
         row.count(clients[0]);
     }
+
     println!(
-        "{:<18}{:>10}{:>12}{:>14}",
+        "{:<26}{:>10}{:>12}{:>14}",
         "", "ns", "adds ns", "allocations"
     );
     for row in &rows {
         let adds = row.ns() - rows[bare].ns();
         let allocations = row.allocations - rows[bare].allocations;
         println!(
-            "{:<18}{:>10.0}{adds:>12.0}{allocations:>14.1}",
+            "{:<26}{:>10.0}{adds:>12.0}{allocations:>14.1}",
             row.name,
             row.ns()
         );

@@ -1,9 +1,16 @@
-//! The cost of renewing slots: of a hundred keys, and of one.
+//! The cost of renewing slots: of a hundred keys, of one, and of slots that a limiter holds.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use sluicegate::{
-    Charge, Key, Policy, RedisStore, Rule, Store,
+    Charge, Key, Limiter, Policy, RedisStore, Rule, Store,
+    observe::{CallKind, CompletionEvent, Observer},
     store::{Check, Operation, Reply, Slots},
     test_util::TestClock,
 };
@@ -35,7 +42,62 @@ pub(crate) async fn renewing(server: &Server, store: RedisStore) -> Result<bool,
         let what = format!("renewing 100 slots {what} in one call / 100 checks");
         met &= bar(&what, ratio, 0.25);
     }
-    Ok(met)
+    let ratio = of_limiter(server, &store).await?;
+    let what = "a renewal of one of the 100 slots that a limiter holds / a check";
+    Ok(met & bar(what, ratio, 0.25))
+}
+
+/// Counts renewals.
+#[derive(Debug, Default)]
+struct Renewals(AtomicU64);
+
+impl Observer for Renewals {
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        let is_renewal = event.call().kind() == CallKind::Renew;
+        self.0.fetch_add(u64::from(is_renewal), SeqCst);
+    }
+}
+
+/// The cost of a renewal by a limiter, which chooses when to renew which slots, relative to a check in a call of its own.
+async fn of_limiter(server: &Server, store: &RedisStore) -> Result<f64, Error> {
+    let renewals = Arc::new(Renewals::default());
+    let limiter = Limiter::new(store.clone().prefix("renewing-limiter"));
+    let limiter = limiter
+        .publish_policies(false)
+        .observer(Arc::clone(&renewals));
+    let expiry = Duration::from_secs(3);
+    let policy = Policy::new("held", [Rule::concurrent(1_000_000).expires_after(expiry)])?;
+    let mut slots = Vec::new();
+    for slot in 0..SLOTS {
+        let job = Charge::new(&policy, Key::new("user", slot.to_string()), 1);
+        slots.extend(
+            limiter
+                .acquire_slot([job], Duration::ZERO)
+                .await?
+                .ok()
+                .flatten(),
+        );
+    }
+    tokio::time::sleep(expiry).await;
+    let other = checks("other", SLOTS)?;
+    let mut ratios = Vec::new();
+    for _ in 0..3 {
+        server.run::<()>("CONFIG RESETSTAT");
+        let before = renewals.0.load(SeqCst);
+        tokio::time::sleep(expiry).await;
+        let renewed = renewals.0.load(SeqCst) - before;
+        let renewal = Figures::read(server, renewed).micros;
+        server.run::<()>("CONFIG RESETSTAT");
+        let mut checked = 0;
+        for check in other.iter().cycle().take(2_000) {
+            store.check(check).await?;
+            checked += 1;
+        }
+        // Few renewals fall into this time.
+        ratios.push(renewal / Figures::read(server, checked).micros);
+    }
+    drop(slots);
+    Ok(median(ratios))
 }
 
 async fn ratio(server: &Server, store: &RedisStore, keys: u64) -> Result<f64, Error> {

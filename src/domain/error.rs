@@ -350,8 +350,13 @@ impl StoreError {
         self
     }
 
+    pub(crate) fn unsent_if(self, unsent: bool) -> Self {
+        if unsent { self.unsent() } else { self }
+    }
+
     /// Returns whether the operation was certainly not sent, or not begun by the server, so that you can try again: the
-    /// breaker was open, there was no connection, or the server loads its data or takes no writes.
+    /// breaker was open, there was no connection, the time was over while the operation waited for its turn, or the
+    /// server loads its data or takes no writes.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         let marked = self.details.as_ref().is_some_and(|details| details.unsent);

@@ -9,8 +9,6 @@ use crate::domain::{
 pub struct Settlement {
     usage: Usage,
     costs: Box<[u64]>,
-    /// Whether this returns slots; otherwise it leaves all slots alone.
-    of_slots: bool,
 }
 
 impl Settlement {
@@ -47,7 +45,6 @@ impl Settlement {
         Ok(Self {
             usage: usage.clone(),
             costs,
-            of_slots: false,
         })
     }
 
@@ -64,17 +61,12 @@ impl Settlement {
         Self {
             costs: charges.map(|charge| cost(charge).min(MAX_UNITS)).collect(),
             usage,
-            of_slots: true,
         }
     }
 
     /// Allows another settlement of the check, since this one was not sent.
     pub(crate) fn give_up(&self) {
-        if self.of_slots {
-            self.usage.return_slots();
-        } else {
-            self.usage.return_settlement();
-        }
+        self.usage.return_settlement();
     }
 
     /// Returns the usage of the check: the charges, and the steps that were charged.
@@ -95,7 +87,6 @@ impl Settlement {
         Self {
             usage: self.usage.pick(places),
             costs: places.iter().map(|place| self.costs[*place]).collect(),
-            of_slots: self.of_slots,
         }
     }
 

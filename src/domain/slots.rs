@@ -66,6 +66,19 @@ impl Slots {
         &self.usage
     }
 
+    /// The slots of each charge apart, to be renewed and returned on their own.
+    pub(crate) fn apart(self) -> impl Iterator<Item = Self> {
+        let places = 0..self.usage.check().charges().len();
+        places.map(move |place| match self.usage.check().charges() {
+            [_] => Self {
+                usage: self.usage.clone(),
+            },
+            _ => Self {
+                usage: self.usage.pick(&[place]).local_like(&self.usage),
+            },
+        })
+    }
+
     /// Makes the request to hold the slots for longer. The reply returns them, unless they are lost.
     pub fn renew(self) -> Renewal {
         Renewal { usage: self.usage }
@@ -185,8 +198,10 @@ impl Renewed {
         &self.usage
     }
 
-    /// Takes the slots, once, in the steps that they are in now. If they were not renewed, [give
-    /// back](Slots::give_back) those of them that still count: it changes nothing about those that are lost.
+    /// Takes the slots, once, in the steps that they are in now.
+    ///
+    /// If they were not renewed, at least one is lost. [Give back](Slots::give_back) the others only if their steps are
+    /// over: in a step that is not, others may have taken slots since, and a return would take one of theirs.
     #[must_use]
     pub fn slots(&self) -> Option<Slots> {
         Slots::take(&self.held)

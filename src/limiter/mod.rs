@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("../../docs/guide/limiter.md")]
 
+mod background;
 mod bans;
 mod breaker;
 mod contributors;
@@ -53,6 +54,7 @@ pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Ask, Backoff, Sent};
+pub(crate) use settle::PATIENCE as SETTLING;
 pub use slots::{Slot, SlotWatch};
 use store_call::{Answer, StoreAnswer};
 pub(crate) use timeout::LazySleep;
@@ -100,6 +102,7 @@ struct Inner {
     strikes: Arc<bans::StrikeQueue>,
     pauses: Arc<pauses::Pauses>,
     renewer: Arc<slots::Renewer>,
+    background: Arc<background::Background>,
     /// From 100 on, nothing is noticed.
     near_limit_percent: u8,
     noticed: Arc<near_limit::Noticed>,
@@ -139,6 +142,7 @@ impl Limiter {
             strikes: Arc::default(),
             pauses: Arc::default(),
             renewer: Arc::default(),
+            background: Arc::default(),
             near_limit_percent: near_limit::DEFAULT_PERCENT,
             noticed: Arc::default(),
         };
@@ -249,6 +253,10 @@ impl Limiter {
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change(|inner| inner.observer = Some(Arc::new(observer)))
+    }
+
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.inner.timeout
     }
 
     /// The limiter of a shadow layer, which passes every undecided request.

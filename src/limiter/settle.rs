@@ -1,6 +1,8 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
 
 use super::{Limiter, store_call::Answer};
 use crate::{
@@ -10,13 +12,16 @@ use crate::{
         error::StoreError,
         operation::{Operation, answer_of},
         settlement::Settlement,
-        slots::{Renewal, Renewed, Slots},
+        slots::{Renewal, Renewed},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
     store::{Store, StoreExt, StoreFuture, eventual::Eventual, ext::read},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
+
+/// How long a settlement that no request waits for is tried.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Limiter {
     /// Sets the final cost of each charge of an admitted check: the actual cost of the work, or 0 to refund the charge.
@@ -31,7 +36,7 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout. If the error [is unsent](StoreError::is_unsent), as when the
-    /// breaker is open, you can settle the check again; otherwise the settlement may have been done, and cannot be
+    /// breaker is open, or the settlement had to wait for other calls, you can settle the check again; otherwise the settlement may have been done, and cannot be
     /// retried. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is
     /// already settled. When other charges are settled, an error about shadows alone goes only to the observer.
     ///
@@ -52,7 +57,11 @@ impl Limiter {
                 parts
             }
         };
-        self.settle_parts(usage, parts).await
+        let settled = self.settle_parts(usage, &parts).await;
+        if settled.as_ref().is_err_and(StoreError::is_unsent) {
+            parts.iter().for_each(Settlement::give_up);
+        }
+        settled
     }
 
     /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
@@ -68,10 +77,19 @@ impl Limiter {
     pub(crate) async fn settle_parts(
         &self,
         usage: &Usage,
-        parts: Vec<Settlement>,
+        parts: &[Settlement],
     ) -> Result<Usage, StoreError> {
         let counts = parts.first().is_some_and(|it| it.usage().is_same(usage));
-        let mut settled = self.settle_all(parts).await.into_iter();
+        let mut settled = self.settle_all(parts, self.inner.timeout).await;
+        // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
+        let failures = settled.iter().filter_map(|result| result.as_ref().err());
+        let mut sent = failures.clone().filter(|error| !error.is_unsent());
+        if failures.clone().count() == settled.len()
+            && let Some(error) = sent.next().cloned()
+        {
+            settled.fill(Err(error));
+        }
+        let mut settled = settled.into_iter();
         let (counting, shadow) = if counts {
             let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
             (counting, settled.next().and_then(Result::ok))
@@ -85,22 +103,37 @@ impl Limiter {
         })
     }
 
+    /// Settles these parts of one check, for which no request waits, and tries again while the store is not even asked.
+    /// Each try may take so long: the store may still do one that was sent, so that this is not sent again.
+    pub(crate) async fn settle_patiently(
+        &self,
+        mut parts: Vec<Settlement>,
+        each: Duration,
+        all: Duration,
+    ) {
+        let end = Instant::now() + all;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let settled = self.settle_all(&parts, each.min(left)).await.into_iter();
+            let mut unsent = settled.map(|it| it.is_err_and(|error| error.is_unsent()));
+            parts.retain(|_| unsent.next().unwrap_or(false));
+            let next = Instant::now() + self.retry_pause();
+            if parts.is_empty() || next > end {
+                return;
+            }
+            sleep_until(next).await;
+        }
+    }
+
     /// Settles all parts in the one place that decided them, and returns their results one by one.
-    async fn settle_all(&self, parts: Vec<Settlement>) -> Settled {
+    async fn settle_all(&self, parts: &[Settlement], timeout: Duration) -> Settled {
         let Some(first) = parts.first() else {
             return Vec::new();
         };
         let local = first.usage().is_local();
-        let Answer { result, timing } = self.call_to_settle(first, parts.get(1), local).await;
-        let mut results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
-        // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
-        let failures = results.iter().filter_map(|result| result.as_ref().err());
-        let mut sent = failures.clone().filter(|error| !error.is_unsent());
-        if failures.clone().count() == results.len()
-            && let Some(error) = sent.next().cloned()
-        {
-            results.fill(Err(error));
-        }
+        let call = self.call_to_settle(first, parts.get(1), local, timeout);
+        let Answer { result, timing } = call.await;
+        let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
@@ -109,12 +142,7 @@ impl Limiter {
                     self.report_completion(call, local, timing);
                     self.notice_settled(settlement.usage(), settlement.costs(), usage);
                 }
-                Err(error) => {
-                    if error.is_unsent() {
-                        settlement.give_up();
-                    }
-                    self.report_error(call, error, RequestOutcome::Failed, timing);
-                }
+                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
             }
             // Wake even after an error: the store may have settled the check.
             self.inner.queues.wake_settled(settlement);
@@ -122,52 +150,28 @@ impl Limiter {
         results
     }
 
-    /// Returns slots to the place that granted them. The slots come back if nothing was sent.
-    pub(super) async fn give_back(&self, slots: Slots) -> Option<Slots> {
-        let settlement = slots.give_back();
-        let usage = settlement.usage().clone();
-        let settled = self.settle_all(vec![settlement]).await;
-        let is_unsent = matches!(&settled[..], [Err(error)] if error.is_unsent());
-        is_unsent.then(|| Slots::take(&usage)).flatten()
-    }
-
-    /// Renews slots that were granted in one place, at the same time. A store that may send several identities together
-    /// does so by itself.
-    pub(super) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
-        let local = renewals[0].usage().is_local();
-        let info = || CallInfo::new(CallKind::Renew, renewals[0].check());
-        // Kept apart from the call: one part of the store that is silent does not lose the answers of the others.
-        let arrived: Arc<[OnceLock<_>]> = renewals.iter().map(|_| OnceLock::new()).collect();
+    /// Renews slots where they were granted.
+    pub(super) async fn renew(
+        &self,
+        renewal: &Renewal,
+        timeout: Duration,
+    ) -> Result<Renewed, StoreError> {
+        let info = || CallInfo::new(CallKind::Renew, renewal.check());
         let renew = |store: &dyn Store| {
-            let each = renewals.iter().enumerate().map(|(index, renewal)| {
-                let arrived = Arc::clone(&arrived);
-                let reply = store.execute(Operation::Renew(renewal.clone()));
-                read(reply, answer_of!(Renew)).then(move |renewed| {
-                    let _ = arrived[index].set(renewed.clone()); // set once
-                    renewed
-                })
-            });
-            StoreFuture::all(each.collect())
+            let reply = store.execute(Operation::Renew(renewal.clone()));
+            read(reply, answer_of!(Renew))
         };
+        let local = renewal.usage().is_local();
         let call = match local {
             true => self.call_local(info, renew),
-            false => self.call(info, renew),
+            false => self.call_within(timeout, info, renew),
         };
         let Answer { result, timing } = call.await;
-        let answers = result.unwrap_or_else(|error| {
-            let arrived = arrived.iter().map(|answer| answer.get().cloned());
-            arrived
-                .map(|it| it.unwrap_or_else(|| Err(error.clone())))
-                .collect()
-        });
-        for (index, answer) in answers.iter().enumerate() {
-            let call = CallInfo::new(CallKind::Renew, renewals[index].check()).shared(index > 0);
-            match answer {
-                Ok(_) => self.report_completion(call, local, timing),
-                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
-            }
+        match &result {
+            Ok(_) => self.report_completion(info(), local, timing),
+            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
         }
-        answers
+        result
     }
 
     fn call_to_settle(
@@ -175,6 +179,7 @@ impl Limiter {
         first: &Settlement,
         second: Option<&Settlement>,
         local: bool,
+        timeout: Duration,
     ) -> Eventual<Answer<Settled>> {
         let settle = |store: &dyn Store| {
             let settled = store.settle(first);
@@ -187,7 +192,7 @@ impl Limiter {
         if local {
             self.call_local(|| info(first), settle)
         } else {
-            self.call(|| info(first), settle)
+            self.call_within(timeout, || info(first), settle)
         }
     }
 }

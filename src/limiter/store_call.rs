@@ -3,6 +3,7 @@
 use std::{
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
@@ -17,6 +18,7 @@ use crate::{
         decision::Decision,
         denials::Denials,
         error::{StoreError, StoreErrorKind},
+        slots::Renewed,
     },
     observe::{CallInfo, PollScope, Timing},
     store::eventual::Eventual,
@@ -45,14 +47,27 @@ pub(super) struct Answer<T> {
 }
 
 impl Limiter {
-    /// Calls the store, if the breaker permits it.
+    /// Calls the store within the timeout, if the breaker permits it.
     pub(super) fn call<'a, T: StoreAnswer>(
         &self,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Eventual<Answer<T>> {
+        self.call_within(self.inner.timeout, info, begin)
+    }
+
+    /// The same with another timeout, for calls that no request waits for.
+    pub(super) fn call_within<'a, T: StoreAnswer>(
+        &self,
+        timeout: Duration,
+        info: impl Fn() -> CallInfo<'a>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+    ) -> Eventual<Answer<T>> {
         match self.inner.breaker.permit() {
-            Some(permit) => self.begin(Some(permit), info, || begin(&*self.inner.store)),
+            Some(permit) => {
+                let begin = || begin(&*self.inner.store);
+                self.begin(Some(permit), timeout, info, begin)
+            }
             None => Eventual::ready(Answer {
                 result: Err(circuit_open()),
                 timing: self.start().map(Timing::since),
@@ -66,12 +81,14 @@ impl Limiter {
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Eventual<Answer<T>> {
-        self.begin(None, info, || begin(&self.inner.local.store))
+        let begin = || begin(&self.inner.local.store);
+        self.begin(None, self.inner.timeout, info, begin)
     }
 
     fn begin<'a, T: StoreAnswer>(
         &self,
         permit: Option<Permit>,
+        timeout: Duration,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce() -> StoreFuture<T>,
     ) -> Eventual<Answer<T>> {
@@ -89,7 +106,7 @@ impl Limiter {
                 limiter: self.clone(),
                 permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
                 answer,
-                timeout: LazySleep::new(self.inner.timeout),
+                timeout: LazySleep::new(timeout),
                 scope,
                 start,
             }),
@@ -142,6 +159,7 @@ impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Contributors {}
 impl StoreAnswer for Denials {}
+impl StoreAnswer for Renewed {}
 
 impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
     fn failure(&self) -> Option<&StoreError> {
@@ -163,9 +181,10 @@ impl<T: StoreAnswer> Future for Call<T> {
                 let blame = if this.timeout.is_noticed_late() {
                     Some(Blame::NoCall)
                 } else {
-                    answer.blame(this.limiter.inner.timeout)
+                    answer.blame(this.timeout.duration())
                 };
-                Err(timed_out().blaming(blame))
+                let is_unsent = in_scope(this.scope, || answer.leave());
+                Err(timed_out().blaming(blame).unsent_if(is_unsent))
             }
             Poll::Pending => return Poll::Pending,
         };

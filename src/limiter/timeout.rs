@@ -43,6 +43,10 @@ impl LazySleep {
         }
     }
 
+    pub(crate) const fn duration(&self) -> Duration {
+        self.duration
+    }
+
     /// Whether this process noticed the expiry so late that an answer may have gone unnoticed as well.
     pub(crate) fn is_noticed_late(&self) -> bool {
         let late = COARSENESS.max(self.duration / 4);

@@ -133,7 +133,7 @@ impl<S: Service<Request<B>>, B, R, E> ResponseFuture<S, B, R, E> {
             }
             StateProj::Settling { unsettled } => {
                 if let Some(unsettled) = unsettled.take() {
-                    this.shared.settle.in_background(unsettled.settling);
+                    this.shared.continue_settling(unsettled.settling);
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::{
         charge::Charge,
         decision::{Decision, Usage},
     },
-    limiter::{ActualCost, Limiter},
+    limiter::{ActualCost, Limiter, SETTLING},
 };
 
 /// Reached only if thousands of clients disconnect within one timeout while the store is slow; further charges then
@@ -129,19 +129,28 @@ impl Settle {
     pub(super) fn unanswered(&self, limiter: &Limiter, decision: &Decision) {
         if self.refunds_unanswered
             && let Decision::Allowed(usage) = decision
-            && let Some(settling) = settling(limiter, usage, |_| 0)
         {
-            self.in_background(settling);
+            let parts = Limiter::changed_parts(usage, |_| 0);
+            let own = limiter.clone();
+            self.in_background(limiter, async move {
+                // One that hangs makes room for others.
+                let settled = own.settle_patiently(parts, own.call_timeout(), SETTLING);
+                settled.await;
+            });
         }
     }
 
     /// Continues a settlement whose caller is gone. Without a runtime, the charge stays.
-    pub(super) fn in_background(&self, settling: Settling) {
+    pub(super) fn in_background(
+        &self,
+        limiter: &Limiter,
+        settling: impl Future<Output = ()> + Send + 'static,
+    ) {
         let place = Arc::clone(&self.in_background).try_acquire_owned();
         let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) else {
             return;
         };
-        runtime.spawn(async move {
+        limiter.in_background(&runtime, async move {
             let _place = place;
             settling.await;
         });
@@ -162,7 +171,7 @@ fn settling(
     }
     let (limiter, usage) = (limiter.clone(), usage.clone());
     Some(Box::pin(async move {
-        limiter.settle_parts(&usage, parts).await.ok()
+        limiter.settle_parts(&usage, &parts).await.ok()
     }))
 }
 

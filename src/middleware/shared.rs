@@ -22,7 +22,7 @@ use crate::{
         ActualCost,
         decision::{Decision, Usage},
     },
-    limiter::{Limiter, Slot},
+    limiter::{Limiter, Slot, SlotWatch},
 };
 
 /// Shared by all services of a layer.
@@ -148,7 +148,12 @@ impl<R> Shared<R> {
         }
         let slot = self.plan.limiter.hold_usage(usage);
         if let Some(slot) = &slot {
-            extensions.insert(slot.watch());
+            // Also those of outer layers.
+            let watch = match extensions.remove::<SlotWatch>() {
+                Some(outer) => slot.watch().and(outer),
+                None => slot.watch(),
+            };
+            extensions.insert(watch);
         }
         slot
     }
@@ -200,6 +205,12 @@ impl<R> Shared<R> {
             self.plan.warn_of_unknown(unknown);
         }
         extensions.insert(CostIsSeen);
+    }
+
+    /// Settles a response whose caller is gone.
+    pub(super) fn continue_settling(&self, settling: Settling) {
+        let settling = async move { drop(settling.await) };
+        self.settle.in_background(&self.plan.limiter, settling);
     }
 
     /// Handles an admitted request that gets no response.

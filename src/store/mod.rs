@@ -159,7 +159,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
 /// An answer that is not ready.
-type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 /// The future of a store's answer. It may be ready from the start.
 ///
@@ -206,6 +206,12 @@ impl<T> StoreFuture<T> {
     pub(crate) const fn known(&mut self) -> Option<Result<T, StoreError>> {
         self.answer.known()
     }
+
+    /// Leaves without the answer. Returns whether the operation is never sent.
+    pub(crate) fn leave(&mut self) -> bool {
+        self.answer = Eventual::Known(None);
+        self.journey.as_ref().is_some_and(Journey::has_left)
+    }
 }
 
 impl<T: Send + 'static> StoreFuture<T> {
@@ -232,22 +238,23 @@ impl<T: Send + 'static> StoreFuture<T> {
 
     /// Waits for all answers at the same time. The call to blame is that of the first.
     pub(crate) fn all(answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let journey = answers.first().and_then(|first| first.journey.clone());
+        let journeys = answers.iter().map(|it| it.journey.clone());
+        let journeys: Option<Vec<_>> = journeys.collect();
         let answers = join_all(answers);
         StoreFuture {
             answer: Eventual::pending(async { Ok(answers.await) }),
-            journey,
+            journey: journeys.map(|each| Journey::All(Arc::new(each))),
         }
     }
 
     /// The same answer by way of another future, if it is not ready.
-    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>) -> F) -> Self
+    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>, Option<Journey>) -> F) -> Self
     where
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let answer = match self.answer {
             Eventual::Known(result) => Eventual::Known(result),
-            Eventual::Pending(future) => Eventual::pending(relay(future)),
+            Eventual::Pending(future) => Eventual::pending(relay(future, self.journey.clone())),
         };
         Self {
             answer,

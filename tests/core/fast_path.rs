@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
 use support::{
     history::{
-        History, Player, calls, few_cases, hot, large, move_clock, spoiled_calls, wild, wild_kinds,
+        History, Player, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
+        spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
     vectors::{replay_all, replay_blocks, replay_kinds},
@@ -58,6 +59,7 @@ fn a_fast_path_changes_nothing_however_much_is_charged() {
 #[test]
 fn a_fast_path_changes_nothing_in_calls_of_several_operations() {
     changes_nothing(calls());
+    changes_nothing(calls_of_all_kinds());
 }
 
 #[test]

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
 use support::{
     history::{
-        Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady,
-        steady_kinds, wild, wild_kinds,
+        Calls, History, Player, START_MS, agree, calls, calls_of_all_kinds, few_cases, move_clock,
+        same, steady, steady_kinds, wild, wild_kinds,
     },
     model::Model,
     promise::{admitted, assert_promise},
@@ -116,6 +116,16 @@ proptest! {
 
 proptest! {
     #![proptest_config(few_cases())]
+
+    #[test]
+    fn a_call_does_what_its_operations_do_one_by_one_under_all_kinds_of_rules(
+        history in calls_of_all_kinds()
+    ) {
+        let (store, clock) = memory();
+        let other = MemoryStore::new().clock(clock.clone());
+        let apart = Player::new(&other, &history).calls(Calls::Apart);
+        block_on(same((Player::new(&store, &history), apart), &clock, &history));
+    }
 
     #[test]
     fn a_call_does_what_its_operations_do_one_by_one(history in calls()) {

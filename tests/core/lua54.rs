@@ -10,8 +10,8 @@ use sluicegate::{
 };
 use support::{
     history::{
-        Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
-        large, move_clock, same, spoiled_calls, wild, wild_kinds,
+        Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, calls_of_all_kinds,
+        few_cases, key_of, large, move_clock, same, spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
     outcome::Outcome,
@@ -222,6 +222,11 @@ fn totals_that_are_one_too_many_for_an_entry_are_counted() {
 #[test]
 fn the_script_does_several_operations_in_one_call_as_the_memory_store_does_each_by_itself() {
     agrees_apart(calls());
+}
+
+#[test]
+fn the_script_does_renewals_in_one_call_with_others_as_the_memory_store_does_each_by_itself() {
+    agrees_apart(calls_of_all_kinds());
 }
 
 #[test]

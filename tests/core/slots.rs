@@ -44,6 +44,8 @@ enum Failure {
     Late,
     /// The store takes a while to answer a renewal.
     SlowRenewal,
+    /// The store answers a renewal or a return long after the timeout.
+    Stalls,
 }
 
 impl Cluster {
@@ -129,6 +131,10 @@ impl Store for Cluster {
                 sleep(Duration::from_millis(50)).await;
                 reply.await
             }),
+            Some(Failure::Stalls) => StoreFuture::pending(async {
+                sleep(WINDOW / 3).await;
+                reply.await
+            }),
             _ => reply,
         }
     }
@@ -185,7 +191,7 @@ async fn renewals_that_are_due_together_are_sent_together() {
     }
     // Stopped for long enough that all are due.
     cluster.stop(WINDOW / 2).await;
-    cluster.pass(Duration::from_millis(100)).await;
+    cluster.pass(Duration::from_millis(200)).await;
     let renewals = cluster.renewals();
     assert_eq!(renewals.iter().sum::<usize>(), 600);
     assert!(renewals.len() <= 3, "{renewals:?}");
@@ -435,10 +441,10 @@ async fn slots_of_a_shadow_are_renewed_and_returned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_beside_a_lost_one_are_returned() {
+async fn slots_beside_a_lost_one_are_held_until_the_work_ends() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
-    let all = Policy::parse("all", "1/30s@concurrent").unwrap();
+    let all = Policy::parse("all", "1/12s@concurrent").unwrap();
     let everyone = || Charge::new(&all, Key::new("service", "it"), 1);
     let job = Charge::new(&one(), Key::new("user", "alice"), 1);
     let slot = limiter
@@ -449,8 +455,88 @@ async fn slots_beside_a_lost_one_are_returned() {
     limiter.reset(&one(), &alice).await.unwrap();
     cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
     assert!(!slot.is_held());
-    let other = limiter.acquire_slot([everyone()], Duration::ZERO).await;
-    assert!(other.unwrap().is_ok());
+    let other = async || {
+        let other = limiter.acquire_slot([everyone()], Duration::ZERO).await;
+        other.unwrap().is_ok()
+    };
+    for _ in 0..3 {
+        cluster.pass(WINDOW).await;
+        assert!(!other().await, "the work goes on");
+    }
+    drop(slot);
+    cluster.pass(Duration::from_millis(100)).await;
+    assert!(other().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_the_store_has_lost_is_not_returned() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    // With one step for so long, a return would reach the slot of another.
+    let one = Policy::parse("jobs", "1/30s@concurrent@30s").unwrap();
+    let lost = acquire(&limiter, &one).await.unwrap();
+    cluster.fail(Some(Failure::Stalls));
+    let reset = async || {
+        limiter
+            .reset(&one, &Key::new("user", "alice"))
+            .await
+            .unwrap()
+    };
+    reset().await;
+    while cluster.renewals().is_empty() {
+        cluster.pass(Duration::from_millis(100)).await;
+    }
+    // The store has refused the renewal, and the answer is under way.
+    let other = acquire(&limiter, &one).await.unwrap();
+    cluster.fail(None);
+    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
+    assert!(!lost.is_held());
+    drop(lost);
+    cluster.pass(Duration::from_millis(200)).await;
+    assert!(other.is_held());
+    assert!(acquire(&limiter, &one).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stalls_for_longer_than_the_timeout_loses_no_slot_and_keeps_none() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    cluster.fail(Some(Failure::Stalls));
+    cluster.pass(WINDOW * 3).await;
+    assert!(slot.is_held());
+    assert!(acquire(&limiter, &one()).await.is_none());
+    drop(slot);
+    cluster.pass(WINDOW * 2 / 3).await;
+    assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_ends_returns_its_slots() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let three = Policy::parse("jobs", "3/30s@concurrent").unwrap();
+    let mut slots = Vec::new();
+    for _ in 0..3 {
+        slots.push(acquire(&limiter, &three).await.unwrap());
+    }
+    drop(slots.pop());
+    // One return is under way, and a renewal may be.
+    cluster.fail(Some(Failure::Stalls));
+    let ends = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.return_slots().await }
+    });
+    cluster.pass(Duration::from_secs(1)).await;
+    assert!(!ends.is_finished());
+    cluster.fail(None);
+    cluster.pass(WINDOW).await;
+    assert!(ends.is_finished());
+    assert!(slots.iter().all(|slot| !slot.is_held()));
+    let job = Charge::new(&three, Key::new("user", "alice"), 3);
+    let all = limiter.acquire_slot([job], Duration::ZERO).await;
+    assert!(all.unwrap().is_ok());
+    drop(slots);
 }
 
 #[tokio::test(start_paused = true)]

@@ -545,6 +545,23 @@ async fn a_key_may_have_slots_beside_its_rates_and_a_response_holds_one_until_it
 }
 
 #[tokio::test]
+async fn a_server_that_is_asked_to_stop_ends_its_responses_and_returns_their_slots() {
+    let redis = Server::start();
+    let url = redis.url();
+    let limit = "header:x-user=1/1h@concurrent";
+    let args = ["--limit", limit, "--redis", &url, "--timeout", "1500ms"];
+    for _ in 0..5 {
+        let (server, browser) = (Example::start(&args), Browser::new());
+        let response = browser.open(&server, "/wait/100").await;
+        assert_eq!(response.status(), OK);
+        server.signal("TERM");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "100\n");
+        assert!(server.stop().0);
+    }
+}
+
+#[tokio::test]
 async fn a_stream_costs_its_frames_or_those_that_were_sent_before_the_client_left() {
     let limit = ["--limit", "header:x-user=100000000/1d"];
     let (server, browser) = (Example::start(&limit), Browser::new());

@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use sluicegate::{Limiter, MemoryStore, RedisStore};
-use support::{cut_streams::cut_streams, redis::Server};
+use support::{
+    cut_streams::{PATIENCE, cut_streams},
+    redis::Server,
+};
+
+/// After the last stream.
+const SOON: Duration = Duration::from_millis(100);
 
 async fn over_redis(server: &Server) -> Limiter {
     let store = RedisStore::connect(server.url()).await.unwrap();
@@ -13,14 +19,15 @@ async fn over_redis(server: &Server) -> Limiter {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_that_are_cut_anywhere_leave_no_slot_in_redis() {
     let server = Server::start();
-    cut_streams(over_redis(&server).await, 2_000, Duration::from_secs(1)).await;
+    let limiter = over_redis(&server).await;
+    cut_streams(limiter, 2_000, Duration::from_secs(1), PATIENCE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a long form"]
 async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot_in_memory() {
     let limiter = Limiter::new(MemoryStore::new().capacity(1_000_000));
-    let took = cut_streams(limiter, 100_000, Duration::from_millis(50)).await;
+    let took = cut_streams(limiter, 100_000, Duration::from_millis(50), SOON).await;
     println!("all slots are free {took:?} after the last stream");
 }
 
@@ -29,6 +36,6 @@ async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot_in_memory() {
 async fn a_hundred_thousand_streams_that_are_cut_leave_no_slot_in_redis() {
     let server = Server::start();
     let limiter = over_redis(&server).await;
-    let took = cut_streams(limiter, 100_000, Duration::from_millis(500)).await;
+    let took = cut_streams(limiter, 100_000, Duration::from_millis(500), SOON).await;
     println!("all slots are free {took:?} after the last stream");
 }

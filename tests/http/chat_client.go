@@ -1,10 +1,6 @@
 // A client of a chat service. It prints the quota of two responses, as the library go-openai reads the headers.
 //
-// The test that runs it is ignored by default, since it needs a program made of this file:
-//
-//	mkdir /tmp/chat && cp tests/http/chat_client.go /tmp/chat/main.go && cd /tmp/chat
-//	go mod init chat && go get github.com/sashabaranov/go-openai && go build
-//	cd - && CHAT_CLIENT=/tmp/chat/chat cargo test --all-features --test http -- --ignored client_library
+// `./test chat` builds it, with Go 1.18 or later, and runs the test that asks a server by this program.
 package main
 
 import (
@@ -22,7 +18,7 @@ func main() {
 	client := openai.NewClientWithConfig(config)
 	message := openai.ChatCompletionMessage{Role: "user", Content: "hello"}
 	request := openai.ChatCompletionRequest{Model: "any", Messages: []openai.ChatCompletionMessage{message}}
-	for range 2 {
+	for i := 0; i < 2; i++ {
 		response, err := client.CreateChatCompletion(context.Background(), request)
 		if err != nil {
 			fmt.Println(err)

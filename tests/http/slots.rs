@@ -167,6 +167,37 @@ async fn a_handler_notices_that_its_slot_was_lost() {
     assert_eq!(text(response).await, "stopped");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_handler_within_two_layers_watches_the_slots_of_both() {
+    for lost in ["exports", "all"] {
+        let clock = TestClock::new(1_700_000_000_000);
+        let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+        let (alice, all) = (
+            Key::new("user", "alice"),
+            Policy::parse("all", "1/30s@concurrent").unwrap(),
+        );
+        let outer = RateLimitLayer::new(limiter.clone()).limit_concurrent(all, alice.clone());
+        let own = limiter.clone();
+        let service = service_fn(move |request: Request<()>| {
+            let watch = request.extensions().get::<SlotWatch>().unwrap().clone();
+            let (limiter, alice) = (own.clone(), alice.clone());
+            let policy = Policy::new(lost, [Rule::concurrent(1)]).unwrap();
+            async move {
+                assert!(watch.is_held());
+                limiter.reset(&policy, &alice).await.unwrap();
+                let soon = tokio::time::timeout(Duration::from_secs(3_600), watch.lost());
+                soon.await.unwrap(); // at the next renewal
+                assert!(!watch.is_held());
+                Ok::<_, Infallible>(Response::new("stopped".to_owned()))
+            }
+        });
+        let service = outer.layer(layer(&limiter, 1).layer(service));
+        let response = service.oneshot(Request::new(())).await.unwrap();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "stopped");
+    }
+}
+
 #[tokio::test]
 async fn a_service_can_be_unavailable_without_a_slot() {
     let limiter = Limiter::new(MemoryStore::new());

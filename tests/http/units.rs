@@ -120,7 +120,7 @@ async fn headers_by_unit_of_layers_around_each_other_have_the_tightest_of_all() 
 }
 
 #[tokio::test]
-#[ignore = "needs a program made of chat_client.go, in CHAT_CLIENT"]
+#[ignore = "needs a program made of chat_client.go, in CHAT_CLIENT: run ./test chat"]
 async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
     let program = std::env::var_os("CHAT_CLIENT").expect("CHAT_CLIENT names a program");
     let layer = layer(&MemoryStore::new())

@@ -21,6 +21,7 @@ const UNCHARGED: &str = "each slot that is held is charged";
 const OVERCHARGED: &str = "never more is charged than the limit";
 const ROBBED: &str = "no holder that renews in time loses its slot";
 const REVIVED: &str = "a slot that is not held any more is never held again";
+const TAKEN: &str = "the return of a slot that the store has lost takes no other";
 const LEAKED: &str = "a slot that nothing holds is free after one expiry and one step";
 
 /// The code, or a mistake in it.
@@ -41,6 +42,8 @@ enum Code {
     ReturnsAfterUnknown,
     /// Returns the slot while a renewal is under way.
     ReturnsDuringRenewal,
+    /// Returns a slot that the store did not renew because it is lost.
+    ReturnsLost,
     /// Renews a slot that has been returned.
     RenewsAfterReturn,
     /// Sends a return again if there was no answer.
@@ -67,6 +70,8 @@ enum Action {
     Crash(usize),
     Arrive(usize),
     Lose(usize),
+    /// An operator resets the key.
+    Reset,
     /// Only mistakes do these.
     ReturnAgain(usize),
     RenewReturned(usize),
@@ -78,6 +83,9 @@ struct Slots {
     processes: usize,
     /// The most messages under way.
     messages: usize,
+    /// Whether operators reset the key. Then others take slots that are still held, of which holders learn only when
+    /// they renew.
+    resets: bool,
 }
 
 impl Slots {
@@ -109,6 +117,7 @@ impl Slots {
             }
             Message::RenewReturned { step } => (None, state.renew(step, self.code)),
             Message::Return { step } => return state.give_back(step, self.code),
+            Message::ReturnLost { step } => return state.give_back_lost(step, self.code),
             Message::Answer { to, step } => return self.answer(state, to, step),
         };
         if let Some(to) = by {
@@ -124,6 +133,10 @@ impl Slots {
         };
         let believes = self.code == Code::BelievesLateAnswers;
         state.processes[to] = match (state.processes[to], step) {
+            (Process::Renewing { step, .. }, None) if self.code == Code::ReturnsLost => {
+                state.messages.push(Message::ReturnLost { step });
+                Process::Idle
+            }
             (_, None) => Process::Idle,
             (Process::Renewing { returned, left, .. }, Some(step))
                 if returned || left == 0 && !believes =>
@@ -258,6 +271,9 @@ impl Model for Slots {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         actions.push(Action::Wait);
+        if self.resets && state.used() > 0 {
+            actions.push(Action::Reset);
+        }
         for index in 0..state.messages.len() {
             actions.extend([Action::Arrive(index), Action::Lose(index)]);
         }
@@ -278,6 +294,7 @@ impl Model for Slots {
         let mut state = last.clone();
         match action {
             Action::Wait => state.pass(),
+            Action::Reset => state.charged.clear(),
             Action::Ask(index) => {
                 let asked = self.sure(&state, index);
                 state.processes[index] = Process::Asking { asked };
@@ -310,6 +327,14 @@ impl Model for Slots {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
+        if self.resets {
+            return vec![
+                Property::always(TAKEN, |_, state: &State| !state.has_taken),
+                Property::sometimes("a reset slot is held", |_, state: &State| {
+                    state.held() > state.used()
+                }),
+            ];
+        }
         vec![
             Property::always(BEYOND, |model, state: &State| state.held() <= model.limit),
             Property::always(UNCHARGED, |_, state: &State| state.held() <= state.used()),
@@ -359,6 +384,14 @@ fn model(code: Code, limit: u8) -> Slots {
         limit,
         processes: 2,
         messages: if limit == 1 { 3 } else { 2 },
+        resets: false,
+    }
+}
+
+fn with_resets(code: Code) -> Slots {
+    Slots {
+        resets: true,
+        ..model(code, 1)
     }
 }
 
@@ -370,6 +403,15 @@ fn never_more_holders_than_the_limit_and_no_slot_is_taken_from_its_holder() {
         checker.assert_properties();
         println!("{} states", checker.unique_state_count());
     }
+}
+
+#[test]
+fn after_a_reset_a_holder_that_learns_of_it_moves_nothing() {
+    let checker = with_resets(Code::Right).checker().threads(2);
+    checker.spawn_bfs().join().assert_properties();
+    let found = HasDiscoveries::AllOf([TAKEN].into());
+    let checker = with_resets(Code::ReturnsLost).checker().finish_when(found);
+    assert!(checker.spawn_bfs().join().discovery(TAKEN).is_some());
 }
 
 #[test]

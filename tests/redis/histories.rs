@@ -11,7 +11,8 @@ use sluicegate::{
 
 use support::{
     history::{
-        Act, History, Player, START_MS, Step, agree, calls, few_cases, large, move_clock, wild,
+        Act, History, Player, START_MS, Step, agree, calls, calls_of_all_kinds, few_cases, large,
+        move_clock, wild, wild_kinds,
     },
     outcome::Outcome,
     redis::Server,
@@ -36,6 +37,16 @@ fn the_redis_store_agrees_with_the_memory_store_however_much_is_charged() {
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_about_calls_of_several_operations() {
     agrees_in(&few_cases(), calls());
+}
+
+#[test]
+fn the_redis_store_agrees_with_the_memory_store_about_all_kinds_of_rules() {
+    agrees(wild_kinds());
+}
+
+#[test]
+fn the_redis_store_agrees_with_the_memory_store_about_renewals_in_calls_of_several_operations() {
+    agrees_in(&few_cases(), calls_of_all_kinds());
 }
 
 /// The totals fit 16 bits. They have passed 65 536 when the clock steps back and the last step is no longer believed.

@@ -1,10 +1,32 @@
 //! Slots of several processes over a real server: held, renewed, returned, and released when a process dies.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, limiter::Slot};
+use futures::future::{BoxFuture, join_all};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Rule, Store,
+    StoreError,
+    error::StoreErrorKind,
+    limiter::{Slot, SlotWatch},
+    middleware::{CostMeter, FollowedBody, ProblemJson, ToBodyEnd},
+    store::Check,
+};
 use support::redis::Server;
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
+use tower::{Layer, ServiceExt, service_fn};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,4 +84,323 @@ fn the_slot_of_a_process_that_dies_is_released() {
     let taken = living.block_on(acquire(&limiter, PATIENCE));
     assert!(taken.is_some());
     assert!(!slot.is_held());
+}
+
+/// Longer than the timeout of a limiter.
+const STALL: Duration = Duration::from_millis(300);
+
+/// A server that is stopped while it owes answers to all calls that may be in flight: what is asked next has to wait.
+struct Stalled<'a> {
+    server: &'a Server,
+    in_flight: Vec<BoxFuture<'static, Result<Decision, StoreError>>>,
+}
+
+impl<'a> Stalled<'a> {
+    async fn stop(server: &'a Server, store: &RedisStore) -> Self {
+        let policy = Policy::parse("occupies", "1000000/1d").unwrap();
+        server.stop();
+        let mut in_flight: Vec<BoxFuture<'static, _>> = Vec::new();
+        for call in 0..4 {
+            let key = Key::new("call", call.to_string());
+            let check = Check::new([Charge::new(&policy, key, 1)]).unwrap();
+            let mut answer: BoxFuture<'static, _> = Box::pin(store.check(&check));
+            assert!(futures::poll!(&mut answer).is_pending());
+            in_flight.push(answer);
+        }
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        Self { server, in_flight }
+    }
+
+    async fn go_on(self) {
+        self.server.cont();
+        for answer in join_all(self.in_flight).await {
+            assert!(answer.unwrap().is_allowed());
+        }
+    }
+}
+
+fn tokens() -> Policy {
+    Policy::parse("tokens", "10000/1h").unwrap()
+}
+
+fn acme() -> Key {
+    Key::new("tenant", "acme")
+}
+
+async fn left(limiter: &Limiter, policy: &Policy) -> u64 {
+    let usage = limiter
+        .peek([Charge::new(policy, acme(), 0)])
+        .await
+        .unwrap();
+    usage.rules().next().unwrap().remaining()
+}
+
+#[tokio::test]
+async fn a_settlement_that_has_left_the_queue_can_be_made_again() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clone());
+    let trial = Policy::parse("trial", "100/1h").unwrap().shadow();
+    for shadows in [vec![], vec![Charge::new(&trial, acme(), 50)]] {
+        limiter.reset(&tokens(), &acme()).await.unwrap();
+        let charges = [Charge::new(&tokens(), acme(), 50)]
+            .into_iter()
+            .chain(shadows);
+        let admitted = limiter.check(charges).await.unwrap();
+        let stalled = Stalled::stop(&server, &store).await;
+        let error = limiter.settle(admitted.usage(), |_| 7).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout);
+        assert!(error.is_unsent());
+        stalled.go_on().await;
+        assert_eq!(left(&limiter, &tokens()).await, 9_950);
+        limiter.settle(admitted.usage(), |_| 7).await.unwrap();
+        assert_eq!(left(&limiter, &tokens()).await, 9_993);
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_that_was_sent_cannot_be_made_again_after_its_timeout() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let admitted = limiter
+        .check([Charge::new(&tokens(), acme(), 50)])
+        .await
+        .unwrap();
+    server.stop();
+    let error = limiter.settle(admitted.usage(), |_| 7).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert!(!error.is_unsent());
+    server.cont();
+    let again = limiter.settle(admitted.usage(), |_| 7).await.unwrap_err();
+    assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(left(&limiter, &tokens()).await, 9_993);
+}
+
+/// A layer that takes one of so many slots, and 50 tokens until the response has ended.
+fn chats(limiter: Limiter, slots: u64) -> RateLimitLayer<ProblemJson, ToBodyEnd> {
+    RateLimitLayer::new(limiter)
+        .limit_concurrent(chat_slots(slots), acme())
+        .limit(tokens(), acme())
+        .cost(|_, policy| if policy.name() == "tokens" { 50 } else { 1 })
+        .meter_costs_under("tokens")
+}
+
+fn chat_slots(slots: u64) -> Policy {
+    Policy::new("chats", [Rule::concurrent(slots)]).unwrap()
+}
+
+/// The response, and whether its handler held a slot.
+async fn chat(
+    layer: &RateLimitLayer<ProblemJson, ToBodyEnd>,
+) -> (Response<FollowedBody<String>>, bool) {
+    let service = layer.layer(service_fn(|request: Request<()>| {
+        request.extensions().get::<CostMeter>().unwrap().set(7);
+        let mut response = Response::new("hello".to_owned());
+        if let Some(watch) = request.extensions().get::<SlotWatch>() {
+            response.extensions_mut().insert(watch.clone());
+        }
+        ready(Ok::<_, Infallible>(response))
+    }));
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    let holds = response.extensions().get().is_some_and(SlotWatch::is_held);
+    (response, holds)
+}
+
+#[tokio::test]
+async fn a_response_that_ends_while_the_server_stalls_leaves_no_slot_and_costs_what_was_metered() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    for waits_in_queue in [true, false] {
+        let limiter = Limiter::new(store.clone());
+        limiter.reset(&tokens(), &acme()).await.unwrap();
+        let layer = chats(limiter.clone(), 1);
+        let (response, _) = chat(&layer).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let stalled = if waits_in_queue {
+            Some(Stalled::stop(&server, &store).await)
+        } else {
+            server.stop();
+            None
+        };
+        drop(response);
+        sleep(STALL).await;
+        match stalled {
+            Some(stalled) => stalled.go_on().await,
+            None => server.cont(),
+        }
+        limiter.return_slots().await; // waits for what goes on in the background
+        assert_eq!(left(&limiter, &tokens()).await, 9_993);
+        assert_eq!(left(&limiter, &chat_slots(1)).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_stalls_again_and_again_takes_no_slot_from_its_holder() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let policy = Policy::parse("jobs", "1/2s@concurrent").unwrap();
+    let job = || [Charge::new(&policy, acme(), 1)];
+    let slot = limiter.acquire_slot(job(), PATIENCE).await.unwrap();
+    let slot = slot.unwrap().unwrap();
+    // Over several expiries. Most renewals are under way during a stall.
+    for _ in 0..10 {
+        server.stop();
+        sleep(STALL).await;
+        server.cont();
+        sleep(STALL).await;
+        assert!(slot.is_held());
+    }
+    drop(slot);
+    limiter.return_slots().await;
+    let other = limiter.acquire_slot(job(), Duration::ZERO).await.unwrap();
+    assert!(other.is_ok());
+}
+
+#[tokio::test]
+async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clone());
+    drop(acquire(&limiter, Duration::ZERO).await); // the server knows the script
+    limiter.return_slots().await;
+    let stalled = Stalled::stop(&server, &store).await;
+    let mut asking: BoxFuture<'static, _> = Box::pin({
+        let limiter = limiter.clone();
+        async move { acquire(&limiter, Duration::ZERO).await.is_some() }
+    });
+    assert!(futures::poll!(&mut asking).is_pending());
+    drop(asking);
+    stalled.go_on().await;
+    limiter.return_slots().await;
+    // The four calls in flight, after the two that took and returned a slot.
+    assert_eq!(server.calls("evalsha") + server.calls("eval"), 7);
+}
+
+#[tokio::test]
+async fn slots_of_a_process_that_ends_are_free_at_once() {
+    let server = Server::start();
+    let ending = runtime();
+    let url = server.url();
+    let slot = ending.spawn(async move {
+        let limiter = Limiter::new(RedisStore::connect(url).await.unwrap());
+        let slot = acquire(&limiter, Duration::ZERO).await.unwrap();
+        limiter.return_slots().await;
+        slot
+    });
+    let slot = slot.await.unwrap();
+    ending.shutdown_background();
+    assert!(!slot.is_held());
+    let other = process(&server).await;
+    assert!(acquire(&other, Duration::ZERO).await.is_some());
+}
+
+#[tokio::test]
+async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
+    let server = Server::start();
+    let by = async |policy, replicas| {
+        let limiter = process(&server).await;
+        chats(limiter.on_failure(policy).replicas(replicas), 4)
+    };
+    let open = by(FailurePolicy::Open, 1).await;
+    let closed = by(FailurePolicy::Closed, 1).await;
+    let (half, none) = (
+        by(FailurePolicy::Local, 2).await,
+        by(FailurePolicy::Local, 9).await,
+    );
+    let layers = [&open, &closed, &half, &none];
+    for layer in layers {
+        assert!(chat(layer).await.1);
+    }
+
+    server.stop();
+    for _ in 0..6 {
+        let (response, holds) = chat(&open).await;
+        assert_eq!((response.status(), holds), (StatusCode::OK, false));
+        let (response, _) = chat(&closed).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    // The share of this process, and at least one.
+    for (layer, share) in [(&half, 2), (&none, 1)] {
+        for _ in 0..2 {
+            let mut held = Vec::new();
+            for _ in 0..share {
+                let (response, holds) = chat(layer).await;
+                assert_eq!((response.status(), holds), (StatusCode::OK, true));
+                held.push(response);
+            }
+            let (denied, _) = chat(layer).await;
+            assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+            drop(held);
+            tokio::task::yield_now().await; // returned in the background, to the memory of this process
+        }
+    }
+
+    server.cont();
+    let back = Instant::now();
+    for layer in layers {
+        // A probe of the breaker finds the server again.
+        while !chat(layer).await.1 || back.elapsed() < Duration::from_millis(500) {
+            assert!(back.elapsed() < PATIENCE);
+            sleep(Duration::from_millis(10)).await;
+        }
+        let (response, holds) = chat(layer).await;
+        assert_eq!((response.status(), holds), (StatusCode::OK, true));
+    }
+}
+
+/// Answers after a while, and counts its requests at a time.
+async fn their_service(running: Arc<AtomicUsize>, most: Arc<AtomicUsize>) -> std::net::SocketAddr {
+    let handler = move || {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        async move {
+            most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
+            sleep(Duration::from_millis(20)).await;
+            running.fetch_sub(1, SeqCst);
+            "done"
+        }
+    };
+    let router = axum::Router::new().route("/", axum::routing::get(handler));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, router).await });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_replicas_send_at_most_four_requests_at_a_time_to_another_service() {
+    let server = Server::start();
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let address = their_service(Arc::clone(&running), Arc::clone(&most)).await;
+    let mut requests = Vec::new();
+    for _ in 0..2 {
+        let limiter = process(&server).await.timeout(Duration::from_secs(4));
+        let layer = RateLimitLayer::new(limiter.on_failure(FailurePolicy::Closed))
+            .limit_concurrent(chat_slots(4), Key::new("account", "ours"))
+            .max_wait(PATIENCE);
+        let client = layer.layer(service_fn(move |request: Request<String>| async move {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let io = hyper_util::rt::TokioIo::new(stream);
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+            tokio::spawn(connection);
+            let response = sender.send_request(request).await?;
+            Ok::<_, hyper::Error>(response.map(axum::body::Body::new))
+        }));
+        requests.extend((0..20).map(|_| {
+            let request = Request::get("/")
+                .header("host", "theirs")
+                .body(String::new());
+            let response = client.clone().oneshot(request.unwrap());
+            tokio::spawn(async move {
+                let response = response.await.unwrap();
+                assert_eq!(response.status(), StatusCode::OK);
+                response.into_body().collect().await.unwrap().to_bytes()
+            })
+        }));
+    }
+    for body in join_all(requests).await {
+        assert_eq!(body.unwrap(), "done");
+    }
+    assert_eq!(most.load(SeqCst), 4);
 }

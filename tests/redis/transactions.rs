@@ -29,7 +29,9 @@ use tokio::{
 
 use support::{
     contract::patient,
-    history::{History, agree, calls, few_cases, hot, large, steady, wild, wild_kinds},
+    history::{
+        History, agree, calls, calls_of_all_kinds, few_cases, hot, large, steady, wild, wild_kinds,
+    },
     promise::{admitted, assert_promise},
     redis::Server,
     served::{Served, limited, limited_apart, shared_server},
@@ -131,6 +133,7 @@ fn transactions_agree_with_the_memory_store_however_much_is_charged() {
 #[test]
 fn transactions_agree_with_the_memory_store_about_calls_of_several_operations() {
     agrees(&few_cases(), calls());
+    agrees(&few_cases(), calls_of_all_kinds());
 }
 
 fn runtime() -> tokio::runtime::Runtime {

@@ -20,7 +20,7 @@ mod limits;
 mod options;
 mod report;
 
-use std::{process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{
     http::{request::Parts, response::Parts as Head},
@@ -39,6 +39,9 @@ use sluicegate::{
 
 use limits::Limits;
 use options::{Counted, Options, USAGE, Who};
+
+/// How long the process waits at its end until slots are returned and costs are settled.
+const SLOTS_ARE_RETURNED: Duration = Duration::from_secs(2);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -64,6 +67,7 @@ async fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<(), String> {
     let limiter = limiter(options).await?;
+    let ending = limiter.clone();
     let live = ReloadablePolicies::new(config::policies(&options.limits)?);
     let limits = layer(options, limiter.clone(), &live).map_err(|error| error.to_string())?;
     let shown = Limits::new(options, limiter, live.clone()).map_err(|error| error.to_string())?;
@@ -74,7 +78,10 @@ async fn run(options: &Options) -> Result<(), String> {
     let listen = options.listen;
     app::serve(listen, app)
         .await
-        .map_err(|error| format!("cannot listen on {listen}: {error}"))
+        .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+    // Returned by responses that have just ended. Without this, they would be free when they expire.
+    let _ = tokio::time::timeout(SLOTS_ARE_RETURNED, ending.return_slots()).await;
+    Ok(())
 }
 
 fn layer(

@@ -1,46 +1,70 @@
 //! Slots that a check takes although its caller has left, or has had its timeout: they are returned at once.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use tokio::{runtime::Handle, sync::oneshot, time::timeout};
+use tokio::{runtime::Handle, time::timeout};
 
 use super::Limiter;
 use crate::{
-    domain::{
-        check::Check,
-        decision::Decision,
-        error::{StoreError, StoreErrorKind},
-    },
+    domain::{check::Check, decision::Decision, error::StoreError, sent_call::Journey},
     limiter::FOR_EVER,
-    store::StoreFuture,
+    store::{Pending, StoreFuture},
 };
 
-/// The decision about a check that takes slots. Dropping it before the caller has it returns them.
-struct Unclaimed {
+/// The answer to a check that takes slots. If the caller leaves first, a task waits for the answer in its place, unless
+/// the check is never sent.
+struct Claim {
+    /// `None` after the caller has the answer.
+    answer: Option<Pending<Decision>>,
+    journey: Option<Journey>,
     limiter: Limiter,
-    decision: Option<Decision>,
+    asked_at_ms: u64,
+    /// Slots that were asked for longer ago have expired.
+    patience: Duration,
     /// That of the check: the caller may be dropped outside of any.
     runtime: Handle,
 }
 
-impl Unclaimed {
-    fn claim(mut self) -> Option<Decision> {
-        self.decision.take()
+impl Future for Claim {
+    type Output = Result<Decision, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(answer) = &mut self.answer else {
+            panic!("polled after completion");
+        };
+        let result = answer.as_mut().poll(cx);
+        if result.is_ready() {
+            self.answer = None;
+        }
+        result
     }
 }
 
-impl Drop for Unclaimed {
+impl Drop for Claim {
     fn drop(&mut self) {
-        if let Some(decision) = &self.decision {
-            let _within = self.runtime.enter();
-            drop(self.limiter.hold(decision));
+        let Some(answer) = self.answer.take() else {
+            return;
+        };
+        if self.journey.as_ref().is_some_and(Journey::leave) {
+            return; // dropping the answer takes the check out of the queue
         }
+        let (limiter, patience) = (self.limiter.clone(), self.patience);
+        let asked_at_ms = self.asked_at_ms;
+        self.limiter.in_background(&self.runtime, async move {
+            if let Ok(Ok(decision)) = timeout(patience, answer).await {
+                decision.usage().asked_at(asked_at_ms);
+                drop(limiter.hold(&decision));
+            }
+        });
     }
 }
 
 impl Limiter {
-    /// Waits for the store's answer in a task, which goes on when the caller leaves. Without a runtime, slots then
-    /// expire.
+    /// The same answer, whose slots are returned if the caller leaves. Without a runtime, they then expire.
     pub(in crate::limiter) fn claimed(
         &self,
         answer: StoreFuture<Decision>,
@@ -50,31 +74,16 @@ impl Limiter {
         let Ok(runtime) = Handle::try_current() else {
             return answer;
         };
-        let (limiter, patience) = (self.clone(), self.patience_for(check));
-        answer.relayed(|answer| {
-            let (sender, receiver) = oneshot::channel();
-            let own_runtime = runtime.clone();
-            runtime.spawn(async move {
-                let answer = timeout(patience, answer).await.unwrap_or(Err(STOPPED));
-                let unclaimed = answer.map(|decision| {
-                    decision.usage().asked_at(asked_at_ms);
-                    Unclaimed {
-                        limiter,
-                        decision: Some(decision),
-                        runtime: own_runtime,
-                    }
-                });
-                // A decision that is not received is dropped.
-                let _ = sender.send(unclaimed);
-            });
-            async {
-                let claimed = receiver.await.unwrap_or(Err(STOPPED))?;
-                claimed.claim().ok_or(STOPPED)
-            }
+        answer.relayed(|answer, journey| Claim {
+            answer: Some(answer),
+            journey,
+            limiter: self.clone(),
+            asked_at_ms,
+            patience: self.patience_for(check),
+            runtime,
         })
     }
 
-    /// Slots that were asked for longer ago have expired.
     fn patience_for(&self, check: &Check) -> Duration {
         let charges = check.all_charges().iter();
         let rules = charges.flat_map(|charge| charge.policy().rules());
@@ -83,8 +92,3 @@ impl Limiter {
         longest.max(self.inner.timeout).min(FOR_EVER)
     }
 }
-
-const STOPPED: StoreError = StoreError::new(
-    StoreErrorKind::Unavailable,
-    "the runtime stopped while a check was under way",
-);

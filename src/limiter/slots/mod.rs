@@ -17,16 +17,14 @@ mod renewer;
 
 use std::{
     fmt,
+    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    sync::Notify,
-    time::{Instant, sleep_until},
-};
+use tokio::{runtime::Handle, sync::Notify};
 
 pub(super) use self::renewer::Renewer;
 pub(crate) use clock::now_ms;
@@ -48,20 +46,20 @@ use crate::domain::{
 /// [`lost`](Self::lost).
 #[must_use = "the slots are returned when you drop this"]
 pub struct Slot {
-    watch: SlotWatch,
-    _held: SmallVec<[Held; 1]>,
+    held: SmallVec<[Held; 1]>,
 }
 
 /// Watches a [`Slot`] that something else holds.
 #[derive(Clone)]
 pub struct SlotWatch {
-    /// `None` if only shadows hold slots, whose loss changes nothing.
-    holding: Option<Arc<Holding>>,
+    /// Without those of shadows, whose loss changes nothing.
+    holdings: SmallVec<[Arc<Holding>; 1]>,
 }
 
 /// Returns the slots when it is dropped.
 struct Held(Arc<Holding>);
 
+/// The slots of one charge. If another charge of the same check loses its slots, these are held until the work ends.
 struct Holding {
     id: u64,
     limiter: Limiter,
@@ -69,7 +67,6 @@ struct Holding {
     /// Notified when the slots are lost.
     lost: Notify,
     is_shadow: bool,
-    /// The shortest of its policies, in ms.
     window_ms: u64,
     /// That of the check, since the slot may be dropped outside of any runtime.
     runtime: Option<Handle>,
@@ -114,25 +111,24 @@ impl Limiter {
     pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
         // Without the time of the request, nothing could be said about how long the slots are held.
         let since_ms = usage.asked_at_ms()?;
-        let holding = self.holding(usage, since_ms, false);
+        let mut held = SmallVec::new();
         let shadow = match usage.shadow() {
-            Some(Decision::Allowed(shadow)) => self.holding(shadow, since_ms, true),
+            Some(Decision::Allowed(shadow)) => Some(shadow),
             _ => None,
         };
-        let held: SmallVec<_> = holding.iter().chain(&shadow).cloned().map(Held).collect();
-        (!held.is_empty()).then_some(Slot {
-            watch: SlotWatch { holding },
-            _held: held,
-        })
+        for (usage, is_shadow) in [(Some(usage), false), (shadow, true)] {
+            let slots = usage
+                .and_then(Slots::take)
+                .into_iter()
+                .flat_map(Slots::apart);
+            held.extend(slots.map(|slots| Held(self.holding(slots, since_ms, is_shadow))));
+        }
+        (!held.is_empty()).then_some(Slot { held })
     }
 
-    fn holding(&self, usage: &Usage, since_ms: u64, is_shadow: bool) -> Option<Arc<Holding>> {
-        let slots = Slots::take(usage)?;
-        let windows = slots
-            .usage()
-            .rules()
-            .map(|rule| millis(rule.rule().window()));
-        let window_ms = windows.min().unwrap_or(u64::MAX);
+    fn holding(&self, slots: Slots, since_ms: u64, is_shadow: bool) -> Arc<Holding> {
+        let rule = slots.usage().rules().next();
+        let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.rule().window()));
         let holding = Holding {
             id: self.inner.renewer.next_id(),
             limiter: self.clone(),
@@ -154,7 +150,38 @@ impl Limiter {
         };
         let holding = Arc::new(holding);
         self.inner.renewer.add(&holding);
-        Some(holding)
+        holding
+    }
+
+    /// Returns all slots that this limiter and its clones hold, and waits until all returns and the settlements of
+    /// ended responses are done, which began in the background.
+    ///
+    /// Call this at the end of a process, when the server has stopped, and before the runtime ends: slots that are not
+    /// returned are free only when they expire. Work that still runs has then lost its slots. Slots under way expire,
+    /// and settlements are given up after a minute: put a timeout around this call if you cannot wait so long.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sluicegate::{Limiter, MemoryStore, RateLimitLayer};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let layer = RateLimitLayer::new(limiter.clone());
+    /// // … axum::serve(listener, app).with_graceful_shutdown(signal).await?;
+    /// let _ = tokio::time::timeout(Duration::from_secs(5), limiter.return_slots()).await;
+    /// # let _ = layer;
+    /// # });
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub async fn return_slots(&self) {
+        loop {
+            self.inner.background.ended().await;
+            let left = self.inner.renewer.take_all();
+            if left.is_empty() {
+                return;
+            }
+            left.iter().for_each(|holding| holding.end());
+        }
     }
 
     /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
@@ -236,19 +263,22 @@ impl Slot {
     /// Returns whether this process may still count on the slots. Once this is `false`, it never becomes `true` again.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.watch.is_held()
+        self.watch().is_held()
     }
 
-    /// Waits until the slots are lost: cancel the work then, if it must not go on beside another's. It waits for ever
+    /// Waits until some of the slots are lost: cancel the work then, if it must not go on beside another's. It waits for ever
     /// if they are returned.
     pub async fn lost(&self) {
-        self.watch.lost().await;
+        self.watch().lost().await;
     }
 
     /// Returns a watch, for work that does not hold the slots itself.
     #[must_use]
     pub fn watch(&self) -> SlotWatch {
-        self.watch.clone()
+        let counting = self.held.iter().filter(|it| !it.0.is_shadow);
+        SlotWatch {
+            holdings: counting.map(|it| Arc::clone(&it.0)).collect(),
+        }
     }
 }
 
@@ -256,23 +286,41 @@ impl SlotWatch {
     /// Returns whether the slots are held: see [`Slot::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.holding.as_ref().is_none_or(|it| it.is_held())
+        self.holdings.iter().all(|it| it.is_held())
     }
 
-    /// Waits until the slots are lost: see [`Slot::lost`].
+    /// Waits until some of the slots are lost: see [`Slot::lost`].
     pub async fn lost(&self) {
-        match &self.holding {
-            Some(holding) => holding.wait_until_lost().await,
-            None => std::future::pending().await,
-        }
+        let each = self.holdings.iter();
+        let mut each: SmallVec<[_; 1]> = each.map(|it| Box::pin(it.wait_until_lost())).collect();
+        poll_fn(|cx| {
+            let mut each = each.iter_mut();
+            match each.any(|lost| lost.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+
+    /// Watches the slots of another layer around the same handler as well.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.holdings.extend(other.holdings);
+        self
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let holding = &self.0;
+        self.0.end();
+    }
+}
+
+impl Holding {
+    /// Returns the slots, if they are held.
+    fn end(&self) {
         let left = {
-            let mut state = holding.lock();
+            let mut state = self.lock();
             match &mut *state {
                 // It is returned when the renewal is answered.
                 State::Renewing { returned, .. } => {
@@ -282,20 +330,22 @@ impl Drop for Held {
                 _ => std::mem::replace(&mut *state, State::Returned),
             }
         };
-        holding.limiter.inner.renewer.remove(holding, &left);
+        self.limiter.inner.renewer.remove(self, &left);
         if let State::Held { slots, .. } = left {
-            holding.give_back(slots);
+            self.give_back(slots);
         }
     }
-}
 
-impl Holding {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_held(&self) -> bool {
         self.left_ms().is_some_and(|left_ms| left_ms > 0)
+    }
+
+    fn may_be_returned(&self) -> bool {
+        matches!(*self.lock(), State::Held { .. })
     }
 
     /// How much longer the slots are surely held; `None` if they are returned.
@@ -345,20 +395,11 @@ impl Holding {
         let Some(runtime) = runtime else {
             return; // they expire
         };
-        let (limiter, window_ms) = (self.limiter.clone(), self.window_ms);
-        runtime.spawn(async move {
-            let end = Instant::now() + Duration::from_millis(window_ms).min(super::FOR_EVER);
-            let mut slots = Some(slots);
-            while let Some(own) = slots.take() {
-                slots = limiter.give_back(own).await;
-                if slots.is_some() {
-                    let pause = limiter.retry_pause();
-                    if Instant::now() + pause > end {
-                        return; // they have expired
-                    }
-                    sleep_until(Instant::now() + pause).await;
-                }
-            }
+        let patience = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
+        let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
+        self.limiter.in_background(&runtime, async move {
+            let settled = limiter.settle_patiently(vec![settlement], patience, patience);
+            settled.await;
         });
     }
 }

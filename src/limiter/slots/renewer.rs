@@ -16,6 +16,7 @@ use std::{
 use tokio::{
     runtime::{Handle, Id},
     sync::Notify,
+    task::yield_now,
     time::timeout,
 };
 
@@ -26,7 +27,7 @@ use crate::{
         rule::millis,
         slots::{Renewal, Renewed, Slots},
     },
-    limiter::jitter,
+    limiter::{FOR_EVER, jitter},
     warning,
 };
 
@@ -54,8 +55,8 @@ pub(in crate::limiter) struct Renewer {
 /// By the time at which something has to be done about them.
 type Held = BTreeMap<(u64, u64), Arc<Holding>>;
 
-/// When to renew slots: at a third of their window. They are spread over a part of it, so that those taken together are
-/// not renewed in one moment by all processes.
+/// When to renew slots: at a third of their window. They are spread over a part of it, so that all processes do not
+/// renew in one moment the slots that were taken together.
 pub(super) fn due_ms(since_ms: u64, window_ms: u64) -> u64 {
     let third = window_ms / 3;
     let spread = millis(jitter::up_to(Duration::from_millis(third / 4)));
@@ -130,23 +131,30 @@ impl Renewer {
         }
     }
 
-    /// Takes the holdings that are due, as many as fit into a call; otherwise returns the ms until the next is due, or
-    /// `None` if there is none.
+    /// Takes the holdings that are due, and those that will soon be renewed, as many as fit into a call; otherwise
+    /// returns the ms until the next is due, or `None` if there is none.
     fn take_due(&self) -> Result<Vec<Arc<Holding>>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();
+        let next = held.first_key_value().map(|((due_ms, _), _)| *due_ms);
+        if next.is_none_or(|due_ms| due_ms > now_ms) {
+            return Err(next.map(|due_ms| due_ms - now_ms));
+        }
         let mut due = Vec::new();
         while due.len() < MAX_RENEWALS
             && let Some(first) = held.first_entry()
-            && first.key().0 <= now_ms
+            && (first.key().0 <= now_ms || first.get().is_due_soon(first.key().0 - now_ms))
         {
             due.push(first.remove());
         }
-        if due.is_empty() {
-            let next = held.first_key_value();
-            return Err(next.map(|((due_ms, _), _)| due_ms - now_ms));
-        }
         Ok(due)
+    }
+
+    /// The holdings that can be returned now.
+    pub(super) fn take_all(&self) -> Vec<Arc<Holding>> {
+        let held = self.lock();
+        let held = held.values().filter(|holding| holding.may_be_returned());
+        held.cloned().collect()
     }
 
     pub(super) fn warn_of_early_expiry(&self) {
@@ -204,8 +212,10 @@ async fn run(mut running: Running) {
     running.stopped.clear(); // this runtime runs
     while renewer.task.load(Relaxed) == running.number {
         match renewer.take_due() {
-            // In a task, as an observer may panic.
-            Ok(due) => drop(tokio::spawn(renew(due)).await),
+            Ok(due) => {
+                due.into_iter().for_each(Holding::renew);
+                yield_now().await;
+            }
             Err(Some(wait_ms)) => {
                 let wait = Duration::from_millis(wait_ms);
                 let _ = timeout(wait, renewer.earlier.notified()).await;
@@ -222,46 +232,34 @@ async fn run(mut running: Running) {
     }
 }
 
-/// Holdings whose renewals are under way. When this is dropped before their answers, the outcomes stay unknown.
-struct UnderWay(Vec<Arc<Holding>>);
+/// A renewal under way. If this is dropped before the answer, the outcome stays unknown.
+struct UnderWay {
+    /// `None` after the answer.
+    holding: Option<Arc<Holding>>,
+    /// `None` once it may have been sent.
+    unsent: Option<Renewal>,
+}
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        for holding in self.0.drain(..) {
-            holding.expire();
+        match (self.holding.take(), self.unsent.take()) {
+            (Some(holding), Some(renewal)) => holding.put_off(renewal),
+            (Some(holding), None) => holding.expire(),
+            (None, _) => {}
         }
     }
 }
 
-async fn renew(due: Vec<Arc<Holding>>) {
-    let (mut under_way, mut renewals) = (UnderWay(Vec::new()), Vec::new());
-    for holding in due {
-        match holding.begin_renewal() {
-            // The memory of the limiter that has granted them, which may be its own.
-            Some(renewal) if renewal.usage().is_local() => {
-                renew_together(UnderWay(vec![holding]), vec![renewal]).await;
-            }
-            Some(renewal) => {
-                under_way.0.push(holding);
-                renewals.push(renewal);
-            }
-            None => {}
+impl UnderWay {
+    async fn run(mut self, patience: Duration) {
+        let (Some(holding), Some(renewal)) = (&self.holding, self.unsent.take()) else {
+            return;
+        };
+        let asked_at_ms = now_ms();
+        let answer = holding.limiter.renew(&renewal, patience).await;
+        if let Some(holding) = self.holding.take() {
+            holding.renewed(renewal, answer, asked_at_ms);
         }
-    }
-    renew_together(under_way, renewals).await;
-}
-
-/// Renews slots that were all granted in one place.
-async fn renew_together(mut under_way: UnderWay, renewals: Vec<Renewal>) {
-    let Some(first) = under_way.0.first() else {
-        return;
-    };
-    let limiter = first.limiter.clone();
-    let asked_at_ms = now_ms();
-    let answers = limiter.renew(&renewals).await;
-    let holdings = mem::take(&mut under_way.0);
-    for ((holding, renewal), answer) in holdings.into_iter().zip(renewals).zip(answers) {
-        holding.renewed(renewal, answer, asked_at_ms);
     }
 }
 
@@ -281,8 +279,27 @@ impl Holding {
         self.lock().due_ms(self.window_ms).unwrap_or(0)
     }
 
-    /// The renewal of slots that are due; `None` if they are lost, or need none.
-    fn begin_renewal(self: &Arc<Self>) -> Option<Renewal> {
+    /// Whether the slots can be renewed so much earlier, in a call with others. Each renewal comes a little earlier by
+    /// this, and many slots take a few calls.
+    fn is_due_soon(&self, early_ms: u64) -> bool {
+        early_ms <= self.window_ms / 24 && self.may_be_returned()
+    }
+
+    /// Renews slots that are due, in a task of its own, as an observer may panic. The answer may take as long as the
+    /// slots last: if the store stalls for longer than a request would wait, they are not lost.
+    fn renew(self: Arc<Self>) {
+        if let Some((renewal, patience)) = self.begin_renewal() {
+            let under_way = UnderWay {
+                holding: Some(Arc::clone(&self)),
+                unsent: Some(renewal),
+            };
+            let renewing = under_way.run(patience);
+            self.limiter.in_background(&Handle::current(), renewing);
+        }
+    }
+
+    /// The renewal of slots that are due, and for how long they last; `None` if they are lost, or need none.
+    fn begin_renewal(self: &Arc<Self>) -> Option<(Renewal, Duration)> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Lost) {
             State::Held {
@@ -292,7 +309,8 @@ impl Holding {
                     since_ms,
                     returned: false,
                 };
-                Some(slots.renew())
+                let patience = Duration::from_millis(self.left_since(since_ms));
+                Some((slots.renew(), patience.min(FOR_EVER)))
             }
             // This process was stopped. If the store still has the slots, others may have them at once.
             State::Held { slots, .. } => {
@@ -321,28 +339,28 @@ impl Holding {
         asked_at_ms: u64,
     ) {
         match answer {
-            Ok(renewed) => match (renewed.is_renewed(), renewed.slots()) {
-                (true, Some(slots)) => {
+            Ok(renewed) => match renewed.slots().filter(|_| renewed.is_renewed()) {
+                Some(slots) => {
                     let due_ms = due_ms(asked_at_ms, self.window_ms);
                     self.holds(slots, asked_at_ms, due_ms);
                 }
-                (_, left) => self.refused(left),
+                None => self.refused(),
             },
-            Err(error) if error.is_unsent() => {
-                let State::Renewing { since_ms, .. } = *self.lock() else {
-                    return;
-                };
-                let pause_ms = millis(self.limiter.retry_pause())
-                    .min(self.window_ms / 12)
-                    .max(1);
-                self.holds(
-                    renewal.not_sent(),
-                    since_ms,
-                    now_ms().saturating_add(pause_ms),
-                );
-            }
+            Err(error) if error.is_unsent() => self.put_off(renewal),
             Err(_) => self.expire(),
         }
+    }
+
+    /// Tries again soon, since the renewal was not sent.
+    fn put_off(self: &Arc<Self>, renewal: Renewal) {
+        let State::Renewing { since_ms, .. } = *self.lock() else {
+            return;
+        };
+        let pause_ms = millis(self.limiter.retry_pause())
+            .min(self.window_ms / 12)
+            .max(1);
+        let due_ms = now_ms().saturating_add(pause_ms);
+        self.holds(renewal.not_sent(), since_ms, due_ms);
     }
 
     /// The slots are held again, or returned: by their holder, or because the answer comes after the time of which the
@@ -372,16 +390,13 @@ impl Holding {
         }
     }
 
-    /// At least one of the slots is lost. The others are returned, as the work counts on all.
-    fn refused(&self, left: Option<Slots>) {
+    /// The store has released the slots. They are not returned: others may have taken slots in their step since.
+    fn refused(&self) {
         let is_returned = matches!(*self.lock(), State::Renewing { returned: true, .. });
         if is_returned {
             *self.lock() = State::Returned;
         } else {
             self.lose();
-        }
-        if let Some(left) = left {
-            self.give_back(left);
         }
     }
 

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use super::cost_meter::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage},
-    limiter::{Limiter, Slot, SlotWatch},
+    limiter::{Limiter, SETTLING, Slot, SlotWatch},
 };
 
 /// A usage report of a service is far shorter, and this much is kept for each response under way.
@@ -149,10 +149,10 @@ impl Drop for Admitted {
         let Some(runtime) = runtime.filter(|_| !parts.is_empty()) else {
             return;
         };
-        let (limiter, usage) = (self.limiter.clone(), self.usage.clone());
-        runtime.spawn(async move {
+        let limiter = self.limiter.clone();
+        self.limiter.in_background(&runtime, async move {
             // An error goes to the observer, and the charge stays.
-            let _ = limiter.settle_parts(&usage, parts).await;
+            limiter.settle_patiently(parts, SETTLING, SETTLING).await;
         });
     }
 }

@@ -52,6 +52,10 @@ pub(super) enum Message {
     Return {
         step: Step,
     },
+    /// Only mistakes send this.
+    ReturnLost {
+        step: Step,
+    },
     /// Has the step of the slot if the store has charged or renewed it.
     Answer {
         to: usize,
@@ -71,6 +75,8 @@ pub(super) struct State {
     pub(super) quiet: u8,
     pub(super) has_robbed: bool,
     pub(super) has_revived: bool,
+    /// Whether the return of a lost slot has taken another.
+    pub(super) has_taken: bool,
 }
 
 impl Process {
@@ -105,6 +111,7 @@ impl Message {
             Self::Renew { step, .. }
             | Self::RenewReturned { step }
             | Self::Return { step }
+            | Self::ReturnLost { step }
             | Self::Answer {
                 step: Some(step), ..
             } => pass([step]),
@@ -207,6 +214,11 @@ impl State {
         {
             *units -= 1;
         }
+    }
+
+    pub(super) fn give_back_lost(&mut self, step: Step, code: Code) {
+        self.has_taken |= self.units_of(step).is_some();
+        self.give_back(step, code);
     }
 
     /// Nothing waits for the answer to the message of a process any more.

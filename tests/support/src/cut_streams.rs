@@ -15,6 +15,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, Request, State},
+    middleware::{Next, from_fn},
     routing::get,
 };
 use futures::{StreamExt, stream};
@@ -40,7 +41,7 @@ const ESTIMATE: u64 = 5;
 /// Long streams fill the buffers of a connection, so that the server stops in the middle of them.
 const FRAME: [u8; 4_096] = [b'f'; 4_096];
 /// For what happens in the background.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a stream ends, beside clients that leave.
 const ENDS: [&str; 6] = ["whole", "whole", "whole", "panic", "stall", "hang"];
@@ -58,9 +59,14 @@ struct Limits {
     tokens: Policy,
 }
 
-/// Runs so many streams, and fails unless all slots are free and all costs right soon afterwards. `silence` is how long
-/// the server waits for a handler or a frame; returns how long the last settlements took.
-pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) -> Duration {
+/// Runs so many streams, and fails unless, `soon` after the last of them has ended, all slots are free and all costs
+/// right. `silence` is how long the server waits for a handler or a frame; returns how long the last return took.
+pub async fn cut_streams(
+    limiter: Limiter,
+    streams: usize,
+    silence: Duration,
+    soon: Duration,
+) -> Duration {
     let slots = Rule::concurrent(1_000_000).expires_after(Duration::from_secs(3_600));
     let limits = Limits {
         limiter,
@@ -70,7 +76,8 @@ pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) ->
     let polled: Polled = (0..streams).map(|_| AtomicU64::new(NEVER)).collect();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("server");
-    let server = serve(&limits, &polled, socket.clone(), silence);
+    let under_way = Arc::new(AtomicUsize::new(0));
+    let server = serve(&limits, &polled, &under_way, socket.clone(), silence);
 
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
@@ -84,7 +91,14 @@ pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) ->
         workers.spawn(work(client, Arc::clone(&next), streams));
     }
     workers.join_all().await;
-    let took = settled(&limits, &polled).await;
+    // The clients have left, and the server drops the last responses.
+    let all_ended = timeout(PATIENCE, async {
+        while under_way.load(SeqCst) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert!(all_ended.await.is_ok(), "responses are under way");
+    let took = settled(&limits, &polled, soon).await;
     server.abort();
     took
 }
@@ -92,9 +106,23 @@ pub async fn cut_streams(limiter: Limiter, streams: usize, silence: Duration) ->
 fn serve(
     limits: &Limits,
     polled: &Polled,
+    under_way: &Arc<AtomicUsize>,
     socket: PathBuf,
     silence: Duration,
 ) -> tokio::task::JoinHandle<()> {
+    let under_way = Arc::clone(under_way);
+    let counted = from_fn(move |request: Request, next: Next| {
+        let counted = UnderWay::new(&under_way);
+        async move {
+            let response = next.run(request).await;
+            response.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _ = &counted; // dropped after the body within
+                    frame
+                }))
+            })
+        }
+    });
     let router = Router::new()
         .route("/{id}/{length}/{end}", get(respond))
         .with_state(Arc::clone(polled))
@@ -103,9 +131,26 @@ fn serve(
         .layer(TimeoutLayer::with_status_code(
             StatusCode::GATEWAY_TIMEOUT,
             silence,
-        ));
+        ))
+        .layer(counted);
     let listener = UnixListener::bind(socket).unwrap();
     tokio::spawn(async { axum::serve(listener, router).await.unwrap() })
+}
+
+/// A request or a response that has not ended.
+struct UnderWay(Arc<AtomicUsize>);
+
+impl UnderWay {
+    fn new(under_way: &Arc<AtomicUsize>) -> Self {
+        under_way.fetch_add(1, SeqCst);
+        Self(Arc::clone(under_way))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
 }
 
 impl Limits {
@@ -266,38 +311,36 @@ async fn read(response: Option<http::Response<Incoming>>, frames: u64) {
     }
 }
 
-/// Waits until no slot is taken, and each stream costs the frames that were polled.
-async fn settled(limits: &Limits, polled: &Polled) -> Duration {
+/// Fails unless, after so long at most, no slot is taken, and each stream costs the frames that were polled.
+async fn settled(limits: &Limits, polled: &Polled, soon: Duration) -> Duration {
     let start = Instant::now();
-    let mut used = u64::MAX;
-    let all_free = timeout(PATIENCE, async {
-        while used > 0 {
-            used = limits.used(&limits.slots, Key::new("service", "all")).await;
+    let end = start + soon;
+    loop {
+        let used = limits.used(&limits.slots, Key::new("service", "all")).await;
+        if used == 0 {
+            break;
         }
-    });
-    assert!(all_free.await.is_ok(), "{used} slots are still taken");
+        assert!(Instant::now() < end, "{used} slots are still taken");
+    }
     let took = start.elapsed();
     for (id, polled) in polled.iter().enumerate() {
-        let mut last = (None, NEVER);
-        let is_right = timeout(PATIENCE, async {
-            loop {
-                let used = limits
-                    .used(&limits.tokens, Key::new("stream", id.to_string()))
-                    .await;
-                last = (Some(used), polled.load(SeqCst));
-                // A client that leaves before its handler begins is charged the estimate, or nothing.
-                let is_early = last.1 == NEVER && [0, ESTIMATE].contains(&used);
-                if is_early || used == last.1 {
-                    return;
-                }
+        loop {
+            let key = Key::new("stream", id.to_string());
+            let (is_late, used) = (
+                Instant::now() >= end,
+                limits.used(&limits.tokens, key).await,
+            );
+            let polled = polled.load(SeqCst);
+            // A client that leaves before its handler begins is charged the estimate, or nothing.
+            let is_early = polled == NEVER && [0, ESTIMATE].contains(&used);
+            if is_early || used == polled {
+                break;
             }
-        });
-        let is_right = is_right.await.is_ok();
-        let (used, polled) = last;
-        assert!(
-            is_right,
-            "stream {id} costs {used:?}, and {polled} of its frames were polled"
-        );
+            assert!(
+                !is_late,
+                "stream {id} costs {used}, and {polled} of its frames were polled"
+            );
+        }
     }
     took
 }

@@ -68,6 +68,10 @@ pub enum Part {
     Reset(usize, usize),
     Block(usize, Until, BlockedBy),
     Unblock(usize),
+    /// Renews the slots of a check before the call, if one is left that holds some.
+    Renew(Index),
+    /// Gives such slots back.
+    GiveBack(Index),
 }
 
 /// The reason why a value cannot be read.
@@ -83,6 +87,7 @@ pub enum Spoiled {
 pub enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
     Settled(Outcome),
+    Renewed(Outcome),
     Reset,
     Block(Block),
     Unblocked,
@@ -180,7 +185,21 @@ pub fn few_cases() -> ProptestConfig {
 
 /// Calls of several operations, with fills and shadows; clocks and rules as in [`wild`]. The third policy is a shadow.
 pub fn calls() -> impl Strategy<Value = History> {
-    calls_of(Just(None::<Act>).boxed())
+    calls_of(policies(3), parts().boxed(), Just(None::<Act>).boxed())
+}
+
+/// The same calls under all kinds of rules, with renewals and returns of slots.
+pub fn calls_of_all_kinds() -> impl Strategy<Value = History> {
+    let parts = prop_oneof![
+        8 => parts(),
+        3 => any::<Index>().prop_map(Part::Renew),
+        2 => any::<Index>().prop_map(Part::GiveBack),
+    ];
+    calls_of(
+        policies_of_all_kinds(3),
+        parts.boxed(),
+        Just(None::<Act>).boxed(),
+    )
 }
 
 /// The same calls, with values that cannot be read.
@@ -192,19 +211,25 @@ pub fn spoiled_calls() -> impl Strategy<Value = History> {
     ];
     let spoil = (0..3_usize, 0..3_usize, kinds);
     calls_of(
+        policies(3),
+        parts().boxed(),
         spoil
             .prop_map(|(policy, key, kind)| Some(Act::Spoil(policy, key, kind)))
             .boxed(),
     )
 }
 
-fn calls_of(others: BoxedStrategy<Option<Act>>) -> impl Strategy<Value = History> {
+fn calls_of(
+    policies: Policies,
+    parts: BoxedStrategy<Part>,
+    others: BoxedStrategy<Option<Act>>,
+) -> impl Strategy<Value = History> {
     let next_rules = || (0..3_usize).prop_map(Act::NextRules);
     let others = (others, next_rules()).prop_map(|(other, next)| other.unwrap_or(next));
     let acts =
-        prop_oneof![8 => vec(parts(), 1..=5).prop_map(Act::Call), 1 => others, 1 => next_rules()];
+        prop_oneof![8 => vec(parts, 1..=5).prop_map(Act::Call), 1 => others, 1 => next_rules()];
     let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
-    histories(policies(3), gaps, acts).prop_map(|mut history| {
+    histories(policies, gaps, acts).prop_map(|mut history| {
         for policy in &mut history.policies[2] {
             *policy = policy.clone().shadow();
         }
@@ -518,15 +543,18 @@ impl<'a> Player<'a> {
                 let settled = self.settle(check, costs).await;
                 return settled.map_or(Came::Nothing, Came::Of);
             }
-            Act::Renew(_) | Act::GiveBack(_) if self.held.is_empty() => {}
             Act::Renew(check) => {
-                let slots = self.held.remove(check.index(self.held.len()));
+                let Some(slots) = self.slots(*check) else {
+                    return Came::Nothing;
+                };
                 let renewed = self.store.renew(slots).await.unwrap();
                 self.held.push(renewed.slots().unwrap());
                 return Came::Of(Outcome::from(&renewed));
             }
             Act::GiveBack(check) => {
-                let slots = self.held.remove(check.index(self.held.len()));
+                let Some(slots) = self.slots(*check) else {
+                    return Came::Nothing;
+                };
                 let settled = self.store.settle(&slots.give_back()).await.unwrap();
                 return Came::Of(Outcome::from(&settled));
             }
@@ -585,6 +613,11 @@ impl<'a> Player<'a> {
         Some(Settlement::new(&usage, cost).unwrap())
     }
 
+    fn slots(&mut self, check: Index) -> Option<Slots> {
+        let held = self.held.len();
+        (held > 0).then(|| self.held.remove(check.index(held)))
+    }
+
     /// A settlement in a call is for a check before the call.
     async fn call(&mut self, parts: &[Part]) -> Vec<Answer> {
         let operations: Vec<Operation> = parts.iter().filter_map(|it| self.operation(it)).collect();
@@ -605,6 +638,10 @@ impl<'a> Player<'a> {
             Some(Reply::Check(decision)) => self.decided(&[decision]),
             Some(Reply::Fill(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
+            Some(Reply::Renew(renewed)) => {
+                self.held.extend(renewed.slots());
+                Answer::Renewed(Outcome::from(&renewed))
+            }
             Some(Reply::Reset) => Answer::Reset,
             Some(Reply::Block(block)) => Answer::Block(block),
             Some(Reply::Unblock) => Answer::Unblocked,
@@ -627,6 +664,8 @@ impl<'a> Player<'a> {
             },
             Part::Unblock(key) => Operation::Unblock { key: key_of(*key) },
             Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),
+            Part::Renew(check) => Operation::Renew(self.slots(*check)?.renew()),
+            Part::GiveBack(check) => Operation::Settle(self.slots(*check)?.give_back()),
             Part::Reset(policy, key) => Operation::Reset {
                 policy: self.policy(*policy).clone(),
                 key: key_of(*key),
@@ -656,6 +695,7 @@ impl<'a> Player<'a> {
                 self.can_read(settlement.check().charges()).then_some(())?;
                 Reply::Settle(self.store.settle(&settlement).await.unwrap())
             }
+            renewal @ Operation::Renew(_) => self.store.execute(renewal).await.unwrap(),
             Operation::Reset { policy, key } => {
                 self.store.reset(&policy, &key).await.unwrap();
                 let policies = self.policies;
@@ -709,9 +749,13 @@ impl<'a> Player<'a> {
     fn decided(&mut self, decisions: &[Decision]) -> Answer {
         let usages = decisions.iter().take(3).filter(|it| it.is_allowed());
         for usage in usages.map(Decision::usage) {
-            self.open.push(usage.clone());
-            if let Some(Decision::Allowed(shadow)) = usage.shadow() {
-                self.open.push(shadow.clone());
+            let shadow = match usage.shadow() {
+                Some(Decision::Allowed(shadow)) => Some(shadow),
+                _ => None,
+            };
+            for usage in [usage].into_iter().chain(shadow) {
+                self.open.push(usage.clone());
+                self.held.extend(Slots::take(usage));
             }
         }
         let both = |it: &Decision| {

@@ -1,6 +1,6 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{future::poll_fn, iter, pin::pin, task::Poll};
+use std::{future::poll_fn, iter, pin::pin, sync::Arc, task::Poll};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::{runtime::Handle, sync::oneshot};
@@ -119,13 +119,10 @@ impl SharedCall {
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
     {
-        let (operations, mut waiters) = self.fold();
+        let sent = SentCall::now();
+        let (operations, mut waiters) = self.fold(&sent);
         if operations.is_empty() {
             return Returned::default();
-        }
-        let sent = SentCall::now();
-        for waiter in waiters.iter().flatten() {
-            waiter.journey.begin(&sent);
         }
         let mut reply = pin!(execute(operations));
         let replies = poll_fn(|cx| {
@@ -151,11 +148,11 @@ impl SharedCall {
         }
     }
 
-    /// The operations and their callers, without the callers that have left.
-    fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
+    /// The operations of this call and their callers, without the callers that have left.
+    fn fold(self, sent: &Arc<SentCall>) -> (Vec<Operation>, Vec<Waiters>) {
         let operations = self.operations.into_iter();
         let wanted = operations.filter_map(|(operation, mut waiters)| {
-            waiters.retain(|it| !it.reply.is_closed());
+            waiters.retain(|it| !it.reply.is_closed() && it.journey.begin(sent));
             let count = u16::try_from(waiters.len()).ok().filter(|it| *it > 0)?;
             Some(match operation {
                 Operation::Check(check) if count > 1 => (Operation::Fill { check, count }, waiters),

@@ -104,8 +104,10 @@ impl SharedCalls {
         if let Some((call, epoch)) = begun {
             self.begin(call, epoch);
         }
-        let shut_down = |_| Err(SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO))));
-        answer.await.unwrap_or_else(shut_down)
+        answer.await.unwrap_or_else(|_| {
+            let error = SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO)));
+            Err(error.unsent_if(caller.journey.leave()))
+        })
     }
 
     fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
@@ -150,7 +152,7 @@ struct Caller<'a> {
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        if !self.journey.has_begun() {
+        if self.journey.leave() {
             self.calls.line.leave(self.ticket);
         }
     }

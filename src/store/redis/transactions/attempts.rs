@@ -73,6 +73,15 @@ struct Job {
     runtime: Handle,
 }
 
+/// Notes when it is dropped that the caller has left.
+struct Leaving(Journey);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 impl Job {
     fn has_left(&self) -> bool {
         self.reply.is_closed()
@@ -103,6 +112,8 @@ impl Attempts {
         journey: Journey,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+        // Dropped after the receiver of the answer, as a job whose caller has left is not done.
+        let leaving = Leaving(journey.clone());
         let (reply, mut answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
         let keys: Vec<u64> = keys.map(|key| self.hasher.hash_one(key)).collect();
@@ -122,8 +133,10 @@ impl Attempts {
                 self.begin(group);
             }
             if let Ok(answer) = timeout(PARKED_AFTER, &mut answer).await {
-                let blame = || Some(journey.blame(Duration::ZERO));
-                return answer.unwrap_or_else(|_| Err(SHUT_DOWN.blaming(blame())));
+                return answer.unwrap_or_else(|_| {
+                    let error = SHUT_DOWN.blaming(Some(journey.blame(Duration::ZERO)));
+                    Err(error.unsent_if(leaving.0.leave()))
+                });
             }
         }
     }
@@ -141,7 +154,7 @@ impl Attempts {
             let end = Settings::end();
             let sent = SentCall::now();
             for job in &group.jobs {
-                job.journey.begin(&sent);
+                job.journey.begin(&sent); // a job that has left is left out below
             }
             let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {

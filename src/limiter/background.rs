@@ -1,0 +1,65 @@
+//! [`Background`]: what goes on after requests have ended.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed},
+        },
+    },
+};
+
+use tokio::{runtime::Handle, sync::Notify};
+
+use super::Limiter;
+
+/// Counts the tasks that return slots, renew them, or settle costs.
+#[derive(Default)]
+pub(super) struct Background {
+    tasks: AtomicUsize,
+    /// Notified when the last task has ended.
+    idle: Notify,
+}
+
+/// A task under way, which ends when this is dropped, also with its runtime.
+struct Task(Arc<Background>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if self.0.tasks.fetch_sub(1, AcqRel) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+impl Background {
+    /// Waits until no task is under way.
+    pub(super) async fn ended(&self) {
+        loop {
+            let mut idle = pin!(self.idle.notified());
+            idle.as_mut().enable();
+            if self.tasks.load(Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+impl Limiter {
+    pub(crate) fn in_background(
+        &self,
+        runtime: &Handle,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let background = Arc::clone(&self.inner.background);
+        background.tasks.fetch_add(1, Relaxed);
+        let task = Task(background);
+        drop(runtime.spawn(async move {
+            let _task = task;
+            work.await;
+        }));
+    }
+}
