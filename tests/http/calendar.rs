@@ -1,7 +1,11 @@
 //! Headers of calendar rules: the length of the current period, and the time to its end.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime},
+};
 
+use chrono::DateTime;
 use http::{HeaderMap, Request, Response, StatusCode};
 use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
@@ -121,6 +125,31 @@ async fn a_denial_of_weeks_is_told_in_seconds_to_the_last_of_them() {
         clock.set(MARCH_MS + seconds * 1_000);
         assert_eq!(get(&layer).await.0, StatusCode::OK);
     }
+}
+
+#[tokio::test]
+async fn a_denial_of_weeks_has_a_date_where_you_choose_so_and_a_short_one_has_seconds() {
+    let (limiter, clock) = limiter(MARCH_MS);
+    let style = HeaderStyle::NONE.dates_from(Duration::from_secs(DAY_S));
+    let style = HeaderStyle::DRAFT_11.and(style);
+    let layer = RateLimitLayer::new(limiter)
+        .headers(style)
+        .limit(quota(1), alice());
+    assert_eq!(get(&layer).await.0, StatusCode::OK);
+    let before = SystemTime::now();
+    let (_, headers) = get(&layer).await;
+    let after = SystemTime::now() + Duration::from_secs(1);
+    let date = headers["retry-after"].to_str().unwrap();
+    let date = DateTime::parse_from_rfc2822(date).expect(date);
+    let wait = Duration::from_secs(OF_MARCH_S);
+    let date = SystemTime::from(date);
+    assert!((before + wait..=after + wait).contains(&date), "{date:?}");
+    assert_eq!(
+        headers["ratelimit"],
+        format!(r#""quota";r=0;t={OF_MARCH_S}"#)
+    );
+    clock.set(MARCH_MS + (OF_MARCH_S - DAY_S + 1) * 1_000);
+    assert_eq!(get(&layer).await.1["retry-after"], (DAY_S - 1).to_string());
 }
 
 #[tokio::test]

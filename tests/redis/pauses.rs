@@ -312,6 +312,10 @@ async fn processes_obey_a_limit_that_they_do_not_know() {
 }
 
 /// Prints a line for each window of the other service.
+///
+/// On 2026-11-26: all 3 000 units used, and 1 045 requests refused, none of which the store had checked after it had the
+/// pause: 508 in the first window, where a thousand tasks are checked at once and share two threads with the other
+/// service, and 2 to 40 in the others. Without the layer, 19 485 in 20 s.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes five and a half minutes"]
 async fn twenty_processes_obey_for_five_minutes() {

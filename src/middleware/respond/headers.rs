@@ -1,13 +1,13 @@
 //! [`HeaderStyle`]: the quota headers of responses.
 
-use std::iter;
+use std::{iter, time::Duration};
 
 use http::{HeaderName, Response, StatusCode, header};
 
 use super::{
     by_unit,
     draft11::{self, Draft11},
-    seconds::retry_after,
+    seconds::{retry_after, retry_after_date},
     single_rule::{self, Reset, Sent, SingleRule},
 };
 use crate::{domain::decision::Decision, middleware::admit::Plan};
@@ -77,9 +77,10 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// # Long times
 ///
 /// A quota of a month can deny for weeks. `Retry-After` and the fields of all styles then count seconds, too, as RFC
-/// 9110 allows for any time: a date would be right only where the clocks of the client, of this machine and of the
-/// store agree, and more clients read seconds. Whole years fit into the fields that clients keep in 32 bits. Only
-/// gRPC's pushback has no room for more than 24 days.
+/// 9110 allows for any time: a date is right only where the clocks of the client, of this machine and of the store
+/// agree, and more clients read seconds. Whole years fit into the fields that clients keep in 32 bits. Only gRPC's
+/// pushback has no room for more than 24 days. If your clients read dates, send long times as such in `Retry-After`:
+/// [`dates_from`](Self::dates_from).
 ///
 /// # Client support
 ///
@@ -95,6 +96,7 @@ pub struct HeaderStyle {
     shadows: bool,
     single: SingleRule,
     below: Option<u8>,
+    dates_from: Option<Duration>,
 }
 
 impl HeaderStyle {
@@ -104,6 +106,7 @@ impl HeaderStyle {
         shadows: false,
         single: SingleRule::NONE,
         below: None,
+        dates_from: None,
     };
 
     /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft, with one item for each rule. The
@@ -203,6 +206,10 @@ impl HeaderStyle {
                 None => self.below,
                 below => below,
             },
+            dates_from: match other.dates_from {
+                None => self.dates_from,
+                from => from,
+            },
         }
     }
 
@@ -230,6 +237,20 @@ impl HeaderStyle {
     #[must_use]
     pub const fn only_below(mut self, percent: u8) -> Self {
         self.below = Some(percent);
+        self
+    }
+
+    /// Sends `Retry-After` of a denial as an HTTP date if the wait is at least so long, and in seconds if it is shorter.
+    /// The default is never.
+    ///
+    /// The date is by this machine's clock, and rounded up to a whole second. See [long times](Self#long-times).
+    ///
+    /// ```text
+    /// retry-after: Tue, 01 Dec 2026 00:00:00 GMT
+    /// ```
+    #[must_use]
+    pub const fn dates_from(mut self, wait: Duration) -> Self {
+        self.dates_from = Some(wait);
         self
     }
 
@@ -292,7 +313,12 @@ impl Headers {
             Decision::Blocked(blocked) => blocked.told_retry_after(),
         };
         match wait {
-            Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
+            Some(wait) => {
+                let is_long = self.style.dates_from.is_some_and(|from| wait >= from);
+                let date = is_long.then(|| retry_after_date(wait)).flatten();
+                let value = date.unwrap_or_else(|| retry_after(wait));
+                headers.insert(header::RETRY_AFTER, value)
+            }
             // An inner layer may have set the header, but this decision names no time.
             None => headers.remove(header::RETRY_AFTER),
         };
