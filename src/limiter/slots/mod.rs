@@ -26,6 +26,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::Notify};
 
+use self::renewer::Early;
 pub(super) use self::renewer::Renewer;
 pub(crate) use clock::now_ms;
 
@@ -136,7 +137,7 @@ impl Limiter {
                 self.inner.renewer.warn_of_early_expiry();
                 State::Expiring { since_ms }
             } else {
-                let due_ms = renewer::due_ms(since_ms, window_ms);
+                let due_ms = renewer::due_ms(since_ms, window_ms, Early::random());
                 State::Held {
                     slots,
                     since_ms,

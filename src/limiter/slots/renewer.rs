@@ -57,10 +57,21 @@ type Held = BTreeMap<(u64, u64), Arc<Holding>>;
 
 /// When to renew slots: at a third of their window. They are spread over a part of it, so that all processes do not
 /// renew in one moment the slots that were taken together.
-pub(super) fn due_ms(since_ms: u64, window_ms: u64) -> u64 {
+pub(super) fn due_ms(since_ms: u64, window_ms: u64, early: Early) -> u64 {
     let third = window_ms / 3;
-    let spread = millis(jitter::up_to(Duration::from_millis(third / 4)));
-    since_ms.saturating_add(third - spread)
+    since_ms.saturating_add(third - (third / 4).saturating_mul(early.0) / MOST_EARLY)
+}
+
+/// A random share of that part.
+#[derive(Clone, Copy)]
+pub(super) struct Early(u64);
+
+const MOST_EARLY: u64 = 1_000;
+
+impl Early {
+    pub(super) fn random() -> Self {
+        Self(millis(jitter::up_to(Duration::from_millis(MOST_EARLY))))
+    }
 }
 
 impl Renewer {
@@ -213,7 +224,9 @@ async fn run(mut running: Running) {
     while renewer.task.load(Relaxed) == running.number {
         match renewer.take_due() {
             Ok(due) => {
-                due.into_iter().for_each(Holding::renew);
+                // Those that are renewed together now are renewed together next time.
+                let next = Early::random();
+                due.into_iter().for_each(|holding| holding.renew(next));
                 yield_now().await;
             }
             Err(Some(wait_ms)) => {
@@ -238,6 +251,8 @@ struct UnderWay {
     holding: Option<Arc<Holding>>,
     /// `None` once it may have been sent.
     unsent: Option<Renewal>,
+    /// When to renew next.
+    next: Early,
 }
 
 impl Drop for UnderWay {
@@ -258,7 +273,8 @@ impl UnderWay {
         let asked_at_ms = now_ms();
         let answer = holding.limiter.renew(&renewal, patience).await;
         if let Some(holding) = self.holding.take() {
-            holding.renewed(renewal, answer, asked_at_ms);
+            let due_ms = due_ms(asked_at_ms, holding.window_ms, self.next);
+            holding.renewed(renewal, answer, asked_at_ms, due_ms);
         }
     }
 }
@@ -287,11 +303,12 @@ impl Holding {
 
     /// Renews slots that are due, in a task of its own, as an observer may panic. The answer may take as long as the
     /// slots last: if the store stalls for longer than a request would wait, they are not lost.
-    fn renew(self: Arc<Self>) {
+    fn renew(self: Arc<Self>, next: Early) {
         if let Some((renewal, patience)) = self.begin_renewal() {
             let under_way = UnderWay {
                 holding: Some(Arc::clone(&self)),
                 unsent: Some(renewal),
+                next,
             };
             let renewing = under_way.run(patience);
             self.limiter.in_background(&Handle::current(), renewing);
@@ -331,19 +348,17 @@ impl Holding {
         }
     }
 
-    /// Takes the answer to a renewal that was sent after `asked_at_ms`.
+    /// Takes the answer to a renewal that was sent after `asked_at_ms`. The next is due at `due_ms`.
     fn renewed(
         self: &Arc<Self>,
         renewal: Renewal,
         answer: Result<Renewed, StoreError>,
         asked_at_ms: u64,
+        due_ms: u64,
     ) {
         match answer {
             Ok(renewed) => match renewed.slots().filter(|_| renewed.is_renewed()) {
-                Some(slots) => {
-                    let due_ms = due_ms(asked_at_ms, self.window_ms);
-                    self.holds(slots, asked_at_ms, due_ms);
-                }
+                Some(slots) => self.holds(slots, asked_at_ms, due_ms),
                 None => self.refused(),
             },
             Err(error) if error.is_unsent() => self.put_off(renewal),
