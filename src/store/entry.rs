@@ -167,15 +167,15 @@ impl Entry {
         &mut self.sections[index]
     }
 
-    /// Drops the empty sections. From the sections that `policy` does not know, also drops steps that are not believed,
-    /// and the sections that no longer count.
+    /// Drops the empty sections. From the sections that `policy` does not know, also drops steps that do not count, so
+    /// that they stay released when the clock steps back, and the sections that no longer count.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
         self.sections.retain_mut(|section| {
             let mut rules = policy.rules().iter();
             if rules.any(|rule| Spec::of(rule) == section.spec()) {
                 return !section.is_empty();
             }
-            section.drop_unbelieved(now_ms);
+            section.prune(now_ms);
             section.release_ms() > now_ms
         });
     }

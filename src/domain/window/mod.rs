@@ -200,11 +200,11 @@ impl Section {
         }
     }
 
-    /// Drops charges so far ahead of the clock that the clock must have been wrong. A bucket drops them when it is
-    /// read, since that needs the limit.
-    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
+    /// Drops the charges that do not count: those that were released, and those so far ahead of the clock that the
+    /// clock must have been wrong. A bucket drops the latter when it is read, since that needs the limit.
+    pub(crate) fn prune(&mut self, now_ms: u64) {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.drop_unbelieved(now_ms),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.prune(now_ms),
             Self::Calendar(count) => count.drop_unbelieved(now_ms),
             Self::Bucket(_) => {}
         }

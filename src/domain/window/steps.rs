@@ -270,14 +270,8 @@ impl StepQueue {
         }
     }
 
-    /// Drops the steps that are not believed.
-    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
-        let end = self.view(now_ms).end;
-        self.steps.truncate(end);
-    }
-
-    /// Drops the steps that do not count.
-    fn prune(&mut self, now_ms: u64) {
+    /// Drops the steps that do not count: released, or not believed.
+    pub(crate) fn prune(&mut self, now_ms: u64) {
         let view = self.view(now_ms);
         self.steps.truncate(view.end);
         if view.first > 0 {

@@ -54,6 +54,7 @@ macro_rules! contract {
             time_does_not_stand_still_for_what_was_taken_back
             a_step_far_ahead_is_not_believed
             a_step_far_ahead_is_dropped_from_other_rules
+            a_write_of_other_rules_releases_steps_for_good
             a_bucket_admits_its_burst_and_what_comes_back
             a_bucket_and_a_window_are_charged_together
             settling_a_bucket_changes_what_is_missing_now
@@ -570,6 +571,19 @@ pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, c
     clock.set(START_MS + 1_050);
     let settled = gate.settle(early.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&settled), [3, 2]);
+}
+
+pub async fn a_write_of_other_rules_releases_steps_for_good(gate: &Limiter, clock: TestClock) {
+    let (before, after) = (policy("p", "7/10s@10s"), policy("p", "7/1d"));
+    for at_ms in [START_MS, START_MS + 10_000] {
+        clock.set(at_ms);
+        assert!(try_acquire(gate, &before, "alice", 1).await);
+    }
+    // The first step is released, and the second still counts.
+    clock.set(START_MS + 20_000);
+    assert!(try_acquire(gate, &after, "alice", 1).await);
+    clock.set(START_MS + 15_000);
+    assert_eq!(left(gate, &before, "alice").await, [6]);
 }
 
 /// Each write drops the step, also a write with other rules.
