@@ -57,7 +57,7 @@ impl RedisStore {
             #[cfg(feature = "test-util")]
             clock: self.clock.clone(),
             #[cfg(feature = "test-util")]
-            without_fast_path: self.without_fast_path,
+            half: self.half,
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct Executor {
     #[cfg(feature = "test-util")]
     clock: Option<TestClock>,
     #[cfg(feature = "test-util")]
-    without_fast_path: bool,
+    half: Option<script::Half>,
 }
 
 impl Executor {
@@ -140,7 +140,7 @@ impl Executor {
     fn call(&self, near_ms: u64, operations: &[Operation]) -> Call {
         let call = Call::new(&self.names, self.now_ms(), near_ms, operations);
         #[cfg(feature = "test-util")]
-        let call = call.without_fast_path(self.without_fast_path);
+        let call = call.of_half(self.half);
         call
     }
 
@@ -177,7 +177,7 @@ impl Executor {
             #[cfg(feature = "test-util")]
             clock: self.clock,
             #[cfg(feature = "test-util")]
-            without_fast_path: self.without_fast_path,
+            half: self.half,
             in_flight: 0,
             shared: None,
         }
