@@ -1,8 +1,9 @@
 -- The operations of a call, one after another: each is decided, then written. This is the only place that writes.
 
-local byte, try = string.byte, redis.pcall
+local fast_path = fast_script() -- decides the common case; tests leave it out
 local decide -- by the plain script, which is made when the first operation is handed over
-local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, last_part + 1, 0
+local try = redis.pcall
+local replies, first, next_block, admitted = { pack('<I6', now) }, 1, last_part + 1, 0
 while first <= last_part do
   local last, is_done, reply, count = first, false, nil, nil
   while last < last_part and byte(ARGV[last + 1], 2) >= JOINED do last = last + 1 end

@@ -14,9 +14,12 @@ concat!(
     include_str!("plain/operations.lua"),
     "return decide\n",
     "end\n",
+    "local function fast_script()\n",
     include_str!("fast/read.lua"),
     include_str!("fast/charge.lua"),
     include_str!("fast/renew.lua"),
     include_str!("fast/decide.lua"),
+    "return decide\n",
+    "end\n",
     include_str!("main.lua"),
 )

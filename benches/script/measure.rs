@@ -205,7 +205,7 @@ fn before(name: &str, rules: &[Rule]) -> Case {
     script(name, BEFORE, vec![arg])
 }
 
-/// A check of one unit by the present script: version, action, count, units and blocks to read, the rules, and the
+/// A check of one unit by the present script: version, action, count, units and blocks to read, the policy, and the
 /// version.
 fn now(name: &str, rules: &[Rule]) -> Case {
     let head = [
@@ -214,6 +214,7 @@ fn now(name: &str, rules: &[Rule]) -> Case {
         number(1, 4),
         number(1, 7),
         number(0, 1),
+        number(0, 2),
     ];
     let arg = [head.concat(), described(rules), vec![1]].concat();
     script(name, NOW, vec![arg])

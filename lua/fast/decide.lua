@@ -1,24 +1,20 @@
 -- The fast path's choice between its operations, and what it hands over.
 
-local renew -- once an operation needs it
-
 -- Decides an operation, as the plain script's `decide`. Returns nothing if that has to.
-function fast_path(first, last, next_block, checks_before)
+local function decide(first, last, next_block, checks_before)
   local task, is_admitted = tasks[ARGV[first]] or read_task(ARGV[first]), true
+  if not task then return end
   local action, count = task.action, task.count
   for i = next_block, next_block + task.block_count - 1 do
-    stored[i] = pcall_redis('GET', KEYS[i])
+    stored[i] = get('GET', KEYS[i])
     if stored[i] then return end
   end
-  if action == RENEWAL then
-    renew = renew or renewing()
-    if first == last then return renew(task, first) end
-    return
-  end
+  if action == RENEW then return first == last and renew(task, first), 1 end
   if action == 1 then count = checks_before end
   if action < 2 and count == 0 then return '\2', 0 end
   for i = first, last do
-    local fit = fits(tasks[ARGV[i]] or read_task(ARGV[i]), i, action < 2 and count or 0)
+    task = tasks[ARGV[i]] or read_task(ARGV[i])
+    local fit = task and fits(task, i, action < 2 and count or 0)
     if fit == nil then return end
     is_admitted = is_admitted and (fit or action > 1) -- a settlement has no limits
   end

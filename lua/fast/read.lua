@@ -1,52 +1,67 @@
 -- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
 --
--- It takes checks of keys that exist and hold the sections of the caller's rules and no others, all of one kind, while
--- no clock has stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the
--- newest step, and renews the slots of a key. Anything else it hands over by returning nothing: a block, a key that is
--- new, another period of the calendar, wide entries, a queue without room, a check that is admitted partly, slots that
--- are lost. A value that cannot be read raises an error. The plain script then begins the operation again, as nothing
--- has been changed. To change what the script means, change the plain script: without this file it gives the same
--- answers.
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
+-- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
+-- and renews the slots of a key. Anything else it hands over by returning nothing: a policy with rules of two kinds, a
+-- block, a key that is new, another period of the calendar, wide entries, a queue without room, a check that is
+-- admitted partly, slots that are lost. A value that cannot be read raises an error. The plain script then begins the
+-- operation again, as nothing has been changed. To change what the script means, change the plain script: without this
+-- path it gives the same answers.
 
-local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
+local get = redis.pcall
 local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28
 local ENTRY_SIZE, WRAP = 4, 65536 -- of entries of width 1, the only ones that are read here
-local RENEWAL, HAND_OVER = 7, 8 -- actions; the latter is left to the plain script
-local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
-local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires; and
--- last the position behind them, as struct.unpack returns it
+local CALENDAR, BUCKET = 2, 8 -- numbers of kinds
+local TAKE, RENEW = 3, 7 -- actions
+local tasks = {} -- by arguments, as those of a call are mostly alike
+local policies = {} -- by the arguments that have them
+local fronts = {} -- of KEYS[i], the numbers that its value begins with: count, used of each, due of each, since, expires;
+-- and last the position behind them, as struct.unpack returns it
 
 -- Reads when the current period of each calendar rule ends. The plain script has to if the time is not surely in one.
-local function read_periods(task, arg, at)
-  task.stops = {}
-  for k = 1, task.rules do
-    local count, i = unpack('<I1', arg, at), 1
+local function read_periods(policy, arg, at)
+  policy.stops = {}
+  for k = 1, policy.rules do
+    local count, i = byte(arg, at), 1
     local bounds = { unpack('<' .. string.rep('I6', count), arg, at + 1) }
     while i <= count and bounds[i] <= now do i = i + 1 end
-    if i == 1 or i + 2 > count then task.action = HAND_OVER end
-    task.stops[k], at = bounds[i], at + 1 + count * 6
+    if i == 1 or i + 2 > count then policy.is_other = true end
+    policy.stops[k], at = bounds[i], at + 1 + count * 6
   end
 end
 
-local function read_task(arg)
-  local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
-  local each, labels_at = string.rep('I7', rules), 16 + rules * 7
-  local used_format, spans = '<I1' .. each, { unpack('<' .. string.rep('I6I6', rules), arg, labels_at) }
-  local kind = ((spans[1] or 0) - (spans[1] or 0) % KIND) / KIND
-  local task = {
-    action = action % JOINED, count = count, units = units, block_count = block_count, rules = rules, are_buckets = kind == BUCKET,
-    tail = sub(arg, labels_at, labels_at + rules * 12), used_format = used_format, front_format = used_format .. each .. 'I6I6',
-    limits = { unpack(used_format, arg, 15) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
-    spans = spans, -- for each rule the two numbers of its label, without its kind
+local function read_policy(arg)
+  local rules, steps, retentions, kind = byte(arg, 17), {}, {}, nil
+  local each, at = string.rep('I7', rules), 18 + rules * 7
+  local used_format, labels_end = '<I1' .. each, at + rules * 12
+  local policy = {
+    rules = rules, kind = nil, is_other = rules == 0, stops = nil,
+    steps = steps, retentions = retentions, -- of a bucket, its period and refill
+    labels = sub(arg, at, labels_end), -- and the version of a value: so a value ends that is laid out alike
+    limits = { unpack(used_format, arg, 17) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
+    used_format = used_format, front_format = used_format .. each .. 'I6I6',
   }
-  for k = 1, rules * 2, 2 do
-    spans[k] = spans[k] - kind * KIND
-    local is_other = spans[k] < 0 or spans[k] >= KIND
-    if is_other or kind > CALENDAR and kind ~= BUCKET then task.action = HAND_OVER end
+  for k = 1, rules do
+    local first, second = unpack('<I6I6', arg, at + k * 12 - 12)
+    steps[k], retentions[k] = first % KIND, second
+    first = (first - steps[k]) / KIND
+    policy.is_other = kind and kind ~= first or first > CALENDAR and first ~= BUCKET or policy.is_other
+    kind = first
   end
-  if kind == CALENDAR then read_periods(task, arg, labels_at + rules * 12 + 1) end
-  local may_renew = kind == CONCURRENCY and rules == 1
-  if task.action > 3 and not (task.action == RENEWAL and may_renew) then task.action = HAND_OVER end
+  policy.kind = kind
+  if kind == CALENDAR then read_periods(policy, arg, labels_end + 1) end
+  policies[arg] = policy
+  return policy
+end
+
+-- Reads a part. Returns nothing if the plain script has to.
+local function read_task(arg)
+  local action, count, units, block_count, number = unpack('<I1I4I7I1I2', arg, 2)
+  local of_policy = number > 0 and ARGV[number] or arg
+  local policy = policies[of_policy] or read_policy(of_policy)
+  action = action % JOINED
+  if policy.is_other or action > TAKE and (action ~= RENEW or policy.kind ~= 1) then return end
+  local task = { action = action, count = count, units = units, block_count = block_count, policy = policy }
   tasks[arg] = task
   return task
 end
@@ -69,9 +84,9 @@ end
 
 -- Reads the k-th section of KEYS[i] without the steps that are released: used, newest, first, base, width, where live
 -- entries begin and end, and where the section and its room begin and end. Returns nothing if the plain script has to.
-local function read_section(task, i, k)
-  local value, at, step, retention = stored[i], 14 + task.rules * 14, task.spans[k * 2 - 1], task.spans[k * 2]
-  for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end
+local function read_section(policy, i, k)
+  local value, at, step, retention = stored[i], 14 + policy.rules * 14, policy.steps[k], policy.retentions[k]
+  for _ = 2, k do at = at + HEAD_SIZE + unpack('<I4', value, at + 23) end -- over the room of a queue
   local newest, first, base, length, room, width = unpack(HEAD, value, at)
   local live, used = at + HEAD_SIZE, fronts[i][k + 1]
   local behind, room_end = live + length, live + room
@@ -91,24 +106,24 @@ end
 
 -- Reads KEYS[i] and tests whether its units fit so many times. Returns nothing if the plain script has to.
 local function fits(task, i, count)
-  if task.action == HAND_OVER then return end
-  local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
+  local value, policy = get('GET', KEYS[i]), task.policy
   stored[i] = value
-  if not value or sub(value, -#task.tail) ~= task.tail then return end
-  local front, units, fit = { unpack(task.front_format, value) }, task.units * count, true
+  if not value or sub(value, -#policy.labels) ~= policy.labels then return end
+  local front, rules, stops = { unpack(policy.front_format, value) }, policy.rules, policy.stops
   if front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then return end
   fronts[i] = front
+  local units, limits, fit = task.units * count, policy.limits, true
   for k = 1, rules do
     local used, due, limit = front[k + 1], front[k + rules + 1], limits[k + 1]
-    if task.stops and due ~= task.stops[k] then return end
-    if task.are_buckets then -- what is missing, and the time, replace what the front has of them
-      local period, gained = spans[k * 2 - 1], (now - due) * spans[k * 2]
+    if stops and due ~= stops[k] then return end
+    if policy.kind == BUCKET then -- what is missing, and the time, replace what the front has of them
+      local period, gained = policy.steps[k], (now - due) * policy.retentions[k]
       if gained < 0 then return end
       used = gained < used and used - gained or 0
       front[k + 1], front[k + rules + 1] = used, now
       fit = fit and units <= (limit * period - used) / period
     elseif units > limit - used then
-      if due <= now then used = read_section(task, i, k) end -- what is released may make room
+      if due <= now then used = read_section(policy, i, k) end -- what is released may make room
       if not used then return end
       fit = fit and units <= limit - used
     end

@@ -1,18 +1,11 @@
 -- Buckets: what a section uses is what is missing in the bucket at the time `due`, in units * ms. A unit is as much as
 -- the window is long, and each ms brings back the refill.
 
-local function describe_bucket(section)
-  local rule = section.rule
-  local missing_for = math.min(math.ceil(section.used / rule.refill), FOR_EVER)
-  section.units, section.newest, section.start = math.ceil(section.used / rule.period), section.due, section.due
-  section.release = section.due + missing_for
-end
-
 local bucket = {}
 
-function bucket.new(rule, period, refill, limit)
+function bucket.new(rule, period, refill)
   rule.period, rule.refill = period, refill
-  rule.window = limit and math.floor(limit * period / refill) or 0 -- until it is full; not known of a rule of others
+  rule.window = rule.limit and math.floor(rule.limit * period / refill) or 0 -- until it is full; unknown of others
 end
 
 function bucket.advance(section, time)
@@ -23,12 +16,10 @@ function bucket.advance(section, time)
   elseif elapsed > 0 and rule.limit then -- not one of others: without its limit, a time that is wrong would stay
     section.due, section.used = time, missing - elapsed * rule.refill
   end
-  describe_bucket(section)
 end
 
 function bucket.charge(section, _, units)
   section.used = section.used + units * section.rule.period
-  describe_bucket(section)
 end
 
 function bucket.settle(section, _, units)
@@ -36,9 +27,15 @@ function bucket.settle(section, _, units)
   local room = MOST_UNITS - MOST_UNITS % period - section.used -- whole units, so that rounding up stays below the most
   units = math.max(math.min(units, math.floor(room / period)), -section.units)
   section.used = math.max(0, section.used + units * period)
-  describe_bucket(section)
 end
 
 function bucket.fits_at()
   return 0 -- the caller computes it from what is missing
+end
+
+function bucket.describe(section)
+  local rule = section.rule
+  local missing_for = math.min(math.ceil(section.used / rule.refill), FOR_EVER)
+  section.units, section.newest, section.start = math.ceil(section.used / rule.period), section.due, section.due
+  section.release = section.due + missing_for
 end

@@ -3,12 +3,6 @@
 -- a count is kept until the later of two ends.
 
 local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one period, as a day is longer
-local BOUNDARY_COUNT, BOUNDARY, BOUNDARY_SIZE = '<I1', '<I6', 6
-
-local function describe_period(section)
-  section.units, section.first, section.start, section.release = section.used, section.newest, 0, section.newest
-  section.due = section.newest
-end
 
 local calendar = {}
 
@@ -21,7 +15,7 @@ end
 -- operation fails if the time is not within these, or if an end after the next two is needed. Returns where they end in
 -- the argument.
 function calendar.read_details(rule, arg, at)
-  local count, bounds = unpack(BOUNDARY_COUNT, arg, at), {}
+  local count, bounds = byte(arg, at), {}
   for k = 1, count do bounds[k] = unpack(BOUNDARY, arg, at + 1 + (k - 1) * BOUNDARY_SIZE) end
   local k = 1
   while k <= count and bounds[k] <= now do k = k + 1 end
@@ -39,12 +33,10 @@ function calendar.advance(section)
   else
     section.used, section.newest = 0, 0
   end
-  describe_period(section)
 end
 
 function calendar.charge(section, _, units)
   section.used, section.newest = section.used + units, math.max(section.newest, section.rule.stop)
-  describe_period(section)
 end
 
 function calendar.settle(section, _, units, stop)
@@ -55,9 +47,13 @@ function calendar.settle(section, _, units, stop)
   units = math.max(math.min(units, MOST_UNITS - section.used), is_same and -section.used or 0)
   section.used = section.used + units
   section.newest = section.used > 0 and math.max(current, units > 0 and stop or 0) or 0
-  describe_period(section)
 end
 
 function calendar.fits_at(section)
   return section.newest
+end
+
+function calendar.describe(section)
+  section.units, section.first, section.start, section.release = section.used, section.newest, 0, section.newest
+  section.due = section.newest
 end

@@ -11,8 +11,8 @@ end
 -- What is replied of a key: for each of its rules what is used; and when its units fit, if it `is_denied`.
 local function usage_of(part, is_denied)
   local reply, units = LONG, part.units
-  for i, rule in ipairs(part.rules) do
-    local section, fits_at = part.sections[i], 0
+  for k, rule in ipairs(part.rules) do
+    local section, fits_at = part.sections[k], 0
     if is_denied and units <= rule.limit and times_that_fit(section, units, 1) == 0 then
       fits_at = rule.kind.fits_at(section, units)
     end
@@ -28,13 +28,13 @@ local function check(parts, asked)
   local count = asked
   for _, part in ipairs(parts) do
     part.sections, part.expires = read(part.i, part.rules)
-    for i = 1, #part.rules do count = times_that_fit(part.sections[i], part.units, count) end
+    for k = 1, #part.rules do count = times_that_fit(part.sections[k], part.units, count) end
   end
 
   local reply = DONE .. pack(TIMES_ADMITTED, count)
   for _, part in ipairs(parts) do
     if part.units * count > 0 then
-      for i, rule in ipairs(part.rules) do rule.kind.charge(part.sections[i], now, part.units * count) end
+      for k, rule in ipairs(part.rules) do rule.kind.charge(part.sections[k], now, part.units * count) end
       write(part.i, part.sections, part.expires)
     end
     reply = reply .. usage_of(part, count < asked)
@@ -42,17 +42,25 @@ local function check(parts, asked)
   return reply, count
 end
 
--- Settles what a check has charged: its steps get so many units more, or less. These rules have no limits, but where a
--- limit would stand the end of the charged step; a bucket has its limit, as it has no steps.
+-- Reads the keys of a check that was admitted before, and for each rule when the charged step ends.
+local function read_charged(parts)
+  for _, part in ipairs(parts) do
+    local arg, count = ARGV[part.i], #part.rules
+    part.sections, part.expires = read(part.i, part.rules)
+    part.ends = { unpack('<' .. string.rep(STEP_END, count), arg, #arg - count * STEP_END_SIZE + 1) }
+  end
+end
+
+-- Settles what a check has charged: its steps get so many units more, or less.
 local function settle(parts)
   local reply = DONE
+  read_charged(parts)
   for _, part in ipairs(parts) do
     local has_changed = false
-    part.sections, part.expires = read(part.i, part.rules)
-    for i, rule in ipairs(part.rules) do
-      local section = part.sections[i]
+    for k, rule in ipairs(part.rules) do
+      local section = part.sections[k]
       local used = section.used
-      rule.kind.settle(section, now, part.units, rule.limit)
+      rule.kind.settle(section, now, part.units, part.ends[k])
       has_changed = has_changed or section.used ~= used
     end
     if has_changed then write(part.i, part.sections, part.expires) end
@@ -61,21 +69,20 @@ local function settle(parts)
   return reply
 end
 
--- Moves the slots that a check has taken to the step of now, if all of them still count. The rules have no limits, as
--- in a settlement.
+-- Moves the slots that a check has taken to the step of now, if all of them still count.
 local function renew(parts)
   local are_held = true
+  read_charged(parts)
   for _, part in ipairs(parts) do
-    part.sections, part.expires = read(part.i, part.rules)
-    for i, rule in ipairs(part.rules) do
-      are_held = are_held and rule.kind.has(part.sections[i], part.units, rule.limit)
+    for k, rule in ipairs(part.rules) do
+      are_held = are_held and rule.kind.has(part.sections[k], part.units, part.ends[k])
     end
   end
 
   local reply = DONE .. pack(TIMES_ADMITTED, are_held and 1 or 0)
   for _, part in ipairs(parts) do
     if are_held then
-      for i, rule in ipairs(part.rules) do rule.kind.renew(part.sections[i], now, part.units, rule.limit) end
+      for k, rule in ipairs(part.rules) do rule.kind.renew(part.sections[k], now, part.units, part.ends[k]) end
       write(part.i, part.sections, part.expires)
     end
     reply = reply .. usage_of(part, false)

@@ -7,11 +7,13 @@ local concurrency = {
   charge = steps.charge,
   settle = steps.settle,
   fits_at = steps.fits_at,
+  describe = steps.describe,
 }
 
 -- Whether the step that ends at `stop` has so many units that count.
 function concurrency.has(section, units, stop)
-  return steps.units_of(section, stop) >= units
+  local _, _, own = find(section, stop)
+  return own >= units
 end
 
 -- Moves units that a step has to the step of now, or to the newest while the clock has stepped back.

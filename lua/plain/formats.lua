@@ -1,17 +1,17 @@
 -- What is written as bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
 -- times are in ms. README.md draws it all.
 
-local pack, unpack, sub = struct.pack, struct.unpack, string.sub
-
 local VALUE_VERSION = 1
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 local MOST_SECTIONS = 255 -- in a value
 local A_MINUTE = 60000 -- in ms
 local FOR_EVER = 2 ^ 47 -- in ms, so that it fits into 6 bytes with the time added
 
-local PART = '<I1I4I7I1I1' -- action, count, units, how many keys of blocks, how many rules
+local PART = '<I1I4I7I1I2' -- action, count, units, how many keys of blocks, which part has the policy
+local STEP_END, STEP_END_SIZE = 'I6', 6 -- of a charged step
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
+local BOUNDARY, BOUNDARY_SIZE = '<I6', 6 -- of a period of the calendar
 
 local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value, for each section: what it uses; then when each is due
 local FRONT_END = '<I6I6' -- since, expires

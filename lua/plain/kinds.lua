@@ -1,24 +1,22 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second, limit)    names the two numbers of a label, and sets `window`: how long units count, about.
---                                    A rule of others has no limit; in a settlement or a renewal, the end of the
---                                    charged step stands in its place, but for a bucket
+-- new(rule, first, second)           names the two numbers of a label, and sets `window`: how long units count, about.
+--                                    `rule.limit` is the caller's; a rule of others has none
 -- advance(section, time)             brings a section up to date: drops what is released or not believed
 -- charge(section, time, units)       adds units that fit
 -- settle(section, time, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
 -- fits_at(section, units)            when units fit that do not fit now, although they are within the limit
+-- describe(section)                  sets `units` that count, and what a value has of a section: `newest`, `first`, and
+--                                    three times: when it is `due`, the `start` of its newest step, the last `release`
 --
--- A calendar rule has `read_details` besides, and a concurrency rule `has` and `renew`: see their files.
---
--- A section has `rule`, `used` (as it is stored), `base`, `width`, `queue`, `room`; and after each of these functions
--- `units` that count, `newest`, `first`, and three times: when it is `due`, the `start` of its newest step, the last
--- `release`.
+-- A calendar rule has `read_details` besides, and a concurrency rule `has` and `renew`: see their files. A section has
+-- `rule`, `used` (as it is stored), `newest`, `base`, `width`, `queue` and `room`.
 
 local KINDS = {
   [0] = steps,
-  [CONCURRENCY] = concurrency,
-  [CALENDAR] = calendar,
-  [BUCKET] = bucket,
+  [1] = concurrency,
+  [2] = calendar,
+  [8] = bucket,
 }
 
 -- A kind that a later version has added: its sections are carried along until the key expires, so that two versions of
@@ -29,7 +27,9 @@ function unknown.new(rule)
   rule.window = 0
 end
 
-function unknown.advance(section)
+function unknown.advance() end
+
+function unknown.describe(section)
   section.units, section.start, section.release = section.used, now, section.expires
 end
 
@@ -37,7 +37,7 @@ end
 local function rule_of(label, limit)
   local first, second = unpack(LABEL, label)
   local number = first % KIND
-  local rule = { kind = KINDS[(first - number) / KIND] or unknown, label = label, limit = limit }
-  rule.kind.new(rule, number, second, limit)
+  local rule = { kind = KINDS[(first - number) / KIND] or unknown, label = label, limit = limit, least_room = 0 }
+  rule.kind.new(rule, number, second)
   return rule
 end

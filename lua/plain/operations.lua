@@ -18,15 +18,16 @@ local OPERATIONS = {
   [7] = renew,
 }
 
-local rules_by_arg = {} -- since parts of a call are often alike
+local rules_by_arg = {} -- of the parts that have a policy
 
--- The rules of a part: first all their limits, then all their labels; and behind the version of the value, details of
+-- The rules of a policy: first all their limits, then all their labels; and behind the version of the value, details of
 -- some.
-local function rules_of(arg, at, count)
-  local rules, label_at = {}, at + count * LIMIT_SIZE
-  for i = 1, count do
-    rules[i] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, at)))
-    at, label_at = at + LIMIT_SIZE, label_at + LABEL_SIZE
+local function rules_of(arg, at)
+  local rules, count, limit_at = {}, byte(arg, at), at + 1
+  local label_at = limit_at + count * LIMIT_SIZE
+  for k = 1, count do
+    rules[k] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, limit_at)))
+    limit_at, label_at = limit_at + LIMIT_SIZE, label_at + LABEL_SIZE
   end
   local details_at = label_at + 1
   for _, rule in ipairs(rules) do
@@ -35,24 +36,26 @@ local function rules_of(arg, at, count)
   return rules
 end
 
--- Reads the i-th part: the task for a key.
+-- Reads the i-th part: the task for a key. Its policy may stand in a part before it.
 local function part_of(i)
-  local arg, part, rule_count, at = ARGV[i], { i = i }, nil, nil
-  part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)
-  part.action, part.block = part.action % JOINED, sub(arg, at)
-  if part.action == TAKE then part.units = -part.units end
-  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at, rule_count)
-  part.rules = rules_by_arg[arg]
-  return part
+  local action, count, units, block_count, policy, at = unpack(PART, ARGV[i], 2)
+  local arg = policy > 0 and ARGV[policy] or ARGV[i]
+  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at)
+  action = action % JOINED
+  return {
+    i = i, action = action, count = count, units = action == TAKE and -units or units, block_count = block_count,
+    rules = rules_by_arg[arg], block = sub(ARGV[i], at + 1), -- which has no rules
+    sections = nil, expires = nil, ends = nil, -- of operations that read the key
+  }
 end
 
 -- Decides an operation, and raises an error if it cannot be done.
 local function attempt(first, last, next_block, admitted)
   local parts = {}
   for i = first, last do parts[i - first + 1] = part_of(i) end
-  local block = blocked_by(next_block, parts[1].block_count)
-  if block then return block, 0 end
   local part = parts[1]
+  local block = blocked_by(next_block, part.block_count)
+  if block then return block, 0 end
   return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
 end
 

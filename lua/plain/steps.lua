@@ -6,18 +6,16 @@
 -- Totals are counted from `base`. So what is released and when a cost fits are found by bisection: no work grows with
 -- the time that has passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
 
-local ENTRIES = {
-  { format = '<I2I2', size = 4, wrap = 2 ^ 16 },
+local NARROW = { format = '<I2I2', size = 4, wrap = 2 ^ 16 }
+local ENTRIES = { -- by width; a queue that has had no entries has the width 0
+  [0] = NARROW,
+  NARROW,
   { format = '<I4I4', size = 8, wrap = 2 ^ 32 },
   { format = '<I7I7', size = 14, wrap = 2 ^ 53 },
 }
 
-local function entries_of(section)
-  return ENTRIES[math.max(section.width, 1)] -- a queue that has had no entries has no width
-end
-
 local function count_entries(section)
-  return math.floor(#section.queue / entries_of(section).size)
+  return math.floor(#section.queue / ENTRIES[section.width].size)
 end
 
 -- The total that is so many units after `base`. In this order nothing exceeds 2^53, so that all is exact.
@@ -27,7 +25,7 @@ end
 
 -- The end of the step of the i-th entry, and the units of this step and all before it.
 local function entry(section, i)
-  local entries, step = entries_of(section), section.rule.step
+  local entries, step = ENTRIES[section.width], section.rule.step
   local number, total = unpack(entries.format, section.queue, (i - 1) * entries.size + 1)
   local steps_ago = (section.newest / step - number) % entries.wrap
   return section.newest - steps_ago * step, (total - section.base) % entries.wrap
@@ -35,7 +33,7 @@ end
 
 -- The bytes of an entry.
 local function entry_bytes(section, stop, units)
-  local entries = entries_of(section)
+  local entries = ENTRIES[section.width]
   local number = stop / section.rule.step % entries.wrap
   return pack(entries.format, number, total_after(section.base, units, entries.wrap))
 end
@@ -53,6 +51,16 @@ local function first_entry(section, i, is_reached)
     end
   end
   return i
+end
+
+-- Finds the step that ends at `stop`: the index of its entry or, if it has none, of the first later one; the units
+-- before it; its own; and whether it has an entry.
+local function find(section, stop)
+  local i, before = first_entry(section, 1, function(ends) return ends >= stop end), 0
+  if i > 1 then before = select(2, entry(section, i - 1)) end
+  local ends, total = section.newest, section.used
+  if i <= count_entries(section) then ends, total = entry(section, i) end
+  return i, before, ends == stop and total - before or 0, ends == stop
 end
 
 -- Makes entries so wide that they can hold so many units, and tell steps apart: those that count may span two windows
@@ -73,18 +81,18 @@ local function keep(section, count)
     return
   end
   local newest, units = entry(section, count)
-  section.queue = sub(section.queue, 1, (count - 1) * entries_of(section).size)
+  section.queue = sub(section.queue, 1, (count - 1) * ENTRIES[section.width].size)
   section.newest, section.used = newest, units
 end
 
 -- Drops the steps that are released at a time.
 local function drop_released(section, time)
-  local retention = section.rule.retention
+  local retention, entries = section.rule.retention, ENTRIES[section.width]
   if section.newest + retention <= time then
     keep(section, 0)
   elseif section.queue ~= '' and entry(section, 1) + retention <= time then
     local live = first_entry(section, 2, function(stop) return stop + retention > time end)
-    local entries, _, released = entries_of(section), entry(section, live - 1)
+    local _, released = entry(section, live - 1)
     section.base = total_after(section.base, released, entries.wrap)
     section.queue = sub(section.queue, (live - 1) * entries.size + 1)
     section.used = section.used - released
@@ -108,16 +116,14 @@ end
 local function change(section, stop, units)
   widen(section, section.used + math.max(units, 0))
   section.queue = section.queue .. entry_bytes(section, section.newest, section.used) -- an entry as the others, for now
-  local i, before, own = first_entry(section, 1, function(ends) return ends >= stop end), 0, 0
-  local entries = { sub(section.queue, 1, (i - 1) * entries_of(section).size) }
-  if i > 1 then before = select(2, entry(section, i - 1)) end
-  local ends, total = entry(section, i)
-  if ends == stop then own, i = total - before, i + 1 end
+  local i, before, own, has_entry = find(section, stop)
+  local entries = { sub(section.queue, 1, (i - 1) * ENTRIES[section.width].size) }
+  if has_entry then i = i + 1 end
 
   units = math.max(units, -own)
   if own + units > 0 then entries[2] = entry_bytes(section, stop, before + own + units) end
   for k = i, count_entries(section) do
-    ends, total = entry(section, k)
+    local ends, total = entry(section, k)
     entries[#entries + 1] = entry_bytes(section, ends, total + units)
   end
   section.queue = table.concat(entries)
@@ -129,19 +135,11 @@ local function last_believed(rule, time)
   return time + 2 * rule.step + math.max(rule.step, rule.retention)
 end
 
--- Sets the fields that sections of all kinds have: see kinds.lua.
-local function describe(section)
-  local rule, newest = section.rule, section.newest
-  local first = section.queue ~= '' and entry(section, 1) or newest
-  local release = newest + rule.retention
-  section.units, section.first, section.start, section.release = section.used, first, newest - rule.step, release
-  section.due = math.min(newest, first + rule.retention)
-end
-
 local steps = {}
 
 function steps.new(rule, step, retention)
   rule.step, rule.retention, rule.window = step, retention, math.max(step, retention)
+  rule.least_room = retention > 0 and 32 or 0 -- a fixed rule has no queue
 end
 
 function steps.advance(section, time)
@@ -154,12 +152,10 @@ function steps.advance(section, time)
     time = math.max(time, section.newest - rule.step)
   end
   drop_released(section, time)
-  describe(section)
 end
 
 function steps.charge(section, time, units)
   add(section, time < section.newest and section.newest or time - time % section.rule.step + section.rule.step, units)
-  describe(section)
 end
 
 function steps.settle(section, time, units, stop)
@@ -172,16 +168,6 @@ function steps.settle(section, time, units, stop)
   elseif units > 0 then
     add(section, stop, units)
   end
-  describe(section)
-end
-
--- How many units the step that ends at `stop` has.
-function steps.units_of(section, stop)
-  local i = first_entry(section, 1, function(ends) return ends >= stop end)
-  local before = i > 1 and select(2, entry(section, i - 1)) or 0
-  local ends, total = section.newest, section.used
-  if i <= count_entries(section) then ends, total = entry(section, i) end
-  return ends == stop and total - before or 0
 end
 
 function steps.fits_at(section, units)
@@ -189,4 +175,11 @@ function steps.fits_at(section, units)
   local i = first_entry(section, 1, function(_, total) return total >= excess end)
   local stop = i > count_entries(section) and section.newest or entry(section, i)
   return stop + section.rule.retention
+end
+
+function steps.describe(section)
+  local rule, newest = section.rule, section.newest
+  local first = section.queue ~= '' and entry(section, 1) or newest
+  section.units, section.first, section.start, section.release = section.used, first, newest - rule.step, newest + rule.retention
+  section.due = math.min(newest, first + rule.retention)
 end

@@ -9,18 +9,26 @@ local function get(i)
   error({ server_error_of = KEYS[i] }) -- this is not about the key: the call fails
 end
 
+-- A section without units. All fields have a value at once, which is cheaper than to add them later.
+local function new_section(rule, label, expires)
+  return {
+    rule = rule, label = label, expires = expires,
+    used = 0, due = 0, newest = 0, first = 0, base = 0, room = 0, width = 0, queue = '',
+    units = 0, start = 0, release = 0,
+  }
+end
+
 -- The sections of a value, by their labels and in their order; and when the key expires.
 local function parse(value)
-  if string.byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
-  local sections, count = {}, string.byte(value)
+  if byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
+  local sections, count = {}, byte(value)
   local used_at, due_at = 2, 2 + count * COUNT_SIZE
   local since_at, label_at = due_at + count * COUNT_SIZE, #value - count * LABEL_SIZE
   local _, expires, at = unpack(FRONT_END, value, since_at)
   local labels_at = label_at
   for k = 1, count do
-    local section, length = { label = sub(value, label_at, label_at + LABEL_SIZE - 1), expires = expires }, nil
-    section.used = unpack(COUNT, value, used_at)
-    section.due = unpack(COUNT, value, due_at)
+    local section, length = new_section(nil, sub(value, label_at, label_at + LABEL_SIZE - 1), expires), nil
+    section.used, section.due = unpack(COUNT, value, used_at), unpack(COUNT, value, due_at)
     section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
     section.queue = sub(value, at + HEAD_SIZE, at + HEAD_SIZE + length - 1)
     sections[k], sections[section.label] = section, section
@@ -31,8 +39,12 @@ local function parse(value)
   return sections, expires
 end
 
-local function new_section()
-  return { used = 0, due = 0, newest = 0, first = 0, base = 0, width = 0, room = 0, queue = '' }
+-- Brings a section up to date.
+local function update(section, rule)
+  section.rule = rule
+  rule.kind.advance(section, now)
+  rule.kind.describe(section)
+  return section
 end
 
 -- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two
@@ -43,15 +55,12 @@ local function read(i, rules)
   if expires <= now then held, expires = {}, 0 end -- nothing counts: begin with empty queues
   local sections = {}
   for k, rule in ipairs(rules) do
-    local section = held[rule.label] or new_section()
-    section.rule, sections[k] = rule, section
-    rule.kind.advance(section, now)
+    sections[k] = update(held[rule.label] or new_section(), rule)
   end
   for _, section in ipairs(held) do
-    if not section.rule then
-      section.rule = rule_of(section.label)
-      section.rule.kind.advance(section, now)
-      if section.used > 0 and #sections < MOST_SECTIONS then sections[#sections + 1] = section end
+    if not section.rule and #sections < MOST_SECTIONS then
+      update(section, rule_of(section.label))
+      if section.used > 0 then sections[#sections + 1] = section end
     end
   end
   return sections, expires
@@ -59,9 +68,9 @@ end
 
 -- The bytes that a queue gets, so that it can grow and shrink while what follows it stays where it is.
 local function room_of(section)
-  local length, room = #section.queue, section.room
-  if length > room then return math.max(length, room > 16 and room * 2 or 32) end
-  if room > 64 and length * 4 < room then return length > 16 and length * 2 or 32 end
+  local length, room = #section.queue, math.max(section.room, section.rule.least_room)
+  if length > room then return math.max(length, room * 2, 32) end
+  if room > 64 and length * 4 < room then return math.max(length * 2, 32) end
   return room
 end
 
@@ -80,11 +89,12 @@ end
 
 -- Leaves sections to be written to KEYS[i], which expires at a time so far.
 local function write(i, sections, expires)
-  local used, dues, bodies, labels, since, latest = {}, {}, {}, {}, 0, nil
-  for k, section in ipairs(sections) do
+  local used, dues, bodies, labels, since, latest = '', '', '', '', 0, nil
+  for _, section in ipairs(sections) do
+    section.rule.kind.describe(section)
     local counts = section.used > 0
-    used[k], dues[k] = pack(COUNT, section.used), pack(COUNT, counts and section.due or 0)
-    bodies[k], labels[k] = section_bytes(section), section.rule.label
+    used, dues = used .. pack(COUNT, section.used), dues .. pack(COUNT, counts and section.due or 0)
+    bodies, labels = bodies .. section_bytes(section), labels .. section.rule.label
     if counts then since = math.max(since, section.start) end
     if counts and (not latest or section.release > latest.release) then latest = section end
   end
@@ -92,8 +102,8 @@ local function write(i, sections, expires)
     values[i] = GONE
     return
   end
-  expiries[i] = expiry_of(latest, expires)
-  local parts = { used, dues, { pack(FRONT_END, since, expiries[i]) }, bodies, labels }
-  for k, part in ipairs(parts) do parts[k] = table.concat(part) end
-  values[i] = string.char(#sections) .. table.concat(parts) .. string.char(VALUE_VERSION)
+  expires = expiry_of(latest, expires)
+  expiries[i] = expires
+  values[i] = string.char(#sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
+    .. string.char(VALUE_VERSION)
 end

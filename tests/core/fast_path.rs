@@ -16,7 +16,10 @@ use support::{
 mod without {
     use super::{LuaServer, RedisStore, TestClock};
 
+    support::contract!(new);
+    support::calls!(new);
     support::blocks!(new);
+    support::kinds!(new);
 
     async fn new() -> (RedisStore, TestClock) {
         super::plain(LuaServer::new())
@@ -27,6 +30,42 @@ fn plain(server: LuaServer) -> (RedisStore, TestClock) {
     let clock = TestClock::new(0);
     let store = RedisStore::from_connection(server).without_fast_path();
     (store.clock(clock.clone()), clock)
+}
+
+/// Of the fast path alone, an operation that it would hand over is an error.
+mod hand_over {
+    use super::{LuaServer, RedisStore, TestClock};
+    use support::hand_over;
+
+    fn new() -> (RedisStore, TestClock) {
+        let clock = TestClock::new(0);
+        let store = RedisStore::from_connection(LuaServer::new());
+        (store.clock(clock.clone()), clock)
+    }
+
+    #[tokio::test]
+    async fn a_common_case_is_not_handed_over() {
+        let (store, clock) = new();
+        hand_over::a_common_case_is_not_handed_over(store, clock).await;
+    }
+
+    #[tokio::test]
+    async fn steps_are_opened_and_released_by_the_fast_path() {
+        let (store, clock) = new();
+        hand_over::steps_are_opened_and_released_by_the_fast_path(store, clock).await;
+    }
+
+    #[tokio::test]
+    async fn a_denial_while_steps_are_released_is_not_handed_over() {
+        let (store, clock) = new();
+        hand_over::a_denial_while_steps_are_released_is_not_handed_over(store, clock).await;
+    }
+
+    #[tokio::test]
+    async fn slots_are_renewed_by_the_fast_path() {
+        let (store, clock) = new();
+        hand_over::slots_are_renewed_by_the_fast_path(store, clock).await;
+    }
 }
 
 #[tokio::test]

@@ -26,6 +26,7 @@ mod plain;
 mod prose;
 mod published;
 mod reload;
+mod script_example;
 mod settle;
 mod shadow;
 mod slots;

@@ -116,7 +116,7 @@ impl RedisStore {
     fn script_call(&self, near_ms: u64, operations: &[Operation]) -> Call {
         let call = Call::new(&self.names, self.set_now_ms(), near_ms, operations);
         #[cfg(feature = "test-util")]
-        let call = call.without_fast_path(self.without_fast_path);
+        let call = call.of_half(self.half);
         call
     }
 

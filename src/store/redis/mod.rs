@@ -51,7 +51,7 @@ pub struct RedisStore {
     #[cfg(feature = "test-util")]
     clock: Option<crate::test_util::TestClock>,
     #[cfg(feature = "test-util")]
-    without_fast_path: bool,
+    half: Option<script::Half>,
     in_flight: usize,
     shared: Option<Lines>,
 }
@@ -67,7 +67,7 @@ impl RedisStore {
             #[cfg(feature = "test-util")]
             clock: None,
             #[cfg(feature = "test-util")]
-            without_fast_path: false,
+            half: None,
             in_flight,
             shared: None,
         };
@@ -112,7 +112,16 @@ impl RedisStore {
     #[doc(hidden)]
     #[must_use]
     pub fn without_fast_path(mut self) -> Self {
-        self.without_fast_path = true;
+        self.half = Some(script::Half::Plain);
+        self.with_lines()
+    }
+
+    /// Runs the fast path alone, whose operations are errors where it would hand them over.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_plain_script(mut self) -> Self {
+        self.half = Some(script::Half::Fast);
         self.with_lines()
     }
 

@@ -21,6 +21,7 @@ pub mod cut_streams;
 pub mod denials;
 pub mod example;
 pub mod flaky;
+pub mod hand_over;
 pub mod history;
 pub mod kinds;
 pub mod log;

@@ -22,6 +22,9 @@ const SLACK_MS: u64 = 86_400_000;
 /// A bit in the version of a call.
 const TIME_FOLLOWS: u8 = 128;
 
+/// The error of the fast path alone, where it would hand an operation over to the plain script.
+pub const HANDED_OVER: &str = "it was handed over";
+
 type State = Arc<Mutex<Keys>>;
 
 /// The source of the last script, and the compiled function.
@@ -30,8 +33,9 @@ type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
 /// The keys with their expiry times, by the caller's clock, so that the tests find a TTL that is too short.
 #[derive(Default)]
 struct Keys {
-    /// The arguments of the last `EVAL`.
+    /// The arguments of the last `EVAL`, and the reply.
     eval: Vec<Vec<u8>>,
+    reply: Option<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
     /// The keys for which `GET` reports another type.
@@ -102,6 +106,17 @@ impl LuaServer {
         let first = &mut args[2 + keys][0];
         *first = *first & TIME_FOLLOWS | version;
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// What the last call asked for each of its keys; then the time, if it was given.
+    pub fn last_call(&self) -> Vec<Vec<u8>> {
+        let args = &self.keys.lock().unwrap().eval;
+        let keys = usize::try_from(number(&args[1])).unwrap();
+        args[2 + keys..].to_vec()
+    }
+
+    pub fn last_reply(&self) -> Option<Vec<u8>> {
+        self.keys.lock().unwrap().reply.clone()
     }
 
     /// Replaces the value of a key; `None` makes its value one of another type.
@@ -227,8 +242,19 @@ impl LuaServer {
             .globals()
             .set("ARGV", table(&args[2 + keys..]))
             .unwrap();
-        match self.script(args[0]).call(()).unwrap() {
-            LuaValue::String(reply) => Ok(Value::BulkString(reply.as_bytes().to_vec())),
+        let reply = match self.script(args[0]).call(()) {
+            Err(error) if error.to_string().contains(HANDED_OVER) => {
+                let kind = ErrorKind::Server(ServerErrorKind::ResponseError);
+                return Err((kind, HANDED_OVER).into());
+            }
+            reply => reply.unwrap(),
+        };
+        match reply {
+            LuaValue::String(reply) => {
+                let reply = reply.as_bytes().to_vec();
+                self.keys.lock().unwrap().reply = Some(reply.clone());
+                Ok(Value::BulkString(reply))
+            }
             LuaValue::Table(error) => {
                 let text: String = error.get("err").unwrap();
                 Err((ErrorKind::Extension, "an error reply", text).into())

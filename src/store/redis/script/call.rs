@@ -1,6 +1,6 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{ops::Range, sync::LazyLock, time::Duration};
 
 use redis::{Cmd, Script};
 
@@ -26,21 +26,28 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 /// The files of `lua/`, joined.
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
-/// The script without its fast path: it is slower and answers the same.
+/// The script without its fast path, which is slower and answers the same; and the fast path alone, which raises an
+/// error where it would hand over.
 #[cfg(feature = "test-util")]
-static PLAIN_SOURCE: LazyLock<String> = LazyLock::new(|| {
-    let fast_path = [
-        include_str!("../../../../lua/fast/read.lua"),
-        include_str!("../../../../lua/fast/charge.lua"),
-        include_str!("../../../../lua/fast/renew.lua"),
-        include_str!("../../../../lua/fast/decide.lua"),
-    ];
-    let parts = fast_path.into_iter();
-    parts.fold(SOURCE.to_owned(), |rest, part| rest.replacen(part, "", 1))
+static HALVES: LazyLock<[(String, Script); 2]> = LazyLock::new(|| {
+    [
+        ("fast_path = fast_script()", "fast_path = nil"),
+        ("or plain_script()", "or error('it was handed over')"),
+    ]
+    .map(|(call, other)| {
+        let source = SOURCE.replacen(call, other, 1);
+        let script = Script::new(&source);
+        (source, script)
+    })
 });
 
+/// Half of the script, for tests.
 #[cfg(feature = "test-util")]
-static PLAIN_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(&PLAIN_SOURCE));
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store::redis) enum Half {
+    Plain = 0,
+    Fast = 1,
+}
 
 /// Of the call, of a stored value, where it stands after the labels of the rules, and of a stored block.
 pub(in crate::store::redis) const VERSION: u8 = 1;
@@ -74,9 +81,14 @@ pub(in crate::store::redis) struct Call {
     version: u8,
     /// The time whose periods of the calendar are sent.
     near_ms: u64,
+    /// The policies of the latest parts, and the numbers of these parts from 1: later parts name them.
+    policies: Vec<(u16, Range<usize>)>,
     #[cfg(feature = "test-util")]
-    without_fast_path: bool,
+    half: Option<Half>,
 }
+
+/// With more policies than these in a call, some are sent again.
+const POLICIES: usize = 16;
 
 /// Byte strings in one buffer.
 #[derive(Debug, Default)]
@@ -113,8 +125,9 @@ impl Call {
             args: Strings::default(),
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
+            policies: Vec::new(),
             #[cfg(feature = "test-util")]
-            without_fast_path: false,
+            half: None,
         };
         for operation in operations {
             match operation {
@@ -149,18 +162,18 @@ impl Call {
         self.keys.iter().next()
     }
 
-    /// The same call, of the script with or without its fast path.
+    /// The same call, of half of the script.
     #[cfg(feature = "test-util")]
-    pub(in crate::store::redis) fn without_fast_path(mut self, without: bool) -> Self {
-        self.without_fast_path = without;
+    pub(in crate::store::redis) fn of_half(mut self, half: Option<Half>) -> Self {
+        self.half = half;
         self
     }
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
         #[cfg(feature = "test-util")]
-        if self.without_fast_path {
-            return self.cmd("EVALSHA", PLAIN_SCRIPT.get_hash());
+        if let Some(half) = self.half {
+            return self.cmd("EVALSHA", HALVES[half as usize].1.get_hash());
         }
         self.cmd("EVALSHA", SCRIPT.get_hash())
     }
@@ -168,8 +181,8 @@ impl Call {
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
         #[cfg(feature = "test-util")]
-        if self.without_fast_path {
-            return self.cmd("EVAL", &PLAIN_SOURCE);
+        if let Some(half) = self.half {
+            return self.cmd("EVAL", &HALVES[half as usize].0);
         }
         self.cmd("EVAL", SOURCE)
     }
@@ -204,15 +217,13 @@ impl Call {
         for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
             for (place, charge) in charges.iter().enumerate() {
                 self.push_key(names, charge.policy().name(), charge.key());
-                let rules = charge.policy().rules();
-                let limits = rules.iter().map(Rule::limit);
                 let head = Head {
                     action: action + joined(place),
                     count,
                     units: charge.cost(),
                     block_count,
                 };
-                self.push_task(head, rules, limits);
+                self.push_task(head, charge.policy().rules(), []);
             }
             block_count = 0;
         }
@@ -225,10 +236,7 @@ impl Call {
             self.push_key(names, charge.policy().name(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
-            let steps = usage.rules().iter().map(|it| match it.rule().refill() {
-                None => it.step_end_ms(),
-                Some(_) => it.rule().limit(),
-            });
+            let steps = usage.rules().iter().map(|it| it.step_end_ms());
             let head = Head {
                 count: 1,
                 units,
@@ -254,7 +262,7 @@ impl Call {
 
     fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
         self.push_key(names, policy, key);
-        self.push_task(Head::of(RESET), &[], std::iter::empty());
+        self.push_task(Head::of(RESET), &[], []);
     }
 
     fn push_block(&mut self, names: &Names, key: &Key, request: &BlockRequest) {
@@ -267,7 +275,11 @@ impl Call {
             units: ms,
             ..Head::of(action)
         });
-        self.args.bytes.extend([0, request.by().code(), VERSION]);
+        let (policy, rules) = ([0, 0], 0);
+        self.args.bytes.extend(policy);
+        self.args
+            .bytes
+            .extend([rules, request.by().code(), VERSION]);
         request.details().write_texts(&mut self.args.bytes);
         self.args.end();
     }
@@ -276,8 +288,7 @@ impl Call {
     fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
         self.push_block(names, key, request);
         self.push_key(names, STRIKES, key);
-        let limit = std::iter::once(strikes.limit());
-        self.push_task(Head::of(RESET + JOINED), &[strikes], limit);
+        self.push_task(Head::of(RESET + JOINED), &[strikes], []);
     }
 
     fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {
@@ -293,14 +304,37 @@ impl Call {
         arg.push(head.block_count);
     }
 
-    /// `limits` are the ends of the charged steps in a settlement and a renewal, but of a bucket the limit; and none in
-    /// a reset.
-    fn push_task(&mut self, head: Head, rules: &[Rule], limits: impl Iterator<Item = u64>) {
+    /// `step_ends` are those that were charged under each rule; empty where nothing was charged before.
+    fn push_task(&mut self, head: Head, rules: &[Rule], step_ends: impl IntoIterator<Item = u64>) {
         self.push_head(head);
+        let at = self.args.bytes.len();
+        push_number(&mut self.args.bytes, 0, 2); // this part has the policy
+        let policy_at = self.args.bytes.len();
+        self.push_policy(rules);
+        let (before, policy) = self.args.bytes.split_at(policy_at);
+        let is_it = |(_, range): &&(u16, Range<usize>)| before.get(range.clone()) == Some(policy);
+        let same = self.policies.iter().find(is_it).map(|(part, _)| *part);
+        if let Some(part) = same {
+            self.args.bytes.truncate(at);
+            push_number(&mut self.args.bytes, part.into(), 2);
+        } else if let Ok(part) = u16::try_from(self.args.ends.len() + 1) {
+            if self.policies.len() == POLICIES {
+                self.policies.remove(0);
+            }
+            let policy = policy_at..self.args.bytes.len();
+            self.policies.push((part, policy));
+        }
+        for end in step_ends {
+            push_number(&mut self.args.bytes, end, 6);
+        }
+        self.args.end();
+    }
+
+    fn push_policy(&mut self, rules: &[Rule]) {
         let arg = &mut self.args.bytes;
         push_number(arg, rules.len() as u64, 1); // a policy has at most 16
-        for limit in limits {
-            push_number(arg, limit, 7);
+        for rule in rules {
+            push_number(arg, rule.limit(), 7);
         }
         for number in rules.iter().flat_map(|rule| label(Spec::of(rule))) {
             push_number(arg, number, 6);
@@ -313,7 +347,6 @@ impl Call {
                 push_number(arg, boundary, 6);
             }
         }
-        self.args.end();
     }
 }
 

@@ -1,0 +1,44 @@
+//! Proves that the example of `lua/README.md` is a call of the script and its reply, byte by byte.
+
+use sluicegate::{Charge, Key, Policy, RedisStore, Store, store::Check, test_util::TestClock};
+use support::lua::LuaServer;
+
+const README: &str = include_str!("../../lua/README.md");
+
+/// The bytes of the blocks below the heading: those at the beginning of each line.
+fn example() -> Vec<Vec<u8>> {
+    let (_, example) = README.split_once("### One example").unwrap();
+    let (example, _) = example.split_once("\n## ").unwrap();
+    let is_byte = |word: &&str| word.len() == 2 && u8::from_str_radix(word, 16).is_ok();
+    let bytes = |line: &str| -> Vec<u8> {
+        let words = line.split(' ').skip_while(|it| it.is_empty());
+        let bytes = words.take_while(is_byte);
+        bytes
+            .map(|it| u8::from_str_radix(it, 16).unwrap())
+            .collect()
+    };
+    let blocks = example.split("\n\n").filter(|it| it.starts_with("    "));
+    blocks
+        .map(|block| block.lines().flat_map(bytes).collect())
+        .collect()
+}
+
+#[tokio::test]
+async fn the_example_of_the_readme_is_what_is_sent_and_replied() {
+    let (server, clock) = (LuaServer::new(), TestClock::new(1_700_000_000_123));
+    let store = RedisStore::from_connection(server.clone()).clock(clock);
+    let policy = Policy::parse("p", "10/1m@1s").unwrap();
+    let check = |cost| Check::new([Charge::new(&policy, Key::new("user", "alice"), cost)]).unwrap();
+    store.check(&check(1)).await.unwrap();
+    let [call, admitted, denied] = &example()[..] else {
+        panic!("three blocks of bytes");
+    };
+    for (cost, reply) in [(2_u64, admitted), (9, denied)] {
+        store.check(&check(cost)).await.unwrap();
+        let mut sent = call.clone();
+        sent[0] |= 128; // the time is given
+        sent[6] = cost.to_le_bytes()[0];
+        assert_eq!(server.last_call()[0], sent, "a cost of {cost}");
+        assert_eq!(&server.last_reply().unwrap(), reply, "a cost of {cost}");
+    }
+}

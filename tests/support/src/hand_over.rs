@@ -1,0 +1,156 @@
+//! Counts what the script's fast path hands over to the plain script: for the common cases, nothing.
+
+use std::time::Duration;
+
+use sluicegate::{
+    Charge, Key, Policy, RedisStore, Store, Usage,
+    error::StoreErrorKind,
+    store::{Check, Operation, Renewed, Reply, Settlement, Slots},
+    test_util::TestClock,
+};
+
+use super::history::START_MS;
+
+/// Executes operations by the fast path alone or, if it hands them over, by the whole script.
+struct Counting {
+    fast: RedisStore,
+    whole: RedisStore,
+    policy: Policy,
+    handed_over: usize,
+}
+
+impl Counting {
+    fn new(store: &RedisStore, clock: &TestClock, name: &str, rules: &str) -> Self {
+        clock.set(START_MS);
+        Self {
+            fast: store.clone().without_plain_script(),
+            whole: store.clone(),
+            policy: Policy::parse(name, rules).unwrap(),
+            handed_over: 0,
+        }
+    }
+
+    async fn execute(&mut self, operation: Operation) -> Reply {
+        match self.fast.execute(operation.clone()).await {
+            Err(error) => {
+                assert_eq!(error.kind(), StoreErrorKind::Protocol, "{error}");
+                self.handed_over += 1;
+                self.whole.execute(operation).await.unwrap()
+            }
+            reply => reply.unwrap(),
+        }
+    }
+
+    async fn check(&mut self, cost: u64) -> (bool, Usage) {
+        let charge = Charge::new(&self.policy, Key::new("user", "alice"), cost);
+        let check = Operation::Check(Check::new([charge]).unwrap());
+        match self.execute(check).await {
+            Reply::Check(decision) => (decision.is_allowed(), decision.usage().clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn settle(&mut self, usage: &Usage, cost: u64) {
+        let settlement = Settlement::new(usage, |_| cost).unwrap();
+        self.execute(Operation::Settle(settlement)).await;
+    }
+
+    async fn renew(&mut self, slots: Slots) -> Renewed {
+        match self.execute(Operation::Renew(slots.renew())).await {
+            Reply::Renew(renewed) => renewed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How many operations were handed over since it was asked last.
+    fn handed_over(&mut self) -> usize {
+        std::mem::take(&mut self.handed_over)
+    }
+}
+
+/// A key that is new is handed over, and then nothing: charges in place, denials, looks, and settlements.
+pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: TestClock) {
+    let kinds = [
+        ("sliding", "9/1m"),
+        ("three", "99/1s,99/1m,9/1h"),
+        ("fixed", "9/1m@fixed"),
+        ("bucket", "9+60/1s@bucket"),
+        ("slots", "9/1m@concurrent"),
+    ];
+    for (name, rules) in kinds {
+        let mut calls = Counting::new(&store, &clock, name, rules);
+        assert!(calls.check(1).await.0);
+        assert_eq!(calls.handed_over(), 1, "{name}: a new key");
+        assert!(calls.check(3).await.0 && !calls.check(9).await.0 && !calls.check(10).await.0);
+        assert!(calls.check(0).await.0);
+        assert_eq!(calls.handed_over(), 0, "{name}: in one step");
+        if name != "bucket" && name != "slots" {
+            for (charged, cost) in [(1, 2), (1, 1), (2, 1)] {
+                let (_, usage) = calls.check(charged).await;
+                calls.settle(&usage, cost).await;
+            }
+            assert_eq!(calls.handed_over(), 0, "{name}: a settlement");
+        }
+        clock.advance(Duration::from_millis(20));
+        assert!(calls.check(1).await.0);
+        assert_eq!(
+            calls.handed_over(),
+            0,
+            "{name}: the first rule opens a step"
+        );
+    }
+}
+
+/// A section begins with room for eight steps, and then its room is doubled.
+pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, clock: TestClock) {
+    for (name, rules) in [("sliding", "1000/1m"), ("slots", "1000/1m@concurrent")] {
+        let mut calls = Counting::new(&store, &clock, name, rules);
+        let mut handed_over_at = Vec::new();
+        for second in 0..200 {
+            assert!(calls.check(1).await.0);
+            if calls.handed_over() > 0 {
+                handed_over_at.push(second);
+            }
+            clock.advance(Duration::from_millis(1_000));
+        }
+        assert_eq!(handed_over_at, [0, 9, 17, 33], "{name}");
+        clock.advance(Duration::from_secs(30));
+        assert!(calls.check(1).await.0);
+        assert_eq!(calls.handed_over(), 0, "{name}: many steps are released");
+    }
+}
+
+pub async fn a_denial_while_steps_are_released_is_not_handed_over(
+    store: RedisStore,
+    clock: TestClock,
+) {
+    let mut calls = Counting::new(&store, &clock, "sliding", "5/1m");
+    for _ in 0..5 {
+        assert!(calls.check(1).await.0);
+        clock.advance(Duration::from_millis(1_000));
+    }
+    calls.handed_over();
+    for _ in 0..3 {
+        assert!(!calls.check(3).await.0);
+        clock.advance(Duration::from_millis(18_000));
+    }
+    clock.advance(Duration::from_millis(3_000)); // the first two are released
+    assert!(!calls.check(3).await.0);
+    assert!(calls.check(2).await.0);
+    assert_eq!(calls.handed_over(), 0);
+}
+
+pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: TestClock) {
+    let mut calls = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
+    let (_, usage) = calls.check(1).await;
+    let mut slots = Slots::take(&usage).unwrap();
+    calls.handed_over();
+    for _ in 0..12 {
+        clock.advance(Duration::from_millis(10_000));
+        let renewed = calls.renew(slots).await;
+        assert!(renewed.is_renewed());
+        slots = renewed.slots().unwrap();
+        assert!(calls.check(1).await.0);
+    }
+    assert_eq!(calls.handed_over(), 0);
+}
