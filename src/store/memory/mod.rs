@@ -94,7 +94,7 @@ type Counts = SmallVec<[Count; 4]>;
 /// late by the same amount.
 ///
 /// **Memory.** The store keeps no key in clear, only a hash of 128 bits that is different in each process. A key with
-/// one rule takes some 180 to 280 bytes, depending on how full its part of the table is. Each further rule takes some
+/// one rule takes some 180 to 330 bytes, depending on how full its part of the table is. Each further rule takes some
 /// 150 bytes, and each step that counts takes 16. A rule has at most `window / precision + 1` steps, and never more
 /// than its limit. New keys drop keys that no longer count.
 ///
