@@ -58,7 +58,8 @@ impl Observer for Renewals {
     }
 }
 
-/// The cost of a renewal by a limiter, which chooses when to renew which slots, relative to a check in a call of its own.
+/// The cost of a renewal by a limiter, which chooses when to renew which slots, relative to a check in a call of its
+/// own.
 async fn of_limiter(server: &Server, store: &RedisStore) -> Result<f64, Error> {
     let renewals = Arc::new(Renewals::default());
     let limiter = Limiter::new(store.clone().prefix("renewing-limiter"));

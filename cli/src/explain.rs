@@ -78,7 +78,7 @@ struct Report {
     /// The source of the limits.
     #[serde(skip)]
     source: Source,
-    /// The reason why nothing counts; null if something does.
+    /// The reason why nothing counts; null if something does, or if no reason was found.
     why: Option<String>,
     /// The server's clock. All times are in ms since the Unix epoch.
     now_ms: u64,

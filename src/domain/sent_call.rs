@@ -22,7 +22,7 @@ pub(crate) struct SentCall {
 pub(crate) enum Journey {
     /// `None` if the caller left first: then the operation is never sent.
     One(Arc<OnceLock<Option<Arc<SentCall>>>>),
-    /// Of operations that are answered together.
+    /// Several operations that are answered together.
     All(Arc<Vec<Self>>),
 }
 

@@ -93,7 +93,7 @@ struct Account {
     ends: Instant,
     /// When the first request may leave: a little after the end.
     starts: Instant,
-    /// Whether the account is paused, or the requests under way are few since.
+    /// Whether the account is paused, or limits its requests under way after a pause.
     recovers: bool,
     /// How many requests were served since the last pause: one more may be under way at a time.
     served: usize,

@@ -85,8 +85,8 @@ impl Default for Publisher {
 }
 
 impl Publisher {
-    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one load,
-    /// if its mark is at the first place.
+    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one
+    /// load, if its mark is at the first place.
     pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy) -> bool {
         // Skip peeks: the readiness probe that the docs show uses its own failure policy.
         let charges = check.all_charges().iter();

@@ -1,5 +1,5 @@
-//! [`Reporter`]: reports contributors, denials and policies to the store, in one task that runs while there is something
-//! to report.
+//! [`Reporter`]: reports contributors, denials and policies to the store, in one task that runs while there is
+//! something to report.
 
 use std::{
     sync::{

@@ -14,8 +14,8 @@ use crate::{
     limiter::{ActualCost, Limiter, SETTLING},
 };
 
-/// Reached only if thousands of clients disconnect within one timeout while the store is slow; further charges then
-/// stay.
+/// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away;
+/// further charges then stay.
 const MAX_IN_BACKGROUND: usize = 1_024;
 
 impl ActualCost {
@@ -66,8 +66,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
     /// panicked. By default such requests keep their charge.
     ///
-    /// Refunds run in the background, at most 1024 at a time and each within the timeout; if one fails, the charge
-    /// stays. The charge also stays if the client disconnects before the store has decided.
+    /// Refunds run in the background, at most 1024 at a time. A refund that could not be sent is tried again for a
+    /// minute; if it fails otherwise, the charge stays. The charge also stays if the client disconnects before the store
+    /// has decided.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.

@@ -32,7 +32,7 @@ fn plain(server: LuaServer) -> (RedisStore, TestClock) {
     (store.clock(clock.clone()), clock)
 }
 
-/// Of the fast path alone, an operation that it would hand over is an error.
+/// With the fast path alone, an operation that it would hand over is an error.
 mod hand_over {
     use super::{LuaServer, RedisStore, TestClock};
     use support::hand_over;

@@ -131,7 +131,7 @@ impl Store for Noting {
         let other = self.other.clone();
         self.store.execute(operation).map(move |reply| {
             if let (Reply::Block(block), Some(span)) = (&reply, span) {
-                // Of a pause that did not end last, this is later than its time; the earliest counts.
+                // If another pause ended last, this is later than its time; the earliest counts.
                 let span_ms = u64::try_from(span.as_millis()).unwrap();
                 other.stored.lock().unwrap().push(Stored {
                     at: other.start.elapsed(),
@@ -313,8 +313,8 @@ async fn processes_obey_a_limit_that_they_do_not_know() {
 
 /// Prints a line for each window of the other service.
 ///
-/// On 2026-11-26: all 3 000 units used, and 1 045 requests refused, none of which the store had checked after it had the
-/// pause: 508 in the first window, where a thousand tasks are checked at once and share two threads with the other
+/// On 2026-11-26: all 3 000 units used, and 1 045 requests refused, none of which the store had checked after it had
+/// the pause: 508 in the first window, where a thousand tasks are checked at once and share two threads with the other
 /// service, and 2 to 40 in the others. Without the layer, 19 485 in 20 s.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes five and a half minutes"]

@@ -79,7 +79,7 @@ async fn run(options: &Options) -> Result<(), String> {
     app::serve(listen, app)
         .await
         .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
-    // Returned by responses that have just ended. Without this, they would be free when they expire.
+    // Responses that have just ended return slots in the background. Without this, these are free when they expire.
     let _ = tokio::time::timeout(SLOTS_ARE_RETURNED, ending.return_slots()).await;
     Ok(())
 }

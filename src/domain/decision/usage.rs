@@ -394,7 +394,7 @@ impl Usage {
             .checked_sub(1)
     }
 
-    /// Allows to take the slots again, of which a renewal was answered.
+    /// Allows the slots to be taken again after an answered renewal.
     pub(crate) fn return_slots(&self) {
         self.inner.has_slots.store(true, Ordering::Relaxed);
     }

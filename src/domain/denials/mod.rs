@@ -51,8 +51,8 @@
 //! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
 //! load from memory; afterwards an admission costs a look into a table, and a denial some tens of nanoseconds. Threads
 //! wait for each other, for as short a time, only if a denial adds an identity or begins the next ten seconds. A tokio
-//! task sends the reports, and ends after ten seconds without any, unless policies in use are to be
-//! [published](crate::Limiter::publish_policies); outside of a runtime there is no task. Use
+//! task sends the reports. It ends after ten seconds without any, but stays while it has policies to
+//! [publish](crate::Limiter::publish_policies); outside of a runtime there is no task. Use
 //! [`Limiter::count_denials`](crate::Limiter::count_denials) to switch all of this off. For stores that keep no
 //! denials, such as
 //! [transactions](crate::store::redis::transactions), the counting is off.

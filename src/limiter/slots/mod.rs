@@ -154,12 +154,13 @@ impl Limiter {
         holding
     }
 
-    /// Returns all slots that this limiter and its clones hold, and waits until all returns and the settlements of
-    /// ended responses are done, which began in the background.
+    /// Returns all slots that this limiter and its clones hold. Waits until these and earlier returns are done, and the
+    /// settlements of ended responses.
     ///
     /// Call this at the end of a process, when the server has stopped, and before the runtime ends: slots that are not
-    /// returned are free only when they expire. Work that still runs has then lost its slots. Slots under way expire,
-    /// and settlements are given up after a minute: put a timeout around this call if you cannot wait so long.
+    /// returned are free only when they expire. Work that still runs goes on without its slots: `is_held` is then false,
+    /// but `lost` does not end, and no response is cut off. A return is given up when its slot has expired, and a
+    /// settlement after a minute: put a timeout around this call if you cannot wait so long.
     ///
     /// ```
     /// use std::time::Duration;
@@ -267,8 +268,8 @@ impl Slot {
         self.watch().is_held()
     }
 
-    /// Waits until some of the slots are lost: cancel the work then, if it must not go on beside another's. It waits for ever
-    /// if they are returned.
+    /// Waits until some of the slots are lost: cancel the work then, if it must not go on beside another's. Waits for
+    /// ever if they are returned.
     pub async fn lost(&self) {
         self.watch().lost().await;
     }

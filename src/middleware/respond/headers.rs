@@ -240,8 +240,8 @@ impl HeaderStyle {
         self
     }
 
-    /// Sends `Retry-After` of a denial as an HTTP date if the wait is at least so long, and in seconds if it is shorter.
-    /// The default is never.
+    /// Sends `Retry-After` of a denial as an HTTP date if the wait is at least so long, and in seconds if it is
+    /// shorter. The default is never.
     ///
     /// The date is by this machine's clock, and rounded up to a whole second. See [long times](Self#long-times).
     ///

@@ -38,7 +38,7 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.jitter = most)
     }
 
-    /// Sets the responses to rejected requests. The default is [`ProblemJson`].
+    /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
     ///
     /// Pass a [`MakeRejection`](crate::middleware::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
     /// Response<B>`, or [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also
