@@ -49,7 +49,7 @@ local function read_policy(arg)
     kind = first
   end
   policy.kind = kind
-  if kind == CALENDAR then read_periods(policy, arg, labels_end + 1) end
+  if kind == CALENDAR and not policy.is_other then read_periods(policy, arg, labels_end + 1) end
   policies[arg] = policy
   return policy
 end

@@ -32,7 +32,7 @@ end
 
 -- Moves the slots of KEYS[i] to the step of now. Returns its reply, or nothing if the plain script has to.
 local function renew(task, i)
-  if not fits(task, i, 0) then return end
+  if fits(task, i, 0) == nil then return end -- false if more is in use than a limit that was lowered
   local policy, units, expires = task.policy, task.units, fronts[i][5]
   local step, retention, stop = policy.steps[1], policy.retentions[1], unpack('<I6', ARGV[i], #ARGV[i] - 5)
   local queue, last, base, used, at, room_end = without(policy, i, stop, units)

@@ -66,6 +66,12 @@ mod hand_over {
         let (store, clock) = new();
         hand_over::slots_are_renewed_by_the_fast_path(store, clock).await;
     }
+
+    #[tokio::test]
+    async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path() {
+        let (store, clock) = new();
+        hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(store, clock).await;
+    }
 }
 
 #[tokio::test]

@@ -154,3 +154,19 @@ pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: TestCl
     }
     assert_eq!(calls.handed_over(), 0);
 }
+
+/// Each replica renews under the limit that it knows.
+pub async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path(
+    store: RedisStore,
+    clock: TestClock,
+) {
+    let mut before = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
+    let mut lowered = Counting::new(&store, &clock, "slots", "5/30s@concurrent");
+    assert!(before.check(1).await.0);
+    let (_, usage) = lowered.check(1).await;
+    let slots = Slots::take(&usage).unwrap();
+    assert!(before.check(7).await.0);
+    clock.advance(Duration::from_millis(10_000));
+    assert!(lowered.renew(slots).await.is_renewed());
+    assert_eq!(lowered.handed_over(), 0);
+}
