@@ -36,9 +36,10 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout. If the error [is unsent](StoreError::is_unsent), as when the
-    /// breaker is open, or the settlement had to wait for other calls, you can settle the check again; otherwise the
-    /// settlement may have been done, and cannot be retried. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is
-    /// already settled. When other charges are settled, an error about shadows alone goes only to the observer.
+    /// breaker is open, or the time was over while the settlement waited for other calls, you can settle the check again;
+    /// otherwise the settlement may have been done, and cannot be retried.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is already settled.
+    /// When other charges are settled, an error about shadows alone goes only to the observer.
     ///
     /// [`ActualCost`]: crate::limiter::ActualCost
     pub async fn settle(
@@ -57,11 +58,14 @@ impl Limiter {
                 parts
             }
         };
-        let settled = self.settle_parts(usage, &parts).await;
-        if settled.as_ref().is_err_and(StoreError::is_unsent) {
-            parts.iter().for_each(Settlement::give_up);
+        let settled = self.settle_each(&parts).await;
+        for (part, result) in parts.iter().zip(&settled) {
+            // The other part may have been settled.
+            if result.as_ref().is_err_and(StoreError::is_unsent) {
+                part.give_up();
+            }
         }
-        settled
+        joined(usage, &parts, settled)
     }
 
     /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
@@ -79,7 +83,11 @@ impl Limiter {
         usage: &Usage,
         parts: &[Settlement],
     ) -> Result<Usage, StoreError> {
-        let counts = parts.first().is_some_and(|it| it.usage().is_same(usage));
+        joined(usage, parts, self.settle_each(parts).await)
+    }
+
+    /// Settles these parts of one check within the timeout, and returns their results one by one.
+    async fn settle_each(&self, parts: &[Settlement]) -> Settled {
         let mut settled = self.settle_all(parts, self.inner.timeout).await;
         // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
         let failures = settled.iter().filter_map(|result| result.as_ref().err());
@@ -89,22 +97,11 @@ impl Limiter {
         {
             settled.fill(Err(error));
         }
-        let mut settled = settled.into_iter();
-        let (counting, shadow) = if counts {
-            let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
-            (counting, settled.next().and_then(Result::ok))
-        } else {
-            (usage.clone(), settled.next().transpose()?)
-        };
-        let shadow = shadow.map(Decision::Allowed);
-        Ok(match shadow.or_else(|| usage.shadow().cloned()) {
-            Some(shadow) => counting.with_shadow(shadow),
-            None => counting,
-        })
+        settled
     }
 
     /// Settles these parts of one check, for which no request waits, and tries again while the store is not even asked.
-    /// Each try may take so long: the store may still do one that was sent, so that this is not sent again.
+    /// Each try takes at most `each`, all together `all`. One that was sent is not repeated: the store may have done it.
     pub(crate) async fn settle_patiently(
         &self,
         mut parts: Vec<Settlement>,
@@ -195,6 +192,23 @@ impl Limiter {
             self.call_within(timeout, || info(first), settle)
         }
     }
+}
+
+/// The usage after these parts of a check were settled, with that of the shadows.
+fn joined(usage: &Usage, parts: &[Settlement], settled: Settled) -> Result<Usage, StoreError> {
+    let counts = parts.first().is_some_and(|it| it.usage().is_same(usage));
+    let mut settled = settled.into_iter();
+    let (counting, shadow) = if counts {
+        let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
+        (counting, settled.next().and_then(Result::ok))
+    } else {
+        (usage.clone(), settled.next().transpose()?)
+    };
+    let shadow = shadow.map(Decision::Allowed);
+    Ok(match shadow.or_else(|| usage.shadow().cloned()) {
+        Some(shadow) => counting.with_shadow(shadow),
+        None => counting,
+    })
 }
 
 fn admitted_shadow(usage: &Usage) -> Option<&Usage> {

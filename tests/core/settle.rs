@@ -87,6 +87,22 @@ async fn a_settlement_that_may_have_been_sent_is_not_made_again_whichever_part_t
     }
 }
 
+#[tokio::test]
+async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_sent() {
+    let limiter = Failing::limiter([true]);
+    let policy = Policy::parse("api", "10/1h").unwrap();
+    let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
+    let charges = |cost| [charge(&policy, cost), charge(&shadow, cost)];
+    let decision = limiter.check(charges(4)).await.unwrap();
+    limiter.check(charges(4)).await.unwrap();
+    let failed = settle_to_nothing(&limiter, decision.usage()).await;
+    assert_eq!(failed, Err(StoreErrorKind::Unavailable));
+    let again = settle_to_nothing(&limiter, decision.usage()).await;
+    assert_eq!(again, Ok(vec![6]));
+    let now = limiter.check(charges(0)).await.unwrap();
+    assert_eq!(left(now.usage().shadow().unwrap().usage()), [6]);
+}
+
 /// A limit that skips the request changes the positions of the other limits.
 #[tokio::test]
 async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() {

@@ -37,7 +37,10 @@ impl Tracker {
     }
 
     async fn flush_all(&self, store: &dyn Store) {
-        let _turn = self.delivery.turn.lock().await;
+        // A caller in a parked runtime may keep the turn.
+        let Ok(_turn) = timeout(TIMEOUT, self.delivery.turn.lock()).await else {
+            return;
+        };
         self.flushes.fetch_add(1, Relaxed);
         let mut unsent = Vec::new();
         for shard in &self.shards {

@@ -112,7 +112,7 @@ impl Attempts {
         journey: Journey,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
-        // Dropped after the receiver of the answer, as a job whose caller has left is not done.
+        // Dropped after the receiver of the answer: a job that neither was begun nor has a receiver is not done.
         let leaving = Leaving(journey.clone());
         let (reply, mut answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
@@ -142,7 +142,7 @@ impl Attempts {
     }
 
     /// Tries a group in a task, so that the attempt ends even if its callers leave.
-    fn begin(self: &Arc<Self>, group: Group<Job, runtime::Id>) {
+    fn begin(self: &Arc<Self>, mut group: Group<Job, runtime::Id>) {
         let runtime = group.jobs[0].runtime.clone();
         let attempts = Arc::downgrade(self);
         let place = Place {
@@ -153,9 +153,7 @@ impl Attempts {
             let settings = &place.attempts.settings.clone();
             let end = Settings::end();
             let sent = SentCall::now();
-            for job in &group.jobs {
-                job.journey.begin(&sent); // a job that has left is left out below
-            }
+            group.jobs.retain(|job| job.journey.begin(&sent));
             let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
                 // All callers left while waiting for the connection.
