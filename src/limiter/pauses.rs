@@ -64,6 +64,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[cfg(feature = "obey")]
 const ALL: usize = 256;
 
+/// And when one was served, so long after the first could leave: an account that is used seldom recovers, too.
+const RECOVERY: Duration = Duration::from_secs(60);
+
 /// The wait of a caller that has no more time while other requests are under way.
 const PROBED: Duration = Duration::from_secs(1);
 
@@ -214,9 +217,12 @@ impl Pauses {
         let mut accounts = self.lock();
         let mut keys = SmallVec::<[&Key; 1]>::new();
         for key in check.deniable_keys() {
-            let Some(account) = accounts.get_mut(key).filter(|it| it.recovers) else {
+            let Some(account) = accounts.get_mut(key) else {
                 continue;
             };
+            if !account.still_recovers(now) {
+                continue;
+            }
             if account.forget_overdue(now) && !self.has_followed(key) {
                 // No layer follows the requests of this account.
                 accounts.remove(key);
@@ -403,6 +409,11 @@ impl Account {
         self.recovers = true;
         self.served = 0;
         self.under_way.clear();
+    }
+
+    fn still_recovers(&mut self, now: Instant) -> bool {
+        self.recovers &= self.served == 0 || now < self.starts + RECOVERY;
+        self.recovers
     }
 
     /// Counts a request, and returns its number.

@@ -362,6 +362,22 @@ async fn after_a_pause_one_more_is_under_way_for_each_that_was_served() {
     assert_eq!(all.elapsed(), TRIP, "the recovery is over");
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_account_that_is_used_seldom_recovers_a_minute_after_its_pause() {
+    let other = Other::new(|at_ms| match at_ms {
+        0..1_000 => after(429, "5"),
+        _ => plain(200),
+    });
+    let limiter = Limiter::new(Timed::new());
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    assert_eq!(status(&client).await, 200);
+    sleep(ms(60_000)).await;
+    let all = Instant::now();
+    join_all((0..50).map(|_| status(&client))).await;
+    assert_eq!(all.elapsed(), TRIP);
+}
+
 /// A token or a connection takes time between the check and the layer that obeys.
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
