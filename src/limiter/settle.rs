@@ -36,10 +36,10 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout. If the error [is unsent](StoreError::is_unsent), as when the
-    /// breaker is open, or the time was over while the settlement waited for other calls, you can settle the check again;
-    /// otherwise the settlement may have been done, and cannot be retried.
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is already settled.
-    /// When other charges are settled, an error about shadows alone goes only to the observer.
+    /// breaker is open, or the time was over while the settlement waited for other calls, you can settle the check
+    /// again; otherwise the settlement may have been done, and cannot be retried.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or is already
+    /// settled. When other charges are settled, an error about shadows alone goes only to the observer.
     ///
     /// [`ActualCost`]: crate::limiter::ActualCost
     pub async fn settle(

@@ -156,8 +156,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// database.
     ///
     /// The look-up returns a [`Charge`](crate::Charge), an `Option`, a `Vec`, or a `Result` of one of them. The limiter
-    /// charges the cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key does; with
-    /// an empty `Vec`, this limit does not apply. The future must own its data: copy from the head.
+    /// charges the cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key
+    /// does; with an empty `Vec`, this limit does not apply. The future must own its data: copy from the head.
     ///
     /// ```
     /// use std::collections::HashMap;
