@@ -6,7 +6,7 @@ local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one
 
 local calendar = {}
 
--- Of a rule of others only the end that is stored is known: it starts now, and all ends are believed.
+-- For a rule of others, the script knows only the stored end: its period starts now, and all ends are believed.
 function calendar.new(rule)
   rule.window, rule.start, rule.stop, rule.last_believed = 0, now, now, math.huge
 end

@@ -8,7 +8,7 @@ local function times_that_fit(section, units, count)
   return units > 0 and math.min(count, (room - room % units) / units) or count
 end
 
--- What is replied of a key: for each of its rules what is used; and when its units fit, if it `is_denied`.
+-- The reply for a key: the units that each of its rules uses; and the time when more fit, if it `is_denied`.
 local function usage_of(part, is_denied)
   local reply, units = LONG, part.units
   for k, rule in ipairs(part.rules) do
@@ -51,7 +51,7 @@ local function read_charged(parts)
   end
 end
 
--- Settles what a check has charged: its steps get so many units more, or less.
+-- Settles the charges of a check: the charged steps get so many units more, or less.
 local function settle(parts)
   local reply = DONE
   read_charged(parts)

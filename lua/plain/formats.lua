@@ -1,4 +1,4 @@
--- What is written as bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
+-- The formats of all bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
 -- times are in ms. README.md draws it all.
 
 local VALUE_VERSION = 1

@@ -18,7 +18,7 @@ local function count_entries(section)
   return math.floor(#section.queue / ENTRIES[section.width].size)
 end
 
--- The total that is so many units after `base`. In this order nothing exceeds 2^53, so that all is exact.
+-- Adds units to `base`, and returns the total. In this order no number exceeds 2^53, so the sum is exact.
 local function total_after(base, units, wrap)
   return (base - wrap + units) % wrap
 end
@@ -180,6 +180,7 @@ end
 function steps.describe(section)
   local rule, newest = section.rule, section.newest
   local first = section.queue ~= '' and entry(section, 1) or newest
-  section.units, section.first, section.start, section.release = section.used, first, newest - rule.step, newest + rule.retention
+  section.units, section.first = section.used, first
+  section.start, section.release = newest - rule.step, newest + rule.retention
   section.due = math.min(newest, first + rule.retention)
 end

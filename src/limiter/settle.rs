@@ -101,7 +101,8 @@ impl Limiter {
     }
 
     /// Settles these parts of one check, for which no request waits, and tries again while the store is not even asked.
-    /// Each try takes at most `each`, all together `all`. One that was sent is not repeated: the store may have done it.
+    /// Each try takes at most `each`, all together `all`. One that was sent is not repeated, as the store may have done
+    /// it.
     pub(crate) async fn settle_patiently(
         &self,
         mut parts: Vec<Settlement>,

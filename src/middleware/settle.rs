@@ -67,8 +67,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// panicked. By default such requests keep their charge.
     ///
     /// Refunds run in the background, at most 1024 at a time. A refund that could not be sent is tried again for a
-    /// minute; if it fails otherwise, the charge stays. The charge also stays if the client disconnects before the store
-    /// has decided.
+    /// minute; if it fails otherwise, the charge stays. The charge also stays if the client disconnects before the
+    /// store has decided.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.

@@ -158,9 +158,9 @@ impl Limiter {
     /// settlements of ended responses.
     ///
     /// Call this at the end of a process, when the server has stopped, and before the runtime ends: slots that are not
-    /// returned are free only when they expire. Work that still runs goes on without its slots: `is_held` is then false,
-    /// but `lost` does not end, and no response is cut off. A return is given up when its slot has expired, and a
-    /// settlement after a minute: put a timeout around this call if you cannot wait so long.
+    /// returned are free only when they expire. Work that still runs goes on without its slots: `is_held` is then
+    /// false, but `lost` does not end, and no response is cut off. A return is given up when its slot has expired, and
+    /// a settlement after a minute: put a timeout around this call if you cannot wait so long.
     ///
     /// ```
     /// use std::time::Duration;

@@ -106,7 +106,7 @@ impl Ending {
         }
     }
 
-    /// Of a layer that does not follow bodies: it ends with the head.
+    /// For a layer that does not follow bodies: the request ends with the head.
     pub(in crate::middleware) fn of_slots(limiter: &Limiter, usage: Usage) -> Admitted {
         let (at_end, reading) = (Arc::default(), Arc::default());
         Self::of(limiter.clone(), usage, at_end, reading, &Method::GET)

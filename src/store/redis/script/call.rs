@@ -78,7 +78,7 @@ pub(in crate::store::redis) struct Call {
     blocks: Strings,
     /// One for each of `keys`; then the time, where it is given.
     args: Strings,
-    /// What each of these begins with.
+    /// The first byte of each argument.
     version: u8,
     /// The time whose periods of the calendar are sent.
     near_ms: u64,
@@ -351,12 +351,12 @@ impl Call {
     }
 }
 
-/// What an argument begins with, behind the version.
+/// The first fields of an argument, behind the version.
 #[derive(Clone, Copy)]
 struct Head {
     action: u8,
     count: u16,
-    /// Of a block, its time in ms.
+    /// For a block, its time in ms.
     units: u64,
     /// How many keys of blocks are read.
     block_count: u8,
