@@ -1,14 +1,14 @@
--- The beginning of every call: the version, and the time.
+-- A call: its version, the time, and what its operations share.
 
 local CALL_VERSION = 1
 local TIME_FOLLOWS = 128 -- added to the version where the last argument is the time (tests)
-local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it
-local KIND = 2 ^ 44 -- the first number of a label is the number of its kind times this, plus a number of the rule
 local A_DAY = 86400000 -- in ms
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
-local pack, unpack, spread, sub, byte = struct.pack, struct.unpack, unpack or table.unpack, string.sub, string.byte
-local version = ARGV[1] and byte(ARGV[1])
+local pack, unpack, spread, sub, try = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
+local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path
+local CONCURRENCY, CALENDAR, BUCKET = 1, 2, 8 -- kinds, for the fast path
+local version = ARGV[1] and string.byte(ARGV[1])
 local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and what to do with it
 local now -- in ms
 local expiry_option, expiry_origin = 'PXAT', 0 -- how SET gives a key its expiry, and what that is counted from
@@ -27,3 +27,8 @@ end
 -- the key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}
+local tasks = {} -- by arguments, as those of a call are mostly alike
+local first, next_block, admitted = 1, last_part + 1, 0 -- the first part of an operation, the first key of its blocks,
+local replies = { pack('<I6', now) } -- and how many checks of the operation before were admitted
+local plain, take_buckets, charge, settle, renew -- functions that are made when they are needed
+local fast_path = true -- tests leave it out

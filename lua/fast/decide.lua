@@ -1,35 +1,89 @@
--- The fast path's choice between its operations, and what it hands over.
+-- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
+--
+-- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
+-- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
+-- and renews the slots of a key. It hands over anything else before anything is written, by leaving no `reply`: a policy
+-- with rules of two kinds, a block, a key that is new, another period of the calendar, wide entries, a queue without
+-- room, a check that is admitted partly, slots that are lost, a value that cannot be read. To change what the script
+-- means, change the plain script: without this path it gives the same answers.
+--
+-- Each call creates its functions again, and pays for each, and for each local from outside that a function uses. So this
+-- is the body of a loop and no function, and what not every call needs is created where it is needed.
 
--- Decides an operation, as the plain script's `decide`. Returns nothing if that has to.
-local function decide(first, last, next_block, checks_before)
-  local task, is_admitted = tasks[ARGV[first]] or read_task(ARGV[first]), true
-  if not task then return end
-  local action, count = task.action, task.count
-  for i = next_block, next_block + task.block_count - 1 do
-    stored[i] = get('GET', KEYS[i])
-    if stored[i] then return end
-  end
-  if action == RENEW then return first == last and renew(task, first), 1 end
-  if action == 1 then count = checks_before end
-  if action < 2 and count == 0 then return '\2', 0 end
-  for i = first, last do
-    task = tasks[ARGV[i]] or read_task(ARGV[i])
-    local fit = task and fits(task, i, action < 2 and count or 0)
-    if fit == nil then return end
-    is_admitted = is_admitted and (fit or action > 1) -- a settlement has no limits
-  end
-  if not is_admitted and count > 1 then return end -- some may fit
-  if not is_admitted then count = 0 end
-  local reply = action > 1 and '\1' or count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
-  for i = first, last do
-    task = tasks[ARGV[i]]
-    if action < 2 and (count == 0 or task.units == 0) then
-      reply = usage(task, i, reply)
-    else
-      local counts = (action > 1 and settle or charge)(task, i, task.units * count)
-      reply = counts and reply .. '\2' .. counts
-    end
-    if not reply then return end
-  end
-  return reply, count
+local action, is_denied, i = task.action, false, first
+local is_check = action <= SHADOWS
+count = action == SHADOWS and admitted or task.count
+if is_check and count == 0 then
+  reply, i = '\2', last + 1 -- nothing is asked
+elseif action == ADD or action == TAKE then
+  reply = '\1'
+elseif is_check or action == RENEW and first == last then
+  reply = count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
 end
+for block = next_block, next_block + block_count - 1 do
+  stored[block] = try('GET', KEYS[block])
+  if stored[block] then reply = nil end
+end
+
+while fast_path and reply and i <= last do
+  task = tasks[ARGV[i]]
+  if task.policy == nil then task.policy = read_policy(task, ARGV[i], tasks, now) end
+  local policy, units, value = task.policy, task.units * count, stored[i] or try('GET', KEYS[i])
+  stored[i] = value
+
+  -- The front of the value: count, used of each, due of each, since, expires. An error of Redis has no size.
+  local is_laid_out = policy and value and #value >= policy.least_size and sub(value, -#policy.ending) == policy.ending
+  local front, rules = is_laid_out and { unpack(policy.front_format, value) }, policy and policy.rules
+  if not front or front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then
+    reply = nil
+    break
+  end
+
+  -- Whether the units fit, and whether a step has to be opened or released.
+  local kind, limits, fits, is_due, form, counts = policy.kind, policy.limits, true, false, '\2', nil
+  if kind ~= BUCKET then
+    for k = 2, rules + 1 do
+      if units > limits[k] - front[k] then fits = false end
+      if front[k + rules] <= now then is_due = true end
+      if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
+    end
+    if is_check and is_due and not fits then fits = fits_after_release(policy, value, front, units) end
+  end
+
+  -- What is written, and replied of this key: nothing if the plain script has to do it.
+  if kind == BUCKET then
+    take_buckets = take_buckets or fast_bucket(now, values)
+    if is_check then fits, form, counts = take_buckets(policy, i, front, units, is_denied) end
+  elseif not is_check then
+    if not settle then settle, renew = fast_settlement(now, values, expiries, read_section, last_below) end
+    fits = true -- a settlement has no limits
+    if task.action == TAKE then units = -units end
+    if action ~= RENEW then
+      counts = settle(policy, i, value, front, units)
+    elseif kind == CONCURRENCY then
+      counts = renew(policy, i, value, front, units)
+    end
+  elseif is_denied or not fits or units == 0 then
+    form, counts = '\1', usage_of(policy, value, front, units)
+  elseif is_due then
+    charge = charge or fast_charge(now, values, expiries, read_section)
+    counts = charge(policy, i, value, front, units)
+  else
+    for k = 2, rules + 1 do front[k] = front[k] + units end
+    counts = pack(policy.used_format, spread(front, 1, rules + 1))
+    values[i] = counts
+  end
+  if not reply or not counts or fits == nil or not fits and count > 1 then -- of several checks, some may fit
+    reply = nil
+    break
+  end
+
+  if fits or is_denied or i == first then
+    if not fits and not is_denied then is_denied, reply = true, '\1\0\0\0\0' end
+    reply, i = reply .. form .. counts, i + 1
+  else -- begin again, to reply what is used of each key
+    is_denied, reply, i = true, '\1\0\0\0\0', first
+    for part = first, last do values[part], expiries[part] = nil, nil end
+  end
+end
+if is_denied then count = 0 end

@@ -1,13 +1,18 @@
 -- The formats of all bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
 -- times are in ms. README.md draws it all.
 
+local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
+local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
+
 local VALUE_VERSION = 1
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 local MOST_SECTIONS = 255 -- in a value
 local A_MINUTE = 60000 -- in ms
 local FOR_EVER = 2 ^ 47 -- in ms, so that it fits into 6 bytes with the time added
 
-local PART = '<I1I4I7I1I2' -- action, count, units, how many keys of blocks, which part has the policy
+local POLICY_AT = 17 -- in a part
+local KIND = 2 ^ 44 -- the first number of a label is the number of its kind times this, plus a number of the rule
+local GONE = '' -- in `values`, of a key to be deleted
 local STEP_END, STEP_END_SIZE = 'I6', 6 -- of a charged step
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number

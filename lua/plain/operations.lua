@@ -36,27 +36,25 @@ local function rules_of(arg, at)
   return rules
 end
 
--- Reads the i-th part: the task for a key. Its policy may stand in a part before it.
+-- The i-th part: the task for a key. Its policy may stand in a part before it.
 local function part_of(i)
-  local action, count, units, block_count, policy, at = unpack(PART, ARGV[i], 2)
-  local arg = policy > 0 and ARGV[policy] or ARGV[i]
-  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at)
-  action = action % JOINED
+  local task = tasks[ARGV[i]]
+  local arg = task.policy_at > 0 and ARGV[task.policy_at] or ARGV[i]
+  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, POLICY_AT)
   return {
-    i = i, action = action, count = count, units = action == TAKE and -units or units, block_count = block_count,
-    rules = rules_by_arg[arg], block = sub(ARGV[i], at + 1), -- which has no rules
+    i = i, units = task.action == TAKE and -task.units or task.units, rules = rules_by_arg[arg],
+    block = sub(ARGV[i], POLICY_AT + 1), -- which has no rules
     sections = nil, expires = nil, ends = nil, -- of operations that read the key
   }
 end
 
 -- Decides an operation, and raises an error if it cannot be done.
 local function attempt(first, last, next_block, admitted)
-  local parts = {}
+  local parts, task = {}, tasks[ARGV[first]]
   for i = first, last do parts[i - first + 1] = part_of(i) end
-  local part = parts[1]
-  local block = blocked_by(next_block, part.block_count)
+  local block = blocked_by(next_block, task.block_count)
   if block then return block, 0 end
-  return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
+  return OPERATIONS[task.action](parts, task.action == SHADOWS and admitted or task.count)
 end
 
 -- Decides an operation. It fails alone if it cannot be done: then it writes nothing.
@@ -64,10 +62,11 @@ end
 -- next_block   the first key of its blocks
 -- admitted     how many of the checks before it were, as it may be about their shadows
 -- Returns its reply, and how many checks were admitted.
-local function decide(first, last, next_block, admitted)
+return function(first, last, next_block, admitted)
+  for i = first, last do values[i], expiries[i] = nil, nil end -- what the fast path has left
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
-  values, expiries = {}, {}
+  for i = first, last do values[i], expiries[i] = nil, nil end
   local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: what is stored could not be read
   if problem.server_error_of then redis.call('GET', problem.server_error_of) end -- raises what the server says
   return FAILED .. (problem.reason or UNREADABLE), 0

@@ -1,0 +1,45 @@
+-- The policy of a task, as the fast path reads it.
+
+-- Reads when the current period of each calendar rule ends, in the place of the second number of its label. Returns
+-- whether the time is surely in a period of each.
+local function read_periods(arg, at, rules, labels, now)
+  local byte, unpack = string.byte, struct.unpack
+  for k = 1, rules do
+    local count, i = byte(arg, at), 1
+    local bounds = { unpack('<' .. string.rep('I6', count), arg, at + 1) }
+    while i <= count and bounds[i] <= now do i = i + 1 end
+    if i == 1 or i + 2 > count then return false end
+    labels[k * 2], at = bounds[i], at + 1 + count * 6
+  end
+  return true
+end
+
+-- Reads the policy of a task, whose part is `arg`. Returns false if the plain script has to do the task: if there are no
+-- rules, rules of two kinds, or of another kind.
+local function read_policy(task, arg, tasks, now)
+  if task.policy_at > 0 then
+    arg = ARGV[task.policy_at]
+    if tasks[arg].policy ~= nil then return tasks[arg].policy end
+  end
+  local KIND, CALENDAR, BUCKET = 2 ^ 44, 2, 8 -- the first is what a label has in its first number for each kind
+  local unpack, rep, rules, kind = struct.unpack, string.rep, string.byte(arg, 17), nil
+  local each, at = rep('I7', rules), 18 + rules * 7
+  local used_format, labels_end = '<I1' .. each, at + rules * 12
+  local labels = { unpack('<' .. rep('I6I6', rules), arg, at) }
+  for k = 1, rules * 2, 2 do
+    local first = labels[k]
+    labels[k] = first % KIND
+    first = (first - labels[k]) / KIND
+    if kind and kind ~= first or first > CALENDAR and first ~= BUCKET then return false end
+    kind = first
+  end
+  if not kind or kind == CALENDAR and not read_periods(arg, labels_end + 1, rules, labels, now) then return false end
+  return {
+    rules = rules, kind = kind,
+    limits = { unpack(used_format, arg, 17) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
+    labels = labels, -- of the k-th, [k * 2 - 1] is its step or period, and [k * 2] its retention, refill, or end of period
+    used_format = used_format, front_format = used_format .. each .. 'I6I6',
+    ending = string.sub(arg, at, labels_end), -- of a value that is laid out as the caller expects: labels and version
+    least_size = 14 + rules * 54, -- of such a value: its queues have no room
+  }
+end

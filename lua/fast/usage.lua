@@ -1,0 +1,87 @@
+-- What the fast path reads of sections, whose entries have width 1, and what it replies without a charge.
+
+-- Among growing numbers in entries, the index of the last that is less than `bound` above `origin`. The caller knows
+-- that the number at `low` is, or that `low` is before the first, and that the number at `high` is not.
+local function last_below(value, at, low, high, origin, bound)
+  high = high - high % 1 -- with a part of an entry, the search would not end
+  local probe = low + 1 -- doubled, since the answer is mostly near
+  while high - low > 1 do
+    if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
+    if (unpack('<I2', value, at + (probe - 1) * 4) - origin) % 2 ^ 16 < bound then
+      low, probe = probe, probe * 2
+    else
+      high, probe = probe, high -- and from now on the middle
+    end
+  end
+  return low
+end
+
+-- Reads a section without the steps that are released: it is `skipped` sections behind the one that begins at `at`.
+-- Returns used, newest, first, base, width, where live entries begin and end, where the section begins, and its room; or
+-- nothing if the plain script has to.
+local function read_section(value, at, skipped, used, step, retention)
+  local last_at = #value - 28
+  for _ = 1, skipped do
+    if at > last_at then return end
+    at = at + 28 + unpack('<I4', value, at + 23)
+  end
+  if at > last_at then return end
+  local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
+  local live = at + 28
+  local behind = live + length
+  if length > room or live + room > #value then return end
+  if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, room end
+  if first + retention <= now then
+    if width ~= 1 or length == 0 then return end
+    local oldest = now - retention -- the end of a step that is released at this moment
+    local released = (oldest - oldest % step - first) / step
+    live = live + last_below(value, live, 1, length / 4 + 1, first / step, released + 1) * 4
+    local total, following = unpack('<I2I2', value, live - 2) -- the total of an entry, and the step of the next
+    used, base = used - (total - base) % 2 ^ 16, total
+    first = live < behind and newest - (newest / step - following) % 2 ^ 16 * step or newest
+  end
+  return used, newest, first, base, width, live, behind, at, room
+end
+
+-- Whether units fit that do not fit what the front says: released steps may make room. Returns nothing if the plain
+-- script has to.
+local function fits_after_release(policy, value, front, units)
+  local rules, limits, labels = policy.rules, policy.limits, policy.labels
+  for k = 1, rules do
+    local used = front[k + 1]
+    if units > limits[k + 1] - used then
+      if front[k + rules + 1] > now then return false end
+      used = read_section(value, 14 + rules * 14, k - 1, used, labels[k * 2 - 1], labels[k * 2])
+      if not used then return end
+      if units > limits[k + 1] - used then return false end
+    end
+  end
+  return true
+end
+
+-- What each rule of a key uses; and, where the units do not fit, when they do. Returns nothing if the plain script has to.
+local function usage_of(policy, value, front, units)
+  local usage, rules, labels = '', policy.rules, policy.labels
+  for k = 1, rules do
+    local used, newest, fits_at, limit = front[k + 1], nil, 0, policy.limits[k + 1]
+    local step, retention, over = labels[k * 2 - 1], labels[k * 2], used - limit + units
+    if policy.kind == CALENDAR then
+      newest = retention
+      fits_at = over > 0 and newest or 0
+    elseif over <= 0 and front[k + rules + 1] > now then
+      newest = now - now % step + step
+    else
+      local first, base, width, live, behind
+      used, newest, first, base, width, live, behind = read_section(value, 14 + rules * 14, k - 1, used, step, retention)
+      over = used and used - limit + units
+      if not used or over > 1 and width > 1 then return end
+      if over > 1 then -- else the first step makes room
+        live = live + last_below(value, live + 2, 0, (behind - live) / 4 + 1, base, over) * 4
+        first = live < behind and newest - (newest / step - unpack('<I2', value, live)) % 2 ^ 16 * step or newest
+      end
+      fits_at = over > 0 and first + retention or 0
+    end
+    usage = usage .. pack('<I7I6I6', used, newest, units <= limit and fits_at or 0)
+  end
+  return usage
+end

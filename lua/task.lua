@@ -1,0 +1,12 @@
+-- What a part of a call asks for: the fields before its policy. `policy_at` is 0, or the part that has its policy.
+
+local function read_task(arg, tasks)
+  local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it
+  local action, count, units, block_count, policy_at = struct.unpack('<I1I4I7I1I2', arg, 2)
+  local task = {
+    action = action % JOINED, is_joined = action >= JOINED, count = count, units = units, block_count = block_count,
+    policy_at = policy_at, policy = nil, -- as the fast path reads it
+  }
+  tasks[arg] = task
+  return task
+end
