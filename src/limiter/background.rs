@@ -23,8 +23,8 @@ pub(super) struct Background {
     idle: Notify,
 }
 
-/// A task under way, which ends when this is dropped, also with its runtime.
-struct Task(Arc<Background>);
+/// Counts as a task from its begin until it is dropped, also with its runtime.
+pub(super) struct Task(Arc<Background>);
 
 impl Drop for Task {
     fn drop(&mut self) {
@@ -35,12 +35,23 @@ impl Drop for Task {
 }
 
 impl Background {
+    /// Counts a task that is not spawned yet.
+    pub(super) fn begin(self: &Arc<Self>) -> Task {
+        self.tasks.fetch_add(1, Relaxed);
+        Task(Arc::clone(self))
+    }
+
+    /// Whether no task is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.tasks.load(Acquire) == 0
+    }
+
     /// Waits until no task is under way.
     pub(super) async fn ended(&self) {
         loop {
             let mut idle = pin!(self.idle.notified());
             idle.as_mut().enable();
-            if self.tasks.load(Acquire) == 0 {
+            if self.is_idle() {
                 return;
             }
             idle.await;
@@ -54,9 +65,7 @@ impl Limiter {
         runtime: &Handle,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        let background = Arc::clone(&self.inner.background);
-        background.tasks.fetch_add(1, Relaxed);
-        let task = Task(background);
+        let task = self.inner.background.begin();
         drop(runtime.spawn(async move {
             let _task = task;
             work.await;

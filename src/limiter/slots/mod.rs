@@ -176,12 +176,12 @@ impl Limiter {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn return_slots(&self) {
+        let (background, renewer) = (&self.inner.background, &self.inner.renewer);
         loop {
-            self.inner.background.ended().await;
-            let left = self.inner.renewer.take_all();
-            if left.is_empty() {
+            background.ended().await;
+            let Some(left) = renewer.left(background) else {
                 return;
-            }
+            };
             left.iter().for_each(|holding| holding.end());
         }
     }
@@ -321,7 +321,7 @@ impl Drop for Held {
 impl Holding {
     /// Returns the slots, if they are held.
     fn end(&self) {
-        let left = {
+        let (left, _task) = {
             let mut state = self.lock();
             match &mut *state {
                 // It is returned when the renewal is answered.
@@ -329,7 +329,11 @@ impl Holding {
                     *returned = true;
                     return;
                 }
-                _ => std::mem::replace(&mut *state, State::Returned),
+                // Counts before the state changes: otherwise the end of the process could overlook the return.
+                _ => {
+                    let task = self.limiter.inner.background.begin();
+                    (std::mem::replace(&mut *state, State::Returned), task)
+                }
             }
         };
         self.limiter.inner.renewer.remove(self, &left);

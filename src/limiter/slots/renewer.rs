@@ -27,7 +27,11 @@ use crate::{
         rule::millis,
         slots::{Renewal, Renewed, Slots},
     },
-    limiter::{FOR_EVER, jitter},
+    limiter::{
+        FOR_EVER,
+        background::{Background, Task},
+        jitter,
+    },
     warning,
 };
 
@@ -144,7 +148,7 @@ impl Renewer {
 
     /// Takes the holdings that are due, and those that will soon be renewed, as many as fit into a call; otherwise
     /// returns the ms until the next is due, or `None` if there is none.
-    fn take_due(&self) -> Result<Vec<Arc<Holding>>, Option<u64>> {
+    fn take_due(&self) -> Result<Vec<Due>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();
         let next = held.first_key_value().map(|((due_ms, _), _)| *due_ms);
@@ -156,16 +160,19 @@ impl Renewer {
             && let Some(first) = held.first_entry()
             && (first.key().0 <= now_ms || first.get().is_due_soon(first.key().0 - now_ms))
         {
-            due.push(first.remove());
+            due.push(Due::new(first.remove()));
         }
         Ok(due)
     }
 
-    /// The holdings that can be returned now.
-    pub(super) fn take_all(&self) -> Vec<Arc<Holding>> {
+    /// The holdings that can be returned now; `None` if there are none and no task may bring one back.
+    pub(super) fn left(&self, background: &Background) -> Option<Vec<Arc<Holding>>> {
         let held = self.lock();
-        let held = held.values().filter(|holding| holding.may_be_returned());
-        held.cloned().collect()
+        let left = held.values().filter(|holding| holding.may_be_returned());
+        let left: Vec<_> = left.cloned().collect();
+        // Under the same lock: a renewal counts as a task from the moment it takes its holding until the holding is
+        // back.
+        (!left.is_empty() || !background.is_idle()).then_some(left)
     }
 
     pub(super) fn warn_of_early_expiry(&self) {
@@ -226,7 +233,7 @@ async fn run(mut running: Running) {
             Ok(due) => {
                 // Those that are renewed together now are renewed together next time.
                 let next = Early::random();
-                due.into_iter().for_each(|holding| holding.renew(next));
+                due.into_iter().for_each(|due| due.renew(next));
                 yield_now().await;
             }
             Err(Some(wait_ms)) => {
@@ -245,6 +252,34 @@ async fn run(mut running: Running) {
     }
 }
 
+/// A holding that is due. The renewer does not have it any more, so that it counts as a task.
+struct Due {
+    holding: Arc<Holding>,
+    task: Task,
+}
+
+impl Due {
+    fn new(holding: Arc<Holding>) -> Self {
+        let task = holding.limiter.inner.background.begin();
+        Self { holding, task }
+    }
+
+    /// Renews the slots in a task of its own, as an observer may panic. The answer may take as long as the slots last:
+    /// if the store stalls for longer than a request would wait, they are not lost.
+    fn renew(self, next: Early) {
+        let Self { holding, task } = self;
+        if let Some((renewal, patience)) = holding.begin_renewal() {
+            let under_way = UnderWay {
+                holding: Some(holding),
+                unsent: Some(renewal),
+                next,
+                _task: task,
+            };
+            drop(tokio::spawn(under_way.run(patience)));
+        }
+    }
+}
+
 /// A renewal under way. If this is dropped before the answer, the outcome stays unknown.
 struct UnderWay {
     /// `None` after the answer.
@@ -253,6 +288,8 @@ struct UnderWay {
     unsent: Option<Renewal>,
     /// When to renew next.
     next: Early,
+    /// Ends last, when the renewer has the holding again.
+    _task: Task,
 }
 
 impl Drop for UnderWay {
@@ -299,20 +336,6 @@ impl Holding {
     /// this, and many slots take a few calls.
     fn is_due_soon(&self, early_ms: u64) -> bool {
         early_ms <= self.window_ms / 24 && self.may_be_returned()
-    }
-
-    /// Renews slots that are due, in a task of its own, as an observer may panic. The answer may take as long as the
-    /// slots last: if the store stalls for longer than a request would wait, they are not lost.
-    fn renew(self: Arc<Self>, next: Early) {
-        if let Some((renewal, patience)) = self.begin_renewal() {
-            let under_way = UnderWay {
-                holding: Some(Arc::clone(&self)),
-                unsent: Some(renewal),
-                next,
-            };
-            let renewing = under_way.run(patience);
-            self.limiter.in_background(&Handle::current(), renewing);
-        }
     }
 
     /// The renewal of slots that are due, and for how long they last; `None` if they are lost, or need none.
@@ -430,3 +453,6 @@ impl Holding {
         self.limiter.inner.renewer.add(self);
     }
 }
+
+#[cfg(test)]
+mod tests;
