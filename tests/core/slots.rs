@@ -198,6 +198,25 @@ async fn renewals_that_are_due_together_are_sent_together() {
     assert!(slots.iter().all(Slot::is_held));
 }
 
+#[tokio::test(start_paused = true)]
+async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let many = Policy::parse("jobs", "1000/30s@concurrent").unwrap();
+    let mut slots = Vec::new();
+    for _ in 0..100 {
+        slots.push(acquire(&limiter, &many).await.unwrap());
+        cluster.pass(Duration::from_millis(100)).await;
+    }
+    cluster.pass(WINDOW * 5).await;
+    let before = cluster.renewals().len();
+    cluster.pass(WINDOW * 2).await;
+    let renewals = &cluster.renewals()[before..];
+    let renewed: usize = renewals.iter().sum();
+    assert!(renewed >= 600, "before each third has passed: {renewed}");
+    assert!(renewals.len() * 20 <= renewed, "{renewals:?}");
+}
+
 /// A store behind a proxy sends each identity to another server.
 #[tokio::test(start_paused = true)]
 async fn renewals_of_several_identities_are_operations_of_their_own() {

@@ -55,9 +55,13 @@ struct Calls {
 
 impl Calls {
     fn new(most: usize, shut_down: bool) -> Arc<Self> {
+        Self::gathering(most, 0, shut_down)
+    }
+
+    fn gathering(most: usize, full: usize, shut_down: bool) -> Arc<Self> {
         let start = Instant::now();
         Arc::new(Self {
-            line: Line::new(most, start),
+            line: Line::new(most, start).gathering(full),
             start,
             shut_down,
         })
@@ -119,9 +123,9 @@ fn send(call: &[Caller]) {
     }
 }
 
-fn everybody_is_sent_once(most: usize, shut_down: bool) {
+fn everybody_is_sent_once(calls: fn() -> Arc<Calls>, free: usize) {
     every_order(move || {
-        let calls = Calls::new(most, shut_down);
+        let calls = calls();
         let callers = [(); 3].map(|()| Caller::new());
         let others = [0, 1].map(|it| {
             let (calls, caller) = (Arc::clone(&calls), callers[it].clone());
@@ -132,19 +136,35 @@ fn everybody_is_sent_once(most: usize, shut_down: bool) {
             other.join().unwrap();
         }
         assert!(callers.iter().all(|it| it.sent.load(SeqCst)));
-        assert_eq!(calls.free_places(), most);
+        assert_eq!(calls.free_places(), free);
     });
 }
 
 #[test]
 fn everybody_is_sent_once_however_calls_begin_and_end() {
-    everybody_is_sent_once(1, false);
-    everybody_is_sent_once(2, false);
+    everybody_is_sent_once(|| Calls::new(1, false), 1);
+    everybody_is_sent_once(|| Calls::new(2, false), 2);
+}
+
+#[test]
+fn everybody_is_sent_once_where_callers_wait_for_others() {
+    everybody_is_sent_once(|| Calls::gathering(2, 2, false), 1);
+    everybody_is_sent_once(|| Calls::gathering(2, 9, true), 1);
+}
+
+#[test]
+fn in_a_line_that_gathers_a_second_call_begins_when_enough_wait() {
+    every_order(|| {
+        let calls = Calls::gathering(2, 2, false);
+        let enter = || calls.enter_after(Duration::ZERO, &Caller::new());
+        let begun = [(); 6].map(|()| enter().map_or(0, |(call, _)| call.len()));
+        assert_eq!(begun, [1, 0, 2, 0, 0, 0]);
+    });
 }
 
 #[test]
 fn everybody_is_taken_once_where_calls_end_as_they_begin() {
-    everybody_is_sent_once(1, true);
+    everybody_is_sent_once(|| Calls::new(1, true), 1);
 }
 
 #[test]
@@ -190,6 +210,28 @@ fn calls_that_never_end_give_up_all_their_places_when_the_patience_runs_out() {
         assert_eq!([enter(PATIENCE), enter(PATIENCE)], [2, 2]);
         assert_eq!(enter(PATIENCE), 0);
         assert_eq!(enter(2 * PATIENCE), 2);
+    });
+}
+
+#[test]
+fn a_caller_whose_call_does_not_begin_begins_another_when_the_patience_runs_out() {
+    every_order(|| {
+        let calls = Calls::gathering(2, 9, false);
+        let waits = Caller::new();
+        let late = calls.enter_after(Duration::ZERO, &Caller::new()).unwrap();
+        assert!(calls.enter_after(Duration::ZERO, &waits).is_none());
+        let ends = {
+            let calls = Arc::clone(&calls);
+            thread::spawn(move || calls.run(late))
+        };
+        let revive = |after| calls.line.revive(calls.start + after, PATIENCE, gather);
+        assert!(revive(PATIENCE - Duration::from_millis(1)).is_none());
+        if let Some(call) = revive(PATIENCE) {
+            calls.run(call);
+        }
+        ends.join().unwrap();
+        assert!(waits.sent.load(SeqCst));
+        assert_eq!(calls.free_places(), 1);
     });
 }
 

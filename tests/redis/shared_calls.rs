@@ -18,7 +18,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     observe::{BreakerEvent, Observer},
-    store::{Check, DenyCache, Leases, Settlement, StoreExt},
+    store::{Check, DenyCache, Leases, Settlement, Slots, StoreExt},
     test_util::TestClock,
 };
 use tokio::task::yield_now;
@@ -406,6 +406,44 @@ fn a_runtime_that_is_parked_keeps_others_waiting_once() {
         }
     });
     assert!(failed < 10, "{failed}");
+}
+
+/// Slots of so many users.
+async fn slots(store: &RedisStore, users: usize) -> Vec<Slots> {
+    let jobs = policy("jobs", "1/30s@concurrent");
+    let mut slots = Vec::new();
+    for user in 0..users {
+        let admitted = store.check(&check(&jobs, &user.to_string(), 1)).await;
+        slots.extend(Slots::take(admitted.unwrap().usage()));
+    }
+    slots
+}
+
+#[tokio::test]
+async fn slots_that_are_renewed_at_the_same_time_are_renewed_in_two_calls() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let slots = slots(&store, 200).await;
+    let before = server.calls("evalsha");
+    let renewed = join_all(slots.into_iter().map(|slots| store.renew(slots))).await;
+    assert!(renewed.iter().all(|it| it.as_ref().unwrap().is_renewed()));
+    assert_eq!(server.calls("evalsha") - before, 2);
+}
+
+#[test]
+fn a_runtime_that_is_parked_while_it_renews_does_not_keep_others_from_renewing() {
+    let server = Server::start();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (runs, parked) = (runtime(), runtime());
+    let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
+    let mut slots = runs.block_on(slots(&store, 2)).into_iter();
+    let mut next = || store.renew(slots.next().unwrap());
+    let _never_answered = parked.block_on(begin([next()]));
+    let renewed = runs.block_on(next());
+    assert!(renewed.unwrap().is_renewed());
 }
 
 #[tokio::test]

@@ -96,8 +96,8 @@ enum State {
 impl Limiter {
     /// Holds the slots of a check that a limiter has admitted, if it has any, and if nothing else holds them.
     ///
-    /// The slots are renewed at a third of their expiry, as long as you keep the [`Slot`]. Call this right after the
-    /// decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
+    /// The limiter renews the slots before a third of their expiry has passed, as long as you keep the [`Slot`]. Call
+    /// this right after the decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
     ///
     /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: take and renew
     /// its [`Slots`].

@@ -59,14 +59,14 @@ pub(in crate::limiter) struct Renewer {
 /// By the time at which something has to be done about them.
 type Held = BTreeMap<(u64, u64), Arc<Holding>>;
 
-/// When to renew slots: at a third of their window. They are spread over a part of it, so that all processes do not
-/// renew in one moment the slots that were taken together.
+/// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
+/// would renew in one moment the slots that were taken together.
 pub(super) fn due_ms(since_ms: u64, window_ms: u64, early: Early) -> u64 {
     let third = window_ms / 3;
     since_ms.saturating_add(third - (third / 4).saturating_mul(early.0) / MOST_EARLY)
 }
 
-/// A random share of that part.
+/// A random moment of that quarter. Slots that are renewed together share it, and so stay together.
 #[derive(Clone, Copy)]
 pub(super) struct Early(u64);
 
@@ -146,8 +146,8 @@ impl Renewer {
         }
     }
 
-    /// Takes the holdings that are due, and those that will soon be renewed, as many as fit into a call; otherwise
-    /// returns the ms until the next is due, or `None` if there is none.
+    /// If a holding is due, takes all that are due now or soon, as many as fit into a call; otherwise returns the ms
+    /// until the next is due, or `None` if there is none.
     fn take_due(&self) -> Result<Vec<Due>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();
@@ -231,7 +231,6 @@ async fn run(mut running: Running) {
     while renewer.task.load(Relaxed) == running.number {
         match renewer.take_due() {
             Ok(due) => {
-                // Those that are renewed together now are renewed together next time.
                 let next = Early::random();
                 due.into_iter().for_each(|due| due.renew(next));
                 yield_now().await;
@@ -332,8 +331,8 @@ impl Holding {
         self.lock().due_ms(self.window_ms).unwrap_or(0)
     }
 
-    /// Whether the slots can be renewed so much earlier, in a call with others. Each renewal comes a little earlier by
-    /// this, and many slots take a few calls.
+    /// Whether to renew the slots so much earlier, together with others: by half of the quarter over which renewals are
+    /// spread. After a few windows, a process renews all slots that it keeps in a few calls.
     fn is_due_soon(&self, early_ms: u64) -> bool {
         early_ms <= self.window_ms / 24 && self.may_be_returned()
     }

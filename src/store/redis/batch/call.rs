@@ -19,7 +19,7 @@ const FEW_CHARGES: usize = 8;
 
 /// The maximum number of charges while many wait. The server serves no other client during a call, so this bounds their
 /// delay.
-const MAX_CHARGES: usize = 256;
+pub(super) const MAX_CHARGES: usize = 256;
 
 /// The maximum number of callers of a call. Only identical checks reach it, because they share their charges.
 const MAX_CALLERS: usize = 1_024;

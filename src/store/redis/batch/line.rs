@@ -15,10 +15,14 @@ use super::sync::{Mutex, MutexGuard};
 /// up all calls in flight and counts from zero. Each call belongs to an *epoch*, and its end has no effect in a later
 /// one.
 ///
+/// A line that [gathers](Self::gathering) begins a second call only when many charges wait.
+///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
 pub(super) struct Line<T> {
     most: usize,
+    /// While a call is in flight, another begins only when so many charges wait.
+    full: usize,
     state: Mutex<State<T>>,
 }
 
@@ -45,8 +49,16 @@ impl<T> Line<T> {
         };
         Self {
             most,
+            full: 0,
             state: Mutex::new(state),
         }
+    }
+
+    /// The same line for callers in no hurry: while a call is in flight, they wait until it ends or `full` charges
+    /// wait.
+    pub(super) const fn gathering(mut self, full: usize) -> Self {
+        self.full = full;
+        self
     }
 
     /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin
@@ -62,21 +74,42 @@ impl<T> Line<T> {
     ) -> (u64, Option<(C, u64)>) {
         let mut state = self.lock();
         let ticket = state.waiting.push(one, charges);
-        if state.in_flight >= self.most {
-            if now.saturating_duration_since(state.moved) < patience {
+        let gathers = state.in_flight > 0 && state.waiting.charges < self.full;
+        if gathers || state.in_flight >= self.most {
+            if !state.is_stuck(now, patience) {
                 return (ticket, None);
             }
-            // Nothing has moved for too long, so the calls in flight may never end. Give them up.
-            state.epoch += 1;
-            state.in_flight = 0;
-            state.ended = 0;
+            state.give_up();
         }
-        let call = self.next_call(&mut state, gather);
-        if call.is_some() {
-            state.in_flight += 1;
-            state.moved = now;
+        (ticket, self.begin(&mut state, now, gather))
+    }
+
+    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`. A line that
+    /// gathers needs this: no other caller may enter.
+    pub(super) fn revive<C>(
+        &self,
+        now: Instant,
+        patience: Duration,
+        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> Option<(C, u64)> {
+        let mut state = self.lock();
+        if state.waiting.first().is_none() || !state.is_stuck(now, patience) {
+            return None;
         }
-        (ticket, call.map(|call| (call, state.epoch)))
+        state.give_up();
+        self.begin(&mut state, now, gather)
+    }
+
+    fn begin<C>(
+        &self,
+        state: &mut State<T>,
+        now: Instant,
+        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> Option<(C, u64)> {
+        let call = self.next_call(state, gather)?;
+        state.in_flight += 1;
+        state.moved = now;
+        Some((call, state.epoch))
     }
 
     /// Records that a call of this epoch has ended, and begins the next if a caller waits.
@@ -132,6 +165,19 @@ impl<T> Line<T> {
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> State<T> {
+    /// Whether nothing has moved for too long, so that the calls in flight may never end.
+    fn is_stuck(&self, now: Instant, patience: Duration) -> bool {
+        now.saturating_duration_since(self.moved) >= patience
+    }
+
+    fn give_up(&mut self) {
+        self.epoch += 1;
+        self.in_flight = 0;
+        self.ended = 0;
     }
 }
 

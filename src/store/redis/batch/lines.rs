@@ -16,9 +16,33 @@ use crate::store::{Operation, redis::RedisStore};
 /// The shared calls of a store; cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::store::redis) enum Lines {
-    Server(Arc<SharedCalls>),
+    Server(Pair),
     #[cfg(feature = "cluster")]
     Cluster(Arc<BySlot>),
+}
+
+/// The calls for requests, and those for renewals, which nobody waits for: a limiter renews many slots together, and a
+/// few large calls cost less than many small ones.
+#[derive(Clone, Debug)]
+pub(in crate::store::redis) struct Pair {
+    requests: Arc<SharedCalls>,
+    renewals: Arc<SharedCalls>,
+}
+
+impl Pair {
+    fn new(store: &RedisStore, in_flight: usize) -> Self {
+        Self {
+            requests: SharedCalls::new(store.clone(), in_flight),
+            renewals: SharedCalls::in_no_hurry(store.clone(), in_flight),
+        }
+    }
+
+    fn of(&self, operation: &Operation) -> Arc<SharedCalls> {
+        Arc::clone(match operation {
+            Operation::Renew(_) => &self.renewals,
+            _ => &self.requests,
+        })
+    }
 }
 
 /// The calls of each slot that was ever used: some hundred bytes each, for at most 16 384 slots.
@@ -27,7 +51,7 @@ pub(in crate::store::redis) enum Lines {
 pub(in crate::store::redis) struct BySlot {
     store: RedisStore,
     in_flight: usize,
-    slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
+    slots: Mutex<HashMap<Slot, Pair>>,
 }
 
 impl Lines {
@@ -44,7 +68,7 @@ impl Lines {
                 slots: Mutex::default(),
             }));
         }
-        Self::Server(SharedCalls::new(store, in_flight))
+        Self::Server(Pair::new(&store, in_flight))
     }
 
     /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
@@ -59,15 +83,15 @@ impl Lines {
         operation: &Operation,
     ) -> Option<Arc<SharedCalls>> {
         match self {
-            Self::Server(calls) => Some(Arc::clone(calls)),
+            Self::Server(calls) => Some(calls.of(operation)),
             #[cfg(feature = "cluster")]
             Self::Cluster(lines) => {
                 let slot = store.first_slot(operation)?;
                 let mut slots = lines.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let calls = slots
                     .entry(slot)
-                    .or_insert_with(|| SharedCalls::new(lines.store.clone(), lines.in_flight));
-                Some(Arc::clone(calls))
+                    .or_insert_with(|| Pair::new(&lines.store, lines.in_flight));
+                Some(calls.of(operation))
             }
         }
     }

@@ -7,7 +7,9 @@
 //!                   Line ─────────────────────────┘
 //! ```
 //!
-//! There is no timer: while no call is in flight, no operation waits. Each call runs in a task of its own, in the
+//! Renewals of slots have a line of their own, where one call is in flight as long as fewer than 256 renewals wait.
+//!
+//! No operation waits for a timer: while no call is in flight, none waits. Each call runs in a task of its own, in the
 //! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down. A call in
 //! a parked runtime may not end: see [`Line`].
 
@@ -20,7 +22,11 @@ mod sync {
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot::{self, error::RecvError},
+    time::{Instant, timeout},
+};
 
 use super::{RedisStore, error::SHUT_DOWN};
 use crate::{
@@ -28,8 +34,8 @@ use crate::{
     domain::sent_call::Journey,
     store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY},
 };
-use call::{Request, SharedCall, Waiter};
-use line::Line;
+use call::{MAX_CHARGES, Request, SharedCall, Waiter};
+use line::{Line, Waiting};
 pub(super) use lines::Lines;
 
 /// The calls to one server, or to one slot of a cluster.
@@ -37,6 +43,8 @@ pub(super) struct SharedCalls {
     /// Sends the calls. This store shares none.
     store: RedisStore,
     line: Line<Request>,
+    /// The least share of a call.
+    least: usize,
 }
 
 impl fmt::Debug for SharedCalls {
@@ -51,7 +59,22 @@ impl SharedCalls {
         Arc::new(Self {
             store,
             line: Line::new(in_flight, Instant::now()),
+            least: 0,
         })
+    }
+
+    /// Calls for operations that no request waits for, and that come many at a time. The first is sent at once; those
+    /// that follow share the next call, or several full ones.
+    fn in_no_hurry(store: RedisStore, in_flight: usize) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            line: Line::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
+            least: MAX_CHARGES,
+        })
+    }
+
+    fn gather(&self, waiting: &mut Waiting<Request>, share: usize) -> Option<SharedCall> {
+        SharedCall::gather(waiting, share.max(self.least))
     }
 
     /// Executes one operation in a call that others may share.
@@ -92,9 +115,8 @@ impl SharedCalls {
         };
         let (charges, now) = (request.charges(), Instant::now());
         let patience = self.store.transport.patience();
-        let (ticket, begun) = self
-            .line
-            .enter(request, charges, now, patience, SharedCall::gather);
+        let gather = |waiting: &mut _, share| self.gather(waiting, share);
+        let (ticket, begun) = self.line.enter(request, charges, now, patience, gather);
         // If the caller is dropped while it waits, its operation must leave the line.
         let caller = Caller {
             calls: &self,
@@ -104,10 +126,31 @@ impl SharedCalls {
         if let Some((call, epoch)) = begun {
             self.begin(call, epoch);
         }
-        answer.await.unwrap_or_else(|_| {
+        self.answered(answer, patience).await.unwrap_or_else(|_| {
             let error = SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO)));
             Err(error.unsent_if(caller.journey.leave()))
         })
+    }
+
+    /// Waits for the answer. In a line that gathers, this caller may have to begin the next call itself: one in flight
+    /// may be in a parked runtime.
+    async fn answered<T>(
+        self: &Arc<Self>,
+        mut answer: oneshot::Receiver<T>,
+        patience: Duration,
+    ) -> Result<T, RecvError> {
+        if self.least == 0 {
+            return answer.await;
+        }
+        loop {
+            if let Ok(answer) = timeout(patience, &mut answer).await {
+                return answer;
+            }
+            let gather = |waiting: &mut _, share| self.gather(waiting, share);
+            if let Some((call, epoch)) = self.line.revive(Instant::now(), patience, gather) {
+                self.begin(call, epoch);
+            }
+        }
     }
 
     fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
@@ -135,11 +178,9 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let (calls, epoch) = (&self.calls, self.epoch);
-        calls
-            .line
-            .end(epoch, Instant::now(), SharedCall::gather, |call| {
-                calls.begin(call, epoch);
-            });
+        let gather = |waiting: &mut _, share| calls.gather(waiting, share);
+        let begin = |call| calls.begin(call, epoch);
+        calls.line.end(epoch, Instant::now(), gather, begin);
     }
 }
 
