@@ -14,8 +14,9 @@ use crate::{
     limiter::{ActualCost, Limiter, SETTLING},
 };
 
-/// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away;
-/// further charges then stay.
+/// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away.
+/// Further charges then stay. Returned slots and metered costs need no place: at most one comes for each request that
+/// was admitted.
 const MAX_IN_BACKGROUND: usize = 1_024;
 
 impl ActualCost {
@@ -54,7 +55,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
     /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
     /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
-    /// disconnects, the settlement continues in the background.
+    /// disconnects, the settlement continues in the background, in one of the 1024 places of
+    /// [refunds](Self::refund_unanswered).
     ///
     /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
     /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
@@ -66,9 +68,10 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
     /// panicked. By default such requests keep their charge.
     ///
-    /// Refunds run in the background, at most 1024 at a time. A refund that could not be sent is tried again for a
-    /// minute; if it fails otherwise, the charge stays. The charge also stays if the client disconnects before the
-    /// store has decided.
+    /// Refunds run in the background, at most 1024 at a time: while all these places are taken, the charges of further
+    /// requests stay. Slots have no such places, and are returned all the same. A refund that could not be sent is tried
+    /// again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client disconnects
+    /// before the store has decided.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.

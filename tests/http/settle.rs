@@ -772,6 +772,25 @@ async fn what_goes_on_in_the_background_is_bounded() {
     assert_eq!(store.begun(), 1_034);
 }
 
+#[tokio::test(start_paused = true)]
+async fn refunds_that_fill_all_places_keep_no_slot_from_being_returned() {
+    let store = Watched::new(|_| StoreFuture::pending(pending()));
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    let layer = RateLimitLayer::new(limiter)
+        .limit(policy("all", "9999/1d"), everybody())
+        .limit_concurrent(policy("jobs", "9999/30s@concurrent"), everybody())
+        .refund_unanswered();
+    let mut service = layer.layer(service_fn(async |_: Request<String>| {
+        pending::<Result<Response<String>, Infallible>>().await
+    }));
+    for _ in 0..1_100 {
+        let mut response = Box::pin(service.call(Request::<String>::default()));
+        assert!(futures::poll!(&mut response).is_pending());
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(store.begun(), 1_024 + 1_100);
+}
+
 #[test]
 fn without_a_runtime_the_charge_stays_and_nothing_panics() {
     let store = Watched::new(|answer| answer);
