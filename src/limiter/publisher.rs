@@ -60,13 +60,21 @@ pub(super) struct Publisher {
 }
 
 struct Known {
-    /// Each policy, with a flag for use since the last publication: a policy that a reload has replaced is not
-    /// published again.
-    policies: HashMap<Policy, (PublishedPolicy, bool)>,
+    policies: HashMap<Policy, Noted>,
+    /// The number of publications that have begun.
+    begun: u64,
     /// Seconds until the next publication.
     due_in: u64,
     /// Seconds from the next failure to the publication after it.
     retry_in: u64,
+}
+
+struct Noted {
+    published: PublishedPolicy,
+    /// Whether the policy was used since the last publication: one that a reload has replaced is not published again.
+    is_used: bool,
+    /// How many publications had begun when the policy was new, or a kind of its keys.
+    new_after: u64,
 }
 
 impl Default for Publisher {
@@ -75,6 +83,7 @@ impl Default for Publisher {
             seen: [const { AtomicU64::new(0) }; SEEN],
             known: Mutex::new(Known {
                 policies: HashMap::new(),
+                begun: 0,
                 due_in: DELAY,
                 retry_in: RETRY,
             }),
@@ -121,6 +130,7 @@ impl Publisher {
         let Ok(mut known) = self.known.try_lock() else {
             return false;
         };
+        let known = &mut *known;
         let is_full = known.policies.len() >= MAX_POLICIES;
         if policy.rules().is_empty() || is_full && !known.policies.contains_key(policy) {
             return false;
@@ -132,21 +142,26 @@ impl Publisher {
             Entry::Vacant(_) => true,
         };
         let mut is_new = false;
-        let (published, is_used) = entry.or_insert_with(|| {
+        let noted = entry.or_insert_with(|| {
             is_new = true;
             let failure = policy.failure_policy().unwrap_or(on_failure);
             let policy = policy.clone().on_failure(failure);
-            (PublishedPolicy::new(policy, enforces_blocks), true)
+            Noted {
+                published: PublishedPolicy::new(policy, enforces_blocks),
+                is_used: true,
+                new_after: known.begun,
+            }
         });
-        *is_used = true;
+        noted.is_used = true;
         if enforces_blocks {
-            published.enforce_blocks();
+            noted.published.enforce_blocks();
         }
-        is_new |= published.add_kind(charge.key().kind());
+        is_new |= noted.published.add_kind(charge.key().kind());
         if is_new {
+            noted.new_after = known.begun;
             known.due_in = known.due_in.min(DELAY);
         }
-        drop(known);
+        // Under the lock: otherwise the mark could outlast a publication, and no request would note the policy again.
         if is_kept {
             let [first, second] = self.places(mark);
             let place = if first.load(Relaxed) == 0 {
@@ -180,7 +195,7 @@ impl Publisher {
 
     /// Whether a policy was used since the last publication.
     pub(super) fn has_news(&self) -> bool {
-        let is_used = || self.lock().policies.values().any(|(_, is_used)| *is_used);
+        let is_used = || self.lock().policies.values().any(|noted| noted.is_used);
         !self.is_off.load(Relaxed) && is_used()
     }
 
@@ -188,7 +203,7 @@ impl Publisher {
         if self.is_off.load(Relaxed) {
             return Ok(());
         }
-        let policies = self.used();
+        let (number, policies) = self.begin();
         if policies.is_empty() {
             return Ok(());
         }
@@ -203,7 +218,7 @@ impl Publisher {
             return Ok(());
         }
         if result.is_ok() {
-            self.forget_uses();
+            self.forget_uses(number);
         }
         // Warn about the first failure only.
         let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
@@ -213,28 +228,35 @@ impl Publisher {
         result
     }
 
-    fn used(&self) -> Vec<PublishedPolicy> {
-        let known = self.lock();
-        let used = known.policies.values().filter(|(_, is_used)| *is_used);
-        used.map(|(policy, _)| policy.clone()).collect()
+    /// Begins a publication: returns the number of this one, and the policies that were used since the last.
+    fn begin(&self) -> (u64, Vec<PublishedPolicy>) {
+        let mut known = self.lock();
+        known.begun += 1;
+        let used = known.policies.values().filter(|noted| noted.is_used);
+        (known.begun, used.map(|it| it.published.clone()).collect())
     }
 
-    /// Makes the next request under each policy note the policy again.
-    fn forget_uses(&self) {
+    /// Makes the next request under each policy note the policy again, after the publication of this number.
+    fn forget_uses(&self, number: u64) {
         let mut known = self.lock();
         let policies = known.policies.values_mut();
-        policies.for_each(|(_, is_used)| *is_used = false);
+        let published = policies.filter(|noted| noted.new_after < number);
+        published.for_each(|noted| noted.is_used = false);
         self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
     }
 }
 
 impl Known {
     /// Sets the time of the next publication: after a failure in twice as long as after the one before, but no longer
-    /// than usual.
+    /// than usual; soon, if the last one came too early for a new policy.
     fn schedule(&mut self, is_published: bool) {
-        let usual = jitter::around(REFRESH).as_secs();
+        let mut policies = self.policies.values();
+        let due_in = match policies.any(|noted| noted.new_after == self.begun) {
+            true => DELAY,
+            false => jitter::around(REFRESH).as_secs(),
+        };
         (self.due_in, self.retry_in) = match is_published {
-            true => (usual, RETRY),
+            true => (due_in, RETRY),
             false => (self.retry_in, (self.retry_in * 2).min(REFRESH.as_secs())),
         };
     }
@@ -283,3 +305,6 @@ const TOO_LATE: StoreError = StoreError::new(
     StoreErrorKind::Timeout,
     "the policies were not published in time",
 );
+
+#[cfg(test)]
+mod tests;

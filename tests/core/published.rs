@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -16,7 +16,7 @@ use sluicegate::{
 };
 use tokio::{
     task::yield_now,
-    time::{Instant, advance},
+    time::{Instant, advance, sleep},
 };
 
 /// A memory store that accepts publications after refusing this number of them.
@@ -24,6 +24,8 @@ use tokio::{
 struct Publishing {
     store: MemoryStore,
     refuses: Arc<AtomicUsize>,
+    /// How long each publication takes.
+    takes_ms: Arc<AtomicU64>,
     /// The time of each publication, and the number of policies.
     publications: Arc<Mutex<Vec<(Instant, usize)>>>,
 }
@@ -35,7 +37,16 @@ impl Store for Publishing {
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
-            Operation::Publish(policies) => StoreFuture::ready(self.publish(&policies)),
+            Operation::Publish(policies) => {
+                let (result, takes_ms) = (self.publish(&policies), self.takes_ms.load(SeqCst));
+                if policies.is_empty() || takes_ms == 0 {
+                    return StoreFuture::ready(result);
+                }
+                StoreFuture::pending(async move {
+                    sleep(Duration::from_millis(takes_ms)).await;
+                    result
+                })
+            }
             other => self.store.execute(other),
         }
     }
@@ -80,10 +91,14 @@ async fn charge(limiter: &Limiter, policy: &Policy) {
 
 async fn pass(seconds: u64) {
     for _ in 0..seconds * 4 {
-        advance(Duration::from_millis(250)).await;
-        for _ in 0..4 {
-            yield_now().await;
-        }
+        pass_quarter().await;
+    }
+}
+
+async fn pass_quarter() {
+    advance(Duration::from_millis(250)).await;
+    for _ in 0..4 {
+        yield_now().await;
     }
 }
 
@@ -166,4 +181,21 @@ async fn a_limiter_that_is_dropped_publishes_no_more() {
     pass(10).await;
     assert_eq!(store.sizes(), [0; 0]);
     assert_eq!(Arc::strong_count(&store.publications), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_new_during_a_publication_is_published_soon_after() {
+    let store = Publishing::default();
+    store.takes_ms.store(600, SeqCst);
+    let limiter = Limiter::new(store.clone());
+    let [api, login] = ["api", "login"].map(|name| Policy::parse(name, "1000/1h").unwrap());
+    charge(&limiter, &api).await;
+    while store.sizes().is_empty() {
+        pass_quarter().await;
+    }
+    charge(&limiter, &login).await;
+    pass(10).await;
+    assert_eq!(store.sizes(), [1, 1]);
+    pass(100).await;
+    assert_eq!(store.sizes(), [1, 1], "the first is not repeated");
 }

@@ -1,0 +1,37 @@
+//! A publication that ends while other threads note policies.
+
+use std::{hint::spin_loop, thread};
+
+use super::*;
+use crate::domain::key::Key;
+
+#[test]
+fn the_next_request_after_a_publication_notes_its_policy_again() {
+    let publisher = Publisher::default();
+    let policy = Policy::parse("api", "10/1m").unwrap();
+    let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+    let (noted, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    let publish = || publisher.forget_uses(publisher.begin().0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Relaxed) {
+                publisher.note(&check, FailurePolicy::Open);
+                noted.fetch_add(1, Relaxed);
+            }
+        });
+        for round in 0..10_000 {
+            publish();
+            (0..round % 64).for_each(|_| spin_loop());
+            publish(); // while the thread notes the policy
+            let before = noted.load(Relaxed);
+            while noted.load(Relaxed) < before + 3 {
+                spin_loop();
+            }
+            if !publisher.has_news() {
+                ended.store(true, Relaxed);
+                panic!("nobody notes the policy any more");
+            }
+        }
+        ended.store(true, Relaxed);
+    });
+}
