@@ -41,7 +41,7 @@ struct Inner {
     /// How many of them count.
     counting: usize,
     enforces_blocks: bool,
-    /// Identities that are not charged, but whose blocks deny the check.
+    /// Identities that the check does not charge. Their blocks deny it all the same.
     look_ups: Vec<Key>,
     /// Whether a charge names a contributor.
     has_contributors: bool,

@@ -70,7 +70,7 @@ pub enum Operation {
         /// The identity to unblock.
         key: Key,
     },
-    /// List the identities that are blocked now, in no order. The store may have to look at all that it keeps.
+    /// List the identities that are blocked now, in no order. The store may have to read all its keys.
     ListBlocks {
         /// The largest number of identities to list.
         most: usize,
@@ -173,7 +173,7 @@ pub enum Reply {
     Unblock,
     /// To [`Operation::ListBlocks`].
     ListBlocks(Vec<BlockedIdentity>),
-    /// To [`Operation::Contribute`]: what was kept of each contribution, in their order.
+    /// To [`Operation::Contribute`]: the part of each contribution that the store has kept, in the same order.
     #[doc(hidden)]
     Contribute(Vec<Result<Kept, StoreError>>),
     /// To [`Operation::Contributors`].
@@ -199,7 +199,7 @@ impl Reply {
     }
 }
 
-/// Reads what a reply of one kind holds; `None` of any other.
+/// Reads the answer from a reply of one kind; `None` from any other reply.
 macro_rules! answer_of {
     ($kind:ident) => {
         |reply| match reply {

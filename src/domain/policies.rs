@@ -88,7 +88,7 @@ impl ReloadablePolicies {
         current.clone()
     }
 
-    /// Replaces all policies, and returns what was lost by it.
+    /// Replaces all policies, and returns the calendar rules that start empty because of this.
     pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, PolicyError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {

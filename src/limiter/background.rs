@@ -1,4 +1,4 @@
-//! [`Background`]: what goes on after requests have ended.
+//! [`Background`]: counts the tasks that go on after their requests have ended.
 
 use std::{
     pin::pin,
@@ -15,7 +15,7 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use super::Limiter;
 
-/// Counts the tasks that return slots, renew them, or settle costs.
+/// Counts the tasks that renew slots, return slots or settle costs, so that the end of a process can wait for them.
 #[derive(Default)]
 pub(super) struct Background {
     tasks: AtomicUsize,
@@ -23,7 +23,7 @@ pub(super) struct Background {
     idle: Notify,
 }
 
-/// Counts as a task from its begin until it is dropped, also with its runtime.
+/// One counted task. The count ends when this is dropped, by the task or by a runtime that stops.
 pub(super) struct Task(Arc<Background>);
 
 impl Drop for Task {
@@ -35,7 +35,7 @@ impl Drop for Task {
 }
 
 impl Background {
-    /// Counts a task that is not spawned yet.
+    /// Counts a task before you spawn it.
     pub(super) fn begin(self: &Arc<Self>) -> Task {
         self.tasks.fetch_add(1, Relaxed);
         Task(Arc::clone(self))

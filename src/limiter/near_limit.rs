@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A store decides one check after the other, so that one check of a period passes the share, and no replica has to ask
-//! the others. Where counts can fall and rise again, [`Noticed`] keeps this process from repeating itself.
+//! the others. If counts can fall and rise again, [`Noticed`] keeps this process from repeating itself.
 
 use std::{
     hash::{BuildHasher, RandomState},

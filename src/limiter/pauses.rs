@@ -60,11 +60,12 @@ const HANDOVER: Duration = Duration::from_secs(2);
 #[cfg(feature = "obey")]
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// After a pause, all may leave when so many were served.
+/// A recovery after a pause ends when the service has served this many requests. Then all may leave.
 #[cfg(feature = "obey")]
 const ALL: usize = 256;
 
-/// And when one was served, so long after the first could leave: an account that is used seldom recovers, too.
+/// A recovery also ends this long after the first request could leave, if the service has served one: an account that
+/// is used seldom recovers, too.
 const RECOVERY: Duration = Duration::from_secs(60);
 
 /// The wait of a caller that has no more time while other requests are under way.

@@ -144,7 +144,7 @@ impl Settle {
         }
     }
 
-    /// Continues a settlement whose caller is gone. Without a runtime, the charge stays.
+    /// Continues a settlement after its caller has gone. Without a runtime, the charge stays.
     pub(super) fn in_background(
         &self,
         limiter: &Limiter,

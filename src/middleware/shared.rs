@@ -207,7 +207,7 @@ impl<R> Shared<R> {
         extensions.insert(CostIsSeen);
     }
 
-    /// Settles a response whose caller is gone.
+    /// Settles a response after its caller has gone.
     pub(super) fn continue_settling(&self, settling: Settling) {
         let settling = async move { drop(settling.await) };
         self.settle.in_background(&self.plan.limiter, settling);

@@ -65,8 +65,7 @@ impl Period {
         Duration::from_secs(86_400 * self.days().1)
     }
 
-    /// Returns a time that no period of this kind is shorter than, but for those in which clocks skip more than two
-    /// hours.
+    /// Returns the shortest period of this kind. Only a period in which clocks skip more than two hours is shorter.
     pub(crate) const fn shortest(self) -> Duration {
         Duration::from_secs(86_400 * self.days().0 - 7_200)
     }

@@ -1,4 +1,4 @@
-//! Where periods begin and end: the first instants of days, by the clocks of a time zone.
+//! The boundaries of periods: the first instants of days, by the clocks of a time zone.
 
 use std::{cell::Cell, time::Duration};
 

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Span;
 use crate::domain::{key::Key, policy::Policy};
 
-/// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
-/// stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
+/// The contributions to one account in one sixth of a window since the last report: the store adds these differences.
+/// For stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Contribution {

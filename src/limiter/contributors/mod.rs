@@ -131,8 +131,8 @@ impl Limiter {
     /// Lists the contributors to the charges of `key` under `policy`, in the current window and across all processes:
     /// see [`contributors`](crate::contributors).
     ///
-    /// This process reports its newest contributions first; those of other processes are up to about a second old. An
-    /// observer is notified of a [peek](crate::observe::CallKind::Peek).
+    /// The limiter first reports the newest contributions of this process. Those of the last second or so of other
+    /// processes may be missing. The observer sees a [peek](crate::observe::CallKind::Peek).
     ///
     /// # Errors
     ///

@@ -64,7 +64,7 @@ impl Drop for Claim {
 }
 
 impl Limiter {
-    /// The same answer, whose slots are returned if the caller leaves. Without a runtime, they then expire.
+    /// The same answer. If the caller leaves, a task returns the slots; without a runtime, they expire.
     pub(in crate::limiter) fn claimed(
         &self,
         answer: StoreFuture<Decision>,

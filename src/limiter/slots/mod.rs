@@ -53,7 +53,7 @@ pub struct Slot {
 /// Watches a [`Slot`] that something else holds.
 #[derive(Clone)]
 pub struct SlotWatch {
-    /// Without those of shadows, whose loss changes nothing.
+    /// Shadows are left out: the loss of their slots changes nothing.
     holdings: SmallVec<[Arc<Holding>; 1]>,
 }
 

@@ -56,7 +56,7 @@ pub(in crate::limiter) struct Renewer {
     has_warned_of_early_expiry: AtomicBool,
 }
 
-/// By the time at which something has to be done about them.
+/// The holdings, ordered by the time at which the renewer has to renew them or to report them as lost.
 type Held = BTreeMap<(u64, u64), Arc<Holding>>;
 
 /// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
@@ -165,7 +165,7 @@ impl Renewer {
         Ok(due)
     }
 
-    /// The holdings that can be returned now; `None` if there are none and no task may bring one back.
+    /// Returns the holdings whose slots can be returned now; `None` if there are none, and no task can add one.
     pub(super) fn left(&self, background: &Background) -> Option<Vec<Arc<Holding>>> {
         let held = self.lock();
         let left = held.values().filter(|holding| holding.may_be_returned());
@@ -263,8 +263,8 @@ impl Due {
         Self { holding, task }
     }
 
-    /// Renews the slots in a task of its own, as an observer may panic. The answer may take as long as the slots last:
-    /// if the store stalls for longer than a request would wait, they are not lost.
+    /// Renews the slots in a task of its own, as an observer may panic. The task waits for the answer as long as the
+    /// slots last: a store that stalls for longer than a request would wait takes no slot.
     fn renew(self, next: Early) {
         let Self { holding, task } = self;
         if let Some((renewal, patience)) = holding.begin_renewal() {
@@ -316,7 +316,8 @@ impl UnderWay {
 }
 
 impl State {
-    /// When something has to be done, and under which time the renewer has the holding.
+    /// The next time at which the renewer has to act, which is part of the holding's key in [`Held`]; `None` if the
+    /// renewer does not have the holding.
     fn due_ms(&self, window_ms: u64) -> Option<u64> {
         match self {
             Self::Held { due_ms, .. } => Some(*due_ms),

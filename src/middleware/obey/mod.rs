@@ -99,8 +99,8 @@ impl ObeyLayer {
     /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up
     /// to `most`. The defaults are 1 s and 60 s.
     ///
-    /// A pause counts once, however many requests were under way. Each success takes one doubling back, also one that
-    /// says that nothing is left.
+    /// Requests that were under way together double the pause once, even if the service refuses all of them. Each
+    /// success halves the next pause, even a success that announces an empty quota.
     ///
     /// # Panics
     ///

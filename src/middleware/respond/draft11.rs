@@ -281,7 +281,7 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     [name, "/", &window, kind].concat()
 }
 
-/// Writes `RateLimit-Policy`, as it is at this time of the store's clock.
+/// Writes `RateLimit-Policy`. The windows of calendar rules depend on `now_ms`, a time of the store's clock.
 fn policy_field(policies: &[(Policy, Vec<Item>)], now_ms: u64) -> Option<HeaderValue> {
     FIELD.with_borrow_mut(|field| {
         field.clear();

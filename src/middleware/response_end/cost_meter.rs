@@ -35,7 +35,7 @@ use crate::domain::rule::MAX_UNITS;
 #[derive(Clone, Debug, Default)]
 pub struct CostMeter {
     reading: Arc<Reading>,
-    /// Of the layers that settle the reading.
+    /// The responses that settle the reading when they end, one for each layer.
     endings: Vec<WeakEnding>,
 }
 
@@ -95,7 +95,7 @@ impl CostMeter {
         &self.reading
     }
 
-    /// Delays this ending, too, as long as someone holds it.
+    /// Lets the guards of [`hold`](Self::hold) delay this ending as well.
     pub(in crate::middleware) fn add_ending(&mut self, ending: &Ending) {
         self.endings.push(ending.downgrade());
     }

@@ -66,8 +66,8 @@ impl Metered {
     }
 }
 
-/// A request whose response has not ended. The response has ended when all clones are dropped: with the response's
-/// body, with the future of a request that gets no response, or with a panic.
+/// A request during its response, which ends when all clones are dropped: with the response's body, with the future of
+/// a request that gets no response, or with a panic.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Ending(Arc<Admitted>);
@@ -254,7 +254,7 @@ impl fmt::Debug for ResponseEnd {
 pub(super) struct Following {
     ending: Ending,
     end: ResponseEnd,
-    /// The length in the head: a server drops a body of which it has sent so many bytes.
+    /// The length in the head: after this many bytes, a server drops the body.
     length: Option<u64>,
 }
 

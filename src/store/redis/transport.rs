@@ -65,7 +65,7 @@ impl Transport {
         }
     }
 
-    /// Whether the node of this slot is known not to answer.
+    /// Whether the node of this slot owes answers for too long.
     #[cfg(feature = "cluster")]
     pub(super) fn is_unresponsive(&self, slot: redis::cluster_routing::Slot) -> bool {
         match &self.route {

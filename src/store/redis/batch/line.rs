@@ -21,7 +21,7 @@ use super::sync::{Mutex, MutexGuard};
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
 pub(super) struct Line<T> {
     most: usize,
-    /// While a call is in flight, another begins only when so many charges wait.
+    /// The number of waiting charges that begin another call while one is in flight.
     full: usize,
     state: Mutex<State<T>>,
 }

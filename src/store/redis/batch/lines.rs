@@ -21,8 +21,8 @@ pub(in crate::store::redis) enum Lines {
     Cluster(Arc<BySlot>),
 }
 
-/// The calls for requests, and those for renewals, which nobody waits for: a limiter renews many slots together, and a
-/// few large calls cost less than many small ones.
+/// The calls for requests, and those for renewals. No request waits for a renewal, and a limiter renews many slots
+/// together, which cost less in a few large calls.
 #[derive(Clone, Debug)]
 pub(in crate::store::redis) struct Pair {
     requests: Arc<SharedCalls>,

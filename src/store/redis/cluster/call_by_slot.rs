@@ -48,7 +48,8 @@ impl RedisStore {
         (call.places, answer)
     }
 
-    /// Decides identical checks of several slots: after the first denial all are denied as it was.
+    /// Decides identical checks of several slots one after the other. The first denial is the decision of all that
+    /// follow.
     pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {

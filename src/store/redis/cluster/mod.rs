@@ -98,7 +98,7 @@ impl Cluster {
         Some(self.nodes().owner(slot)?.address().to_string())
     }
 
-    /// Whether the primary of a slot is known not to answer.
+    /// Whether the primary of a slot owes answers for too long.
     pub(super) fn is_unresponsive(&self, slot: Slot) -> bool {
         let owner = self.nodes().owner(slot);
         owner.is_some_and(|node| node.is_unresponsive())

@@ -35,7 +35,7 @@ use crate::{
 /// version.
 const VERSION: u8 = 1;
 
-/// Where the window of a bucket is 0, the next number is another kind of rule.
+/// The kinds of rules that follow a bucket's window of 0, which no bucket has.
 const CONCURRENCY: u64 = 1;
 const CALENDAR: u64 = 2;
 
