@@ -115,7 +115,8 @@ impl Limiter {
             let settled = self.settle_all(&parts, each.min(left)).await.into_iter();
             let mut unsent = settled.map(|it| it.is_err_and(|error| error.is_unsent()));
             parts.retain(|_| unsent.next().unwrap_or(false));
-            let next = Instant::now() + self.retry_pause();
+            // A long interval of the breaker must leave time for several tries.
+            let next = Instant::now() + self.retry_pause().min(all / 12);
             if parts.is_empty() || next > end {
                 return;
             }

@@ -2,6 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex},
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
@@ -460,6 +461,19 @@ async fn slots_of_a_shadow_are_renewed_and_returned() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_return_that_was_not_sent_is_tried_again_however_long_the_breaker_waits() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone()).probe_interval(Duration::from_secs(3_600));
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    cluster.fail(Some(Failure::Unsent));
+    drop(slot);
+    cluster.pass(Duration::from_secs(1)).await;
+    cluster.fail(None);
+    cluster.pass(WINDOW / 6).await;
+    assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn slots_beside_a_lost_one_are_held_until_the_work_ends() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
@@ -614,6 +628,32 @@ async fn renewing_goes_on_after_an_observer_has_panicked() {
     cluster.pass(WINDOW * 2).await;
     assert!(!first.is_held(), "the outcome of its renewal is unknown");
     assert!(second.is_held());
+}
+
+/// A waker that panics in any task, such as the renewer's; but not when the timer wakes it.
+struct PanickingWaker;
+
+impl Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        assert!(tokio::task::try_id().is_none(), "woken by the renewer");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewing_goes_on_after_the_waker_of_a_holder_has_panicked() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let lost = acquire(&limiter, &one()).await.unwrap();
+    let long = Policy::parse("long", "1/2m@concurrent").unwrap();
+    let slot = acquire(&limiter, &long).await.unwrap();
+    let waker = Waker::from(Arc::new(PanickingWaker));
+    let mut waits = Box::pin(lost.lost());
+    let poll = waits.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(poll.is_pending());
+    cluster.stop(WINDOW + Duration::from_secs(1)).await;
+    cluster.pass(Duration::from_secs(240)).await;
+    assert!(!lost.is_held());
+    assert!(slot.is_held());
 }
 
 #[tokio::test(start_paused = true)]

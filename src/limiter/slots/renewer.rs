@@ -88,7 +88,9 @@ impl Renewer {
     }
 
     pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
-        let due_ms = holding.due_ms();
+        let Some(due_ms) = holding.due_ms() else {
+            return; // returned since
+        };
         let is_first = {
             let mut held = self.lock();
             held.insert((due_ms, holding.id), Arc::clone(holding));
@@ -232,7 +234,8 @@ async fn run(mut running: Running) {
         match renewer.take_due() {
             Ok(due) => {
                 let next = Early::random();
-                due.into_iter().for_each(|due| due.renew(next));
+                due.into_iter()
+                    .for_each(|due| drop(tokio::spawn(due.renew(next))));
                 yield_now().await;
             }
             Err(Some(wait_ms)) => {
@@ -253,63 +256,49 @@ async fn run(mut running: Running) {
 
 /// A holding that is due. The renewer does not have it any more, so that it counts as a task.
 struct Due {
-    holding: Arc<Holding>,
-    task: Task,
+    /// `None` after the answer.
+    holding: Option<Arc<Holding>>,
+    /// Whether a renewal may have been sent. If this is dropped before the answer, the outcome stays unknown.
+    is_sent: bool,
+    /// Ends last, when the renewer has the holding again.
+    _task: Task,
+}
+
+impl Drop for Due {
+    fn drop(&mut self) {
+        match self.holding.take() {
+            Some(holding) if self.is_sent => holding.expire(),
+            Some(holding) => holding.limiter.inner.renewer.add(&holding),
+            None => {}
+        }
+    }
 }
 
 impl Due {
     fn new(holding: Arc<Holding>) -> Self {
         let task = holding.limiter.inner.background.begin();
-        Self { holding, task }
-    }
-
-    /// Renews the slots in a task of its own, as an observer may panic. The task waits for the answer as long as the
-    /// slots last: a store that stalls for longer than a request would wait takes no slot.
-    fn renew(self, next: Early) {
-        let Self { holding, task } = self;
-        if let Some((renewal, patience)) = holding.begin_renewal() {
-            let under_way = UnderWay {
-                holding: Some(holding),
-                unsent: Some(renewal),
-                next,
-                _task: task,
-            };
-            drop(tokio::spawn(under_way.run(patience)));
+        Self {
+            holding: Some(holding),
+            is_sent: false,
+            _task: task,
         }
     }
-}
 
-/// A renewal under way. If this is dropped before the answer, the outcome stays unknown.
-struct UnderWay {
-    /// `None` after the answer.
-    holding: Option<Arc<Holding>>,
-    /// `None` once it may have been sent.
-    unsent: Option<Renewal>,
-    /// When to renew next.
-    next: Early,
-    /// Ends last, when the renewer has the holding again.
-    _task: Task,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        match (self.holding.take(), self.unsent.take()) {
-            (Some(holding), Some(renewal)) => holding.put_off(renewal),
-            (Some(holding), None) => holding.expire(),
-            (None, _) => {}
-        }
-    }
-}
-
-impl UnderWay {
-    async fn run(mut self, patience: Duration) {
-        let (Some(holding), Some(renewal)) = (&self.holding, self.unsent.take()) else {
+    /// Renews the slots in a task of its own, as an observer or a holder's waker may panic. The task waits for the
+    /// answer as long as the slots last: a store that stalls for longer than a request would wait takes no slot.
+    async fn renew(mut self, next: Early) {
+        let Some(holding) = &self.holding else {
             return;
         };
+        let Some((renewal, patience)) = holding.begin_renewal() else {
+            self.holding = None;
+            return;
+        };
+        self.is_sent = true;
         let asked_at_ms = now_ms();
         let answer = holding.limiter.renew(&renewal, patience).await;
         if let Some(holding) = self.holding.take() {
-            let due_ms = due_ms(asked_at_ms, holding.window_ms, self.next);
+            let due_ms = due_ms(asked_at_ms, holding.window_ms, next);
             holding.renewed(renewal, answer, asked_at_ms, due_ms);
         }
     }
@@ -328,8 +317,8 @@ impl State {
 }
 
 impl Holding {
-    fn due_ms(&self) -> u64 {
-        self.lock().due_ms(self.window_ms).unwrap_or(0)
+    fn due_ms(&self) -> Option<u64> {
+        self.lock().due_ms(self.window_ms)
     }
 
     /// Whether to renew the slots so much earlier, together with others: by half of the quarter over which renewals are
