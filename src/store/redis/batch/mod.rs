@@ -20,10 +20,14 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
     sync::oneshot::{self, error::RecvError},
     time::{Instant, timeout},
 };
@@ -45,6 +49,8 @@ pub(super) struct SharedCalls {
     line: Line<Request>,
     /// The least share of a call.
     least: usize,
+    /// The runtime of the call that began last.
+    runtime: Mutex<Option<Id>>,
 }
 
 impl fmt::Debug for SharedCalls {
@@ -60,6 +66,7 @@ impl SharedCalls {
             store,
             line: Line::new(in_flight, Instant::now()),
             least: 0,
+            runtime: Mutex::default(),
         })
     }
 
@@ -70,6 +77,7 @@ impl SharedCalls {
             store,
             line: Line::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
             least: MAX_CHARGES,
+            runtime: Mutex::default(),
         })
     }
 
@@ -132,8 +140,8 @@ impl SharedCalls {
         })
     }
 
-    /// Waits for the answer. In a line that gathers, this caller may have to begin the next call itself: one in flight
-    /// may be in a parked runtime.
+    /// Waits for the answer. In a line that gathers, this caller may have to begin the next call itself: the one in
+    /// flight may be in a parked runtime. A call in this runtime only waits for the server, as the next call would.
     async fn answered<T>(
         self: &Arc<Self>,
         mut answer: oneshot::Receiver<T>,
@@ -146,6 +154,9 @@ impl SharedCalls {
             if let Ok(answer) = timeout(patience, &mut answer).await {
                 return answer;
             }
+            if *self.runtime() == Some(Handle::current().id()) {
+                continue;
+            }
             let gather = |waiting: &mut _, share| self.gather(waiting, share);
             if let Some((call, epoch)) = self.line.revive(Instant::now(), patience, gather) {
                 self.begin(call, epoch);
@@ -153,8 +164,15 @@ impl SharedCalls {
         }
     }
 
+    fn runtime(&self) -> MutexGuard<'_, Option<Id>> {
+        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
         let runtime = call.runtime.clone();
+        if self.least > 0 {
+            *self.runtime() = Some(runtime.id());
+        }
         let place = Place {
             calls: Arc::clone(self),
             epoch,
