@@ -30,10 +30,10 @@ pub(in crate::store::redis) struct Pair {
 }
 
 impl Pair {
-    fn new(store: &RedisStore, in_flight: usize) -> Self {
+    fn new(store: RedisStore, in_flight: usize) -> Self {
         Self {
-            requests: SharedCalls::new(store.clone(), in_flight),
             renewals: SharedCalls::in_no_hurry(store.clone(), in_flight),
+            requests: SharedCalls::new(store, in_flight),
         }
     }
 
@@ -68,7 +68,7 @@ impl Lines {
                 slots: Mutex::default(),
             }));
         }
-        Self::Server(Pair::new(&store, in_flight))
+        Self::Server(Pair::new(store, in_flight))
     }
 
     /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
@@ -90,7 +90,7 @@ impl Lines {
                 let mut slots = lines.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let calls = slots
                     .entry(slot)
-                    .or_insert_with(|| Pair::new(&lines.store, lines.in_flight));
+                    .or_insert_with(|| Pair::new(lines.store.clone(), lines.in_flight));
                 Some(calls.of(operation))
             }
         }
