@@ -53,13 +53,21 @@ async fn the_script_reads_the_servers_clock() {
     }
 }
 
-/// The caller sends the periods around its own clock, and asks once more if the server's time is in none of them.
 #[tokio::test]
 async fn periods_are_found_however_far_the_servers_clock_is_ahead() {
+    let server = LuaServer::new();
+    let store = RedisStore::from_connection(server.clone());
+    periods_are_found_however_far_the_clock_is_ahead(&server, &store).await;
+}
+
+/// The caller sends the periods around its own clock, and asks once more if the server's time is in none of them.
+pub(super) async fn periods_are_found_however_far_the_clock_is_ahead(
+    server: &LuaServer,
+    store: &RedisStore,
+) {
     for days in [0, 1, 3, 400] {
-        let server = LuaServer::new();
+        server.clear();
         server.set_ahead(Duration::from_secs(days * 86_400));
-        let store = RedisStore::from_connection(server);
         let hourly = Policy::parse("hourly", "5/1h").unwrap();
         let quota = Policy::parse("quota", "5/day@UTC,7/year@Europe/Berlin").unwrap();
         let check = |policy: &Policy| {
@@ -195,10 +203,16 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
     told.collect()
 }
 
-/// A total of 65 536 is one too large for 16 bits.
 #[test]
 fn totals_that_are_one_too_many_for_an_entry_are_counted() {
-    for bits in [16, 32] {
+    for history in one_too_many_for_an_entry() {
+        agrees(Just(history));
+    }
+}
+
+/// A total of 65 536 is one too large for 16 bits.
+pub(super) fn one_too_many_for_an_entry() -> [History; 2] {
+    [16, 32].map(|bits| {
         let policy = Policy::parse("p", "9007199254740991/1m").unwrap();
         let charges = [
             (0, 1 << bits),
@@ -211,12 +225,12 @@ fn totals_that_are_one_too_many_for_an_entry_are_counted() {
             gap_ms,
             act: Act::Check(vec![(0, 0, cost)]),
         });
-        agrees(Just(History {
+        History {
             start_ms: START_MS,
             policies: vec![vec![policy]],
             steps: steps.into(),
-        }));
-    }
+        }
+    })
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+mod mutants;
 mod near_limit;
 mod pauses;
 mod plain;

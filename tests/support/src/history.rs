@@ -173,6 +173,64 @@ pub fn hot() -> impl Strategy<Value = History> {
     })
 }
 
+/// Windows of a few milliseconds, so that most steps are at an edge: of a step, of a window, or of a clock that has
+/// stepped back.
+pub fn dense() -> impl Strategy<Value = History> {
+    let rules = [
+        "5/6ms@2ms,9/10ms@3ms",
+        "5/6ms@2ms,30/90ms@1ms",
+        "9/10ms@3ms,6/8ms@1ms",
+        "4/5ms@fixed,6/8ms@1ms",
+        "4/5ms@fixed,6+2/3ms@bucket",
+        "6+2/3ms@bucket,40+9/7ms@bucket",
+        "3/10ms@concurrent@3ms",
+        "4/6ms@concurrent@2ms",
+        "5/9ms@concurrent@2ms",
+    ];
+    let gaps = prop_oneof![4 => Just(0), 8 => 1..=3_i64, 2 => 4..=12_i64, 1 => 13..=100_i64, 4 => -4..=-1_i64, 1 => -40..=-5_i64];
+    histories(policies_of(&rules), gaps, few_units())
+}
+
+/// Periods of the calendar, with clocks that step by hours and days from the first millisecond of a day.
+pub fn days() -> impl Strategy<Value = History> {
+    let rules = [
+        "5/day@UTC",
+        "5/day@UTC,9/week@UTC",
+        "9/week@UTC,9/40d",
+        "7/day@UTC,9/40d",
+    ];
+    let hours = prop_oneof![4 => Just(0), 2 => Just(12), 4 => Just(24), 2 => Just(48), 1 => 1..=23_i64, 1 => Just(168)];
+    let gaps = (hours, -1..=1_i64, prop_oneof![3 => Just(1), 1 => Just(-1)]);
+    let gaps = gaps.prop_map(|(hours, ms, way)| way * hours * 3_600_000 + ms);
+    histories(policies_of(&rules), gaps, few_units())
+}
+
+fn policies_of(rules: &[&'static str]) -> Policies {
+    let rules = rules.to_vec();
+    of_each_name(move |name| {
+        let policy = prop::sample::select(rules.clone());
+        let policy = policy.prop_map(move |rules| Policy::parse(name, rules).unwrap());
+        vec(policy, 1..=3).boxed()
+    })
+}
+
+/// Acts of all kinds on two keys, of at most five units.
+fn few_units() -> impl Strategy<Value = Act> {
+    let units = || prop_oneof![1 => Just(0), 6 => Just(1), 3 => 2..=5_u64];
+    let charges = vec((0..3_usize, 0..2_usize, units()), 1..=3);
+    // So many that a bucket is emptied below nothing, and a clock steps back while it refills.
+    let settled = prop_oneof![6 => units(), 1 => 6..=60_u64];
+    let settled = (any::<Index>(), vec(settled, 1..=3));
+    prop_oneof![
+        12 => charges.prop_map(Act::Check),
+        6 => settled.prop_map(|(check, costs)| Act::Settle(check, costs)),
+        4 => any::<Index>().prop_map(Act::Renew),
+        2 => any::<Index>().prop_map(Act::GiveBack),
+        1 => resets(),
+        3 => (0..3_usize).prop_map(Act::NextRules),
+    ]
+}
+
 /// A configuration with few cases, because each case is long. You can ask for more in the environment.
 pub fn few_cases() -> ProptestConfig {
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
@@ -273,7 +331,7 @@ pub fn large() -> impl Strategy<Value = History> {
                 1 => 0..=1_u64,
                 4 => 2..=scale / 16,
                 2 => scale / 16..=scale / 2,
-                1 => Just(scale - 1),
+                1 => scale - 1..=scale,
             ]
         };
         let acts = prop_oneof![
@@ -765,7 +823,8 @@ impl<'a> Player<'a> {
         Answer::Decided(decisions.iter().map(both).collect())
     }
 
-    fn policy(&self, index: usize) -> &'a Policy {
+    /// The policy that a name stands for now.
+    pub fn policy(&self, index: usize) -> &'a Policy {
         let versions = &self.policies[index];
         &versions[self.version[index] % versions.len()]
     }

@@ -1,10 +1,12 @@
 //! Compares the values that the script has stored after each step of a history.
 
+use std::collections::HashMap;
+
 use sluicegate::{
-    Charge, Decision, MemoryStore, RedisStore, Store,
+    Charge, Decision, MemoryStore, RedisStore, Rule, Store,
     store::{
         Check,
-        redis::inspect::{Inspector, StoredValue, decide},
+        redis::inspect::{Inspector, Section, StoredValue, decide},
     },
     test_util::TestClock,
 };
@@ -12,7 +14,7 @@ use sluicegate::{
 use super::{
     history::{History, Player, key_of, move_clock},
     model::Model,
-    outcome::Outcome,
+    outcome::{Outcome, ms},
 };
 
 const KEYS: usize = 3;
@@ -134,4 +136,167 @@ pub async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history
             assert_eq!(foretold, outcome, "step {index} at {now_ms}: {step:?}");
         }
     }
+}
+
+const A_MINUTE_MS: u64 = 60_000;
+
+/// What a value holds beside the counts.
+struct Layout {
+    used: Vec<u64>,
+    dues: Vec<u64>,
+    since_ms: u64,
+    expires_ms: u64,
+    /// By label, the length of the queue and its room.
+    rooms: HashMap<Vec<u8>, (u64, u64)>,
+}
+
+impl Layout {
+    fn read(value: &[u8]) -> Self {
+        let number = |at: usize, size: usize| {
+            let bytes = value[at..at + size].iter().rev();
+            bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let count = usize::from(value[0]);
+        let (mut head, labels) = (13 + 14 * count, value.len() - 1 - 12 * count);
+        let rooms = (0..count).map(|section| {
+            let (length, room) = (number(head + 19, 4), number(head + 23, 4));
+            head += 28 + usize::try_from(room).unwrap();
+            let label = labels + 12 * section;
+            (value[label..label + 12].to_vec(), (length, room))
+        });
+        Self {
+            rooms: rooms.collect(),
+            used: (0..count).map(|it| number(1 + 7 * it, 7)).collect(),
+            dues: (count..2 * count).map(|it| number(1 + 7 * it, 7)).collect(),
+            since_ms: number(1 + 14 * count, 6),
+            expires_ms: number(7 + 14 * count, 6),
+        }
+    }
+}
+
+/// The times that follow from what a section holds.
+struct Times {
+    start_ms: u64,
+    due_ms: u64,
+    release_ms: u64,
+}
+
+impl Times {
+    fn of(section: &Section, used: u64, due_ms: u64, now_ms: u64) -> Self {
+        let rule = section.rule(0);
+        if let Some(refill) = rule.refill() {
+            return Self {
+                start_ms: due_ms,
+                due_ms,
+                release_ms: due_ms + used.div_ceil(refill).min(FOR_EVER_MS),
+            };
+        }
+        let newest_ms = section.newest_end_ms();
+        if rule.in_calendar().is_some() {
+            return Self {
+                start_ms: 0,
+                due_ms: newest_ms,
+                release_ms: newest_ms,
+            };
+        }
+        let steps = section.steps(now_ms);
+        assert_eq!(steps.iter().map(|it| it.units).sum::<u64>(), used);
+        let (oldest, newest) = (steps[0], steps[steps.len() - 1]);
+        Self {
+            start_ms: newest.end_ms - ms(rule.step()),
+            due_ms: newest.end_ms.min(oldest.release_ms),
+            release_ms: newest.release_ms,
+        }
+    }
+}
+
+/// The plain script has written a value at this time: then all times in it follow from the counts, as the README of the
+/// script says. With the value before the operation, so do the expiry and the room of each queue.
+pub fn assert_written(
+    value: &[u8],
+    gone_ms: u64,
+    now_ms: u64,
+    before: Option<Option<&[u8]>>,
+    rules: &[Rule],
+) {
+    let (read, layout) = (StoredValue::read(value).unwrap(), Layout::read(value));
+    assert_eq!(layout.expires_ms, gone_ms);
+    assert_eq!(read.sections().len(), layout.used.len());
+    let (mut since_ms, mut release_ms, mut windows) = (0, 0, Vec::new());
+    for (index, section) in read.sections().iter().enumerate() {
+        let (used, due_ms) = (layout.used[index], layout.dues[index]);
+        if used == 0 {
+            assert_eq!(due_ms, 0);
+            continue;
+        }
+        // The caller alone believes too late a time: of a bucket by its limit, of the calendar by its periods.
+        let rule = section.rule(0);
+        let may_be_ahead = rule.refill().is_some() || rule.in_calendar().is_some();
+        let is_ahead = may_be_ahead && due_ms > now_ms;
+        assert!(
+            is_ahead || section.used(now_ms) > 0,
+            "it counts no longer at {now_ms}: {section:?}"
+        );
+        let times = Times::of(section, used, due_ms, now_ms);
+        assert_eq!(due_ms, times.due_ms);
+        since_ms = times.start_ms.max(since_ms);
+        if times.release_ms > release_ms {
+            (release_ms, windows) = (times.release_ms, windows_of(section, rules));
+        }
+    }
+    assert_eq!(layout.since_ms, since_ms);
+    assert!(release_ms > now_ms, "nothing counts");
+    let slack_ms = layout.expires_ms.checked_sub(release_ms).unwrap();
+    assert!(slack_ms <= A_MINUTE_MS, "{slack_ms}");
+    let Some(before) = before else { return };
+    let before = before.map(Layout::read);
+    let before = before.filter(|it| it.expires_ms > now_ms);
+    let expired_ms = before.as_ref().map_or(0, |it| it.expires_ms);
+    let expiries = match expired_ms.checked_sub(release_ms) {
+        Some(0..=A_MINUTE_MS) => vec![expired_ms],
+        _ => windows.iter().map(|it| release_ms + it).collect(),
+    };
+    assert!(
+        expiries.contains(&layout.expires_ms),
+        "{slack_ms}: {expiries:?}"
+    );
+    for (label, (length, room)) in &layout.rooms {
+        let was = before.as_ref().and_then(|it| it.rooms.get(label));
+        let is_fixed = label[6..] == [0; 6];
+        let least = if label[5] < 32 && !is_fixed { 32 } else { 0 };
+        let was = was.map_or(0, |(_, room)| *room).max(least);
+        let expected = match *length {
+            longer if longer > was => longer.max(2 * was).max(32),
+            short if was > 64 && 4 * short < was => (2 * short).max(32),
+            _ => was,
+        };
+        assert_eq!(*room, expected, "of {length}, and {was} before");
+    }
+}
+
+/// A caller with these rules has charged them: its sections come first, and others only if they still count.
+pub fn assert_sections(value: &[u8], rules: &[Rule]) {
+    let (read, layout) = (StoredValue::read(value).unwrap(), Layout::read(value));
+    for (index, section) in read.sections().iter().enumerate() {
+        match rules.get(index) {
+            Some(rule) => assert!(section.is_of(rule), "{rule}: {section:?}"),
+            None => assert!(layout.used[index] > 0, "{section:?}"),
+        }
+    }
+}
+
+/// How long units of a section count, about, at most a minute; that of a bucket depends on who has written it.
+fn windows_of(section: &Section, rules: &[Rule]) -> Vec<u64> {
+    let rule = section.rule(0);
+    let Some(refill) = rule.refill() else {
+        let window_ms = if rule.in_calendar().is_some() {
+            0
+        } else {
+            ms(rule.window())
+        };
+        return vec![window_ms.min(A_MINUTE_MS)];
+    };
+    let limits = rules.iter().filter(|it| section.is_of(it)).map(Rule::limit);
+    let windows = limits.map(|it| it * ms(rule.window()) / refill);
+    windows.chain([0]).map(|it| it.min(A_MINUTE_MS)).collect()
 }

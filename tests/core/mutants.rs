@@ -1,0 +1,235 @@
+//! Proves that a change of the script does not pass unnoticed: each mutant of the table answers or writes something wrong.
+//!
+//! The script and its mutants play the same random histories as the memory store. After each step, answers have to agree,
+//! and what the plain script has written has to be as `lua/README.md` says.
+
+mod edges;
+mod table;
+
+use std::{
+    collections::HashMap,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
+use sluicegate::{Key, MemoryStore, RedisStore, Rule, test_util::TestClock};
+use support::{
+    history::{
+        Act, Calls, Came, History, Player, Spoiled, calls, calls_of_all_kinds, days, dense, large,
+        move_clock, spoiled_calls, wild, wild_kinds,
+    },
+    lua::LuaServer,
+    root,
+    stored::{assert_sections, assert_written},
+};
+use table::MUTANTS;
+
+/// How many histories of each kind are played.
+const ROUNDS: usize = 20;
+
+/// A history, and what the memory store answers.
+struct Case {
+    history: History,
+    right: Vec<Came>,
+}
+
+impl Case {
+    fn new(history: History) -> Self {
+        let clock = TestClock::new(history.start_ms);
+        let memory = MemoryStore::new().clock(clock.clone());
+        let mut player = Player::new(&memory, &history).calls(Calls::Apart);
+        let right = block_on(async {
+            let mut right = Vec::new();
+            for step in &history.steps {
+                move_clock(&clock, step.gap_ms);
+                right.push(player.come(&step.act).await);
+            }
+            right
+        });
+        Self { history, right }
+    }
+}
+
+/// The same in each run.
+fn cases() -> Vec<Case> {
+    let mut runner = TestRunner::deterministic();
+    let kinds = [
+        (5, dense().boxed()),
+        (1, days().boxed()),
+        (1, calls_of_all_kinds().boxed()),
+        (1, wild_kinds().boxed()),
+        (1, wild().boxed()),
+        (1, large().boxed()),
+        (1, calls().boxed()),
+        (1, spoiled_calls().boxed()),
+    ];
+    let mut histories = crate::lua54::one_too_many_for_an_entry().to_vec();
+    for _ in 0..ROUNDS {
+        for (count, kind) in &kinds {
+            let history = || kind.new_tree(&mut runner).unwrap().current();
+            histories.extend(std::iter::repeat_with(history).take(*count));
+        }
+    }
+    histories.into_iter().map(Case::new).collect()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap().block_on(future)
+}
+
+/// The script or a mutant, in Lua 5.4: the plain script alone, or the whole.
+struct Script {
+    is_plain: bool,
+    server: LuaServer,
+    clock: TestClock,
+    store: RedisStore,
+    /// The same store by the server's clock.
+    unset: RedisStore,
+}
+
+impl Script {
+    fn new(is_plain: bool, server: LuaServer) -> Self {
+        let (clock, unset) = (
+            TestClock::new(0),
+            RedisStore::from_connection(server.clone()),
+        );
+        let unset = if is_plain {
+            unset.without_fast_path()
+        } else {
+            unset
+        };
+        let store = unset.clone().clock(clock.clone());
+        Self {
+            is_plain,
+            server,
+            clock,
+            store,
+            unset,
+        }
+    }
+
+    fn mutant(&self, file: &str, from: &str, to: &str) -> Self {
+        let text = fs::read_to_string(root().join("lua").join(file)).unwrap();
+        let source = self.server.source();
+        assert_eq!(text.matches(from).count(), 1, "{file}: {from:?}");
+        assert_eq!(source.matches(&text).count(), 1, "{file} is in the script");
+        let mutant = source.replacen(&text, &text.replacen(from, to, 1), 1);
+        Self::new(self.is_plain, LuaServer::of_script(&mutant))
+    }
+
+    /// Begins anew, with nothing stored.
+    fn start(&self, now_ms: u64) {
+        self.server.clear();
+        self.clock.set(now_ms);
+    }
+
+    /// Panics where the script differs.
+    async fn play(&self, case: &Case) {
+        let history = &case.history;
+        self.start(history.start_ms);
+        let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
+            self.server.spoil(policy, key, spoiled);
+        };
+        let mut player = Player::new(&self.store, history).spoil(&spoil);
+        let mut before = HashMap::new();
+        for (index, (step, right)) in history.steps.iter().zip(&case.right).enumerate() {
+            move_clock(&self.clock, step.gap_ms);
+            let came = player.come(&step.act).await;
+            assert!(came == *right, "step {index}: {step:?}: {came:?}");
+            if self.is_plain {
+                let written = self.server.written();
+                if !matches!(step.act, Act::Spoil(..)) {
+                    self.assert_written(&before, &written, &player, history, &step.act);
+                }
+                before = written;
+            }
+        }
+    }
+
+    fn assert_written(
+        &self,
+        before: &HashMap<Vec<u8>, (Vec<u8>, u64)>,
+        after: &HashMap<Vec<u8>, (Vec<u8>, u64)>,
+        player: &Player<'_>,
+        history: &History,
+        act: &Act,
+    ) {
+        let now_ms = self.clock.now_ms();
+        let policies = history.policies.iter().flatten();
+        let rules: Vec<Rule> = policies.flat_map(|it| it.rules().to_vec()).collect();
+        let changed = after
+            .iter()
+            .filter(|(name, it)| before.get(*name) != Some(*it));
+        for (name, (value, gone_ms)) in changed {
+            if name.ends_with(b":!block") {
+                assert_eq!(value[8..14], now_ms.to_le_bytes()[..6], "when it was made");
+                continue;
+            }
+            // In a call of several operations, a value may be written more than once.
+            let was = before.get(name).map(|(was, _)| &was[..]);
+            let was = (!matches!(act, Act::Call(_))).then_some(was);
+            assert_written(value, *gone_ms, now_ms, was, &rules);
+            if let Act::Check(charges) = act {
+                let mut policies = charges.iter().map(|(policy, ..)| player.policy(*policy));
+                let policy = policies.find(|it| name.ends_with(it.name().as_bytes()));
+                assert_sections(value, policy.unwrap().rules());
+            }
+        }
+    }
+
+    fn is_caught(&self, cases: &[Case]) -> bool {
+        let fails = |case| catch_unwind(AssertUnwindSafe(|| block_on(self.play(case)))).is_err();
+        let (first, others) = cases.split_at(cases.len().min(26));
+        first.iter().any(fails)
+            || catch_unwind(AssertUnwindSafe(|| block_on(edges::all(self)))).is_err()
+            || others.iter().any(fails)
+    }
+}
+
+#[test]
+fn each_mutant_of_the_script_is_caught() {
+    let cases = cases();
+    let [whole, plain] = [false, true].map(|is_plain| Script::new(is_plain, LuaServer::new()));
+    for script in [&whole, &plain] {
+        block_on(edges::all(script));
+        cases.iter().for_each(|case| block_on(script.play(case)));
+    }
+
+    let mutants = MUTANTS.iter().flat_map(|(file, mutants)| {
+        let script = if file.starts_with("plain/") {
+            &plain
+        } else {
+            &whole
+        };
+        mutants
+            .iter()
+            .map(move |(from, to)| (script, *file, *from, *to))
+    });
+    let mutants: Vec<_> = mutants.collect();
+    let (next, survivors) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some((script, file, from, to)) = mutants.get(next.fetch_add(1, Relaxed)) {
+            let mutant = script.mutant(file, from, to);
+            if !mutant.is_caught(&cases) {
+                survivors.lock().unwrap().push((file, from, to));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(work);
+        work();
+    });
+    let survivors = survivors.into_inner().unwrap();
+    assert!(
+        survivors.is_empty(),
+        "{} survive: {survivors:#?}",
+        survivors.len()
+    );
+}

@@ -1,0 +1,417 @@
+//! Cases that random histories hardly meet, each with the right answer.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, Usage,
+    block::{Block, BlockedBy, Until},
+    rule::MAX_UNITS,
+    store::{
+        Check, Operation, Settlement, StoreExt,
+        redis::inspect::{StoredValue, decide},
+    },
+};
+use support::{
+    blocks::request, contract::patient, history::START_MS, kinds, outcome::Outcome,
+    stored::assert_written,
+};
+
+use super::Script;
+
+const HOUR_MS: u64 = 3_600_000;
+
+const DAY_MS: u64 = 24 * HOUR_MS;
+
+/// Alice's key under the policy `p`, her block and her strikes.
+const NAME: &str = "sluicegate:{user=alice}:p";
+const BLOCK: &str = "sluicegate:{user=alice}:!block";
+const STRIKES: &str = "sluicegate:{user=alice}:!strikes";
+
+pub(super) async fn all(script: &Script) {
+    a_value_that_cannot_be_read_is_told(script).await;
+    a_block_that_cannot_be_read_leaves_the_strikes(script).await;
+    sections_of_a_later_kind_are_carried_along(script).await;
+    a_value_has_255_sections(script).await;
+    crate::lua54::periods_are_found_however_far_the_clock_is_ahead(&script.server, &script.unset)
+        .await;
+    zone_data_may_differ(script).await;
+    a_refund_ends_no_period_later(script).await;
+    steps_may_span_two_windows(script).await;
+    room_is_taken_and_given_back(script).await;
+    a_settlement_while_the_clock_is_behind_reaches_no_released_step(script).await;
+    a_bucket_is_emptied_by_whole_units(script).await;
+    a_bucket_of_others_keeps_its_time(script).await;
+    slots_are_renewed_together(script).await;
+    of_two_blocks_with_one_end_the_first_holds(script).await;
+    bans_are_those_of_the_memory_store(script).await;
+}
+
+fn gone_ms(script: &Script) -> u64 {
+    script.server.written()[NAME.as_bytes()].1
+}
+
+/// Puts a time in the place of another.
+fn rewrite(script: &Script, from_ms: u64, to_ms: u64) {
+    let [from, to] = [from_ms, to_ms].map(|ms| ms.to_le_bytes()[..6].to_vec());
+    let mut value = script.server.value(NAME).unwrap();
+    for at in 0..value.len() - 5 {
+        if value[at..].starts_with(&from) {
+            value[at..at + 6].copy_from_slice(&to);
+        }
+    }
+    script.server.put(NAME, Some(&value));
+}
+
+fn alice() -> Key {
+    Key::new("user", "alice")
+}
+
+fn policy(rules: &str) -> Policy {
+    Policy::parse("p", rules).unwrap()
+}
+
+fn look(policy: &Policy, cost: u64) -> Check {
+    Check::new([Charge::new(policy, alice(), cost)]).unwrap()
+}
+
+async fn check(store: &RedisStore, policy: &Policy, cost: u64) -> Decision {
+    store.check(&look(policy, cost)).await.unwrap()
+}
+
+async fn settle(store: &RedisStore, usage: &Usage, cost: u64) -> Usage {
+    let settlement = Settlement::new(usage, |_| cost).unwrap();
+    store.settle(&settlement).await.unwrap()
+}
+
+fn left(usage: &Usage) -> u64 {
+    usage.rules().next().unwrap().remaining()
+}
+
+async fn a_value_that_cannot_be_read_is_told(script: &Script) {
+    let no_section: &[u8] = &[&[0; 13][..], &[1]].concat();
+    for (value, reason) in [
+        (None, "of another type"),
+        (Some(&b"of another version\x02"[..]), "another version"),
+        (Some(b"\x03 is not so long\x01"), "cannot be read"),
+        (Some(no_section), "cannot be read"),
+    ] {
+        script.start(START_MS);
+        script.server.put(NAME, value);
+        let error = script
+            .store
+            .check(&look(&policy("3/1m"), 1))
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+    let block = |stop_ms: u64, rest: &[u8]| [&stop_ms.to_le_bytes()[..6], rest].concat();
+    for (value, reason) in [
+        (None, "of another type"),
+        (Some(block(START_MS + 9, &[1, 2])), "another version"),
+        (Some(block(START_MS + 9, &[1, 1, 0])), "cannot be read"),
+        (
+            Some(block(START_MS + 9, &[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
+            "cannot be read",
+        ),
+    ] {
+        script.start(START_MS);
+        script.server.put(BLOCK, value.as_deref());
+        let look = look(&policy("3/1m"), 1).enforce_blocks(true);
+        let error = script.store.check(&look).await.unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+async fn a_block_that_cannot_be_read_leaves_the_strikes(script: &Script) {
+    let strikes = "2/1d@1s".parse().unwrap();
+    script.start(START_MS);
+    check(&script.store, &policy("9/1d@1s"), 2).await;
+    let struck = script.server.value(NAME).unwrap();
+    script.server.put(STRIKES, Some(&struck));
+    script.server.put(BLOCK, Some(b"no block"));
+    let ban = Operation::Ban {
+        key: alice(),
+        strikes,
+        request: Until::ForEver.into(),
+    };
+    script.store.execute(ban.clone()).await.unwrap_err();
+    assert_eq!(script.server.value(STRIKES), Some(struck));
+    script.server.remove(BLOCK);
+    script.store.execute(ban).await.unwrap();
+    assert_eq!(script.server.value(STRIKES), None);
+}
+
+/// The highest 4 of the 48 bits of a label's first number are the kind.
+async fn sections_of_a_later_kind_are_carried_along(script: &Script) {
+    script.start(START_MS);
+    check(&script.store, &policy("3/1m@1s,9/1h@fixed"), 1).await;
+    let mut value = script.server.value(NAME).unwrap();
+    let kind = value.len() - 1 - 12 + 5;
+    value[kind] |= 3 << 4;
+    let first_ms = gone_ms(script);
+    script.server.put(NAME, Some(&value));
+    let minute = policy("3/1m@1s");
+    let later = |value: &[u8]| {
+        (
+            value[0],
+            value[8..15].to_vec(),
+            value[value.len() - 13..].to_vec(),
+        )
+    };
+    for at_ms in [0, 500, 62_000, HOUR_MS + 1] {
+        script.clock.set(START_MS + at_ms);
+        assert!(check(&script.store, &minute, 1).await.is_allowed());
+        let written = script.server.value(NAME).unwrap();
+        assert_eq!(later(&written), later(&value), "{at_ms}");
+        assert!(gone_ms(script) >= first_ms, "{at_ms}");
+    }
+    script.clock.set(gone_ms(script));
+    check(&script.store, &minute, 1).await;
+    assert_eq!(script.server.value(NAME).unwrap()[0], 1);
+}
+
+/// The caller's section comes first, then as many others as there is room for.
+async fn a_value_has_255_sections(script: &Script) {
+    let later = |number: u8| [&[number, 0, 0, 0, 0, 3 << 4][..], &[7; 6]].concat();
+    let times = [START_MS, START_MS + HOUR_MS].map(|ms| ms.to_le_bytes()[..6].to_vec());
+    let ones = [1, 0, 0, 0, 0, 0, 0].repeat(255);
+    let labels: Vec<u8> = (0..255).flat_map(later).collect();
+    let heads = vec![0; 28 * 255];
+    let value = [
+        vec![255],
+        ones.clone(),
+        ones,
+        times.concat(),
+        heads,
+        labels.clone(),
+        vec![1],
+    ];
+    script.start(START_MS);
+    script.server.put(NAME, Some(&value.concat()));
+    check(&script.store, &policy("3/1m"), 1).await;
+    let written = script.server.value(NAME).unwrap();
+    assert_eq!(written[0], 255);
+    assert_eq!(
+        written[written.len() - 1 - 254 * 12..written.len() - 1],
+        labels[..254 * 12]
+    );
+}
+
+/// Another replica has charged, by whose zone data the period ends at another time.
+async fn zone_data_may_differ(script: &Script) {
+    let quota = policy("9/day@UTC,1000/30d");
+    let end_ms = START_MS + DAY_MS;
+    let half = 12 * HOUR_MS;
+    let apart = [
+        1,
+        HOUR_MS,
+        half - 1,
+        half,
+        half + 1,
+        13 * HOUR_MS,
+        DAY_MS - 1,
+        DAY_MS,
+    ];
+    let others = apart
+        .into_iter()
+        .flat_map(|apart| [end_ms - apart, end_ms + apart]);
+    for other_ms in others {
+        let times = [
+            end_ms - HOUR_MS,
+            end_ms - 1,
+            end_ms,
+            end_ms + HOUR_MS,
+            other_ms - 1,
+            other_ms,
+            other_ms + 1,
+        ];
+        for at_ms in times.into_iter().filter(|it| *it > START_MS) {
+            script.start(START_MS + 1);
+            check(&script.store, &quota, 4).await;
+            rewrite(script, end_ms, other_ms);
+            script.clock.set(at_ms);
+            for cost in [0, 6, 3, 3, 1] {
+                let value = script
+                    .server
+                    .value(NAME)
+                    .map(|it| StoredValue::read(&it).unwrap());
+                let right = decide(&look(&quota, cost), at_ms, &[value.as_ref()]).unwrap();
+                let said = check(&script.store, &quota, cost).await;
+                let (said, right) = (Outcome::from(&said), Outcome::from(&right));
+                assert_eq!(
+                    said, right,
+                    "{cost} at {at_ms}, and {other_ms} for {end_ms}"
+                );
+            }
+        }
+    }
+}
+
+/// A refund of a charge whose period ends later by other zone data takes units, and leaves the end of the others.
+async fn a_refund_ends_no_period_later(script: &Script) {
+    let quota = policy("9/day@UTC,1000/30d");
+    let end_ms = START_MS + DAY_MS;
+    for (other_ms, cost, left, ends_ms) in [
+        (end_ms + HOUR_MS, 0, 6, end_ms),
+        (end_ms + HOUR_MS, 2, 4, end_ms + HOUR_MS),
+        (end_ms - HOUR_MS, 0, 6, end_ms),
+        (end_ms - HOUR_MS, 2, 4, end_ms),
+        (end_ms + 12 * HOUR_MS, 0, 5, end_ms),
+    ] {
+        script.start(START_MS + 1);
+        check(&script.store, &quota, 1).await;
+        rewrite(script, end_ms, other_ms);
+        let other = check(&script.store, &quota, 1).await;
+        script.store.reset(&quota, &alice()).await.unwrap();
+        check(&script.store, &quota, 4).await;
+        let settled = settle(&script.store, other.usage(), cost).await;
+        let settled = &Outcome::from(&settled).usage[0][0];
+        let expected = (left, ends_ms - START_MS - 1);
+        assert_eq!(
+            (settled.remaining, settled.reset_after_ms),
+            expected,
+            "{other_ms} {cost}"
+        );
+    }
+}
+
+/// A settlement may add a step ahead of a clock that has stepped back.
+async fn steps_may_span_two_windows(script: &Script) {
+    let (policy, store) = (policy("9/65s@1ms"), &script.store);
+    script.start(START_MS + 60_000);
+    let ahead = check(store, &policy, 1).await;
+    store.reset(&policy, &alice()).await.unwrap();
+    script.clock.set(START_MS - 10_000);
+    check(store, &policy, 1).await;
+    script.clock.set(START_MS);
+    check(store, &policy, 1).await;
+    assert_eq!(left(&settle(store, ahead.usage(), 2).await), 6);
+    assert_eq!(
+        left(check(store, &policy, 0).await.usage()),
+        7,
+        "the first is released"
+    );
+}
+
+async fn room_is_taken_and_given_back(script: &Script) {
+    let policy = policy("99/1m@1s");
+    for pause in 30..62 {
+        script.start(START_MS);
+        for gap in [vec![1; 20], vec![pause]].concat() {
+            script.clock.advance(Duration::from_secs(gap));
+            let before = script.server.value(NAME);
+            check(&script.store, &policy, 1).await;
+            let (value, gone_ms) = script.server.written()[NAME.as_bytes()].clone();
+            let now_ms = script.clock.now_ms();
+            assert_written(
+                &value,
+                gone_ms,
+                now_ms,
+                Some(before.as_deref()),
+                policy.rules(),
+            );
+        }
+    }
+}
+
+/// Time stands still at the start of the newest step.
+async fn a_settlement_while_the_clock_is_behind_reaches_no_released_step(script: &Script) {
+    let policy = policy("9/1s@100ms");
+    script.start(START_MS);
+    let first = check(&script.store, &policy, 1).await;
+    script.clock.set(START_MS + 1_150);
+    check(&script.store, &policy, 1).await;
+    script.clock.set(START_MS + 50);
+    assert_eq!(left(&settle(&script.store, first.usage(), 3).await), 8);
+}
+
+/// At most 2^53 - 1 units * ms are missing. What is missing after a millisecond is not whole.
+async fn a_bucket_is_emptied_by_whole_units(script: &Script) {
+    let bucket = policy("6+4/7ms@bucket");
+    script.start(START_MS);
+    let charged = check(&script.store, &bucket, 6).await;
+    script.clock.set(START_MS + 1);
+    let settled = settle(&script.store, charged.usage(), u64::MAX).await;
+    let most = MAX_UNITS - MAX_UNITS % 7;
+    let room = (most - 38) / 7;
+    let reset_after_ms = Outcome::from(&settled).usage[0][0].reset_after_ms;
+    assert_eq!(reset_after_ms, (38 + 7 * room).div_ceil(4));
+}
+
+/// A clock that was wrong while a caller without the bucket wrote does not empty it.
+async fn a_bucket_of_others_keeps_its_time(script: &Script) {
+    let both = policy("9/1m,6+2/3ms@bucket");
+    script.start(START_MS);
+    let charged = check(&script.store, &both, 6).await;
+    settle(&script.store, charged.usage(), 100).await;
+    script.clock.set(START_MS + 50);
+    assert!(
+        check(&script.store, &policy("900/1m"), 1)
+            .await
+            .is_allowed()
+    );
+    script.clock.set(START_MS);
+    let look = check(&script.store, &both, 0).await;
+    let bucket = Outcome::from(&look).usage[0][1];
+    assert_eq!((bucket.remaining, bucket.reset_after_ms), (0, 150));
+}
+
+async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
+    script.start(START_MS);
+    for by in [BlockedBy::Operator, BlockedBy::Ban] {
+        let block = script.store.block(&alice(), request(Until::ForEver, by));
+        assert_eq!(
+            block.await.unwrap(),
+            Block::new(u64::MAX, BlockedBy::Operator)
+        );
+    }
+}
+
+async fn slots_are_renewed_together(script: &Script) {
+    script.start(START_MS);
+    let store: Arc<dyn Store> = Arc::new(script.store.clone());
+    kinds::slots_of_several_keys_are_renewed_together_or_not_at_all(&store, script.clock.clone())
+        .await;
+}
+
+/// With windows of a few milliseconds, blocks and strikes end at the time of a check.
+async fn bans_are_those_of_the_memory_store(script: &Script) {
+    script.start(START_MS);
+    let memory = MemoryStore::new().clock(script.clock.clone());
+    let limiters: [Limiter; 2] = [patient(script.store.clone()), patient(memory)];
+    let mut random = fastrand::Rng::with_seed(7);
+    let login = Policy::parse("login", "1/3ms@1ms").unwrap();
+    let login = login.ban("2/6ms@1ms=4ms".parse().unwrap());
+    let key = |random: &mut fastrand::Rng| Key::new("user", random.u8(0..2).to_string());
+    for step in 0..400 {
+        script
+            .clock
+            .advance(Duration::from_millis(random.u64(0..3)));
+        let (act, key, other) = (random.u8(0..12), key(&mut random), key(&mut random));
+        let millis = Duration::from_millis(random.u64(0..6));
+        let mut said = Vec::new();
+        for limiter in &limiters {
+            said.push(match act {
+                0..9 => {
+                    let charges = [&key, &other].map(|key| Charge::new(&login, key.clone(), 1));
+                    let decision = limiter.check(charges).await.unwrap();
+                    limiter.strikes_counted().await;
+                    format!("{:?}", Outcome::from(&decision))
+                }
+                9 => format!(
+                    "{:?}",
+                    limiter.block(&key, Until::After(millis)).await.unwrap()
+                ),
+                10 => format!(
+                    "{:?}",
+                    limiter
+                        .block(&key, Until::After(Duration::MAX))
+                        .await
+                        .unwrap()
+                ),
+                _ => format!("{:?}", limiter.unblock(&key).await),
+            });
+        }
+        assert_eq!(said[0], said[1], "step {step}");
+    }
+}

@@ -1,0 +1,311 @@
+//! The mutants: for each file of `lua/`, a text that the file holds once, and another text in its place.
+
+/// By file.
+pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "plain/blocks.lua",
+        &[
+            (
+                "held_until >= stop then return",
+                "held_until > stop then return",
+            ),
+            ("held_until > now and", "held_until >= now and"),
+            ("if stop > latest then", "if stop >= latest then"),
+            (
+                "local latest, reply = now, nil",
+                "local latest, reply = 0, nil",
+            ),
+            ("for place = 0, count - 1 do", "for place = 0, count - 2 do"),
+            (
+                "sections[1].units < strikes",
+                "sections[1].units <= strikes",
+            ),
+            ("    values[strikes.i] = GONE\n", ""),
+            ("if stop > now then values", "if stop >= now then values"),
+            (".. pack('<I6', now) ..", ".. pack('<I6', stop) .."),
+            ("#held < BLOCK_SIZE + 10", "#held < BLOCK_SIZE + 11"),
+        ],
+    ),
+    (
+        "plain/bucket.lua",
+        &[
+            ("-elapsed > rule.window", "-elapsed >= rule.window"),
+            (
+                "math.floor(rule.limit * period / refill)",
+                "math.ceil(rule.limit * period / refill)",
+            ),
+            ("missing - elapsed * rule.refill", "missing - elapsed"),
+            (
+                "elseif elapsed > 0 and rule.limit then",
+                "elseif rule.limit then",
+            ),
+            (
+                "elseif elapsed > 0 and rule.limit then",
+                "elseif elapsed > 0 then",
+            ),
+            (
+                "MOST_UNITS - MOST_UNITS % period - section.used",
+                "MOST_UNITS - section.used",
+            ),
+            ("-section.units)", "1 - section.units)"),
+            (
+                "math.max(0, section.used + units * period)",
+                "section.used + units * period",
+            ),
+            ("section.due + missing_for", "section.due + missing_for + 1"),
+            (
+                "math.ceil(section.used / rule.period)",
+                "math.floor(section.used / rule.period)",
+            ),
+        ],
+    ),
+    (
+        "plain/calendar.lua",
+        &[
+            ("12 * 3600000", "11 * 3600000"),
+            ("bounds[k] <= now", "bounds[k] < now"),
+            ("k + 2 > count", "k + 1 > count"),
+            ("bounds[k], bounds[k + 2]", "bounds[k], bounds[k + 1]"),
+            (
+                "rule.stop - newest < SAME_END",
+                "rule.stop - newest <= SAME_END",
+            ),
+            (
+                "math.max(newest, rule.stop) or newest",
+                "rule.stop or newest",
+            ),
+            (
+                "section.used + units, math.max(section.newest, section.rule.stop)",
+                "section.used + units, section.rule.stop",
+            ),
+            ("if stop <= rule.start or", "if stop < rule.start or"),
+            ("units > 0 and stop or 0", "stop"),
+            ("is_same and -section.used or 0", "-section.used"),
+        ],
+    ),
+    (
+        "plain/check.lua",
+        &[
+            ("if units > room then", "if units >= room then"),
+            (
+                "math.min(count, (room - room % units) / units)",
+                "(room - room % units) / units",
+            ),
+            (
+                "units <= rule.limit and times",
+                "units < rule.limit and times",
+            ),
+            (
+                "usage_of(part, count < asked)",
+                "usage_of(part, count == 0)",
+            ),
+            ("if part.units * count > 0 then", "if part.units > 0 then"),
+            ("now, part.units * count)", "now, part.units)"),
+            (
+                "has_changed = has_changed or section.used ~= used",
+                "has_changed = section.used ~= used",
+            ),
+            (
+                "are_held = are_held and rule.kind.has",
+                "are_held = rule.kind.has",
+            ),
+            (
+                "now, part.units, part.ends[k])\n      has_changed",
+                "now, part.units, part.ends[1])\n      has_changed",
+            ),
+            (
+                "#arg - count * STEP_END_SIZE + 1",
+                "#arg - count * STEP_END_SIZE",
+            ),
+        ],
+    ),
+    (
+        "plain/concurrency.lua",
+        &[
+            ("return own >= units", "return own > units"),
+            (
+                "time = math.max(time, section.newest - section.rule.step)",
+                "time = time",
+            ),
+            ("section.newest - section.rule.step)", "section.newest)"),
+            (
+                "local _, _, own = find(section, stop)",
+                "local _, own = find(section, stop)",
+            ),
+            (
+                "own = find(section, stop)",
+                "own = find(section, section.newest)",
+            ),
+            ("time, -units, stop)", "time, -units, section.newest)"),
+            ("time, -units, stop)", "time, 1 - units, stop)"),
+            (
+                "fits_at = steps.fits_at",
+                "fits_at = function(section) return section.release end",
+            ),
+            ("advance = steps.advance", "advance = drop_released"),
+            (
+                "settle = steps.settle",
+                "settle = function(section, time, units) steps.settle(section, time, units, section.newest) end",
+            ),
+        ],
+    ),
+    (
+        "plain/formats.lua",
+        &[
+            (
+                "MOST_UNITS = 9007199254740991",
+                "MOST_UNITS = 9007199254740990",
+            ),
+            ("A_MINUTE = 60000", "A_MINUTE = 59999"),
+            ("FOR_EVER = 2 ^ 47", "FOR_EVER = 2 ^ 46"),
+            ("MOST_SECTIONS = 255", "MOST_SECTIONS = 254"),
+            (
+                "LIMIT, LIMIT_SIZE = '<I7', 7",
+                "LIMIT, LIMIT_SIZE = '<I6', 7",
+            ),
+            (
+                "BOUNDARY, BOUNDARY_SIZE = '<I6', 6",
+                "BOUNDARY, BOUNDARY_SIZE = '<I5', 6",
+            ),
+            ("'<I1I4I7I1I2'", "'<I1I4I6I2I2'"),
+            (
+                "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\2', '\\3', '\\4'",
+                "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\3', '\\2', '\\4'",
+            ),
+            (
+                "OTHER_TIME = '\\1', '\\2', '\\3', '\\4'",
+                "OTHER_TIME = '\\1', '\\2', '\\3', '\\2'",
+            ),
+            ("error({ reason = reason })", "error(reason)"),
+        ],
+    ),
+    (
+        "plain/kinds.lua",
+        &[
+            ("[1] = concurrency", "[1] = steps"),
+            ("[2] = calendar", "[2] = steps"),
+            (
+                "limit = limit, least_room = 0",
+                "limit = limit or 0, least_room = 0",
+            ),
+            ("least_room = 0", "least_room = 32"),
+            ("or unknown", "or steps"),
+            (
+                "rule.kind.new(rule, number, second)",
+                "rule.kind.new(rule, second, number)",
+            ),
+            ("[8] = bucket", "[7] = bucket"),
+            (
+                "section.used, now, section.expires",
+                "section.used, now, now",
+            ),
+            (
+                "local first, second = unpack(LABEL, label)",
+                "local first, second = unpack(LABEL, label), 0",
+            ),
+            (
+                "function unknown.advance() end",
+                "function unknown.advance(section) section.used = 0 end",
+            ),
+        ],
+    ),
+    (
+        "plain/operations.lua",
+        &[
+            ("  values[parts[1].i] = GONE\n", ""),
+            ("2 ^ 48 - 1", "2 ^ 48"),
+            ("parts[1].units, 2 ^ 48", "parts[1].units + 1, 2 ^ 48"),
+            (
+                "block_until(parts, parts[1].units)",
+                "block_until(parts, math.max(parts[1].units, now))",
+            ),
+            (
+                "limit_at, label_at = limit_at + LIMIT_SIZE,",
+                "limit_at, label_at = limit_at,",
+            ),
+            (
+                "action == TAKE and -units or units",
+                "action == TAKE and 1 - units or units",
+            ),
+            ("policy > 0 and", "policy > 1 and"),
+            (
+                "if block then return block, 0 end",
+                "if block then return block, part.count end",
+            ),
+            (
+                "part.action == SHADOWS and admitted or part.count",
+                "part.count",
+            ),
+            ("  values, expiries = {}, {}\n", ""),
+        ],
+    ),
+    (
+        "plain/steps.lua",
+        &[
+            (
+                "2 * section.rule.retention / section.rule.step + 4",
+                "section.rule.retention / section.rule.step",
+            ),
+            ("most >= ENTRIES[width].wrap", "most > ENTRIES[width].wrap"),
+            (
+                "return stop + retention > time end",
+                "return stop + retention >= time end",
+            ),
+            (
+                "time + 2 * rule.step + math.max",
+                "time + rule.step + math.max",
+            ),
+            ("math.max(rule.step, rule.retention)", "rule.retention"),
+            (
+                "stop + rule.retention <= math.max(time, section.newest - rule.step)",
+                "stop + rule.retention <= time",
+            ),
+            ("return total >= excess end", "return total > excess end"),
+            (
+                "widen(section, section.used + math.max(units, 0))",
+                "widen(section, section.used)",
+            ),
+            (
+                "units = math.max(units, -own)",
+                "units = math.max(units, -section.used)",
+            ),
+            (
+                "section.due = math.min(newest, first + rule.retention)",
+                "section.due = newest",
+            ),
+        ],
+    ),
+    (
+        "plain/value.lua",
+        &[
+            ("if expires <= now then", "if expires <= now + 1 then"),
+            (
+                "if section.used > 0 then sections[#sections + 1] = section end",
+                "sections[#sections + 1] = section",
+            ),
+            (
+                "math.max(length, room * 2, 32)",
+                "math.max(length, room * 3, 32)",
+            ),
+            ("length * 4 < room", "length * 4 <= room"),
+            (
+                "latest.release <= expires and",
+                "latest.release < expires and",
+            ),
+            (
+                "math.min(latest.rule.window, A_MINUTE)",
+                "math.max(latest.rule.window, A_MINUTE)",
+            ),
+            (
+                "since = math.max(since, section.start)",
+                "since = section.start",
+            ),
+            ("counts and section.due or 0", "section.due"),
+            (
+                "section.release > latest.release",
+                "section.release < latest.release",
+            ),
+            ("count == 0 or at ~= labels_at", "at ~= labels_at"),
+        ],
+    ),
+];
