@@ -37,7 +37,9 @@ pub(super) async fn all(script: &Script) {
     zone_data_may_differ(script).await;
     a_refund_ends_no_period_later(script).await;
     steps_may_span_two_windows(script).await;
-    room_is_taken_and_given_back(script).await;
+    if script.is_plain {
+        room_is_taken_and_given_back(script).await;
+    }
     a_settlement_while_the_clock_is_behind_reaches_no_released_step(script).await;
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
@@ -202,35 +204,18 @@ async fn zone_data_may_differ(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
     let end_ms = START_MS + DAY_MS;
     let half = 12 * HOUR_MS;
-    let apart = [
-        1,
-        HOUR_MS,
-        half - 1,
-        half,
-        half + 1,
-        13 * HOUR_MS,
-        DAY_MS - 1,
-        DAY_MS,
-    ];
+    let apart = [1, HOUR_MS, half - 1, half, half + 1, DAY_MS];
     let others = apart
         .into_iter()
         .flat_map(|apart| [end_ms - apart, end_ms + apart]);
     for other_ms in others {
-        let times = [
-            end_ms - HOUR_MS,
-            end_ms - 1,
-            end_ms,
-            end_ms + HOUR_MS,
-            other_ms - 1,
-            other_ms,
-            other_ms + 1,
-        ];
+        let times = [end_ms - HOUR_MS, end_ms - 1, end_ms, other_ms - 1, other_ms];
         for at_ms in times.into_iter().filter(|it| *it > START_MS) {
             script.start(START_MS + 1);
             check(&script.store, &quota, 4).await;
             rewrite(script, end_ms, other_ms);
             script.clock.set(at_ms);
-            for cost in [0, 6, 3, 3, 1] {
+            for cost in [0, 3, 6, 2] {
                 let value = script
                     .server
                     .value(NAME)
@@ -293,9 +278,10 @@ async fn steps_may_span_two_windows(script: &Script) {
     );
 }
 
+/// The fast path may leave other room.
 async fn room_is_taken_and_given_back(script: &Script) {
     let policy = policy("99/1m@1s");
-    for pause in 30..62 {
+    for pause in 48..56 {
         script.start(START_MS);
         for gap in [vec![1; 20], vec![pause]].concat() {
             script.clock.advance(Duration::from_secs(gap));
@@ -325,7 +311,7 @@ async fn a_settlement_while_the_clock_is_behind_reaches_no_released_step(script:
     assert_eq!(left(&settle(&script.store, first.usage(), 3).await), 8);
 }
 
-/// At most 2^53 - 1 units * ms are missing. What is missing after a millisecond is not whole.
+/// At most 2^53 - 1 units * ms are missing. After a millisecond, no whole number of units is.
 async fn a_bucket_is_emptied_by_whole_units(script: &Script) {
     let bucket = policy("6+4/7ms@bucket");
     script.start(START_MS);
@@ -383,7 +369,7 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
     let login = Policy::parse("login", "1/3ms@1ms").unwrap();
     let login = login.ban("2/6ms@1ms=4ms".parse().unwrap());
     let key = |random: &mut fastrand::Rng| Key::new("user", random.u8(0..2).to_string());
-    for step in 0..400 {
+    for step in 0..200 {
         script
             .clock
             .advance(Duration::from_millis(random.u64(0..3)));

@@ -63,7 +63,7 @@ pub struct LuaServer {
     lua: Lua,
     keys: State,
     compiled: Compiled,
-    /// Runs in the place of each script.
+    /// Runs in the place of each script but those of reports.
     fixed: Option<Function>,
 }
 
@@ -102,7 +102,7 @@ impl LuaServer {
         }
     }
 
-    /// Runs this script in the place of each that is sent.
+    /// Runs this script in the place of each that is sent, but for those of reports.
     pub fn of_script(source: &str) -> Self {
         let mut server = Self::new();
         server.fixed = Some(server.lua.load(source).into_function().unwrap());
@@ -200,7 +200,7 @@ impl LuaServer {
         all
     }
 
-    /// What was written last to each key that was not deleted, and when that expires.
+    /// The last value of each key that was not deleted, and its expiry.
     pub fn written(&self) -> HashMap<Vec<u8>, (Vec<u8>, u64)> {
         self.keys.lock().unwrap().values.clone()
     }

@@ -140,7 +140,7 @@ pub async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history
 
 const A_MINUTE_MS: u64 = 60_000;
 
-/// What a value holds beside the counts.
+/// The numbers of a value beside its counts.
 struct Layout {
     used: Vec<u64>,
     dues: Vec<u64>,
@@ -174,7 +174,7 @@ impl Layout {
     }
 }
 
-/// The times that follow from what a section holds.
+/// The times that follow from the steps of a section.
 struct Times {
     start_ms: u64,
     due_ms: u64,
