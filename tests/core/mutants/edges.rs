@@ -12,8 +12,8 @@ use sluicegate::{
     },
 };
 use support::{
-    blocks::request, contract::patient, history::START_MS, kinds, outcome::Outcome,
-    stored::assert_written,
+    blocks::request, contract::patient, hand_over, history::START_MS, kinds, outcome::Outcome,
+    stored::assert_room,
 };
 
 use super::Script;
@@ -39,6 +39,8 @@ pub(super) async fn all(script: &Script) {
     steps_may_span_two_windows(script).await;
     if script.is_plain {
         room_is_taken_and_given_back(script).await;
+    } else {
+        common_cases_are_not_handed_over(script).await;
     }
     a_settlement_while_the_clock_is_behind_reaches_no_released_step(script).await;
     a_bucket_is_emptied_by_whole_units(script).await;
@@ -287,17 +289,27 @@ async fn room_is_taken_and_given_back(script: &Script) {
             script.clock.advance(Duration::from_secs(gap));
             let before = script.server.value(NAME);
             check(&script.store, &policy, 1).await;
-            let (value, gone_ms) = script.server.written()[NAME.as_bytes()].clone();
-            let now_ms = script.clock.now_ms();
-            assert_written(
-                &value,
-                gone_ms,
-                now_ms,
-                Some(before.as_deref()),
-                policy.rules(),
-            );
+            let (value, now_ms) = (script.server.value(NAME).unwrap(), script.clock.now_ms());
+            assert_room(&value, before.as_deref(), now_ms);
         }
     }
+}
+
+async fn common_cases_are_not_handed_over(script: &Script) {
+    let new = || {
+        script.start(START_MS);
+        (script.store.clone(), script.clock.clone())
+    };
+    let (store, clock) = new();
+    hand_over::a_common_case_is_not_handed_over(store, clock).await;
+    let (store, clock) = new();
+    hand_over::steps_are_opened_and_released_by_the_fast_path(store, clock).await;
+    let (store, clock) = new();
+    hand_over::a_denial_while_steps_are_released_is_not_handed_over(store, clock).await;
+    let (store, clock) = new();
+    hand_over::slots_are_renewed_by_the_fast_path(store, clock).await;
+    let (store, clock) = new();
+    hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(store, clock).await;
 }
 
 /// Time stands still at the start of the newest step.

@@ -1,6 +1,6 @@
 //! The mutants: for each file of `lua/`, a text that the file holds once, and another text in its place.
 
-/// By file.
+/// By file. Mutants of `plain/` are mutants of the plain script alone, all others of the whole script.
 pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "plain/blocks.lua",

@@ -297,7 +297,7 @@ fn calls_of(
 
 fn parts() -> impl Strategy<Value = Part> {
     let charges = || vec((0..3_usize, 0..3_usize, costs()), 1..=4);
-    let counts = prop_oneof![12 => 0..=20_u16, 1 => Just(70)];
+    let counts = prop_oneof![12 => 0..=20_u16, 3 => Just(2), 1 => Just(70)];
     let by = prop_oneof![Just(BlockedBy::Operator), Just(BlockedBy::Ban)];
     prop_oneof![
         6 => (charges(), any::<bool>()).prop_map(|(charges, enforces)| Part::Check(charges, enforces)),

@@ -63,8 +63,8 @@ pub struct LuaServer {
     lua: Lua,
     keys: State,
     compiled: Compiled,
-    /// Runs in the place of each script but those of reports.
-    fixed: Option<Function>,
+    /// A text of each script, and the other in its place.
+    change: Option<Arc<(String, String)>>,
 }
 
 impl LuaServer {
@@ -98,15 +98,21 @@ impl LuaServer {
             lua,
             keys,
             compiled: Arc::default(),
-            fixed: None,
+            change: None,
         }
     }
 
-    /// Runs this script in the place of each that is sent, but for those of reports.
-    pub fn of_script(source: &str) -> Self {
-        let mut server = Self::new();
-        server.fixed = Some(server.lua.load(source).into_function().unwrap());
-        server
+    /// Puts another text in the place of this one in each script that is sent.
+    pub fn changing(text: &str, other: &str) -> Self {
+        Self {
+            change: Some(Arc::new((text.into(), other.into()))),
+            ..Self::new()
+        }
+    }
+
+    /// Compiles a script and forgets it. Panics if it is no Lua.
+    pub fn compile(&self, source: &str) {
+        self.lua.load(source).into_function().unwrap();
     }
 
     /// The last script that was sent.
@@ -303,8 +309,14 @@ impl LuaServer {
         if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {
             return function.clone();
         }
-        let function = self.fixed.clone();
-        let function = function.unwrap_or_else(|| self.lua.load(source).into_function().unwrap());
+        let function = match self.change.as_deref() {
+            Some((text, other)) => {
+                let source = str::from_utf8(source).unwrap().replacen(text, other, 1);
+                self.lua.load(source).into_function()
+            }
+            None => self.lua.load(source).into_function(),
+        };
+        let function = function.unwrap();
         *compiled = Some((source.to_vec(), function.clone()));
         function
     }
