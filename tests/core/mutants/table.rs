@@ -167,7 +167,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "BOUNDARY, BOUNDARY_SIZE = '<I6', 6",
                 "BOUNDARY, BOUNDARY_SIZE = '<I5', 6",
             ),
-            ("'<I1I4I7I1I2'", "'<I1I4I6I2I2'"),
+            ("POLICY_AT = 17", "POLICY_AT = 16"),
             (
                 "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\2', '\\3', '\\4'",
                 "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\3', '\\2', '\\4'",
@@ -224,19 +224,22 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "limit_at, label_at = limit_at,",
             ),
             (
-                "action == TAKE and -units or units",
-                "action == TAKE and 1 - units or units",
+                "task.action == TAKE and -task.units",
+                "task.action == TAKE and 1 - task.units",
             ),
-            ("policy > 0 and", "policy > 1 and"),
+            ("task.policy_at > 0 and", "task.policy_at > 1 and"),
             (
                 "if block then return block, 0 end",
-                "if block then return block, part.count end",
+                "if block then return block, task.count end",
             ),
             (
-                "part.action == SHADOWS and admitted or part.count",
-                "part.count",
+                "task.action == SHADOWS and admitted or task.count",
+                "task.count",
             ),
-            ("  values, expiries = {}, {}\n", ""),
+            (
+                "  for i = first, last do values[i], expiries[i] = nil, nil end\n  local problem",
+                "  local problem",
+            ),
         ],
     ),
     (
@@ -306,6 +309,208 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "section.release < latest.release",
             ),
             ("count == 0 or at ~= labels_at", "at ~= labels_at"),
+        ],
+    ),
+    (
+        "fast/decide.lua",
+        &[
+            ("action == SHADOWS and admitted or task.count", "task.count"),
+            (
+                "if is_check and count == 0 then",
+                "if is_check and count == 9 then",
+            ),
+            ("  if stored[block] then reply = nil end\n", ""),
+            ("sub(value, -#policy.ending) == policy.ending", "true"),
+            ("front[rules * 2 + 2] > now or", ""),
+            (
+                "if units > limits[k] - front[k] then",
+                "if units >= limits[k] - front[k] then",
+            ),
+            (
+                "if front[k + rules] <= now then is_due",
+                "if front[k + rules] < now then is_due",
+            ),
+            ("if task.action == TAKE then units = -units end", ""),
+            ("elseif is_denied or not fits or", "elseif not fits or"),
+            ("if is_denied then count = 0 end", ""),
+            (
+                "values[part], expiries[part] = nil, nil",
+                "expiries[part] = nil",
+            ),
+            ("not fits and count > 1 then", "false then"),
+        ],
+    ),
+    (
+        "fast/usage.lua",
+        &[
+            ("% 2 ^ 16 < bound then", "% 2 ^ 16 <= bound then"),
+            (
+                "if newest + retention <= now then",
+                "if newest + retention < now then",
+            ),
+            (
+                "if first + retention <= now then",
+                "if first + retention < now then",
+            ),
+            (
+                "if width ~= 1 or length == 0 then return end",
+                "if length == 0 then return end",
+            ),
+            (
+                "used, base = used - (total - base) % 2 ^ 16, total",
+                "used = used - (total - base) % 2 ^ 16",
+            ),
+            (
+                "(newest / step - following)",
+                "(newest / step - following - 1)",
+            ),
+            (
+                "if units > limits[k + 1] - used then return false",
+                "if units >= limits[k + 1] - used then return false",
+            ),
+            ("elseif over <= 0 and front", "elseif over <= 1 and front"),
+            ("if over > 1 then -- else", "if over > 2 then -- else"),
+            ("units <= limit and fits_at", "units < limit and fits_at"),
+            (
+                "over > 0 and first + retention",
+                "over > 0 and first + step",
+            ),
+            ("over > 1 and width > 1", "false"),
+        ],
+    ),
+    (
+        "fast/charge.lua",
+        &[
+            ("    first = newest\n", "    first = now\n"),
+            ("elseif newest <= now then", "elseif newest < now then"),
+            ("used >= 2 ^ 16 then", "used > 2 ^ 16 then"),
+            ("(base + used) % 2 ^ 16)", "used % 2 ^ 16)"),
+            ("if length > room or room > 64", "if room > 64"),
+            ("newest < due and newest or due", "newest"),
+            ("k - next_k", "0"),
+            ("changed = changed .. sub(value, copy_from, at - 1)", ""),
+            (
+                "if newest - step > since then since = newest - step end",
+                "",
+            ),
+            (
+                "if newest + retention > expires then",
+                "if newest > expires then",
+            ),
+            ("front[k + 1] = used + units", "front[k + 1] = used"),
+            ("entry .. sub(value, copy_from)", "entry"),
+        ],
+    ),
+    (
+        "fast/policy.lua",
+        &[
+            ("bounds[i] <= now do", "bounds[i] < now do"),
+            ("if kind and kind ~= first or", "if"),
+            ("arg = ARGV[task.policy_at]", "arg = ARGV[1]"),
+            ("18 + rules * 7", "18 + rules * 6"),
+            ("labels[k] = first % KIND", "labels[k] = first"),
+            (
+                "unpack(used_format, arg, 17)",
+                "unpack(used_format, arg, 18)",
+            ),
+            ("rep('I6I6', rules)", "rep('I6I5', rules)"),
+            ("14 + rules * 54", "0"),
+            ("2 ^ 44, 2, 8", "2 ^ 43, 2, 8"),
+            ("for k = 1, rules * 2, 2 do", "for k = 3, rules * 2, 2 do"),
+        ],
+    ),
+    (
+        "fast/bucket.lua",
+        &[
+            (
+                "front[k + rules + 1]) * refill",
+                "front[k + rules + 1]) * period",
+            ),
+            ("if gained < 0 then return end", ""),
+            (
+                "gained < missing and missing - gained or 0",
+                "missing - gained",
+            ),
+            ("fits and units <= (", "fits and units < ("),
+            ("fits = fits and units", "fits = units"),
+            ("- missing) / period", "- missing) / period + 1"),
+            (
+                "front[k + 1], front[k + rules + 1] = missing, now",
+                "front[k + 1] = missing",
+            ),
+            ("units * labels[k * 2 - 1]", "units * labels[1]"),
+            (
+                "if now + front[k + 1] / labels[k * 2] > front[rules * 2 + 3] then return end",
+                "",
+            ),
+            (" and not is_denied then", " then"),
+            ("front[k + 1], now, 0)", "front[k + 1], 0, 0)"),
+        ],
+    ),
+    (
+        "fast/settlement.lua",
+        &[
+            ("front[k + 1] + units, 0", "front[k + 1] - units, 0"),
+            (" or newest ~= unpack('<I6', arg, end_at)", ""),
+            ("front[k + rules + 1] <= now or ", ""),
+            ("used <= before", "used < before"),
+            (" - base) % 2 ^ 16", ") % 2 ^ 16"),
+            ("end_at + 6", "end_at"),
+            ("at + 28 + room,", "at + 28 + length,"),
+            ("if units ~= 0 then values[i] = counts end", ""),
+            ("width > 1 or ", ""),
+            ("#arg - rules * 6 + 1", "#arg - 5"),
+            ("before = (unpack", "before = -(unpack"),
+        ],
+    ),
+    (
+        "fast/renewal.lua",
+        &[
+            ("number ~= stop / step % 2 ^ 16 or ", ""),
+            ("(base + total - units)", "(base + total)"),
+            ("total - before > units", "total - before >= units"),
+            ("if used == units then", "if false then"),
+            ("elseif last == newest then", "elseif false then"),
+            ("base, queue = 0, pack(", "queue = pack("),
+            (
+                "first = newest - (newest / step - unpack('<I2', queue)) % 2 ^ 16 * step",
+                "first = newest",
+            ),
+            ("newest - step, expires)", "0, expires)"),
+            ("expires < release or", ""),
+            ("now - now % step + step, 1", "now - now % step, 1"),
+            ("used >= 2 ^ 16", "used > 2 ^ 17"),
+            ("math.min(newest, first + retention)", "newest"),
+        ],
+    ),
+    (
+        "task.lua",
+        &[
+            ("action >= JOINED", "action > JOINED"),
+            ("action % JOINED", "action"),
+        ],
+    ),
+    (
+        "operation.lua",
+        &[("last < last_part and (", "last < last_part - 1 and (")],
+    ),
+    (
+        "write.lua",
+        &[
+            ("next_block + block_count", "next_block"),
+            ("last + 1, count", "last + 1, 1"),
+            ("written = try('DEL', KEYS[part])", "written = nil"),
+            (
+                "expires - expiry_origin",
+                "expires - expiry_origin - 86400000",
+            ),
+        ],
+    ),
+    (
+        "call.lua",
+        &[
+            ("1, last_part + 1, 0 --", "1, last_part + 2, 0 --"),
+            ("1, last_part + 1, 0 --", "1, last_part + 1, 1 --"),
         ],
     ),
 ];
