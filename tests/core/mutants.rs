@@ -3,6 +3,7 @@
 //! The script and its mutants play the same random histories as the memory store. After each step, answers have to
 //! agree, and each value that the plain script has written has to be as `lua/README.md` says.
 
+mod beside;
 mod edges;
 mod table;
 
@@ -182,8 +183,10 @@ impl Script {
 
     fn is_caught(&self, cases: &[Case]) -> bool {
         let fails = |case| catch_unwind(AssertUnwindSafe(|| block_on(self.play(case)))).is_err();
-        let fails_at_edges =
-            || catch_unwind(AssertUnwindSafe(|| block_on(edges::all(self)))).is_err();
+        let fails_at_edges = || {
+            catch_unwind(AssertUnwindSafe(|| block_on(edges::all(self)))).is_err()
+                || catch_unwind(AssertUnwindSafe(|| block_on(beside::all(self)))).is_err()
+        };
         // The edges take as long as a few of the histories, which catch most.
         let (first, others) = cases.split_at(cases.len().min(26));
         first.iter().any(fails) || fails_at_edges() || others.iter().any(fails)
@@ -196,6 +199,7 @@ fn each_mutant_of_the_script_is_caught() {
     let [whole, plain] = [false, true].map(|is_plain| Script::new(is_plain, LuaServer::new()));
     let is_right = |script: &Script| {
         block_on(edges::all(script));
+        block_on(beside::all(script));
         cases.iter().for_each(|case| block_on(script.play(case)));
     };
     thread::scope(|scope| {

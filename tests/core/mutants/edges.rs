@@ -7,7 +7,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
     store::{
-        Check, Operation, Settlement, StoreExt,
+        Check, Operation, Settlement, Slots, StoreExt,
         redis::inspect::{StoredValue, decide},
     },
 };
@@ -46,6 +46,7 @@ pub(super) async fn all(script: &Script) {
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
     slots_are_renewed_together(script).await;
+    a_lost_slot_is_not_taken_from_a_later_step(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     bans_are_those_of_the_memory_store(script).await;
 }
@@ -74,7 +75,7 @@ fn policy(rules: &str) -> Policy {
     Policy::parse("p", rules).unwrap()
 }
 
-fn look(policy: &Policy, cost: u64) -> Check {
+pub(super) fn look(policy: &Policy, cost: u64) -> Check {
     Check::new([Charge::new(policy, alice(), cost)]).unwrap()
 }
 
@@ -370,6 +371,23 @@ async fn slots_are_renewed_together(script: &Script) {
     let store: Arc<dyn Store> = Arc::new(script.store.clone());
     kinds::slots_of_several_keys_are_renewed_together_or_not_at_all(&store, script.clock.clone())
         .await;
+}
+
+/// A replica that has not heard of a slot has become the primary.
+async fn a_lost_slot_is_not_taken_from_a_later_step(script: &Script) {
+    let jobs = policy("9/30s@concurrent@1s");
+    script.start(START_MS);
+    check(&script.store, &jobs, 1).await;
+    let replicated = script.server.value(NAME).unwrap();
+    script.clock.advance(Duration::from_secs(1));
+    let lost = check(&script.store, &jobs, 1).await;
+    script.server.put(NAME, Some(&replicated));
+    script.clock.advance(Duration::from_secs(1));
+    check(&script.store, &jobs, 1).await;
+    let slots = Slots::take(lost.usage()).unwrap();
+    let renewed = script.store.renew(slots).await.unwrap();
+    assert!(!renewed.is_renewed());
+    assert_eq!(left(renewed.usage()), 7);
 }
 
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.

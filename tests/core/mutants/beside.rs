@@ -1,0 +1,161 @@
+//! Cases of the fast path that random histories hardly meet: the script and the memory store answer the same.
+
+use std::time::Duration;
+
+use sluicegate::{
+    MemoryStore, Policy, Store, Usage,
+    store::{Settlement, Slots, StoreExt},
+    test_util::TestClock,
+};
+use support::{history::START_MS, outcome::Outcome};
+
+use super::{Script, edges::look};
+
+/// What comes next. Checks are counted from 0.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Check(u64),
+    /// The check of this number costs so much.
+    Settle(usize, u64),
+    /// The slots of the check of this number, which are then those of a new check.
+    Renew(usize),
+    Wait(u64),
+    /// The clock steps back.
+    Back(u64),
+}
+
+use Next::{Back, Check, Renew, Settle, Wait};
+
+const CASES: &[(&str, &[Next])] = &[
+    // Entries of more than 2 bytes, of which some are released, or too many are used.
+    (
+        "1000000/10s@1s",
+        &[
+            Check(70_000),
+            Wait(1_000),
+            Check(70_000),
+            Wait(1_000),
+            Check(70_000),
+            Wait(9_500),
+            Check(1),
+            Check(999_999),
+        ],
+    ),
+    (
+        "200000/10s@1s",
+        &[
+            Check(70_000),
+            Wait(1_000),
+            Check(70_000),
+            Wait(1_000),
+            Check(60_000),
+            Check(100_000),
+        ],
+    ),
+    (
+        "1000000/10s@1s",
+        &[Check(70_000), Wait(1_000), Check(3), Settle(1, 0), Check(1)],
+    ),
+    // A refund of all units of the newest step, with a step before it.
+    (
+        "10/10s@1s",
+        &[Check(2), Wait(1_000), Check(3), Settle(1, 0), Check(9)],
+    ),
+    // A bucket while the clock is behind, and one that is filled to the last unit.
+    (
+        "10+10/10s@bucket",
+        &[
+            Check(3),
+            Wait(2_000),
+            Check(1),
+            Back(500),
+            Check(7),
+            Check(1),
+        ],
+    ),
+    (
+        "10+10/10s@bucket",
+        &[Check(3), Check(7), Wait(1_000), Check(1), Check(1)],
+    ),
+    // More slots than an entry of 2 bytes can count.
+    (
+        "1000000/30s@concurrent@1s",
+        &[
+            Check(70_000),
+            Check(1),
+            Wait(1_000),
+            Renew(1),
+            Wait(30_500),
+            Check(1),
+        ],
+    ),
+    // Slots of one step are renewed apart.
+    (
+        "9/30s@concurrent@1s",
+        &[
+            Check(2),
+            Wait(10_000),
+            Renew(0),
+            Check(1),
+            Wait(10_000),
+            Renew(1),
+            Wait(20_500),
+            Check(9),
+        ],
+    ),
+];
+
+pub(super) async fn all(script: &Script) {
+    for (rules, sequence) in CASES {
+        script.start(START_MS);
+        let policy = Policy::parse("p", rules).unwrap();
+        let memory = MemoryStore::new().clock(script.clock.clone());
+        let mut stores: [(&dyn Store, Vec<Usage>); 2] =
+            [(&script.store, Vec::new()), (&memory, Vec::new())];
+        for (place, next) in sequence.iter().enumerate() {
+            pass(&script.clock, *next);
+            let mut outcomes = Vec::new();
+            for (store, usages) in &mut stores {
+                outcomes.push(outcome(*store, &policy, usages, *next).await);
+            }
+            assert_eq!(outcomes[0], outcomes[1], "{rules}: {next:?} ({place})");
+        }
+    }
+}
+
+fn pass(clock: &TestClock, next: Next) {
+    match next {
+        Wait(ms) => clock.advance(Duration::from_millis(ms)),
+        Back(ms) => clock.set(clock.now_ms() - ms),
+        _ => {}
+    }
+}
+
+async fn outcome(
+    store: &dyn Store,
+    policy: &Policy,
+    usages: &mut Vec<Usage>,
+    next: Next,
+) -> Option<Outcome> {
+    match next {
+        Check(cost) => {
+            let decision = store.check(&look(policy, cost)).await.unwrap();
+            usages.push(decision.usage().clone());
+            Some(Outcome::from(&decision))
+        }
+        Settle(number, cost) => {
+            let settlement = Settlement::new(&usages[number], |_| cost).unwrap();
+            let usage = store.settle(&settlement).await.unwrap();
+            Some(Outcome::from(&usage))
+        }
+        Renew(number) => {
+            let slots = Slots::take(&usages[number]).unwrap();
+            let renewed = store.renew(slots).await.unwrap();
+            if renewed.is_renewed() {
+                usages[number] = renewed.usage().clone();
+            }
+            Some(Outcome::from(&renewed))
+        }
+        Wait(_) | Back(_) => None,
+    }
+}
