@@ -33,12 +33,6 @@ const CALLERS: u64 = 32;
 const GET_SET: &str = "local v = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1], 'PX', 60000) return 1";
 const HASH_LAYOUT: &str = include_str!("hash_layout.lua");
 
-/// The script before its plain half and its fast path were apart: fast, and hard to read.
-const BEFORE: &str = include_str!("before.lua");
-
-/// The present script, called in the same way.
-const NOW: &str = include!("../../lua/source.rs");
-
 const PLENTY: u64 = 1_000_000_000;
 
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -101,7 +95,6 @@ pub(crate) async fn run() -> Result<(), Error> {
     match chosen.first().map(String::as_str) {
         Some("settling") => return verdict(settling(&server, store).await?),
         Some("renewing") => return verdict(renewing(&server, store).await?),
-        Some("compared") => return verdict(compare(&server, &cases).await?),
         Some("silence") => return verdict(silence(&server, store).await?),
         Some(_) => return print_chosen(&server, &cases, &chosen).await,
         None => {}
@@ -115,7 +108,6 @@ pub(crate) async fn run() -> Result<(), Error> {
     let how = format!("the median of {TURNS} turns, Redis {}", version(&server));
     picture::draw(|name| find(&cases, name).micros(), &how)?;
     let mut met = bars(&server, &cases).await?;
-    met &= compare(&server, &cases).await?;
     met &= silence(&server, store.clone()).await?;
     met &= settling(&server, store.clone()).await?;
     met &= renewing(&server, store.clone()).await?;
@@ -182,107 +174,6 @@ fn hash_layout(name: &str, rules: &[Rule]) -> Case {
     });
     let json = format!("[{}]", json.collect::<Vec<_>>().join(","));
     script(name, HASH_LAYOUT, vec![json.into(), b"1".to_vec()])
-}
-
-/// A number in `size` bytes, the lowest first.
-fn number(number: u128, size: usize) -> Vec<u8> {
-    number.to_le_bytes()[..size].to_vec()
-}
-
-/// The rules in the form that both scripts receive.
-fn described(rules: &[Rule]) -> Vec<u8> {
-    let limits = rules.iter().map(|rule| number(rule.limit().into(), 7));
-    let steps = rules.iter().flat_map(|rule| {
-        let (step, window) = (rule.step().as_millis(), rule.window().as_millis());
-        [number(step, 6), number(window, 6)]
-    });
-    let count = number(rules.len() as u128, 1);
-    let all = std::iter::once(count).chain(limits).chain(steps);
-    all.chain([vec![1]]).collect::<Vec<_>>().concat()
-}
-
-/// [`buckets`] in the form that the scripts receive, with what marks them as such.
-fn described_buckets(count: usize, mark: u8, kind: u128) -> Vec<u8> {
-    let buckets = &[(1_000, 10), (60_000, 600), (3_600_000, 36_000)][3 - count..];
-    let limits = buckets.iter().map(|_| number(PLENTY.into(), 7));
-    let labels = buckets
-        .iter()
-        .flat_map(|(window, refill)| [number(kind + window, 6), number(*refill, 6)]);
-    let count = vec![count.to_le_bytes()[0] + mark];
-    let all = std::iter::once(count).chain(limits).chain(labels);
-    all.chain([vec![1]]).collect::<Vec<_>>().concat()
-}
-
-/// Checks of one unit: version, action, count, units and blocks to read.
-fn head() -> Vec<u8> {
-    [
-        number(1, 1),
-        number(0, 1),
-        number(1, 4),
-        number(1, 7),
-        number(0, 1),
-    ]
-    .concat()
-}
-
-/// The same checks by the old script and by the present one, which sends a policy once.
-fn both(name: &str, checks: usize, old: &[u8], new: &[u8]) -> [Case; 2] {
-    let name = if checks == 1 {
-        name.into()
-    } else {
-        format!("{name}, {checks} a call")
-    };
-    let before = vec![[&head()[..], old].concat(); checks];
-    let mut now = vec![[head(), number(1, 2)].concat(); checks];
-    now[0] = [&head()[..], &number(0, 2), new].concat();
-    [("before", BEFORE, before), ("now", NOW, now)].map(|(which, text, args)| {
-        let script = redis::Script::new(text);
-        case(
-            format!("{which}, {name}"),
-            checks,
-            Work::Script { script, args },
-        )
-    })
-}
-
-const COMPARED: [&str; 8] = [
-    "1 rule",
-    "1 rule of 1 s",
-    "3 rules",
-    "1 rule, denied",
-    "3 rules, denied by the last",
-    "1 bucket",
-    "3 buckets",
-    "3 rules, hot keys",
-];
-
-fn compared() -> Vec<Case> {
-    let plenty = rules(PLENTY);
-    let mut cases = Vec::new();
-    for checks in [1, 16] {
-        for name in COMPARED {
-            let rules: &[Rule] = match name {
-                "1 rule" => &plenty[1..2],
-                "1 rule of 1 s" => &plenty[..1],
-                "1 rule, denied" => &[Rule::per_minute(1)],
-                "3 rules, denied by the last" => &denied_by_the_last(),
-                _ => &plenty,
-            };
-            let (old, new) = match name {
-                "1 bucket" => (
-                    described_buckets(1, 128, 1 << 47),
-                    described_buckets(1, 0, 8 << 44),
-                ),
-                "3 buckets" => (
-                    described_buckets(3, 128, 1 << 47),
-                    described_buckets(3, 0, 8 << 44),
-                ),
-                _ => (described(rules), described(rules)),
-            };
-            cases.extend(both(name, checks, &old, &new));
-        }
-    }
-    cases
 }
 
 /// The prefix of a case's keys. All have the same length, since longer keys cost more.
@@ -411,7 +302,6 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
             cases.push(enforcing(checks(store, name, count, rules)?, how));
         }
     }
-    cases.extend(compared());
     for count in [2, 3, 8] {
         cases.push(keys(store, count, false)?);
         cases.push(keys(store, count, true)?);
@@ -499,16 +389,8 @@ impl Case {
         while Instant::now() < end {
             match &self.work {
                 Work::Script { script, args } => {
-                    let mut invocation = script.prepare_invoke();
-                    for _ in 0..self.checks {
-                        let hot = if self.name.contains("hot") {
-                            64
-                        } else {
-                            IDENTITIES
-                        };
-                        let user = user() % hot;
-                        invocation.key(format!("{prefix}:{{user={user}}}"));
-                    }
+                    let key = format!("{prefix}:{{user={}}}", user());
+                    let mut invocation = script.key(key);
                     for arg in args {
                         invocation.arg(&arg[..]);
                     }
@@ -714,19 +596,6 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.cpu);
         let what = format!("{one} / {other}, the whole server");
         met &= bar(&what, ratio.await?, most);
-    }
-    Ok(met)
-}
-
-/// Beside the script before.
-async fn compare(server: &Server, cases: &[Case]) -> Result<bool, Error> {
-    let mut met = true;
-    for (suffix, most) in [("", 1.4), (", 16 a call", 1.15)] {
-        for name in COMPARED {
-            let [one, other] = ["now", "before"].map(|it| format!("{it}, {name}{suffix}"));
-            let ratio = find(cases, &one).ratio(server, find(cases, &other), |it| it.micros);
-            met &= bar(&format!("{one} / {other}"), ratio.await?, most);
-        }
     }
     Ok(met)
 }

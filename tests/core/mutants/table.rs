@@ -400,6 +400,14 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "fast/policy.lua",
         &[
+            (
+                "or first > CALENDAR and first ~= BUCKET",
+                "or first > CALENDAR",
+            ),
+            (
+                "string.sub(arg, at, labels_end)",
+                "string.sub(arg, at, labels_end - 1)",
+            ),
             ("if kind and kind ~= first or", "if"),
             ("18 + rules * 7", "18 + rules * 6"),
             ("labels[k] = first % KIND", "labels[k] = first"),
