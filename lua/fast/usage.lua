@@ -29,7 +29,7 @@ local function read_section(value, at, skipped, used, step, retention)
   local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
   local live = at + 28
   local behind = live + length
-  if length > room or live + room > #value then return end
+  if length > room or live + room >= #value then return end -- the labels follow
   if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, room end
   if first + retention <= now then
     if width ~= 1 or length == 0 then return end
