@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
-use std::{cell::RefCell, cmp::Reverse};
+use std::{cell::RefCell, cmp::Reverse, iter};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
@@ -103,12 +103,14 @@ impl Draft11 {
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
         // A local decision has other limits than the prepared ones.
         if decision.usage().is_local() {
-            return Self::append_all(&[&self.chosen(decision, true)], headers, decision);
+            return self
+                .chosen(decision, true)
+                .append_all(None, headers, decision);
         }
         if self.all_known {
-            return Self::append_all(&[self], headers, decision);
+            return self.append_all(None, headers, decision);
         }
-        Self::append_all(&[self, &self.chosen(decision, false)], headers, decision);
+        self.append_all(Some(&self.chosen(decision, false)), headers, decision);
     }
 
     /// The policies that depend on the request: the chosen ones, and those of the handles.
@@ -151,24 +153,20 @@ impl Draft11 {
     }
 
     /// Appends the lists of all policies, or only the tightest rules if there is no room for all.
-    fn append_all(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
-        let fields = parts
-            .iter()
-            .map(|part| (part.field(decision), part.policy_field(decision)));
-        let fields: SmallVec<[(Option<HeaderValue>, Option<HeaderValue>); 2]> = fields.collect();
-        let usages = fields.iter().filter_map(|(usages, _)| usages.as_ref());
-        let quotas = fields.iter().filter_map(|(_, quotas)| quotas.as_ref());
-        let usages: usize = usages.map(HeaderValue::len).sum();
-        if usages.max(quotas.map(HeaderValue::len).sum()) > MAX_FIELD {
+    fn append_all(&self, chosen: Option<&Self>, headers: &mut HeaderMap, decision: &Decision) {
+        let fields = |it: &Self| (it.field(decision), it.policy_field(decision));
+        let (usages, quotas) = fields(self);
+        let (more_usages, more_quotas) = chosen.map(fields).unwrap_or_default();
+        let length = |field: &Option<HeaderValue>| field.as_ref().map_or(0, HeaderValue::len);
+        let usages_length = length(&usages) + length(&more_usages);
+        if usages_length.max(length(&quotas) + length(&more_quotas)) > MAX_FIELD {
+            let parts = iter::once(self).chain(chosen);
             return Self::append_tightest(parts, headers, decision);
         }
-        for (usages, quotas) in fields {
-            for (name, field) in [(RATELIMIT, usages), (RATELIMIT_POLICY, quotas)] {
-                if let Some(field) = field {
-                    headers.append(name, field);
-                }
-            }
-        }
+        append(headers, RATELIMIT, usages);
+        append(headers, RATELIMIT, more_usages);
+        append(headers, RATELIMIT_POLICY, quotas);
+        append(headers, RATELIMIT_POLICY, more_quotas);
     }
 
     fn policy_field(&self, decision: &Decision) -> Option<HeaderValue> {
@@ -196,7 +194,11 @@ impl Draft11 {
 
     /// Appends both lists for as many rules as fit, the tightest first.
     #[cold]
-    fn append_tightest(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
+    fn append_tightest<'a>(
+        parts: impl Iterator<Item = &'a Self>,
+        headers: &mut HeaderMap,
+        decision: &'a Decision,
+    ) {
         let mut rules = Vec::new();
         for part in parts {
             part.each(decision, |policy, item, usage| {
@@ -219,11 +221,8 @@ impl Draft11 {
                 break;
             }
         }
-        for (name, field) in [(RATELIMIT, usages), (RATELIMIT_POLICY, quotas)] {
-            if let Some(field) = value(&field) {
-                headers.append(name, field);
-            }
-        }
+        append(headers, RATELIMIT, value(&usages));
+        append(headers, RATELIMIT_POLICY, value(&quotas));
     }
 
     /// Calls back with each rule to list, in the order of the policies.
@@ -249,6 +248,12 @@ impl Draft11 {
                 }
             }
         }
+    }
+}
+
+fn append(headers: &mut HeaderMap, name: HeaderName, field: Option<HeaderValue>) {
+    if let Some(field) = field {
+        headers.append(name, field);
     }
 }
 

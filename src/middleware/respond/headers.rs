@@ -2,7 +2,7 @@
 
 use std::{iter, time::Duration};
 
-use http::{HeaderName, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 
 use super::{
     by_unit,
@@ -45,11 +45,13 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
         response.status(),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE
     );
+    denies && has_quota(response.headers())
+}
+
+#[cold] // the names are made here
+fn has_quota(headers: &HeaderMap) -> bool {
     let [_, quota @ ..] = EXPOSED_HEADERS;
-    denies
-        && quota
-            .iter()
-            .any(|name| response.headers().contains_key(name))
+    quota.iter().any(|name| headers.contains_key(name))
 }
 
 /// The quota headers of responses.
