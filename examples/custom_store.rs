@@ -74,13 +74,7 @@ impl MapStore {
 
     fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
         // One lock around everything: a check is all or nothing.
-        let (mut counts, now_ms) = (self.lock(), (self.now_ms)());
-        let decision = charge(&mut counts, check, now_ms)?;
-        // Shadows are decided after the others, and only if those were admitted.
-        let Some(shadows) = check.shadow_check().filter(|_| decision.is_allowed()) else {
-            return Ok(decision);
-        };
-        Ok(decision.with_shadow(charge(&mut counts, &shadows, now_ms)?))
+        charge(&mut self.lock(), check, (self.now_ms)())
     }
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
@@ -95,7 +89,7 @@ impl MapStore {
                 *units = (*units + cost).saturating_sub(charge.cost());
             }
         }
-        Usage::settled(check, now_ms, &count(&counts, check, now_ms))
+        Usage::settled(check, now_ms, &count(&mut counts, check, now_ms))
     }
 }
 
@@ -105,34 +99,33 @@ fn charge(counts: &mut Counts, check: &Check, now_ms: u64) -> Result<Decision, S
         let problem = "the store has no buckets and no slots";
         return Err(StoreError::new(StoreErrorKind::InvalidRequest, problem));
     }
-    let before = count(counts, check, now_ms);
-    let mut all = rules(check).zip(&before);
-    if all.any(|((charge, rule), count)| count.used + charge.cost() > rule.limit()) {
-        return Decision::new(check, false, now_ms, &before);
-    }
-    for (charge, rule) in rules(check) {
+    let mut all = rules(check).zip(count(counts, check, now_ms));
+    let fits = all.all(|((charge, rule), count)| count.used + charge.cost() <= rule.limit());
+    for (charge, rule) in rules(check).filter(|_| fits) {
         let steps = counts.entry(place(charge, rule)).or_default();
-        steps.retain(|step_end, _| rule.release_ms(*step_end) > now_ms);
         *steps.entry(rule.step_end_ms(now_ms)).or_default() += charge.cost();
     }
-    Decision::new(check, true, now_ms, &count(counts, check, now_ms))
+    let decision = Decision::new(check, fits, now_ms, &count(counts, check, now_ms))?;
+    // Shadows are decided after the others, and only if those were admitted.
+    match check.shadow_check().filter(|_| fits) {
+        Some(shadows) => Ok(decision.with_shadow(charge(counts, &shadows, now_ms)?)),
+        None => Ok(decision),
+    }
 }
 
-/// A count for each rule of each charge, in their order.
-fn count(counts: &Counts, check: &Check, now_ms: u64) -> Vec<Count> {
+/// Forgets released steps; returns a count for each rule of each charge, in their order.
+fn count(counts: &mut Counts, check: &Check, now_ms: u64) -> Vec<Count> {
     let count = |(charge, rule): (&Charge, &Rule)| {
-        let steps = counts.get(&place(charge, rule)).into_iter().flatten();
-        let live = steps.filter(|(end, units)| rule.release_ms(**end) > now_ms && **units > 0);
         let mut count = Count::default();
-        for (end, units) in live.clone() {
-            count.used += units;
-            count.newest_end_ms = *end;
-        }
-        // When enough of the oldest steps are released for the cost to fit.
+        let steps = counts.entry(place(charge, rule)).or_default();
+        steps.retain(|end, units| rule.release_ms(*end) > now_ms && *units > 0);
+        count.used = steps.values().sum();
         let mut left = count.used;
-        for (end, units) in live {
+        for (end, units) in steps {
+            count.newest_end_ms = *end;
+            // The cost fits when enough of the oldest steps are released.
             if left + charge.cost() > rule.limit() {
-                left -= units;
+                left -= *units;
                 count.fits_at_ms = rule.release_ms(*end);
             }
         }
