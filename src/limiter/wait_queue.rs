@@ -9,55 +9,37 @@
 //! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's last
 //! denial. A caller that cannot be admitted in time, behind those [ahead](forecast), is denied at once.
 //!
+//! [`WaitQueues`] finds the queue of a caller, and the [line](line) of a queue the callers that come too late.
+//!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
 //! old. Both use the same counts and compete like two processes; the store's limit holds for all of them.
 
 mod forecast;
+mod line;
+mod queues;
 mod turns;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    future::poll_fn,
-    pin::pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use smallvec::SmallVec;
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
-use self::turns::{Turn, Turns};
+pub(super) use self::queues::WaitQueues;
+use self::{
+    line::{LastDenial, MIN_SLEEP, RECHECK},
+    queues::{Ticket, WaitQueue},
+    turns::Turn,
+};
 use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, pauses::Entry, timeout::LazySleep};
 use crate::{
     domain::{
         block::BlockedBy,
         check::Check,
-        decision::{Blocked, Decision, Denial},
+        decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
-        key::Key,
-        policy::Policy,
-        rule::millis,
-        settlement::Settlement,
     },
     limiter::jitter,
     observe::{CallKind, Timing},
 };
-
-/// The shortest sleep. A store that denies and yet promises room now would otherwise make the caller spin.
-const MIN_SLEEP: Duration = Duration::from_millis(1);
-
-/// The head of a queue asks at least this often, since other processes give back units without notice.
-const RECHECK: Duration = Duration::from_secs(2);
-
-/// The head of a queue for a slot asks this often: other processes may return one at any time.
-const SLOT_RECHECK: Duration = Duration::from_millis(100);
 
 /// How a caller behaves while the store cannot decide and the failure policy would let it pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,71 +48,6 @@ pub(crate) enum WhereOpen {
     Pass,
     /// Keeps asking until the deadline, since the caller has to apply the failure policy.
     AskAgain,
-}
-
-/// The queues with waiting callers, each listed once under every key that it charges or looks up.
-#[derive(Debug, Default)]
-pub(super) struct WaitQueues {
-    by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
-}
-
-#[derive(Debug)]
-struct WaitQueue {
-    /// The check of the first caller; the others have the same policies and keys in the same order.
-    check: Check,
-    /// Written under the lock of all queues.
-    tickets: AtomicUsize,
-    turns: Turns,
-    line: Mutex<Line>,
-    /// How often units were given back. Written under the lock of the line.
-    given_back: AtomicUsize,
-    /// Notified when units are given back.
-    room: Notify,
-    /// Notified when the store denies a caller: the denial may show that others come too late.
-    denied: Notify,
-}
-
-/// For each charge.
-type Units = SmallVec<[u128; 1]>;
-
-/// The waiting callers, and the store's last denial to one of them.
-#[derive(Debug, Default)]
-struct Line {
-    last_denial: Option<LastDenial>,
-    /// In order of arrival.
-    places: VecDeque<Place>,
-    /// The units of all callers that can be admitted in time.
-    waiting: Units,
-    arrivals: u64,
-}
-
-/// A caller in the line.
-#[derive(Debug)]
-struct Place {
-    number: u64,
-    check: Check,
-    deadline: Instant,
-    /// The earliest admission, if after the deadline: later callers then do not count this one.
-    too_late: Option<Instant>,
-}
-
-/// The store's denial of a caller with a turn, the time of the denial, and how long the denial surely holds.
-#[derive(Clone, Debug)]
-struct LastDenial {
-    check: Check,
-    denial: Denial,
-    at: Instant,
-    until: Instant,
-    /// A slot may be returned sooner than its denial says, and later than this denial surely holds.
-    ask_again: Instant,
-}
-
-/// A place in a queue, given up when dropped.
-struct Ticket<'a> {
-    queues: &'a WaitQueues,
-    queue: Arc<WaitQueue>,
-    check: Check,
-    number: u64,
 }
 
 /// The result of waiting for a turn.
@@ -167,7 +84,7 @@ impl Limiter {
             Ok(ticket) => ticket,
             Err(queue) => return self.deny_behind(&queue, check).await,
         };
-        match ticket.take_turn(self, deadline).await {
+        match self.take_turn(&ticket, deadline).await {
             Wait::Turn(turn) => {
                 let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
                 let turns = match self.inner.pauses.is_recovering(check) {
@@ -177,7 +94,7 @@ impl Limiter {
                 ticket.queue.turns.set_number(turns);
                 resolution
             }
-            Wait::TooLate(last, earliest) => last.resolve(self, check, earliest),
+            Wait::TooLate(last, earliest) => self.deny_like(&last, check, earliest),
             Wait::TimedOut => self.decide_last(check).await,
         }
     }
@@ -199,9 +116,47 @@ impl Limiter {
     async fn deny_behind(&self, queue: &WaitQueue, check: &Check) -> Resolution {
         let forecast = queue.line().forecast_behind(check);
         match forecast {
-            Some((last, earliest)) => last.resolve(self, check, earliest),
+            Some((last, earliest)) => self.deny_like(&last, check, earliest),
             // No denial holds yet.
             None => self.decide_last(check).await,
+        }
+    }
+
+    /// Denies a check because of the store's last denial to another caller.
+    fn deny_like(&self, last: &LastDenial, check: &Check, earliest: Instant) -> Resolution {
+        let decision = last.decision(check, earliest);
+        self.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
+        Resolution::Decided(decision)
+    }
+
+    /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
+    async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>, deadline: Instant) -> Wait<'t> {
+        let queue = &*ticket.queue;
+        let mut turn = pin!(queue.turns.take(self.turn_patience()));
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let mut end = pin!(LazySleep::new(rest));
+        loop {
+            let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
+            let mut paused = pin!(self.inner.pauses.next_pause()); // the same
+            if let Some((last, earliest)) = ticket.too_late() {
+                return Wait::TooLate(last, earliest);
+            }
+            if self.inner.pauses.outlast(&ticket.check, deadline) {
+                return Wait::TimedOut;
+            }
+            let wait = poll_fn(|cx| {
+                if let Poll::Ready(turn) = turn.as_mut().poll(cx) {
+                    return Poll::Ready(Some(Wait::Turn(turn)));
+                }
+                let is_denied = denied.as_mut().poll(cx).is_ready();
+                if is_denied || paused.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                end.as_mut().poll(cx).map(|()| Some(Wait::TimedOut))
+            });
+            if let Some(wait) = wait.await {
+                return wait;
+            }
         }
     }
 
@@ -216,11 +171,11 @@ impl Limiter {
         let (queue, check) = (&*ticket.queue, &ticket.check);
         // Listen before each question, so as not to miss units given back before the answer arrives.
         let mut room = queue.room.notified();
-        let mut known = queue.denial(check);
+        let mut known = queue.line().denial(check);
         loop {
             let wake_at = match known.take() {
                 Some(denial) if denial.until > deadline => {
-                    return denial.resolve(self, check, denial.until);
+                    return self.deny_like(&denial, check, denial.until);
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
@@ -237,7 +192,7 @@ impl Limiter {
                         Entry::Hold(hold) => return self.deny_held(check, hold),
                     };
                     turn.works_until(Instant::now());
-                    let given_back = queue.given_back.load(Relaxed); // before the store is asked
+                    let given_back = queue.given_back(); // before the store is asked
                     let resolution = self.decide(check.clone()).await;
                     if let Some(place) = place {
                         place.answered(&resolution);
@@ -342,317 +297,3 @@ fn turns_after(resolution: &Resolution) -> u64 {
 fn fits_never(check: &Check) -> bool {
     check.rules().any(|(rule, cost)| cost > rule.limit())
 }
-
-impl WaitQueues {
-    /// Takes the last place in the queue of the check; returns the queue if it is full.
-    fn join(
-        &self,
-        check: &Check,
-        deadline: Instant,
-        max_queue: usize,
-    ) -> Result<Ticket<'_>, Arc<WaitQueue>> {
-        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut keys = check.deniable_keys();
-        let known = keys.next().and_then(|key| by_key.get(key));
-        let known = known.and_then(|queues| queues.iter().find(|queue| queue.is_for(check)));
-        let queue = known.cloned().unwrap_or_else(|| {
-            let queue = Arc::new(WaitQueue::new(check));
-            for key in check.deniable_keys() {
-                let queues = by_key.entry(key.clone()).or_default();
-                queues.push(Arc::clone(&queue));
-            }
-            queue
-        });
-        // The first caller waits for no other, so admit one even if `max_queue` is 0.
-        if queue.tickets.load(Relaxed) >= max_queue.max(1) {
-            return Err(queue);
-        }
-        queue.tickets.fetch_add(1, Relaxed);
-        let number = queue.line().join(check, deadline);
-        Ok(Ticket {
-            queues: self,
-            queue,
-            check: check.clone(),
-            number,
-        })
-    }
-
-    /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
-    pub(super) fn wake(&self, policy: &Policy, key: &Key) {
-        self.wake_queues(key, |queue| {
-            let mut charges = queue.check.charges().iter();
-            charges.any(|charge| charge.policy().name() == policy.name() && charge.key() == key)
-        });
-    }
-
-    /// Wakes the callers that wait for a key, under any policy.
-    pub(super) fn wake_all(&self, key: &Key) {
-        self.wake_queues(key, |_| true);
-    }
-
-    fn wake_queues(&self, key: &Key, is_meant: impl Fn(&WaitQueue) -> bool) {
-        let by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        let queues = by_key.get(key).into_iter().flatten();
-        for queue in queues.filter(|queue| is_meant(queue)) {
-            let mut line = queue.line();
-            line.last_denial = None;
-            queue.given_back.fetch_add(1, Relaxed);
-            drop(line);
-            queue.room.notify_waiters();
-        }
-    }
-
-    /// Wakes the callers that wait for any charge that the settlement reduces.
-    pub(super) fn wake_settled(&self, settlement: &Settlement) {
-        let charges = settlement.check().charges().iter();
-        for (charge, cost) in charges.zip(settlement.costs()) {
-            if *cost < charge.cost() {
-                self.wake(charge.policy(), charge.key());
-            }
-        }
-    }
-}
-
-impl Ticket<'_> {
-    /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
-    async fn take_turn<'t>(&'t self, limiter: &Limiter, deadline: Instant) -> Wait<'t> {
-        let queue = &*self.queue;
-        let mut turn = pin!(queue.turns.take(limiter.turn_patience()));
-        let rest = deadline.saturating_duration_since(Instant::now());
-        let mut end = pin!(LazySleep::new(rest));
-        loop {
-            let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
-            let mut paused = pin!(limiter.inner.pauses.next_pause()); // the same
-            let too_late = queue.line().too_late(self.number);
-            if let Some((last, earliest)) = too_late {
-                return Wait::TooLate(last, earliest);
-            }
-            if limiter.inner.pauses.outlast(&self.check, deadline) {
-                return Wait::TimedOut;
-            }
-            let wait = poll_fn(|cx| {
-                if let Poll::Ready(turn) = turn.as_mut().poll(cx) {
-                    return Poll::Ready(Some(Wait::Turn(turn)));
-                }
-                let is_denied = denied.as_mut().poll(cx).is_ready();
-                if is_denied || paused.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                end.as_mut().poll(cx).map(|()| Some(Wait::TimedOut))
-            });
-            if let Some(wait) = wait.await {
-                return wait;
-            }
-        }
-    }
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        self.queue.line().leave(self.number);
-        let Self { queues, queue, .. } = self;
-        let mut by_key = queues.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.tickets.fetch_sub(1, Relaxed) > 1 {
-            return;
-        }
-        for key in queue.check.deniable_keys() {
-            if let Some(queues) = by_key.get_mut(key) {
-                queues.retain(|it| !Arc::ptr_eq(it, queue));
-                if queues.is_empty() {
-                    by_key.remove(key);
-                }
-            }
-        }
-    }
-}
-
-impl WaitQueue {
-    fn new(check: &Check) -> Self {
-        Self {
-            check: check.clone(),
-            tickets: AtomicUsize::new(0),
-            turns: Turns::new(),
-            line: Mutex::default(),
-            given_back: AtomicUsize::new(0),
-            room: Notify::new(),
-            denied: Notify::new(),
-        }
-    }
-
-    fn is_for(&self, check: &Check) -> bool {
-        parts(&self.check).eq(parts(check)) && self.check.look_ups() == check.look_ups()
-    }
-
-    /// The last denial, if still valid and also true of this check.
-    fn denial(&self, check: &Check) -> Option<LastDenial> {
-        let line = self.line();
-        let last = line.last_denial.as_ref()?;
-        let holds = last.until > Instant::now() && last.holds_for(check);
-        holds.then(|| last.clone())
-    }
-
-    fn was_given_since(&self, given_back: usize) -> bool {
-        self.given_back.load(Relaxed) != given_back
-    }
-
-    /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
-    fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
-        let wait = |slot_wait| {
-            let by_slots = denial.with_slot_wait(slot_wait);
-            let wait = by_slots.as_ref().unwrap_or(denial).retry_after();
-            wait.unwrap_or_default().clamp(MIN_SLEEP, FOR_EVER)
-        };
-        let at = Instant::now();
-        let last = LastDenial {
-            check: check.clone(),
-            denial: denial.clone(),
-            at,
-            until: at + wait(Duration::ZERO),
-            ask_again: at + wait(SLOT_RECHECK).min(RECHECK),
-        };
-        let mut line = self.line();
-        let is_news = !self.was_given_since(given_back) && line.learn(&last);
-        drop(line);
-        if is_news {
-            self.denied.notify_waiters();
-        }
-        last
-    }
-
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Line {
-    /// Takes the last place, and returns its number.
-    fn join(&mut self, check: &Check, deadline: Instant) -> u64 {
-        let forecast = self.forecast_behind(check);
-        let too_late = forecast.map(|(_, earliest)| earliest);
-        self.arrivals += 1;
-        let place = Place {
-            number: self.arrivals,
-            check: check.clone(),
-            deadline,
-            too_late: too_late.filter(|earliest| *earliest > deadline),
-        };
-        place.add_to(&mut self.waiting);
-        self.places.push_back(place);
-        self.arrivals
-    }
-
-    fn leave(&mut self, number: u64) {
-        let index = self
-            .places
-            .binary_search_by_key(&number, |place| place.number);
-        if let Some(place) = index.ok().and_then(|index| self.places.remove(index)) {
-            place.take_from(&mut self.waiting);
-        }
-    }
-
-    /// Notes a denial, and finds the callers that come too late because of it. Returns whether the denial is news.
-    fn learn(&mut self, last: &LastDenial) -> bool {
-        let known = self.last_denial.replace(last.clone());
-        if known.is_some_and(|known| known.says_the_same_as(last)) {
-            return false;
-        }
-        let mut waiting = Units::new();
-        for place in &mut self.places {
-            let earliest = last.earliest(&place.check, &waiting);
-            place.too_late = (earliest > place.deadline).then_some(earliest);
-            place.add_to(&mut waiting);
-        }
-        self.waiting = waiting;
-        true
-    }
-
-    fn too_late(&self, number: u64) -> Option<(LastDenial, Instant)> {
-        let index = self
-            .places
-            .binary_search_by_key(&number, |place| place.number);
-        let earliest = self.places[index.ok()?].too_late?;
-        Some((self.last_denial.clone()?, earliest))
-    }
-
-    /// The earliest admission of a caller behind all that wait; `None` while no denial holds.
-    fn forecast_behind(&self, check: &Check) -> Option<(LastDenial, Instant)> {
-        let last = self.last_denial.as_ref()?;
-        let holds = last.until > Instant::now();
-        holds.then(|| (last.clone(), last.earliest(check, &self.waiting)))
-    }
-}
-
-impl Place {
-    /// Adds the units of this place, unless too late.
-    fn add_to(&self, waiting: &mut Units) {
-        waiting.resize(self.check.charges().len(), 0);
-        self.change(waiting, |units, cost| units + cost);
-    }
-
-    fn take_from(&self, waiting: &mut Units) {
-        self.change(waiting, |units, cost| units - cost);
-    }
-
-    fn change(&self, waiting: &mut Units, change: impl Fn(u128, u128) -> u128) {
-        if self.too_late.is_none() {
-            for (units, charge) in waiting.iter_mut().zip(self.check.charges()) {
-                *units = change(*units, charge.cost().into());
-            }
-        }
-    }
-}
-
-fn parts(check: &Check) -> impl Iterator<Item = (&Policy, &Key)> {
-    let charges = check.charges().iter();
-    charges.map(|it| (it.policy(), it.key()))
-}
-
-impl LastDenial {
-    /// The denial of a check that the queue expects to be admitted at `earliest`.
-    fn resolve(&self, limiter: &Limiter, check: &Check, earliest: Instant) -> Resolution {
-        let denied = Decision::Denied(self.denial.clone());
-        let about_it = match self.compares(check, |last, asked| last == asked) {
-            true => denied,
-            false => denied.repeated(check, 0),
-        };
-        let longer = earliest.saturating_duration_since(self.until);
-        let decision = about_it.aged(self.at.elapsed()).later(longer);
-        limiter.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
-        Resolution::Decided(decision)
-    }
-
-    /// The earliest admission of a check behind callers with these units.
-    fn earliest(&self, check: &Check, ahead: &Units) -> Instant {
-        let charges = check.charges().iter().enumerate();
-        let units = charges.map(|(index, charge)| {
-            ahead.get(index).copied().unwrap_or(0) + u128::from(charge.cost())
-        });
-        let wait_ms = match self.holds_for(check) {
-            true => millis(self.until.saturating_duration_since(self.at)),
-            false => 0,
-        };
-        let units: Units = units.collect();
-        let after = forecast::earliest(check, &units, self.denial.usage(), wait_ms);
-        self.at + after.min(FOR_EVER)
-    }
-
-    /// Whether the other denial was for the same costs, and ends at about the same millisecond.
-    fn says_the_same_as(&self, other: &Self) -> bool {
-        let apart = self.until.max(other.until) - self.until.min(other.until);
-        apart <= MIN_SLEEP && self.compares(&other.check, |one, another| one == another)
-    }
-
-    /// Whether the store denies this check as well: one that costs at least as much.
-    fn holds_for(&self, check: &Check) -> bool {
-        self.compares(check, |last, asked| last <= asked)
-    }
-
-    /// Whether all costs compare so; policies and keys are those of the queue.
-    fn compares(&self, check: &Check, costs: impl Fn(u64, u64) -> bool) -> bool {
-        let mut pairs = self.check.charges().iter().zip(check.charges());
-        pairs.all(|(last, asked)| costs(last.cost(), asked.cost()))
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -5,9 +5,11 @@ use std::{
     task::{Context, Waker},
 };
 
-use super::*;
-use crate::domain::charge::Charge;
-use crate::store::MemoryStore;
+use crate::{
+    domain::{charge::Charge, check::Check, key::Key, policy::Policy},
+    limiter::{FOR_EVER, Limiter, WhereOpen},
+    store::MemoryStore,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_is_forgotten_when_the_last_one_leaves() {
