@@ -133,13 +133,13 @@ impl Calendar {
         self.zone.periods(self, at_ms)
     }
 
-    /// Returns the boundaries of the periods that contain a time within `around` of this one, in their order, and of
+    /// Returns the boundaries of the periods that contain a time within `around_ms` of this one, in their order, and of
     /// the two periods after them. The first is the start of a period, and the others are ends.
     ///
     /// Among them, a store with another clock finds its own period, and the ends that the store believes.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
-        self.zone.boundaries_ms(self, at_ms, around)
+    pub(crate) fn boundaries_ms(self, at_ms: u64, around_ms: u64) -> Boundaries {
+        self.zone.boundaries_ms(self, at_ms, around_ms)
     }
 
     /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the

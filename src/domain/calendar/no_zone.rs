@@ -1,6 +1,6 @@
 //! [`Zone`] without the feature `calendar`: there is none.
 
-use std::{borrow::Cow, time::Duration};
+use std::borrow::Cow;
 
 use super::{Boundaries, Calendar, Periods};
 
@@ -24,7 +24,7 @@ impl Zone {
         match self {}
     }
 
-    pub(super) const fn boundaries_ms(self, _: Calendar, _: u64, _: Duration) -> Boundaries {
+    pub(super) const fn boundaries_ms(self, _: Calendar, _: u64, _: u64) -> Boundaries {
         match self {}
     }
 }

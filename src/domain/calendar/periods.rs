@@ -10,7 +10,6 @@ use jiff::{
 use smallvec::smallvec;
 
 use super::{Boundaries, Calendar, Period, Periods};
-use crate::domain::rule::millis;
 
 /// Later times count as this one, in the year 9000, since dates end with the year 9999.
 const LAST_MS: u64 = 221_845_392_000_000;
@@ -41,30 +40,30 @@ pub(super) fn cached(calendar: Calendar, place: usize, zone: &TimeZone, at_ms: u
 }
 
 /// The boundaries of a calendar that a thread keeps, and how far around a time they reach.
-type KeptBoundaries = Cell<Option<(Calendar, Duration, Boundaries)>>;
+type KeptBoundaries = Cell<Option<(Calendar, u64, Boundaries)>>;
 
-/// Returns the boundaries of the periods that contain a time within `around` of this one, and the ends of two more.
+/// Returns the boundaries of the periods that contain a time within `around_ms` of this one, and the ends of two more.
 pub(super) fn cached_boundaries(
     calendar: Calendar,
     place: usize,
     zone: &TimeZone,
     at_ms: u64,
-    around: Duration,
+    around_ms: u64,
 ) -> Boundaries {
     let (first_ms, last_ms) = (
-        at_ms.saturating_sub(millis(around)),
-        at_ms.saturating_add(millis(around)).min(LAST_MS),
+        at_ms.saturating_sub(around_ms),
+        at_ms.saturating_add(around_ms).min(LAST_MS),
     );
     LATEST_BOUNDARIES.with(|latest| {
         let place = &latest[place % KEPT];
         let kept = place.take().filter(|(of, reach, boundaries)| {
-            *of == calendar && *reach == around && are_around(boundaries, first_ms, last_ms)
+            *of == calendar && *reach == around_ms && are_around(boundaries, first_ms, last_ms)
         });
         let (.., boundaries) = kept.unwrap_or_else(|| {
             let days = Days { calendar, zone };
-            (calendar, around, days.boundaries(first_ms, last_ms))
+            (calendar, around_ms, days.boundaries(first_ms, last_ms))
         });
-        place.set(Some((calendar, around, boundaries.clone())));
+        place.set(Some((calendar, around_ms, boundaries.clone())));
         boundaries
     })
 }
@@ -236,8 +235,8 @@ mod tests {
             let rule: crate::domain::rule::Rule = format!("1/{text}").parse().unwrap();
             let calendar = rule.in_calendar().unwrap();
             for at_ms in (0..200).map(|hours| 1_325_030_400_000 + hours * 3_600_000) {
-                let around = Duration::from_secs(48 * 3_600);
-                let boundaries = calendar.boundaries_ms(at_ms, around);
+                let around_ms = 48 * 3_600_000;
+                let boundaries = calendar.boundaries_ms(at_ms, around_ms);
                 let (first_ms, last_ms) = (at_ms - 2 * DAY_MS, at_ms + 2 * DAY_MS);
                 assert!(boundaries[0] <= first_ms && boundaries[1] > first_ms);
                 let later = boundaries.iter().filter(|end| **end > last_ms);

@@ -4,7 +4,6 @@ use std::{
     borrow::Cow,
     fmt,
     sync::{LazyLock, OnceLock},
-    time::Duration,
 };
 
 use jiff::tz::TimeZone;
@@ -63,9 +62,15 @@ impl Zone {
         self,
         calendar: Calendar,
         at_ms: u64,
-        around: Duration,
+        around_ms: u64,
     ) -> Boundaries {
-        periods::cached_boundaries(calendar, usize::from(self.0), self.rules(), at_ms, around)
+        periods::cached_boundaries(
+            calendar,
+            usize::from(self.0),
+            self.rules(),
+            at_ms,
+            around_ms,
+        )
     }
 
     /// Returns how the clocks of this zone were and will be set.

@@ -1,6 +1,6 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::{ops::Range, sync::LazyLock, time::Duration};
+use std::{ops::Range, sync::LazyLock};
 
 use redis::{Cmd, Script};
 
@@ -71,7 +71,7 @@ const JOINED: u8 = 8;
 const TIME_FOLLOWS: u8 = 128;
 
 /// How far around a time to send the periods of the calendar: the server's clock is hardly further away.
-const AROUND: Duration = Duration::from_secs(48 * 3_600);
+const AROUND_MS: u64 = 48 * 3_600_000;
 
 /// A call of the script: its keys, and what to do with each.
 #[derive(Debug)]
@@ -345,7 +345,7 @@ impl Call {
         }
         arg.push(VERSION);
         for calendar in rules.iter().filter_map(Rule::in_calendar) {
-            let boundaries = calendar.boundaries_ms(self.near_ms, AROUND);
+            let boundaries = calendar.boundaries_ms(self.near_ms, AROUND_MS);
             push_number(arg, boundaries.len() as u64, 1);
             for boundary in boundaries {
                 push_number(arg, boundary, 6);
