@@ -1,12 +1,11 @@
 //! [`CostMeter`]: a handler counts the cost of its response while it is sent.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
-use super::ending::{Ending, WeakEnding};
-use crate::domain::rule::MAX_UNITS;
+use super::{
+    ending::{Ending, WeakEnding},
+    reading::Reading,
+};
 
 /// Counts what a request costs while its response is being made. The layer settles the last reading when the body ends
 /// or is dropped, also when the client leaves early.
@@ -39,39 +38,15 @@ pub struct CostMeter {
     endings: Vec<WeakEnding>,
 }
 
-/// What was metered.
-#[derive(Debug)]
-pub(in crate::middleware) struct Reading(AtomicU64);
-
-/// Above every cost.
-const NOTHING: u64 = u64::MAX;
-
-impl Default for Reading {
-    fn default() -> Self {
-        Self(AtomicU64::new(NOTHING))
-    }
-}
-
-impl Reading {
-    pub(super) fn units(&self) -> Option<u64> {
-        Some(self.0.load(Relaxed)).filter(|units| *units != NOTHING)
-    }
-}
-
 impl CostMeter {
     /// Adds units to the reading, which begins at 0, whatever the request was charged. The reading is at most 2^53 − 1.
     pub fn add(&self, units: u64) {
-        let add = |reading: u64| {
-            let metered = if reading == NOTHING { 0 } else { reading };
-            Some(metered.saturating_add(units).min(MAX_UNITS))
-        };
-        // It never fails, since `add` always returns a number.
-        let _ = self.reading.0.fetch_update(Relaxed, Relaxed, add);
+        self.reading.add(units);
     }
 
     /// Replaces the reading, at most 2^53 − 1.
     pub fn set(&self, units: u64) {
-        self.reading.0.store(units.min(MAX_UNITS), Relaxed);
+        self.reading.set(units);
     }
 
     /// Returns the reading; `None` if nothing was metered.

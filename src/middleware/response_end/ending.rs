@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, StatusCode, header, response::Parts};
 use http_body::Frame;
 use tokio::runtime::Handle;
 
-use super::cost_meter::Reading;
+use super::reading::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage},
     limiter::{Limiter, SETTLING, Slot, SlotWatch},

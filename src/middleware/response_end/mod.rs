@@ -7,6 +7,7 @@ mod body;
 mod cost_meter;
 mod ending;
 mod layer;
+mod reading;
 
 pub use body::FollowedBody;
 pub use cost_meter::{CostMeter, EndGuard};
