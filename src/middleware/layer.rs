@@ -3,10 +3,11 @@
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::request::Parts;
-use tower_layer::Layer;
 
+#[cfg(doc)]
+use super::RateLimit;
 use super::{
-    AtHead, PolicySelector, ProblemJson, RateLimit,
+    AtHead, PolicySelector, ProblemJson,
     admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
     shared::Shared,
 };
@@ -435,14 +436,6 @@ pub(super) fn valid<T>(layer: Result<T, PolicyError>) -> T {
     match layer {
         Ok(layer) => layer,
         Err(error) => panic!("{error}"),
-    }
-}
-
-impl<S, R, E> Layer<S> for RateLimitLayer<R, E> {
-    type Service = RateLimit<S, R, E>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.clone())
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use http::{Request, Response};
+use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
@@ -24,7 +25,7 @@ pub struct RateLimit<S, R = ProblemJson, E = AtHead> {
 }
 
 impl<S, R, E> RateLimit<S, R, E> {
-    /// Creates the middleware around `inner`, as [`Layer::layer`](tower_layer::Layer::layer) does.
+    /// Creates the middleware around `inner`, as [`Layer::layer`] does.
     #[must_use]
     pub fn new(inner: S, layer: RateLimitLayer<R, E>) -> Self {
         layer.shared.introduce_policies();
@@ -48,6 +49,14 @@ impl<S, R, E> RateLimit<S, R, E> {
     /// Unwraps the inner service.
     pub fn into_inner(self) -> S {
         self.inner
+    }
+}
+
+impl<S, R, E> Layer<S> for RateLimitLayer<R, E> {
+    type Service = RateLimit<S, R, E>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, self.clone())
     }
 }
 
