@@ -9,7 +9,7 @@
 //! Only callers with a [turn](turns) ask the store. A caller that leaves passes on its turn and the store's last
 //! denial. A caller that cannot be admitted in time, behind those [ahead](forecast), is denied at once.
 //!
-//! [`WaitQueues`] finds the queue of a caller, and the [line](line) of a queue the callers that come too late.
+//! [`WaitQueues`] finds the queue of a caller. The [line](line) of a queue finds the callers that come too late.
 //!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
 //! old. Both use the same counts and compete like two processes; the store's limit holds for all of them.

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
-use super::{MakeRejection, Rejection, draft11::item_name, grpc, rejection::is_too_large};
+use super::{MakeRejection, Rejection, draft11::item_name, grpc_answer, rejection::is_too_large};
 use crate::domain::{block::BlockedBy, decision::Denial};
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -68,7 +68,7 @@ impl ProblemJson {
 #[diagnostic::do_not_recommend]
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        if let Some(answer) = grpc::answer(rejection, head, || B::from(String::new())) {
+        if let Some(answer) = grpc_answer::answer(rejection, head, || B::from(String::new())) {
             return answer;
         }
         let status = self.status(rejection);

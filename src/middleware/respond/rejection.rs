@@ -2,7 +2,8 @@
 
 use http::{Response, StatusCode, request::Parts};
 
-use super::grpc;
+#[cfg(doc)]
+use super::EmptyBody;
 use crate::domain::{
     block::BlockedBy,
     decision::{Blocked, Denial},
@@ -101,20 +102,5 @@ where
 {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         self(rejection, head)
-    }
-}
-
-/// Responds with the status alone, and to gRPC calls like [`Grpc`](super::Grpc).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EmptyBody;
-
-#[diagnostic::do_not_recommend]
-impl<B: Default> MakeRejection<B> for EmptyBody {
-    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        grpc::answer(rejection, head, B::default).unwrap_or_else(|| {
-            let mut response = Response::new(B::default());
-            *response.status_mut() = rejection.status();
-            response
-        })
     }
 }
