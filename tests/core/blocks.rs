@@ -432,11 +432,11 @@ fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
     }
     // A runtime that ends before the task has run leaves no strikes.
     for _ in 0..3 {
-        runtime().block_on(async {
+        support::runtime().block_on(async {
             limiter.check([charge(&policy, "alice")]).await.unwrap();
         });
     }
-    runtime().block_on(async {
+    support::runtime().block_on(async {
         limiter.strikes_counted().await;
         check(&limiter, [charge(&policy, "alice")]).await;
         assert_eq!(blocked(&limiter, "alice").await, None);
@@ -456,11 +456,6 @@ fn a_ban_needs_no_timers_where_the_store_answers_at_once() {
         }
         assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
     });
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
 }
 
 #[tokio::test]

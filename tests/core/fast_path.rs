@@ -114,8 +114,7 @@ fn a_fast_path_changes_nothing_about_values_that_cannot_be_read() {
 
 /// Plays a history with the fast path and without it; after each step the servers keep the same.
 fn changes_nothing(histories: impl Strategy<Value = History>) {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().unwrap();
+    let runtime = support::runtime();
     proptest!(few_cases(), |(history in histories)| {
         let (with, without) = (LuaServer::new(), LuaServer::new());
         let (plain, clock) = plain(without.clone());

@@ -23,10 +23,7 @@ fn on_each(
     histories: impl Strategy<Value = History>,
     holds: &impl AsyncFn(&RedisStore, &TestClock, &History),
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = support::runtime();
     proptest!(config.clone(), |(history in histories)| {
         let clock = TestClock::new(0);
         let store = RedisStore::from_connection(LuaServer::new()).clock(clock.clone());

@@ -129,10 +129,7 @@ fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
 
 #[test]
 fn fills_and_shadows_in_one_call_agree_with_the_memory_store() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = support::runtime();
     proptest!(|(history in wild(), together in 1..5_usize)| {
         let (script, clock) = store();
         let memory = MemoryStore::new().clock(clock.clone());
@@ -249,7 +246,7 @@ fn an_operation_on_a_value_that_cannot_be_read_fails_alone() {
 }
 
 fn agrees_apart(histories: impl Strategy<Value = History>) {
-    let runtime = runtime();
+    let runtime = support::runtime();
     proptest!(few_cases(), |(history in histories)| {
         let (server, clock) = (LuaServer::new(), TestClock::new(0));
         let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
@@ -265,13 +262,8 @@ fn agrees_apart(histories: impl Strategy<Value = History>) {
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
-}
-
 fn agrees(histories: impl Strategy<Value = History>) {
-    let runtime = runtime();
+    let runtime = support::runtime();
     proptest!(|(history in histories)| {
         let (script, clock) = store();
         let memory = MemoryStore::new().clock(clock.clone());

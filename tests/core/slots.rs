@@ -678,13 +678,9 @@ async fn a_waiting_job_starts_when_another_returns_its_slot() {
 
 #[test]
 fn renewing_goes_on_when_the_runtime_that_began_it_has_stopped() {
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().unwrap()
-    };
     let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(20));
     let policy = Policy::parse("jobs", "2/120ms@concurrent").unwrap();
-    let (first, second) = (runtime(), runtime());
+    let (first, second) = (support::runtime(), support::runtime());
     let ended = first.block_on(acquire(&limiter, &policy)).unwrap();
     let slot = second.block_on(acquire(&limiter, &policy)).unwrap();
     drop(first);
@@ -700,13 +696,9 @@ fn renewing_goes_on_when_the_runtime_that_began_it_has_stopped() {
 
 #[test]
 fn renewing_goes_on_when_the_runtime_that_began_it_does_not_run() {
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().unwrap()
-    };
     let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(40));
     let policy = Policy::parse("jobs", "9/240ms@concurrent").unwrap();
-    let (parked, other) = (runtime(), runtime());
+    let (parked, other) = (support::runtime(), support::runtime());
     let left = parked.block_on(acquire(&limiter, &policy)).unwrap();
     other.block_on(async {
         let slot = acquire(&limiter, &policy).await.unwrap();

@@ -473,10 +473,7 @@ async fn a_closure_that_panics_leaves_the_charge_also_while_a_handler_panics() {
 
 #[test]
 fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = support::runtime();
     let budget = Budget::new();
     let layer = budget.layer().meter_costs();
     let stream = |meter: CostMeter| Response::new(Frames::data(&["a", "b"]).metered(&meter));

@@ -73,10 +73,7 @@ fn emitted() -> BTreeMap<String, BTreeSet<String>> {
         .set_buckets(&[0.001, 0.01])
         .unwrap()
         .build_recorder();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = support::runtime();
     metrics::with_local_recorder(&recorder, || runtime.block_on(traffic()));
     let page = recorder.handle().render();
     let samples = page

@@ -404,8 +404,7 @@ fn registered<F: Future<Output = ()>>(work: impl FnOnce(MetricsObserver) -> F) -
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().build().unwrap();
+        let runtime = support::runtime();
         runtime.block_on(work(MetricsObserver::new()));
     });
     let mut seen = Vec::new();

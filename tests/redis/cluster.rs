@@ -934,11 +934,7 @@ async fn callers_who_leave_do_not_have_the_topology_asked_for() {
 #[test]
 fn a_runtime_that_is_parked_while_it_asks_for_the_topology_does_not_keep_others_from_deciding() {
     let cluster = shared();
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().unwrap()
-    };
-    let (runs, parked) = (runtime(), runtime());
+    let (runs, parked) = (support::runtime(), support::runtime());
     let store = RedisStore::connect_lazy_cluster(cluster.urls()).unwrap();
     let limiter = Limiter::new(store.prefix("parked")).probe_interval(Duration::ZERO);
     let check = || {

@@ -57,8 +57,7 @@ fn process(store: &RedisStore, clock: &TestClock) -> DenyCache {
 #[test]
 fn no_span_of_a_window_holds_more_than_the_limit() {
     let server = Server::start();
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().build().unwrap();
+    let runtime = support::runtime();
     proptest!(few_cases(), |(steady in steady(), hot in hot())| {
         runtime.block_on(async {
             for history in [steady, hot] {

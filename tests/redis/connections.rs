@@ -298,10 +298,7 @@ async fn an_idle_connection_is_looked_at_without_a_round_trip() {
 fn a_store_outlives_the_runtime_it_was_made_in() {
     let server = Server::start();
     let block_on = |store: Option<RedisStore>| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = support::runtime();
         runtime.block_on(async {
             let store = store.unwrap_or_else(|| RedisStore::connect_lazy(server.url()).unwrap());
             charge_one(&patient(&store))
@@ -315,16 +312,11 @@ fn a_store_outlives_the_runtime_it_was_made_in() {
     assert_eq!(block_on(Some(store)).unwrap().1, 1);
 }
 
-fn current_thread() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
-}
-
 /// A job's `block_on` ended while it connected. Nothing drives its runtime any more.
 #[test]
 fn a_runtime_that_is_parked_while_it_connects_does_not_keep_others_from_deciding() {
     let server = Server::start();
-    let (runs, parked) = (current_thread(), current_thread());
+    let (runs, parked) = (support::runtime(), support::runtime());
     let store = RedisStore::connect_lazy(server.url()).unwrap();
     let limiter = limiter(store);
     parked.block_on(async {
@@ -346,7 +338,7 @@ fn a_runtime_that_is_parked_while_it_connects_does_not_keep_others_from_deciding
 #[test]
 fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
     let server = Server::start();
-    let (runs, goes) = (current_thread(), current_thread());
+    let (runs, goes) = (support::runtime(), support::runtime());
     let limiter = limiter(RedisStore::connect_lazy(server.url()).unwrap());
     goes.block_on(async {
         let limiter = limiter.clone();

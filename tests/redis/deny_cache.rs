@@ -51,8 +51,7 @@ async fn a_cache_agrees_with_the_vectors_of_blocks_and_bans() {
 #[test]
 fn a_cache_agrees_with_the_model() {
     let server = Server::start();
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().build().unwrap();
+    let runtime = support::runtime();
     proptest!(few_cases(), |(history in steady())| {
         runtime.block_on(async {
             let (store, clock) = Verified::new(fresh(&server).await);

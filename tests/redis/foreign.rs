@@ -151,14 +151,9 @@ fn look(value: &[u8]) {
     }
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
-}
-
 #[test]
 fn operations_on_any_value_are_answered_or_fail_alone() {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let client = redis::Client::open(server.socket_url()).unwrap();
     let connection = RefCell::new(client.get_connection().unwrap());
     let store = runtime.block_on(RedisStore::connect(server.url())).unwrap();
@@ -189,7 +184,7 @@ fn with_a_later_kind(mut value: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn a_section_of_a_later_kind_is_carried_along() {
-    let (server, runtime) = (LuaServer::new(), runtime());
+    let (server, runtime) = (LuaServer::new(), support::runtime());
     let clock = TestClock::new(NOW_MS);
     let store = RedisStore::from_connection(server.clone()).clock(clock.clone());
     let charge = |rules| {
@@ -214,7 +209,7 @@ fn a_section_of_a_later_kind_is_carried_along() {
 
 #[test]
 fn in_lua_5_4_too() {
-    let runtime = runtime();
+    let runtime = support::runtime();
     proptest!(|(value in values(), own in select(policies()), others in select(policies()))| {
         let server = LuaServer::new();
         let store = RedisStore::from_connection(server.clone()).clock(TestClock::new(NOW_MS));

@@ -19,11 +19,6 @@ use support::{
     served::fresh,
 };
 
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
-}
-
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
     agrees(wild());
@@ -78,7 +73,7 @@ fn agrees(histories: impl Strategy<Value = History>) {
 }
 
 fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     proptest!(config.clone(), |(history in histories)| {
         runtime.block_on(async {
             let (redis, clock) = fresh(&server).await;
@@ -92,7 +87,7 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
 fn what_is_read_foretells_what_the_server_decides() {
     use support::stored::{foretells_the_script, has_the_steps_of_the_model};
 
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let histories = (wild(), support::history::steady());
     proptest!(few_cases(), |((wild, steady) in histories)| {
         runtime.block_on(async {
@@ -106,7 +101,7 @@ fn what_is_read_foretells_what_the_server_decides() {
 
 #[test]
 fn checks_in_one_call_are_decided_as_in_one_call_each() {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     proptest!(|(history in wild(), together in 1..6_usize)| {
         runtime.block_on(async {
             let (redis, clock) = fresh(&server).await;
@@ -137,7 +132,7 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
 /// Another program has changed the value of a key. An operation on it succeeds or fails, and no other operation fails.
 #[test]
 fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let client = redis::Client::open(server.socket_url()).unwrap();
     let mut connection = client.get_connection().unwrap();
     let changes = vec((any::<Index>(), any::<u8>()), 1..6);
@@ -179,7 +174,7 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
 fn the_script_ends_whatever_length_a_queue_names() {
     /// Where the first of two sections has the length of its queue.
     const LENGTH_AT: usize = 60;
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let client = redis::Client::open(server.socket_url()).unwrap();
     let mut connection = client.get_connection().unwrap();
     let raw = RefCell::new(&mut connection);

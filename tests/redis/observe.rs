@@ -11,8 +11,7 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
     let server = Server::with(&["--requirepass", "mellon"]);
     let trace = Trace::default();
     trace.during(|| {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_all().build().unwrap().block_on(async {
+        support::runtime().block_on(async {
             let url = server.url().replace("//", "//:sesame@");
             let store = RedisStore::connect_lazy(url).unwrap();
             let told = Log::default();

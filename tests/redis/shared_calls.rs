@@ -120,8 +120,7 @@ async fn identical_checks_are_decided_in_one_operation_as_if_one_after_another()
 #[test]
 fn checks_that_gather_are_decided_as_if_one_after_another() {
     let server = Server::start();
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().unwrap();
+    let runtime = support::runtime();
     proptest!(few_cases(), |(history in wild(), together in 2..12_usize)| {
         runtime.block_on(async {
             let (store, clock) = fresh(&server).await;
@@ -387,11 +386,7 @@ fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
 #[test]
 fn a_runtime_that_is_parked_keeps_others_waiting_once() {
     let server = Server::start();
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().unwrap()
-    };
-    let (runs, parked) = (runtime(), runtime());
+    let (runs, parked) = (support::runtime(), support::runtime());
     let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
     let store = store.in_flight(1);
     let _never_answered = parked.block_on(in_flight(&store));
@@ -433,11 +428,7 @@ async fn slots_that_are_renewed_at_the_same_time_are_renewed_in_two_calls() {
 #[test]
 fn a_runtime_that_is_parked_while_it_renews_does_not_keep_others_from_renewing() {
     let server = Server::start();
-    let runtime = || {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_all().build().unwrap()
-    };
-    let (runs, parked) = (runtime(), runtime());
+    let (runs, parked) = (support::runtime(), support::runtime());
     let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
     let mut slots = runs.block_on(slots(&store, 2)).into_iter();
     let mut next = || store.renew(slots.next().unwrap());

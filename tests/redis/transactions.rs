@@ -136,13 +136,8 @@ fn transactions_agree_with_the_memory_store_about_calls_of_several_operations() 
     agrees(&few_cases(), calls_of_all_kinds());
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().unwrap()
-}
-
 fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let pool = runtime.block_on(pool(server.socket_url()));
     proptest!(config.clone(), |(history in histories)| {
         runtime.block_on(async {
@@ -156,7 +151,7 @@ fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
 /// Two processes, each with a cache around leases, over one server.
 #[test]
 fn under_caches_around_leases_no_span_of_a_window_holds_more_than_the_limit() {
-    let (server, runtime) = (Server::start(), runtime());
+    let (server, runtime) = (Server::start(), support::runtime());
     let pool = runtime.block_on(pool(server.socket_url()));
     proptest!(few_cases(), |(steady in steady(), hot in hot())| {
         runtime.block_on(async {
@@ -285,7 +280,7 @@ fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
         join_all((0..TASKS).map(|_| task())).await
     };
     let told: Vec<_> = thread::scope(|scope| {
-        let run = || runtime().block_on(process());
+        let run = || support::runtime().block_on(process());
         let threads: Vec<_> = (0..PROCESSES).map(|_| scope.spawn(run)).collect();
         threads
             .into_iter()
@@ -295,7 +290,7 @@ fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
     assert_eq!(told.iter().map(|it| it.0).sum::<u64>(), 70);
     let longest = told.iter().map(|it| it.1).max().unwrap();
     assert!(longest < Duration::from_secs(5), "{longest:?}");
-    runtime().block_on(async {
+    support::runtime().block_on(async {
         let limiter = patient(RedisStore::transactions(pool(server.url()).await));
         assert_eq!(remaining(&limiter, &plenty, "alice").await, 1_000_000 - ALL);
         assert_eq!(remaining(&limiter, &plenty, "bob").await, 1_000_000 - 70);
@@ -448,7 +443,7 @@ fn a_runtime_that_is_shut_down_leaves_no_transaction() {
         let pool = of_pool.block_on(pool.test_on_check_out(false).build(manager));
         let pool = pool.unwrap();
         let limiter = patient(RedisStore::transactions(pool.clone()));
-        let runtime = runtime();
+        let runtime = support::runtime();
         let check = async || {
             let checks = (0..USERS).map(|user| limiter.check(charge(&policy, &user.to_string())));
             let _ = timeout(Duration::from_micros(micros), join_all(checks)).await;
@@ -465,7 +460,7 @@ fn a_runtime_that_is_shut_down_leaves_no_transaction() {
 #[test]
 fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
     let server = Server::start();
-    let (runs, parked) = (runtime(), runtime());
+    let (runs, parked) = (support::runtime(), support::runtime());
     let pool = runs.block_on(pool(server.socket_url()));
     let limiter = Limiter::new(fresh(&pool).0).probe_interval(Duration::ZERO);
     let api = api("100/1d");

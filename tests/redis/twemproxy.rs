@@ -94,8 +94,7 @@ async fn the_store_agrees_with_the_vectors() {
 #[test]
 fn the_store_agrees_with_the_memory_store_whatever_happens() {
     let proxy = Twemproxy::start(BY_PREFIX);
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().build().unwrap();
+    let runtime = support::runtime();
     proptest!(|(history in wild())| {
         runtime.block_on(async {
             let (redis, clock) = fresh(&proxy).await;

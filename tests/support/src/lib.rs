@@ -12,6 +12,8 @@
 
 use std::path::Path;
 
+use tokio::runtime::{Builder, Runtime};
+
 pub mod blocks;
 pub mod calls;
 pub mod cluster;
@@ -50,4 +52,10 @@ pub mod verified;
 pub fn root() -> &'static Path {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.ancestors().nth(2).unwrap_or(own)
+}
+
+/// A runtime of one thread, for a test that needs several, or that stops driving one.
+pub fn runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
 }
