@@ -253,62 +253,52 @@ pub(crate) fn nothing_leased() {
     );
 }
 
-/// Warns that blocks apply but are missing from the list; warns again only after a block has been listed.
-#[cfg(feature = "redis")]
-pub(crate) fn blocks_not_indexed(error: &StoreError) {
+/// Warns of an error of the store that changes no decision.
+fn of_store(error: &StoreError, message: &'static str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
         kind = error.kind().as_str(),
         %error,
         code = error.code(),
-        "the store does not list all blocks, since their index cannot be written; the blocks hold all the same"
+        "{message}"
     );
     #[cfg(not(feature = "tracing"))]
-    let _ = error;
+    let _ = (error, message);
+}
+
+/// Warns that blocks apply but are missing from the list; warns again only after a block has been listed.
+#[cfg(feature = "redis")]
+pub(crate) fn blocks_not_indexed(error: &StoreError) {
+    of_store(
+        error,
+        "the store does not list all blocks, since their index cannot be written; the blocks hold all the same",
+    );
 }
 
 /// Warns that the policies were not published; warns again only after they have been.
 pub(crate) fn policies_not_published(error: &StoreError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        kind = error.kind().as_str(),
-        %error,
-        code = error.code(),
-        "the store does not publish the policies for the operators' tool; checks are not affected"
+    of_store(
+        error,
+        "the store does not publish the policies for the operators' tool; checks are not affected",
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = error;
 }
 
 /// Warns that the store did not accept a report of contributors. The next report is still tried; after a success, the
 /// next failure warns again.
 pub(crate) fn contributors_lost(error: &StoreError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        kind = error.kind().as_str(),
-        %error,
-        code = error.code(),
-        "the store does not keep the contributors to a limit; checks are not affected"
+    of_store(
+        error,
+        "the store does not keep the contributors to a limit; checks are not affected",
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = error;
 }
 
 /// Warns that the store did not accept a report of denials. The next report is still tried; after a success, the next
 /// failure warns again.
 pub(crate) fn denials_lost(error: &StoreError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        kind = error.kind().as_str(),
-        %error,
-        code = error.code(),
+    of_store(
+        error,
         "the store does not keep which identities are denied, so that operators cannot see them; checks are not \
-         affected: give its user the rights, or switch it off by `count_denials(false)`"
+         affected: give its user the rights, or switch it off by `count_denials(false)`",
     );
-    #[cfg(not(feature = "tracing"))]
-    let _ = error;
 }
