@@ -14,7 +14,8 @@
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
-//!     cargo add futures http http-body-util hyper tokio tower -F hyper/http1,hyper/server,tokio/full,tower/retry,tower/util
+//!     cargo add futures http http-body-util
+//!     cargo add hyper tokio tower -F hyper/http1,hyper/server,tokio/full,tower/retry,tower/util
 //!     cargo add hyper-util -F client-legacy,http1,tokio
 //!     cargo add --path ../sluicegate -F obey
 

@@ -46,8 +46,8 @@
 //!
 //! | you want to know | page |
 //! |---|---|
-//! | what happens to a request, which rules apply to it, and where the layer goes | [`middleware`] |
-//! | which keys a request is charged to, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
+//! | the way of a request, the rules that apply to it, and the place of the layer | [`middleware`] |
+//! | the keys that a request is charged to, and clients behind proxies | [`extract`], [`extract::forwarded`] |
 //! | how to limit without HTTP, and the answer when the store cannot decide | [`limiter`] |
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
 //! | when a rule should be a bucket, with a burst and a refill | [`buckets`] |
@@ -114,7 +114,7 @@
 //! | `bb8` | | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
 //! | `calendar` | | rules for [calendar months](Rule::per_month), weeks, days and years in time zones |
-//! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
+//! | `axum` | | `PeerIp` reads `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `obey` | | a layer around a client that [obeys another service's limits](middleware::obey) |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |

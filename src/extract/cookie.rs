@@ -78,7 +78,8 @@ impl Cookie {
     ///
     /// let session = Cookie::new("session").repeated(RepeatedCookie::Missing).or(PeerIp);
     ///
-    /// let mut head = http::Request::get("/").header("cookie", "session=mine; session=theirs").body(())?.into_parts().0;
+    /// let request = http::Request::get("/").header("cookie", "session=mine; session=theirs").body(())?;
+    /// let (mut head, ()) = request.into_parts();
     /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));
     /// assert_eq!(session.extract(&head)?, Keys::from(Key::new("ip", "203.0.113.7")));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -17,7 +17,7 @@ use crate::domain::{error::ExtractError, key::Key};
 /// | server | what it needs |
 /// |---|---|
 /// | axum | the feature `axum`, and `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())` |
-/// | axum, in a test without a server | the feature `axum`, and a layer `MockConnectInfo(SocketAddr)` around the router |
+/// | axum, in a test without a server | the feature `axum`, and `MockConnectInfo(SocketAddr)` around the router |
 /// | tonic, with its TLS or without | the feature `tonic`, and a TCP listener |
 /// | another, or tonic over streams of your own | a plain [`SocketAddr`](std::net::SocketAddr) in the extensions of each request |
 /// | any, behind the PROXY protocol | the same, inserted by the code that reads the protocol |

@@ -46,7 +46,7 @@ pub(super) struct KnownBlocks {
 #[derive(Clone, Copy, Debug)]
 struct KnownBlock {
     block: Block,
-    /// By the clock of this process; `None` for a permanent block.
+    /// The end by the clock of this process; `None` for a permanent block.
     ends: Option<Instant>,
     /// The value of `noted` after this block.
     number: u64,

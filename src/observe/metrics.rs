@@ -54,7 +54,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban`, `pause` | requests on a deny list, and of blocked identities |
 /// | `sluicegate_near_limit_total` | counter | `policy`, `rule`, `shadow` | identities that have reached [a share](crate::Limiter::near_limit_at) of a limit, once for each window |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
-/// | `sluicegate_pauses_total` | counter | `kind` of the account's key | pauses that another service asked this process for |
+/// | `sluicegate_pauses_total` | counter | `kind` of the account's key | pauses that another service asked for |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before

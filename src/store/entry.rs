@@ -106,7 +106,7 @@ impl Entry {
         self.tidy(usage.policy(), now_ms);
     }
 
-    /// Whether the steps that hold slots have so many units that count.
+    /// Whether each step that holds the slots has at least `units` that count.
     pub(super) fn has(&self, usage: PolicyUsage<'_>, now_ms: u64, units: u64) -> bool {
         usage.rules().iter().all(|rule| {
             self.with_section(spec(rule), |section| {

@@ -90,8 +90,8 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: for its
 /// users, send [`DRAFT_6`](Self::DRAFT_6) or [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) without `DRAFT_11`.
 ///
-/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as they
-/// are sent here.
+/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as
+/// they are sent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,

@@ -53,10 +53,10 @@ pub(in crate::store::redis) enum Half {
     Fast = 1,
 }
 
-/// Of the call, of a stored value, where it stands after the labels of the rules, and of a stored block.
+/// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
 pub(in crate::store::redis) const VERSION: u8 = 1;
 
-/// What the script is to do with a key; [`JOINED`] is added where it belongs to the operation of the key before it.
+/// The task of the script for a key. [`JOINED`] is added if the key belongs to the operation of the key before it.
 const CHECK: u8 = 0;
 const SHADOW: u8 = 1;
 const ADD: u8 = 2;
@@ -67,7 +67,7 @@ const BLOCK_UNTIL: u8 = 6;
 const RENEW: u8 = 7;
 const JOINED: u8 = 8;
 
-/// Added to the version of the call where the last argument is the time.
+/// Added to the version of the call if the last argument is the time.
 const TIME_FOLLOWS: u8 = 128;
 
 /// How far around a time to send the periods of the calendar: the server's clock is hardly further away.

@@ -14,7 +14,7 @@ const CONCURRENCY: u64 = 1;
 const CALENDAR: u64 = 2;
 const BUCKET: u64 = 8;
 
-/// Where a calendar's label of 61 bits is cut in two.
+/// Cuts a calendar's label of 61 bits in two: the second number is the lowest 48 bits.
 const SECOND: u64 = 1 << 48;
 
 pub(in crate::store::redis) fn label(spec: Spec) -> [u64; 2] {

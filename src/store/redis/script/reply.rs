@@ -20,7 +20,7 @@ const DONE: u8 = 1;
 const NOT_ASKED: u8 = 2;
 const BLOCKED: u8 = 3;
 
-/// How the counts of a key begin: those that were charged at the time of the reply are told in brief.
+/// The first byte of a key's counts: brief if they were charged at the time of the reply.
 const LONG: u8 = 1;
 const BRIEF: u8 = 2;
 
@@ -35,7 +35,7 @@ pub(in crate::store::redis) fn no_reply() -> Value {
     Value::BulkString(vec![0; 6])
 }
 
-/// What the script has answered.
+/// The script's answers to a call.
 #[derive(Debug)]
 pub(in crate::store::redis) struct Replies {
     pub(in crate::store::redis) now_ms: u64,
@@ -74,7 +74,7 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
     }
 }
 
-/// What has not been read yet. Nothing is, after an error.
+/// The part of a reply that has not been read yet; empty after an error.
 struct Reader<'a> {
     now_ms: u64,
     bytes: &'a [u8],
@@ -281,7 +281,7 @@ fn failure(reason: u8) -> StoreError {
     }
 }
 
-/// A whole number of so many bytes, at most eight, the lowest first.
+/// A whole number of `size` bytes, at most eight, the lowest first.
 pub(in crate::store::redis) fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
     let (number, rest) = bytes.split_at_checked(size)?;
     *bytes = rest;

@@ -26,7 +26,7 @@ pub(super) struct Queue<J, K> {
 struct State<J, K> {
     /// One line for each identity that a group under way has or a job waits for.
     lines: HashMap<u64, Line<K>>,
-    /// By ticket: an older ticket is smaller.
+    /// Keyed by ticket: an older ticket is smaller.
     waiting: HashMap<u64, Waiting<J, K>>,
     next_ticket: u64,
     under_way: HashMap<u64, UnderWay<K>>,
