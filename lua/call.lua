@@ -23,12 +23,13 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and when
--- the key expires.
+-- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and, if that
+-- is the whole value, when the key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}
 local tasks = {} -- by arguments, as those of a call are mostly alike
-local first, next_block, admitted = 1, last_part + 1, 0 -- the first part of an operation, the first key of its blocks,
-local replies = { pack('<I6', now) } -- and how many checks of the operation before were admitted
+-- The first part of an operation, the first key of its blocks, and how many checks of the one before were admitted.
+local first, next_block, admitted = 1, last_part + 1, 0
+local replies = { pack('<I6', now) }
 local plain, take_buckets, charge, settle, renew -- functions that are made when they are needed
 local fast_path = true -- tests leave it out

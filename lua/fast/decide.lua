@@ -2,13 +2,13 @@
 --
 -- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
 -- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
--- and renews the slots of a key. It hands over anything else before anything is written, by leaving no `reply`: a policy
--- with rules of two kinds, a block, a key that is new, another period of the calendar, wide entries, a queue without
--- room, a check that is admitted partly, slots that are lost, a value that cannot be read. To change what the script
--- means, change the plain script: without this path it gives the same answers.
+-- and renews the slots of a key. It hands over any other operation before it writes anything of it, by leaving no
+-- `reply`: for example a policy with rules of two kinds, a block, a key that is new, another period of the calendar, wide
+-- entries, a queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost. It looks
+-- at no more of a value than it needs, so it may not notice that another part is spoiled. To change what the script means,
+-- change the plain script: without this path it gives the same answers.
 --
--- Each call creates its functions again, and pays for each, and for each local from outside that a function uses. So this
--- is the body of a loop and no function, and what not every call needs is created where it is needed.
+-- This is the body of a loop and no function, since functions cost each call: see README.md.
 
 local action, is_denied, i = task.action, false, first
 local is_check = action <= SHADOWS
@@ -60,7 +60,7 @@ while fast_path and reply and i <= last do
     if task.action == TAKE then units = -units end
     if action ~= RENEW then
       counts = settle(policy, i, value, front, units)
-    elseif kind == CONCURRENCY then
+    elseif kind == CONCURRENCY and rules == 1 then
       counts = renew(policy, i, value, front, units)
     end
   elseif is_denied or not fits or units == 0 then

@@ -1,7 +1,7 @@
 -- The fast path's renewals: slots of one key move to the step of now.
 
 -- The queue of KEYS[i] after units were taken from the step that ends at `stop`, with its newest step as the last
--- entry; when that step ends; the base, what is used, and the room. Returns nothing if the plain script has to.
+-- entry; the end of that newest step; the base, what is used, and the room. Returns nothing if the plain script has to.
 local function without(policy, value, used, stop, units)
   local step, retention = policy.labels[1], policy.labels[2]
   local newest, first, base, width, live, behind, _, room
@@ -30,7 +30,8 @@ local function without(policy, value, used, stop, units)
   return table.concat(entries), last, base, used, room
 end
 
--- Moves the slots of KEYS[i] to the step of now. Returns as `charge`.
+-- Moves the slots of KEYS[i] to the step of now. Returns the count of its rules and what each uses, or nothing if
+-- the plain script has to.
 local function renew(policy, i, value, front, units)
   local step, retention, expires = policy.labels[1], policy.labels[2], front[5]
   local queue, last, base, used, room = without(policy, value, front[2], unpack('<I6', ARGV[i], #ARGV[i] - 5), units)

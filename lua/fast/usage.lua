@@ -1,7 +1,7 @@
 -- What the fast path reads of sections, whose entries have width 1, and what it replies without a charge.
 
--- Among growing numbers in entries, the index of the last that is less than `bound` above `origin`. The caller knows
--- that the number at `low` is, or that `low` is before the first, and that the number at `high` is not.
+-- Searches numbers of 2 bytes that grow: the last index whose number is less than `bound` above `origin`. The caller knows
+-- that the number at `low` is (or that `low` is 0), and that the one at `high` is not.
 local function last_below(value, at, low, high, origin, bound)
   high = high - high % 1 -- with a part of an entry, the search would not end
   local probe = low + 1 -- doubled, since the answer is mostly near
@@ -10,7 +10,7 @@ local function last_below(value, at, low, high, origin, bound)
     if (unpack('<I2', value, at + (probe - 1) * 4) - origin) % 2 ^ 16 < bound then
       low, probe = probe, probe * 2
     else
-      high, probe = probe, high -- and from now on the middle
+      high, probe = probe, high -- which is too high, so the next probe is in the middle
     end
   end
   return low
@@ -32,12 +32,13 @@ local function read_section(value, at, skipped, used, step, retention)
   if length > room or live + room >= #value then return end -- the labels follow
   if newest + retention <= now then return 0, 0, 0, 0, 0, behind, behind, at, room end
   if first + retention <= now then
-    if width ~= 1 or length == 0 then return end
+    if width ~= 1 or length == 0 or length % 4 > 0 then return end
     local oldest = now - retention -- the end of a step that is released at this moment
     local released = (oldest - oldest % step - first) / step
     live = live + last_below(value, live, 1, length / 4 + 1, first / step, released + 1) * 4
     local total, following = unpack('<I2I2', value, live - 2) -- the total of an entry, and the step of the next
     used, base = used - (total - base) % 2 ^ 16, total
+    if used < 0 then return end
     first = live < behind and newest - (newest / step - following) % 2 ^ 16 * step or newest
   end
   return used, newest, first, base, width, live, behind, at, room

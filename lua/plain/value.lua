@@ -103,6 +103,7 @@ local function write(i, sections, expires)
     return
   end
   expires = expiry_of(latest, expires)
+  if expires % 1 ~= 0 or expires >= 2 ^ 48 then fail(UNREADABLE) end -- of times that were spoiled
   expiries[i] = expires
   values[i] = string.char(#sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
     .. string.char(VALUE_VERSION)

@@ -29,6 +29,7 @@ const STRIKES: &str = "sluicegate:{user=alice}:!strikes";
 
 pub(super) async fn all(script: &Script) {
     a_value_that_cannot_be_read_is_told(script).await;
+    a_queue_that_reaches_into_the_labels_cannot_be_read(script).await;
     a_block_that_cannot_be_read_leaves_the_strikes(script).await;
     sections_of_a_later_kind_are_carried_along(script).await;
     a_value_has_255_sections(script).await;
@@ -125,6 +126,39 @@ async fn a_value_that_cannot_be_read_is_told(script: &Script) {
         let error = script.store.check(&look).await.unwrap_err();
         assert!(error.to_string().contains(reason), "{error}");
     }
+}
+
+/// All its entries seem to be released.
+async fn a_queue_that_reaches_into_the_labels_cannot_be_read(script: &Script) {
+    let first_ms: u64 = 65_536_000 * 25_940; // a step of 1 s whose number is 0 in 2 bytes
+    let number = |number: u64, size: usize| number.to_le_bytes()[..size].to_vec();
+    let front = [
+        number(1, 1),
+        number(3, 7),
+        number(first_ms + 60_000, 7),
+        number(first_ms + 59_000, 6),
+        number(first_ms + 200_000, 6),
+    ];
+    let (newest, first, base) = (
+        number(first_ms + 60_000, 6),
+        number(first_ms, 6),
+        number(0, 7),
+    );
+    let head = [
+        newest,
+        first,
+        base,
+        number(44, 4),
+        number(44, 4),
+        number(1, 1),
+    ];
+    let label = [number(1_000, 6), number(60_000, 6), number(1, 1)];
+    let value = [front.concat(), head.concat(), vec![0; 32], label.concat()].concat();
+    script.start(first_ms + 60_500);
+    script.server.put(NAME, Some(&value));
+    let checked = script.store.check(&look(&policy("9/1m@1s"), 1)).await;
+    let error = checked.unwrap_err().to_string();
+    assert!(error.contains("cannot be read"), "{error}");
 }
 
 async fn a_block_that_cannot_be_read_leaves_the_strikes(script: &Script) {

@@ -508,6 +508,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     ),
     (
         "call.lua",
-        &[("1, last_part + 1, 0 --", "1, last_part + 2, 0 --")],
+        &[("1, last_part + 1, 0\n", "1, last_part + 2, 0\n")],
     ),
 ];
