@@ -23,8 +23,8 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and, if that
--- is the whole value, when the key expires.
+-- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and, if
+-- that is the whole value, when the key expires.
 local GONE = ''
 local stored, values, expiries = {}, {}, {}
 local tasks = {} -- by arguments, as those of a call are mostly alike

@@ -2,8 +2,8 @@
 
 local pack, spread = struct.pack, unpack or table.unpack
 
--- Takes units from the buckets of KEYS[i] if they fit each, unless the check `is_denied`. Returns whether they fit, the form of
--- the reply, and what is used; or nothing if the plain script has to. The caller computes when units fit.
+-- Takes units from the buckets of KEYS[i] if they fit each, unless the check `is_denied`. Returns whether they fit, the
+-- form of the reply, and what is used; or nothing if the plain script has to. The caller computes when units fit.
 return function(policy, i, front, units, is_denied)
   local rules, labels, fits, usage = policy.rules, policy.labels, true, ''
   for k = 1, rules do

@@ -2,8 +2,8 @@
 
 local pack, sub, spread = struct.pack, string.sub, unpack or table.unpack
 
--- Reads a section as `read_section`, and brings it to the step of now. Returns what is used, its newest step, when it is
--- due, where it begins, its room, and its bytes: the head, the queue, and a new entry. Returns nothing if the plain
+-- Reads a section as `read_section`, and brings it to the step of now. Returns what is used, its newest step, when it
+-- is due, where it begins, its room, and its bytes: the head, the queue, and a new entry. Returns nothing if the plain
 -- script has to.
 local function open_step(value, section_at, skipped, used, step, retention)
   local newest, first, base, width, live, behind, at, room
@@ -26,8 +26,8 @@ local function open_step(value, section_at, skipped, used, step, retention)
   return used, newest, newest < due and newest or due, at, room, head, sub(value, live, behind - 1), entry
 end
 
--- Charges units that fit to KEYS[i]. Returns the count of its rules and what each uses, or nothing if the plain script has
--- to.
+-- Charges units that fit to KEYS[i]. Returns the count of its rules and what each uses, or nothing if the plain script
+-- has to.
 return function(policy, i, value, front, units)
   local rules, labels, since, expires, window = policy.rules, policy.labels, nil, nil, nil
   local section_at, next_k, copy_from = 14 + rules * 14, 1, 14 + rules * 14

@@ -3,10 +3,10 @@
 -- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
 -- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
 -- and renews the slots of a key. It hands over any other operation before it writes anything of it, by leaving no
--- `reply`: for example a policy with rules of two kinds, a block, a key that is new, another period of the calendar, wide
--- entries, a queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost. It looks
--- at no more of a value than it needs, so it may not notice that another part is spoiled. To change what the script means,
--- change the plain script: without this path it gives the same answers.
+-- `reply`: for example a policy with rules of two kinds, a block, a key that is new, another period of the calendar,
+-- wide entries, a queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost.
+-- It looks at no more of a value than it needs, so it may not notice that another part is spoiled. To change what the
+-- script means, change the plain script: without this path it gives the same answers.
 --
 -- This is the body of a loop and no function, since functions cost each call: see README.md.
 

@@ -14,8 +14,8 @@ local function read_periods(arg, at, rules, labels, now)
   return true
 end
 
--- Reads the policy of a task, whose part is `arg`. Returns false if the plain script has to do the task: if there are no
--- rules, rules of two kinds, or of another kind.
+-- Reads the policy of a task, whose part is `arg`. Returns false if the plain script has to do the task: if there are
+-- no rules, rules of two kinds, or of another kind.
 local function read_policy(task, arg, tasks, now)
   if task.policy_at > 0 then
     arg = ARGV[task.policy_at]
@@ -37,7 +37,7 @@ local function read_policy(task, arg, tasks, now)
   return {
     rules = rules, kind = kind,
     limits = { unpack(used_format, arg, 17) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
-    labels = labels, -- of the k-th, [k * 2 - 1] is its step or period, and [k * 2] its retention, refill, or end of period
+    labels = labels, -- of the k-th: [k * 2 - 1] is its step or period, [k * 2] its retention, refill or end of period
     used_format = used_format, front_format = used_format .. each .. 'I6I6',
     ending = string.sub(arg, at, labels_end), -- of a value that is laid out as the caller expects: labels and version
     least_size = 14 + rules * 54, -- of such a value: its queues have no room

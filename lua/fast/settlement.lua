@@ -2,8 +2,8 @@
 
 local pack, unpack, spread, sub = struct.pack, struct.unpack, unpack or table.unpack, string.sub
 
--- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns the count
--- of its rules and what each uses, or nothing if the plain script has to.
+-- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns the
+-- count of its rules and what each uses, or nothing if the plain script has to.
 local function settle(policy, i, value, front, units)
   local rules, arg = policy.rules, ARGV[i]
   local at, end_at = 14 + rules * 14, #arg - rules * 6 + 1

@@ -1,7 +1,7 @@
 -- What the fast path reads of sections, whose entries have width 1, and what it replies without a charge.
 
--- Searches numbers of 2 bytes that grow: the last index whose number is less than `bound` above `origin`. The caller knows
--- that the number at `low` is (or that `low` is 0), and that the one at `high` is not.
+-- Searches numbers of 2 bytes that grow: the last index whose number is less than `bound` above `origin`. The caller
+-- knows that the number at `low` is (or that `low` is 0), and that the one at `high` is not.
 local function last_below(value, at, low, high, origin, bound)
   high = high - high % 1 -- with a part of an entry, the search would not end
   local probe = low + 1 -- doubled, since the answer is mostly near
@@ -17,8 +17,8 @@ local function last_below(value, at, low, high, origin, bound)
 end
 
 -- Reads a section without the steps that are released: it is `skipped` sections behind the one that begins at `at`.
--- Returns used, newest, first, base, width, where live entries begin and end, where the section begins, and its room; or
--- nothing if the plain script has to.
+-- Returns used, newest, first, base, width, where live entries begin and end, where the section begins, and its room;
+-- or nothing if the plain script has to.
 local function read_section(value, at, skipped, used, step, retention)
   local last_at = #value - 28
   for _ = 1, skipped do
@@ -60,7 +60,8 @@ local function fits_after_release(policy, value, front, units)
   return true
 end
 
--- What each rule of a key uses; and, where the units do not fit, when they do. Returns nothing if the plain script has to.
+-- What each rule of a key uses; and, where the units do not fit, when they do. Returns nothing if the plain script has
+-- to.
 local function usage_of(policy, value, front, units)
   local usage, rules, labels = '', policy.rules, policy.labels
   for k = 1, rules do
@@ -73,7 +74,8 @@ local function usage_of(policy, value, front, units)
       newest = now - now % step + step
     else
       local first, base, width, live, behind
-      used, newest, first, base, width, live, behind = read_section(value, 14 + rules * 14, k - 1, used, step, retention)
+      used, newest, first, base, width, live, behind =
+        read_section(value, 14 + rules * 14, k - 1, used, step, retention)
       over = used and used - limit + units
       if not used or over > 1 and width > 1 then return end
       if over > 1 then -- else the first step makes room
