@@ -52,7 +52,7 @@ use tower::{ServiceBuilder, ServiceExt, retry};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A server that takes so many requests in any second, and refuses others.
+/// Takes so many requests in any second, and refuses others.
 struct Server {
     takes: AtomicUsize,
     taken: Mutex<Vec<Instant>>,

@@ -1,4 +1,4 @@
-// The script's text: the files of this folder, joined. README.md beside this file says what each does.
+// The script's text: the files of this folder, joined. README.md beside this file explains each.
 concat!(
     "local function plain_script(now, tasks, stored, values, expiries)\n",
     include_str!("plain/formats.lua"),

@@ -1,4 +1,4 @@
--- What a part of a call asks for: the fields before its policy. `policy_at` is 0, or the part that has its policy.
+-- Reads the fields of a part before its policy: its task. `policy_at` is 0, or the part that has the policy.
 
 local function read_task(arg, tasks)
   local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it

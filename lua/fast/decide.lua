@@ -50,7 +50,7 @@ while fast_path and reply and i <= last do
     if is_check and is_due and not fits then fits = fits_after_release(policy, value, front, units) end
   end
 
-  -- What is written, and replied of this key: nothing if the plain script has to do it.
+  -- Charges, settles, renews or only looks. Without `counts`, the plain script has to do it.
   if kind == BUCKET then
     take_buckets = take_buckets or fast_bucket(now, values)
     if is_check then fits, form, counts = take_buckets(policy, i, front, units, is_denied) end

@@ -1,4 +1,4 @@
--- What the fast path reads of sections, whose entries have width 1, and what it replies without a charge.
+-- The fast path's view of a section with entries of width 1, and its replies without a charge.
 
 -- Searches numbers of 2 bytes that grow: the last index whose number is less than `bound` above `origin`. The caller
 -- knows that the number at `low` is (or that `low` is 0), and that the one at `high` is not.
@@ -60,8 +60,8 @@ local function fits_after_release(policy, value, front, units)
   return true
 end
 
--- What each rule of a key uses; and, where the units do not fit, when they do. Returns nothing if the plain script has
--- to.
+-- The reply about a key: the units that each rule uses and, if the cost does not fit, when it does. Returns nothing if
+-- the plain script has to.
 local function usage_of(policy, value, front, units)
   local usage, rules, labels = '', policy.rules, policy.labels
   for k = 1, rules do

@@ -1,7 +1,7 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second)           names the two numbers of a label, and sets `window`: how much later than at its last
---                                    release a key may expire. `rule.limit` is the caller's; a rule of others has none
+-- new(rule, first, second)           names the two numbers of a label, and sets `window`: how much later than at its
+--                                    last release a key may expire. `rule.limit` is the caller's; a rule of others has none
 -- advance(section, time)             brings a section up to date: drops what is released or not believed
 -- charge(section, time, units)       adds units that fit
 -- settle(section, time, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
@@ -10,7 +10,7 @@
 --                                    three times: when it is `due`, the `start` of its newest step, the last `release`
 --
 -- A calendar rule has `read_details` besides, and a concurrency rule `has` and `renew`: see their files. A section has
--- `rule`, `used` (as it is stored), `newest`, `base`, `width`, `queue` and `room`.
+-- `rule`, `used` (as the value has it), `newest`, `base`, `width`, `queue` and `room`.
 
 local KINDS = {
   [0] = steps,
