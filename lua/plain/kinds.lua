@@ -1,7 +1,7 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
 -- new(rule, first, second)           names the two numbers of a label, and sets `window`: how much later than at its
---                                    last release a key may expire. `rule.limit` is the caller's; a rule of others has none
+--                                    last release a key may expire. `rule.limit` is the caller's: others have none
 -- advance(section, time)             brings a section up to date: drops what is released or not believed
 -- charge(section, time, units)       adds units that fit
 -- settle(section, time, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
