@@ -1,4 +1,4 @@
-//! Proves that a change of the script does not pass unnoticed: each mutant of the table answers or writes something wrong.
+//! Proves that no change of the script passes unnoticed: each mutant of the table answers or writes something wrong.
 //!
 //! The script and its mutants play the same random histories as the memory store. After each step, answers have to
 //! agree, and each value that the plain script has written has to be as `lua/README.md` says.
