@@ -30,6 +30,7 @@ local stored, values, expiries = {}, {}, {}
 local tasks = {} -- by arguments, as those of a call are mostly alike
 -- The first part of an operation, the first key of its blocks, and how many checks of the one before were admitted.
 local first, next_block, admitted = 1, last_part + 1, 0
+local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies = { pack('<I6', now) }
 local plain, take_buckets, charge, settle, renew -- functions that are made when they are needed
 local fast_path = true -- tests leave it out

@@ -19,9 +19,14 @@ elseif action == ADD or action == TAKE then
   reply = '\1'
 elseif is_check or action == RENEW and first == last then
   reply = count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
+else
+  blocks_found = 1 -- the plain script does it, and it may be a block
+end
+if block_count > 0 and not blocks_found then -- asks once for the whole call
+  blocks_found = try('EXISTS', spread(KEYS, last_part + 1))
 end
 for block = next_block, next_block + block_count - 1 do
-  stored[block] = try('GET', KEYS[block])
+  stored[block] = blocks_found ~= 0 and try('GET', KEYS[block])
   if stored[block] then reply = nil end
 end
 

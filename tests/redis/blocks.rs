@@ -10,7 +10,7 @@ use http::{Request, Response};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
-    error::StoreErrorKind,
+    error::{StoreError, StoreErrorKind},
     store::{Check, Operation, Reply, StoreExt},
     test_util::TestClock,
 };
@@ -164,7 +164,7 @@ async fn commands(server: &Server, limiter: &Limiter, users: &[&str]) -> [u64; 6
 }
 
 #[tokio::test]
-async fn enforcing_blocks_is_one_get_for_each_identity_and_no_round_trip() {
+async fn enforcing_blocks_is_one_command_for_all_identities_and_no_round_trip() {
     let server = Server::start();
     let enforcing = process(&server).await;
     let plain = enforcing.clone().enforce_blocks(false);
@@ -176,22 +176,95 @@ async fn enforcing_blocks_is_one_get_for_each_identity_and_no_round_trip() {
         );
         assert_eq!(
             commands(&server, &enforcing, users).await,
-            [1, 1, 2 * count, 0, 0, count]
+            [1, 1, count, 1, 0, count]
         );
     }
-    // The script looks up an identity once for all its policies.
+    // The script asks once for all policies.
     let names = ["a", "b", "c"].map(|it| Policy::parse(it, "5/1d").unwrap());
     let charges = names.iter().map(|it| Charge::new(it, user("alice"), 1));
     server.run::<()>("CONFIG RESETSTAT");
     enforcing.check(charges).await.unwrap();
-    assert_eq!(server.calls("get"), 4);
-    // For a blocked identity, the script reads no counts and writes nothing.
+    assert_eq!((server.calls("get"), server.calls("exists")), (3, 1));
+    // If any identity is blocked, the script reads the blocks of all, but no counts, and writes nothing.
     enforcing.block(&user("alice"), HOUR).await.unwrap();
     let users = &["alice", "bob"];
     assert_eq!(
         commands(&server, &enforcing, users).await,
-        [1, 1, 2, 0, 0, 0]
+        [1, 1, 2, 1, 0, 0]
     );
+}
+
+#[tokio::test]
+async fn a_call_of_many_checks_asks_once_whether_any_is_blocked() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let check = |user: &str| {
+        let check = Check::new(charges(&[user])).unwrap();
+        Operation::Check(check.enforce_blocks(true))
+    };
+    let users = ["alice", "bob", "carol", "dan"];
+    server.run::<()>("CONFIG RESETSTAT");
+    let replies = store.call(users.map(check).to_vec()).await.unwrap();
+    assert!(replies.iter().all(is_allowed), "{replies:?}");
+    assert_eq!((server.calls("get"), server.calls("exists")), (4, 1));
+}
+
+#[tokio::test]
+async fn a_block_holds_for_the_checks_behind_it_in_the_same_call() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let check = |user: &str| {
+        let check = Check::new(charges(&[user])).unwrap();
+        Operation::Check(check.enforce_blocks(true))
+    };
+    let block = Operation::Block {
+        key: user("alice"),
+        request: HOUR.into(),
+    };
+    let unblock = Operation::Unblock { key: user("alice") };
+    let operations = [
+        check("bob"),
+        check("alice"),
+        block,
+        check("alice"),
+        check("bob"),
+    ];
+    let operations = operations.into_iter().chain([unblock, check("alice")]);
+    let replies = store.call(operations.collect()).await.unwrap();
+    let are_allowed: Vec<bool> = replies.iter().map(is_allowed).collect();
+    assert_eq!(
+        are_allowed,
+        [true, true, false, false, true, false, true],
+        "{replies:?}"
+    );
+}
+
+#[tokio::test]
+async fn blocks_hold_for_a_user_without_the_right_to_ask_whether_there_are_any() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    server.run::<()>("ACL SETUSER default -exists");
+    assert!(
+        limiter
+            .check(charges(&["bob", "alice"]))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    let operator = process(&server).await;
+    operator.block(&user("alice"), HOUR).await.unwrap();
+    assert!(
+        !limiter
+            .check(charges(&["bob", "alice"]))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    assert!(limiter.check(charges(&["bob"])).await.unwrap().is_allowed());
+}
+
+fn is_allowed(reply: &Result<Reply, StoreError>) -> bool {
+    matches!(reply, Ok(Reply::Check(Decision::Allowed(_))))
 }
 
 #[tokio::test]
@@ -457,13 +530,13 @@ async fn a_layer_makes_one_call_for_what_it_limits_and_what_it_only_looks_up() {
     let alone = RateLimitLayer::new(limiter).deny_blocked(user("alice"));
     ask(&alone).await;
     for (layer, expected) in [
-        (alone.clone(), [1, 1, 2, 0]),
-        (alone.clone().limit(api(), user("alice")), [1, 1, 2, 1]),
-        (alone.limit(api(), user("bob")), [1, 1, 4, 1]),
+        (alone.clone(), [1, 1, 1, 1, 0]),
+        (alone.clone().limit(api(), user("alice")), [1, 1, 1, 1, 1]),
+        (alone.limit(api(), user("bob")), [1, 1, 1, 2, 1]),
     ] {
         server.run::<()>("CONFIG RESETSTAT");
         ask(&layer).await;
-        let calls = ["evalsha", "time", "get", "set"].map(|it| server.calls(it));
+        let calls = ["evalsha", "time", "exists", "get", "set"].map(|it| server.calls(it));
         assert_eq!(calls, expected);
     }
 }

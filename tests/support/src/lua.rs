@@ -363,6 +363,12 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
         }),
+        [b"EXISTS", ref names @ ..] => {
+            let is_there =
+                |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();
+            let count = names.iter().filter(is_there).count();
+            Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
+        }
         [b"SET", key, value, b"PX", ttl] => {
             let ttl = number(ttl) - SLACK_MS;
             assert!(ttl > 0);

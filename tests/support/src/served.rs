@@ -23,12 +23,13 @@ pub struct Served<T = Arc<Server>, S = RedisStore> {
 }
 
 /// The rights that the documentation of `store::redis` gives a user.
-pub const LEAST_RIGHTS: [&str; 8] = [
+pub const LEAST_RIGHTS: [&str; 9] = [
     "~sluicegate:*",
     "+evalsha",
     "+eval",
     "+time",
     "+get",
+    "+exists",
     "+set",
     "+setrange",
     "+del",
