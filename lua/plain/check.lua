@@ -69,20 +69,21 @@ local function settle(parts)
   return reply
 end
 
--- Moves the slots that a check has taken to the step of now, if all of them still count.
-local function renew(parts)
-  local are_held = true
+-- Moves the slots that each of `asked` equal checks has taken to the step of now: those of the first, as many as all of
+-- whose slots still count.
+local function renew(parts, asked)
+  local count = asked
   read_charged(parts)
   for _, part in ipairs(parts) do
     for k, rule in ipairs(part.rules) do
-      are_held = are_held and rule.kind.has(part.sections[k], part.units, part.ends[k])
+      count = rule.kind.times_held(part.sections[k], now, part.units, part.ends[k], count)
     end
   end
 
-  local reply = DONE .. pack(TIMES_ADMITTED, are_held and 1 or 0)
+  local reply = DONE .. pack(TIMES_ADMITTED, count)
   for _, part in ipairs(parts) do
-    if are_held then
-      for k, rule in ipairs(part.rules) do rule.kind.renew(part.sections[k], now, part.units, part.ends[k]) end
+    if count > 0 then
+      for k, rule in ipairs(part.rules) do rule.kind.renew(part.sections[k], now, part.units * count, part.ends[k]) end
       write(part.i, part.sections, part.expires)
     end
     reply = reply .. usage_of(part, false)

@@ -10,15 +10,22 @@ local concurrency = {
   describe = steps.describe,
 }
 
--- Whether the step that ends at `stop` has so many units that count.
-function concurrency.has(section, units, stop)
-  local _, _, own = find(section, stop)
-  return own >= units
+-- Whether a step is that of now, or the newest while the clock has stepped back: renewed slots stay in it.
+local function is_current(section, time, stop)
+  return stop == section.newest and stop > time
 end
 
--- Moves units that a step has to the step of now, or to the newest while the clock has stepped back.
+-- How many of `count` equal renewals find their units in the step that ends at `stop`. Those that stay in it are found
+-- by all.
+function concurrency.times_held(section, time, units, stop, count)
+  local _, _, own = find(section, stop)
+  if own < units then return 0 end
+  return is_current(section, time, stop) and count or math.min(count, (own - own % units) / units)
+end
+
+-- Moves units that a step has to the current one.
 function concurrency.renew(section, time, units, stop)
-  time = math.max(time, section.newest - section.rule.step) -- kept, as the newest step may be left without units
+  if is_current(section, time, stop) then return end
   steps.settle(section, time, -units, stop)
   steps.charge(section, time, units)
 end

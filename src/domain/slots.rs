@@ -1,5 +1,10 @@
 //! [`Slots`]: the slots that an admitted check holds under concurrency policies.
 
+#[cfg(feature = "redis")]
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+#[cfg(feature = "redis")]
+use crate::domain::decision::RuleUsage;
 use crate::domain::{
     charge::Charge,
     check::Check,
@@ -116,6 +121,30 @@ impl Renewal {
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()
+    }
+
+    /// Returns whether both renew equal slots, of the same keys in the same steps.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_equal(&self, other: &Self) -> bool {
+        self.check().is_identical(other.check()) && self.steps().eq(other.steps())
+    }
+
+    /// Returns a number that is the same for [equal](Self::is_equal) renewals.
+    #[cfg(feature = "redis")]
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for charge in self.check().charges() {
+            (charge.policy().name(), charge.key()).hash(&mut hasher);
+        }
+        self.steps().for_each(|end_ms| end_ms.hash(&mut hasher));
+        hasher.finish()
+    }
+
+    /// The ends of the steps that the slots are in.
+    #[cfg(feature = "redis")]
+    fn steps(&self) -> impl Iterator<Item = u64> {
+        let rules = self.usage.policies().flat_map(|it| it.rules());
+        rules.map(RuleUsage::step_end_ms)
     }
 
     /// Returns the slots of a renewal that was not sent.

@@ -24,7 +24,7 @@ use sluicegate::{
 use tokio::task::yield_now;
 
 use support::{
-    history::{Act, History, Player, few_cases, move_clock, wild},
+    history::{Act, History, Player, START_MS, few_cases, move_clock, wild},
     outcome::Outcome,
     redis::Server,
     served::fresh,
@@ -423,6 +423,38 @@ async fn slots_that_are_renewed_at_the_same_time_are_renewed_in_two_calls() {
     let renewed = join_all(slots.into_iter().map(|slots| store.renew(slots))).await;
     assert!(renewed.iter().all(|it| it.as_ref().unwrap().is_renewed()));
     assert_eq!(server.calls("evalsha") - before, 2);
+}
+
+#[tokio::test]
+async fn slots_of_one_key_that_share_a_step_are_renewed_by_one_write() {
+    let server = Server::start();
+    let clock = TestClock::new(START_MS);
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let store = store.clock(clock.clone());
+    let jobs = policy("jobs", "99/30s@concurrent");
+    let mut slots = Vec::new();
+    for tenant in ["acme", "initech"].repeat(30) {
+        let admitted = store.check(&check(&jobs, tenant, 1)).await;
+        slots.extend(Slots::take(admitted.unwrap().usage()));
+    }
+    for _ in 0..2 {
+        clock.advance(Duration::from_secs(10));
+        let writes = server.calls("set") + server.calls("setrange");
+        let renewed = join_all(slots.into_iter().map(|slots| store.renew(slots))).await;
+        let renewed = renewed.into_iter().map(Result::unwrap);
+        slots = renewed.filter_map(|it| it.slots()).collect();
+        assert_eq!(slots.len(), 60);
+        // The first renewal travels alone.
+        let writes = server.calls("set") + server.calls("setrange") - writes;
+        assert!(writes <= 3, "{writes}");
+    }
+    for slots in slots {
+        store.settle(&slots.give_back()).await.unwrap();
+    }
+    for tenant in ["acme", "initech"] {
+        let decision = store.check(&check(&jobs, tenant, 0)).await.unwrap();
+        assert_eq!(remaining(&decision), 99);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate::{
     MemoryStore, Policy, Store, Usage,
-    store::{Settlement, Slots, StoreExt},
+    store::{Operation, Reply, Settlement, Slots, StoreExt},
     test_util::TestClock,
 };
 use support::{history::START_MS, outcome::Outcome};
@@ -19,12 +19,16 @@ enum Next {
     Settle(usize, u64),
     /// The slots of the check of this number, which are then those of a new check.
     Renew(usize),
+    /// The same for several checks, in one call.
+    Together(&'static [usize]),
+    /// The store forgets all counts of the key.
+    Reset,
     Wait(u64),
     /// The clock steps back.
     Back(u64),
 }
 
-use Next::{Back, Check, Renew, Settle, Wait};
+use Next::{Back, Check, Renew, Reset, Settle, Together, Wait};
 
 const CASES: &[(&str, &[Next])] = &[
     // Entries of more than 2 bytes, of which some are released, or too many are used.
@@ -89,6 +93,54 @@ const CASES: &[(&str, &[Next])] = &[
             Check(1),
         ],
     ),
+    // Slots of one step are renewed together: all, as many as are left, and those that stay in their step.
+    (
+        "9/30s@concurrent@1s",
+        &[
+            Check(2),
+            Check(2),
+            Check(1),
+            Wait(10_000),
+            Together(&[0, 1, 2]),
+            Wait(10_000),
+            Together(&[0, 1]),
+            Wait(10_500),
+            Together(&[2]),
+            Check(9),
+        ],
+    ),
+    (
+        "9/30s@concurrent@1s",
+        &[
+            Check(2),
+            Check(2),
+            Check(2),
+            Reset,
+            Check(2),
+            Check(1),
+            Wait(10_000),
+            Together(&[0, 1, 2]),
+            Wait(25_000),
+            Check(9),
+        ],
+    ),
+    (
+        "9/30s@concurrent@1s",
+        &[
+            Check(2),
+            Check(2),
+            Check(2),
+            Reset,
+            Check(2),
+            Together(&[0, 1, 2]),
+            Wait(1_000),
+            Check(1),
+            Back(1_500),
+            Together(&[0, 1]),
+            Wait(25_000),
+            Check(9),
+        ],
+    ),
     // Slots of one step are renewed apart.
     (
         "9/30s@concurrent@1s",
@@ -116,7 +168,7 @@ pub(super) async fn all(script: &Script) {
             pass(&script.clock, *next);
             let mut outcomes = Vec::new();
             for (store, usages) in &mut stores {
-                outcomes.push(outcome(*store, &policy, usages, *next).await);
+                outcomes.push(outcomes_of(*store, &policy, usages, *next).await);
             }
             assert_eq!(outcomes[0], outcomes[1], "{rules}: {next:?} ({place})");
         }
@@ -131,31 +183,50 @@ fn pass(clock: &TestClock, next: Next) {
     }
 }
 
-async fn outcome(
+async fn outcomes_of(
     store: &dyn Store,
     policy: &Policy,
     usages: &mut Vec<Usage>,
     next: Next,
-) -> Option<Outcome> {
+) -> Vec<Outcome> {
     match next {
         Check(cost) => {
             let decision = store.check(&look(policy, cost)).await.unwrap();
             usages.push(decision.usage().clone());
-            Some(Outcome::from(&decision))
+            vec![Outcome::from(&decision)]
         }
         Settle(number, cost) => {
             let settlement = Settlement::new(&usages[number], |_| cost).unwrap();
             let usage = store.settle(&settlement).await.unwrap();
-            Some(Outcome::from(&usage))
+            vec![Outcome::from(&usage)]
         }
-        Renew(number) => {
-            let slots = Slots::take(&usages[number]).unwrap();
-            let renewed = store.renew(slots).await.unwrap();
-            if renewed.is_renewed() {
-                usages[number] = renewed.usage().clone();
-            }
-            Some(Outcome::from(&renewed))
+        Renew(number) => renew(store, usages, &[number]).await,
+        Together(numbers) => renew(store, usages, numbers).await,
+        Reset => {
+            let look = look(policy, 0);
+            store.reset(policy, look.charges()[0].key()).await.unwrap();
+            Vec::new()
         }
-        Wait(_) | Back(_) => None,
+        Wait(_) | Back(_) => Vec::new(),
     }
+}
+
+/// Renews the slots of these checks in one call.
+async fn renew(store: &dyn Store, usages: &mut [Usage], numbers: &[usize]) -> Vec<Outcome> {
+    let slots = numbers.iter().filter_map(|it| Slots::take(&usages[*it]));
+    let renewals = slots.map(|it| Operation::Renew(it.renew()));
+    let replies = store.call(renewals.collect()).await.unwrap();
+    let renewed = numbers
+        .iter()
+        .zip(replies)
+        .map(|(number, reply)| match reply {
+            Ok(Reply::Renew(renewed)) => {
+                if renewed.is_renewed() {
+                    usages[*number] = renewed.usage().clone();
+                }
+                Outcome::from(&renewed)
+            }
+            other => panic!("not renewed: {other:?}"),
+        });
+    renewed.collect()
 }

@@ -105,10 +105,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "has_changed = has_changed or section.used ~= used",
                 "has_changed = section.used ~= used",
             ),
-            (
-                "are_held = are_held and rule.kind.has",
-                "are_held = rule.kind.has",
-            ),
+            ("part.ends[k], count)\n", "part.ends[k], asked)\n"),
             (
                 "now, part.units, part.ends[k])\n      has_changed",
                 "now, part.units, part.ends[1])\n      has_changed",
@@ -122,12 +119,13 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "plain/concurrency.lua",
         &[
-            ("return own >= units", "return own > units"),
+            ("if own < units", "if own <= units"),
+            ("and count or math.min(count,", "or math.min(count,"),
+            ("(own - own % units) / units", "count"),
             (
-                "time = math.max(time, section.newest - section.rule.step)",
-                "time = time",
+                "return stop == section.newest and stop > time",
+                "return false",
             ),
-            ("section.newest - section.rule.step)", "section.newest)"),
             (
                 "local _, _, own = find(section, stop)",
                 "local _, own = find(section, stop)",
@@ -320,6 +318,9 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if is_check and count == 9 then",
             ),
             ("  if stored[block] then reply = nil end\n", ""),
+            ("  blocks_found = 1 --", "  --"),
+            ("blocks_found ~= 0 and try", "false and try"),
+            ("spread(KEYS, last_part + 1)", "spread(KEYS, last_part + 2)"),
             ("sub(value, -#policy.ending) == policy.ending", "true"),
             ("front[rules * 2 + 2] > now or", ""),
             (

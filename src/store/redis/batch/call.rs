@@ -83,6 +83,7 @@ impl SharedCall {
             }
             call.add(identical, waiting.take_first()?);
         }
+        call.sort_renewals();
         Some(call)
     }
 
@@ -110,6 +111,16 @@ impl SharedCall {
         match identical {
             Some(place) => self.operations[place].1.push(waiter),
             None => self.operations.push((operation, smallvec![waiter])),
+        }
+    }
+
+    /// Puts equal renewals side by side, which the script then does as one. Only renewals travel with renewals.
+    fn sort_renewals(&mut self) {
+        if let [(Operation::Renew(_), _), ..] = self.operations[..] {
+            self.operations.sort_by_cached_key(|(it, _)| match it {
+                Operation::Renew(renewal) => renewal.hash(),
+                _ => 0,
+            });
         }
     }
 

@@ -117,11 +117,11 @@ impl Strings {
 impl Call {
     /// `clock` is the time where it is not the server's clock that counts; `near_ms` is a time near that of the server,
     /// from which it finds the periods of calendar rules.
-    pub(in crate::store::redis) fn new<'a>(
+    pub(in crate::store::redis) fn new(
         names: &Names,
         clock: Option<u64>,
         near_ms: u64,
-        operations: impl IntoIterator<Item = &'a Operation>,
+        operations: &[Operation],
     ) -> Self {
         let mut call = Self {
             keys: Strings::default(),
@@ -133,12 +133,15 @@ impl Call {
             #[cfg(feature = "test-util")]
             half: None,
         };
-        for operation in operations {
+        for equal in equal_renewals(operations) {
+            let Some(operation) = equal.first() else {
+                continue;
+            };
             match operation {
                 Operation::Check(check) => call.push_check(names, check, 1),
                 Operation::Fill { check, count } => call.push_check(names, check, *count),
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
-                Operation::Renew(renewal) => call.push_renewal(names, renewal),
+                Operation::Renew(renewal) => call.push_renewals(names, renewal, equal.len()),
                 Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
                 Operation::Block { key, request } => call.push_block(names, key, request),
                 Operation::Ban {
@@ -223,7 +226,7 @@ impl Call {
                 self.push_key(names, charge.policy().name(), charge.key());
                 let head = Head {
                     action: action + joined(place),
-                    count,
+                    count: count.into(),
                     units: charge.cost(),
                     block_count,
                 };
@@ -250,13 +253,13 @@ impl Call {
         }
     }
 
-    fn push_renewal(&mut self, names: &Names, renewal: &Renewal) {
+    fn push_renewals(&mut self, names: &Names, renewal: &Renewal, count: usize) {
         let charges = renewal.check().charges().iter().enumerate();
         for ((place, charge), usage) in charges.zip(renewal.usage().policies()) {
             self.push_key(names, charge.policy().name(), charge.key());
             let steps = usage.rules().iter().map(|it| it.step_end_ms());
             let head = Head {
-                count: 1,
+                count,
                 units: charge.cost(),
                 ..Head::of(RENEW + joined(place))
             };
@@ -303,7 +306,7 @@ impl Call {
     fn push_head(&mut self, head: Head) {
         let arg = &mut self.args.bytes;
         arg.extend([self.version, head.action]);
-        push_number(arg, head.count.into(), 4);
+        push_number(arg, head.count as u64, 4);
         push_number(arg, head.units, 7);
         arg.push(head.block_count);
     }
@@ -358,7 +361,7 @@ impl Call {
 #[derive(Clone, Copy)]
 struct Head {
     action: u8,
-    count: u16,
+    count: usize,
     /// For a block, its time in ms.
     units: u64,
     /// How many keys of blocks are read.
@@ -374,6 +377,14 @@ impl Head {
             block_count: 0,
         }
     }
+}
+
+/// The operations in their order, and with each all of the next ones that renew the same: the script does these as one.
+pub(super) fn equal_renewals(operations: &[Operation]) -> impl Iterator<Item = &[Operation]> {
+    operations.chunk_by(|one, next| match (one, next) {
+        (Operation::Renew(one), Operation::Renew(next)) => one.is_equal(next),
+        _ => false,
+    })
 }
 
 fn joined(place: usize) -> u8 {

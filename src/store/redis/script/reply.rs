@@ -2,6 +2,7 @@
 
 use redis::Value;
 
+use super::call::equal_renewals;
 use crate::{
     domain::{
         block::{Block, BlockedBy},
@@ -58,18 +59,22 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
     };
     // A time that is missing leaves nothing to read for the operations either.
     reader.now_ms = reader.number(6).unwrap_or_default();
-    let mut elsewhere = Vec::new();
-    let results = operations.iter().enumerate().map(|(place, operation)| {
-        reader.is_elsewhere = false;
-        let reply = reader.reply(operation);
-        if reply.is_err() && reader.is_elsewhere {
-            elsewhere.push(place);
+    let (mut results, mut elsewhere) = (Vec::with_capacity(operations.len()), Vec::new());
+    for equal in equal_renewals(operations) {
+        let from = reader.bytes;
+        for (place, operation) in equal.iter().enumerate() {
+            reader.bytes = from; // equal renewals have one reply
+            reader.is_elsewhere = false;
+            let reply = reader.reply(operation, place);
+            if reply.is_err() && reader.is_elsewhere {
+                elsewhere.push(results.len());
+            }
+            results.push(reply);
         }
-        reply
-    });
+    }
     Replies {
-        results: results.collect(),
         now_ms: reader.now_ms,
+        results,
         elsewhere,
     }
 }
@@ -83,7 +88,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn reply(&mut self, operation: &Operation) -> Result<Reply, StoreError> {
+    /// Reads the reply to an operation, which is in this place among equal renewals: the first of them were done.
+    fn reply(&mut self, operation: &Operation, place: usize) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => {
                 let decision = self.decide(check, 1, |filled, shadows| filled.decision(shadows));
@@ -104,7 +110,7 @@ impl Reader<'_> {
             }
             Operation::Renew(renewal) => {
                 self.done()?;
-                let is_renewed = self.number(4)? > 0;
+                let is_renewed = self.number(4)? > place as u64;
                 let counts = self.counts(renewal.check())?;
                 let renewed = renewal.reply(is_renewed, self.now_ms, &counts);
                 renewed.map(Reply::Renew)
