@@ -89,8 +89,7 @@ impl StoredValue {
         self.sections.iter().find(|section| section.is_of(rule))
     }
 
-    /// When the key expires, in ms of the store's clock: when nothing counts any more, or later. A charge adds up to a
-    /// minute, and a settlement that returns units does not shorten the time.
+    /// When the key expires, in ms of the store's clock: when nothing counts any more, or up to a minute later.
     #[must_use]
     pub const fn expires_ms(&self) -> u64 {
         self.expires_ms
