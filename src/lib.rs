@@ -167,6 +167,7 @@ pub mod quotas {
     //!
     #![doc = include_str!("../docs/guide/quotas.md")]
 }
+mod outage;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;

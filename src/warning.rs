@@ -214,24 +214,25 @@ pub(crate) fn paused(kind: &str, reason: Option<&str>, length: Duration) {
     let _ = (kind, reason, length);
 }
 
-/// Reports that the breaker has opened: the store is not called any more.
-pub(crate) fn breaker_opened(error: &StoreError) {
+/// Warns that the store cannot decide, so that failure policies do.
+pub(crate) fn undecided(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
         kind = error.kind().as_str(),
         %error,
+        code = error.code(),
         cause = std::error::Error::source(error).map(ToString::to_string),
-        "breaker opened: the store has failed five times in a row; the failure policy applies until it answers"
+        "the store could not decide about a request: failure policies apply as long as it cannot"
     );
     #[cfg(not(feature = "tracing"))]
     let _ = error;
 }
 
-/// Reports that the breaker has closed: the store is called again.
-pub(crate) fn breaker_closed() {
+/// Reports that the store has decided everything for a while.
+pub(crate) fn decides_again() {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
+    tracing::warn!(target: "sluicegate", "the store decides about all requests again");
 }
 
 /// Warns that a memory store has no room for a new key; warns again only after the store has had room for a minute.

@@ -32,7 +32,6 @@ use crate::{
     },
     limiter::jitter,
     observe::{BreakerEvent, Observer},
-    warning,
 };
 
 /// More than one slow answer or lost connection, but few enough to notice an outage soon.
@@ -134,12 +133,9 @@ impl Breaker {
             self.forget_failures();
         }
         if is_open(switches)
-            && let Some(told) = self.switch(switches, None)
+            && let Some(Some(observer)) = self.switch(switches, None)
         {
-            warning::breaker_closed();
-            if let Some(observer) = told {
-                observer.on_breaker(&BreakerEvent { error: None });
-            }
+            observer.on_breaker(&BreakerEvent { error: None });
         }
     }
 
@@ -158,12 +154,11 @@ impl Breaker {
             return;
         }
         self.probe_at.store(self.next_probe(), Relaxed);
-        if self.switch(switches, observer.clone()).is_some() {
-            warning::breaker_opened(error);
-            if let Some(observer) = observer {
-                let error = Some(error);
-                observer.on_breaker(&BreakerEvent { error });
-            }
+        if self.switch(switches, observer.clone()).is_some()
+            && let Some(observer) = observer
+        {
+            let error = Some(error);
+            observer.on_breaker(&BreakerEvent { error });
         }
     }
 

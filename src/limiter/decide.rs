@@ -1,5 +1,7 @@
 //! The one path of every decision, and [`Resolution`], the result.
 
+use std::thread;
+
 use super::{Limiter, known_blocks::KnownBefore, slots, store_call::Answer};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
@@ -44,7 +46,7 @@ impl Limiter {
         if check.is_empty() {
             let result = Decision::new(&check, true, 0, &[]);
             let timing = None;
-            return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }));
+            return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }, None));
         }
         let known = self.inner.known_blocks.before_call();
         // From before the call: a slot may be released so long after.
@@ -83,21 +85,28 @@ impl Limiter {
         if !check.look_ups().is_empty() {
             answer.result = answer.result.map(|decision| decision.about(check));
         }
-        let resolution = self.resolve(kind, check, answer);
-        if let (Some(asked_at_ms), Resolution::Decided(decision)) = (asked_at_ms, &resolution) {
-            decision.usage().asked_at(asked_at_ms);
-        }
-        resolution
+        self.resolve(kind, check, answer, asked_at_ms)
     }
 
     /// Turns the answer of a call into a resolution.
-    fn resolve(&self, kind: CallKind, check: &Check, answer: Answer<Decision>) -> Resolution {
+    fn resolve(
+        &self,
+        kind: CallKind,
+        check: &Check,
+        answer: Answer<Decision>,
+        asked_at_ms: Option<u64>,
+    ) -> Resolution {
         let Answer { result, timing } = answer;
         let resolution = match result {
-            Ok(decision) => Resolution::Decided(decision),
+            Ok(decision) => {
+                self.decides_again();
+                Resolution::Decided(decision)
+            }
             Err(error) => self.fall_back(kind, check, &error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
+            // An observer may panic, and then the caller does not get the slots.
+            let _unreported = asked_at_ms.map(|ms| Unreported::new(self, decision, ms));
             if check.has_contributors() {
                 self.record_contributors(decision, check);
             }
@@ -111,5 +120,26 @@ impl Limiter {
             }
         }
         resolution
+    }
+}
+
+/// Returns the slots of a decision if this is dropped by a panic.
+struct Unreported<'a> {
+    limiter: &'a Limiter,
+    decision: &'a Decision,
+}
+
+impl<'a> Unreported<'a> {
+    fn new(limiter: &'a Limiter, decision: &'a Decision, asked_at_ms: u64) -> Self {
+        decision.usage().asked_at(asked_at_ms);
+        Self { limiter, decision }
+    }
+}
+
+impl Drop for Unreported<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            drop(self.limiter.hold(self.decision));
+        }
     }
 }

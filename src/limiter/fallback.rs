@@ -13,6 +13,7 @@ use crate::{
     },
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     store::{MemoryStore, Store, StoreFuture},
+    warning,
 };
 
 /// A memory store that checks each policy with a share of its limits, `1/replicas`.
@@ -51,8 +52,26 @@ impl Limiter {
             resolution => resolution,
         };
         let outcome = outcome(kind, &resolution);
+        if kind == CallKind::Check {
+            self.warn_of_outage(error);
+        }
         self.report_error(CallInfo::new(kind, check), error, outcome, timing);
         resolution
+    }
+
+    /// A full store warns by itself.
+    fn warn_of_outage(&self, error: &StoreError) {
+        use StoreErrorKind::{Full, InvalidRequest};
+        if !matches!(error.kind(), Full | InvalidRequest) && self.inner.outage.begins() {
+            warning::undecided(error);
+        }
+    }
+
+    /// Notes that the store has decided.
+    pub(super) fn decides_again(&self) {
+        if self.inner.outage.ends() {
+            warning::decides_again();
+        }
     }
 
     fn by_failure_policy(&self, check: &Check, error: StoreError) -> Resolution {

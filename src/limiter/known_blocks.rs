@@ -116,13 +116,18 @@ impl KnownBlocks {
         }
     }
 
-    /// Notes the block that the store returned for a request of `asked` from `now` on. A block already known keeps its
-    /// end.
+    /// Notes the block that the store returned for a request of `asked` from `now` on: that one, or another that never
+    /// ends. A block already known keeps its end.
     pub(super) fn note_made(&self, key: &Key, block: Block, asked: Option<Duration>, now: Instant) {
         let identity = self.hasher.hash_one(key);
         let known = self.read(|it| it.get(&identity).copied());
         if known.is_none_or(|known| known.block != block) {
-            self.note(key, block, asked, now);
+            self.note(
+                key,
+                block,
+                asked.filter(|_| block.until_ms().is_some()),
+                now,
+            );
         }
     }
 

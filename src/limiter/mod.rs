@@ -47,6 +47,7 @@ use crate::{
         rule::millis,
     },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
+    outage::Outage,
     store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
 };
 use breaker::Breaker;
@@ -85,6 +86,8 @@ pub struct Limiter {
 struct Inner {
     store: Arc<dyn Store>,
     breaker: Arc<Breaker>,
+    /// Checks that the store could not decide.
+    outage: Arc<Outage>,
     local: ScaledStore,
     timeout: Duration,
     failure_policy: FailurePolicy,
@@ -126,6 +129,7 @@ impl Limiter {
             publishes: publisher::is_published_by(&*store),
             store,
             breaker: Arc::new(Breaker::new(interval)),
+            outage: Arc::default(),
             local: ScaledStore {
                 store: MemoryStore::new(),
                 replicas: NonZeroU32::MIN,

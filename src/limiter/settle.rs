@@ -1,6 +1,6 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -75,6 +75,28 @@ impl Limiter {
         parts
             .filter_map(|part| Settlement::of_change(part, &cost))
             .collect()
+    }
+
+    /// The settlements that costs known at the end need. A part of which any cost is known is settled, if only in name:
+    /// it is not refunded later.
+    pub(crate) fn final_parts(
+        usage: &Usage,
+        cost: impl Fn(&Charge) -> Option<u64>,
+    ) -> Vec<Settlement> {
+        let both = [Some(usage), admitted_shadow(usage)];
+        let parts = both.into_iter().flatten().filter_map(|part| {
+            let is_known = Cell::new(false);
+            let settlement = Settlement::of_change(part, |charge| {
+                let cost = cost(charge);
+                is_known.set(is_known.get() || cost.is_some());
+                cost.unwrap_or_else(|| charge.cost())
+            });
+            if settlement.is_none() && is_known.get() {
+                part.take_settlement();
+            }
+            settlement
+        });
+        parts.collect()
     }
 
     /// Settles these parts of one check at the same time; returns the usage afterwards, with that of the shadows.

@@ -89,7 +89,7 @@ impl Limiter {
                 let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
                 let turns = match self.inner.pauses.is_recovering(check) {
                     true => 1,
-                    false => turns_after(&resolution),
+                    false => turns_after(&resolution, where_open),
                 };
                 ticket.queue.turns.set_number(turns);
                 resolution
@@ -282,10 +282,13 @@ const fn is_passing(error: &StoreError) -> bool {
     matches!(error.kind(), Timeout | Unavailable | CircuitOpen)
 }
 
-/// How many callers may ask at the same time after this answer: as many as the rest would admit.
-fn turns_after(resolution: &Resolution) -> u64 {
-    let Resolution::Decided(Decision::Allowed(usage)) = resolution else {
-        return 1;
+/// How many callers may ask at the same time after this answer: as many as the rest would admit, or all if a store that
+/// does not answer lets all pass.
+fn turns_after(resolution: &Resolution, where_open: WhereOpen) -> u64 {
+    let usage = match resolution {
+        Resolution::Decided(Decision::Allowed(usage)) => usage,
+        Resolution::Open(_) if where_open == WhereOpen::Pass => return u64::MAX,
+        _ => return 1,
     };
     let rules = usage.check().rules().zip(usage.rules());
     let fitting = rules.map(|((_, cost), usage)| usage.remaining() / cost.max(1));

@@ -568,6 +568,47 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_that_pass_while_a_store_is_silent_do_not_wait_for_each_other() {
+    // Without a breaker, each asks, and has its timeout.
+    for interval in [ms(0), ms(250)] {
+        let limiter = Limiter::new(stalls_for(LONG)).probe_interval(interval);
+        let layer = RateLimitLayer::new(limiter)
+            .limit(
+                Policy::parse("api", "999/1s").unwrap(),
+                Key::new("user", "alice"),
+            )
+            .max_wait(ms(10_000));
+        let start = Instant::now();
+        let requests = (0..200).map(|_| {
+            let service = client(layer.clone(), Arc::default());
+            service.oneshot(Request::new(String::new()))
+        });
+        for response in join_all(requests).await {
+            assert_eq!(response.unwrap().status(), StatusCode::OK);
+        }
+        let waited = start.elapsed();
+        assert!(waited < ms(1_000), "{waited:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_that_the_store_gave_to_another_names_the_contributor_of_its_own_check() {
+    let limiter = Limiter::new(Timed::new());
+    let asks = |name: &'static str, most| {
+        let [charge] = calls("1/10s@exact", 1);
+        limiter.acquire([charge.by(Key::new("user", name))], most)
+    };
+    assert!(asks("carol", LONG).await.unwrap().is_allowed());
+    let (alice, bob) = tokio::join!(asks("alice", LONG), asks("bob", ms(300)));
+    assert!(alice.unwrap().is_allowed());
+    let Decision::Denied(denial) = bob.unwrap() else {
+        panic!("bob waited");
+    };
+    let contributor = denial.charge().contributor();
+    assert_eq!(contributor, Some(&Key::new("user", "bob")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
     let slow = Scripted::new(|check| {
         let check = check.clone();

@@ -227,6 +227,17 @@ async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shorter_block_than_that_of_another_process_holds_for_ever() {
+    let (store, limiter) = process();
+    let other = Limiter::new(store.clone());
+    other.block(&user("alice"), Until::ForEver).await.unwrap();
+    limiter.block(&user("alice"), MINUTE).await.unwrap();
+    store.is_now(State::Down);
+    tokio::time::advance(MINUTE * 2).await;
+    assert_eq!(known(&limiter, "alice").await, Some(None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_block_whose_call_failed_is_not_known() {
     let (store, limiter) = process();
     for state in [State::Down, State::Hanging] {

@@ -10,7 +10,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
     limiter::Slot,
-    observe::{CallKind, CompletionEvent, Observer},
+    observe::{CallKind, CompletionEvent, DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
 };
@@ -628,6 +628,30 @@ async fn renewing_goes_on_after_an_observer_has_panicked() {
     cluster.pass(WINDOW * 2).await;
     assert!(!first.is_held(), "the outcome of its renewal is unknown");
     assert!(second.is_held());
+}
+
+/// An observer that panics at the first decision.
+#[derive(Debug, Default)]
+struct PanicsOnce(std::sync::atomic::AtomicBool);
+
+impl Observer for PanicsOnce {
+    fn on_decision(&self, _: &DecisionEvent<'_>) {
+        assert!(self.0.swap(true, std::sync::atomic::Ordering::Relaxed));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_returned_if_the_observer_of_its_decision_panics() {
+    for fails in [None, Some(Failure::Slow)] {
+        let cluster = Cluster::new();
+        cluster.script.lock().unwrap().fails = fails;
+        let limiter = Limiter::new(cluster.clone()).observer(PanicsOnce::default());
+        let job = limiter.clone();
+        let panics = tokio::spawn(async move { acquire(&job, &one()).await });
+        assert!(panics.await.is_err());
+        cluster.pass(Duration::from_millis(50)).await;
+        assert!(acquire(&limiter, &one()).await.is_some());
+    }
 }
 
 /// A waker that panics in any task, such as the renewer's; but not when the timer wakes it.

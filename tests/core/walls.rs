@@ -5,17 +5,21 @@ use std::{collections::BTreeSet, fs, path::Path};
 /// Each room of `src`, and the other rooms to import from.
 const ROOMS: &[(&str, &[&str])] = &[
     ("domain", &[]),
+    ("outage", &[]),
     ("watch", &[]),
     ("test_util", &["domain"]),
     ("warning", &["domain"]),
     ("observe", &["domain"]),
     ("store", &["domain", "warning", "test_util"]),
-    ("limiter", &["domain", "store", "observe", "warning"]),
+    (
+        "limiter",
+        &["domain", "store", "observe", "warning", "outage"],
+    ),
     ("extract", &["domain", "warning", "watch"]),
     (
         "middleware",
         &[
-            "domain", "store", "observe", "limiter", "extract", "warning", "watch",
+            "domain", "store", "observe", "limiter", "extract", "warning", "watch", "outage",
         ],
     ),
 ];

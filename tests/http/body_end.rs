@@ -231,19 +231,25 @@ async fn a_request_that_meters_nothing_keeps_its_charge() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_response_pays_what_was_metered() {
-    let budget = Budget::new();
-    // A refund of unanswered requests does not hide the metered cost.
-    let layer = budget.layer().refund_unanswered().meter_costs();
-    let service = service_fn(async |request: Request<()>| {
-        request.extensions().get::<CostMeter>().unwrap().add(3);
-        std::future::pending::<()>().await;
-        Ok::<_, Infallible>(Response::new(String::new()))
-    });
-    let mut service = layer.layer(service);
-    let mut response = Box::pin(service.ready().await.unwrap().call(Request::new(())));
-    assert!(futures::poll!(&mut response).is_pending());
-    drop(response);
-    assert_eq!(budget.left().await, 97);
+    // A refund of unanswered requests does not hide the metered cost, less than was charged, as much, or more.
+    for (metered, left) in [(3, 97), (10, 90), (20, 80)] {
+        let budget = Budget::new();
+        let layer = budget.layer().refund_unanswered().meter_costs();
+        let service = service_fn(async |request: Request<()>| {
+            request
+                .extensions()
+                .get::<CostMeter>()
+                .unwrap()
+                .add(metered);
+            std::future::pending::<()>().await;
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
+        let mut service = layer.layer(service);
+        let mut response = Box::pin(service.ready().await.unwrap().call(Request::new(())));
+        assert!(futures::poll!(&mut response).is_pending());
+        drop(response);
+        assert_eq!(budget.left().await, left);
+    }
 }
 
 #[tokio::test]

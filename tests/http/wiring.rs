@@ -12,11 +12,12 @@ use axum::{
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use sluicegate::{
     FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
-    RateLimitLayer,
-    error::{ExtractError, PolicyError},
+    RateLimitLayer, StoreError,
+    error::{ExtractError, PolicyError, StoreErrorKind},
     extract::{Extension, TrustedProxies},
     middleware::{PolicySelector, Route, Routes},
     policies::{Policies, ReloadablePolicies},
+    store::StoreFuture,
 };
 use support::{log::Log, scripted::Scripted, trace::traced};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -405,16 +406,16 @@ async fn a_route_that_is_not_known_passes_no_limit_that_fails_open() {
 // The store
 
 #[test]
-fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
+fn an_outage_is_told_of_when_it_begins_and_when_it_is_over_without_an_observer() {
     let lines = traced(false, async {
         let up = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let is_up = up.clone();
         let store = Scripted::new(move |check| {
             if is_up.load(std::sync::atomic::Ordering::SeqCst) {
-                sluicegate::store::StoreFuture::ready(support::scripted::allowed(check))
+                StoreFuture::ready(support::scripted::allowed(check))
             } else {
                 let error = support::scripted::unavailable();
-                sluicegate::store::StoreFuture::ready(Err(error))
+                StoreFuture::ready(Err(error))
             }
         });
         let layer = RateLimitLayer::new(store)
@@ -427,15 +428,42 @@ fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
                 assert_eq!(bare(&layer, "/").await, 200);
             }
             up.store(true, std::sync::atomic::Ordering::SeqCst);
-            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+            tokio::time::advance(std::time::Duration::from_secs(11)).await;
             for _ in 0..100 {
                 assert_eq!(bare(&layer, "/").await, 200, "round {round}");
             }
         }
     });
-    let opened = r#"WARN breaker opened: the store has failed five times in a row; the failure policy applies until it answers kind="unavailable" error=told to fail"#;
-    let closed = "WARN breaker closed: the store decides again";
-    assert_eq!(lines, [opened, closed, opened, closed]);
+    let begins = r#"WARN the store could not decide about a request: failure policies apply as long as it cannot kind="unavailable" error=told to fail"#;
+    let ends = "WARN the store decides about all requests again";
+    assert_eq!(lines, [begins, ends, begins, ends]);
+}
+
+#[test]
+fn a_store_that_never_decides_is_warned_about_once_with_and_without_a_breaker() {
+    let unavailable = StoreError::new(StoreErrorKind::Unavailable, "told to fail");
+    let protocol = StoreError::new(StoreErrorKind::Protocol, "a value of another version");
+    for (error, interval_ms, line) in [
+        (unavailable, 0, r#"kind="unavailable" error=told to fail"#),
+        (
+            protocol,
+            250,
+            r#"kind="protocol" error=a value of another version"#,
+        ),
+    ] {
+        let lines = traced(false, async move {
+            let store = Scripted::new(move |_| StoreFuture::ready(Err(error.clone())));
+            let interval = std::time::Duration::from_millis(interval_ms);
+            let limiter = Limiter::new(store).probe_interval(interval);
+            let layer = RateLimitLayer::new(limiter)
+                .limit(policy("api", "1/1h"), Key::new("service", "all"));
+            for _ in 0..200 {
+                assert_eq!(bare(&layer, "/").await, 200);
+            }
+        });
+        let begins = "WARN the store could not decide about a request: failure policies apply as long as it cannot";
+        assert_eq!(lines, [format!("{begins} {line}")]);
+    }
 }
 
 // Errors when a layer is built

@@ -172,7 +172,7 @@ impl LastDenial {
     pub(super) fn decision(&self, check: &Check, earliest: Instant) -> Decision {
         let denied = Decision::Denied(self.denial.clone());
         let about_it = match self.compares(check, |last, asked| last == asked) {
-            true => denied,
+            true => denied.about(check), // whose contributors may be others
             false => denied.repeated(check, 0),
         };
         let longer = earliest.saturating_duration_since(self.until);

@@ -6,16 +6,15 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use http::request::Parts;
-use tokio::time::Instant;
 
 use super::similar::most_similar;
 use crate::{
     domain::{error::ExtractError, policy::Policy},
     extract::forwarded::is_forwarded_for_other,
+    outage::Outage,
     warning,
     watch::Watch,
 };
@@ -26,9 +25,6 @@ const WINDOW: u32 = 100;
 /// Not all: a proxy's own health checks lack the header.
 const MOST_OF_THEM: u32 = 90;
 
-/// How long no limit must be left out before look-ups count as recovered. Limits warnings to one pair in that time.
-const RECOVERED_AFTER: Duration = Duration::from_secs(10);
-
 /// More mistakes than a layer is likely to have.
 const MAX_WARNED: usize = 16;
 
@@ -37,13 +33,11 @@ const MAX_WARNED: usize = 16;
 pub(in crate::middleware) struct Warnings {
     warned: Mutex<Vec<ExtractError>>,
     peers: Watch<Peers>,
-    /// Whether limits were left out recently; all other requests cost only this load.
-    leaves_out: AtomicBool,
+    /// Limits that were left out because look-ups failed.
+    look_ups: Outage,
     /// Whether a cost has named an unknown policy.
     misnames: AtomicBool,
     returns_slots_early: AtomicBool,
-    /// When a limit was last left out.
-    left_out_at: Mutex<Option<Instant>>,
 }
 
 /// The latest requests limited by peer address.
@@ -73,37 +67,16 @@ impl Warnings {
 
     /// Notes that a request passes without a limit, because a look-up failed.
     pub(super) fn left_out(&self, policy: Option<&Policy>, error: &ExtractError) {
-        let mut left_out_at = self.left_out_at();
-        let begins = left_out_at.replace(Instant::now()).is_none();
-        self.leaves_out.store(true, Relaxed);
-        drop(left_out_at);
-        if begins {
+        if self.look_ups.begins() {
             warning::limit_left_out(policy.map(Policy::name), error);
         }
     }
 
     /// Notes that all look-ups of a request have ended.
     pub(super) fn found_out(&self) {
-        if self.leaves_out.load(Relaxed) {
-            self.note_recovery();
-        }
-    }
-
-    #[cold]
-    fn note_recovery(&self) {
-        let mut left_out_at = self.left_out_at();
-        if left_out_at.is_some_and(|at| at.elapsed() >= RECOVERED_AFTER) {
-            *left_out_at = None;
-            self.leaves_out.store(false, Relaxed);
-            drop(left_out_at);
+        if self.look_ups.ends() {
             warning::limits_found_again();
         }
-    }
-
-    fn left_out_at(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.left_out_at
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Warns that slots are returned with the head of a response.

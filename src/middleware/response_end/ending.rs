@@ -142,7 +142,7 @@ impl Drop for Admitted {
         end.metered = self.reading.units();
         // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
         let parts = catch_unwind(AssertUnwindSafe(|| {
-            Limiter::changed_parts(&self.usage, |charge| self.at_end.cost(end, charge))
+            Limiter::final_parts(&self.usage, |charge| self.at_end.cost(end, charge))
         }));
         let parts = parts.unwrap_or_default();
         let runtime = self.runtime.take().or_else(|| Handle::try_current().ok());
@@ -158,7 +158,8 @@ impl Drop for Admitted {
 }
 
 impl AtEnd {
-    fn cost(&self, end: &ResponseEnd, charge: &Charge) -> u64 {
+    /// `None` if nothing says what the response cost.
+    fn cost(&self, end: &ResponseEnd, charge: &Charge) -> Option<u64> {
         let policy = charge.policy().name();
         let actual = end
             .actual
@@ -166,8 +167,7 @@ impl AtEnd {
             .and_then(|actual| actual.of_policy(policy));
         let by_closure = || self.cost_of.as_ref().map(|cost_of| cost_of(end, charge));
         let by_meter = || end.metered.filter(|_| self.metered.includes(policy));
-        let cost = actual.or_else(by_closure).or_else(by_meter);
-        cost.unwrap_or_else(|| charge.cost())
+        actual.or_else(by_closure).or_else(by_meter)
     }
 }
 
