@@ -17,7 +17,7 @@ return function(policy, i, front, units, is_denied)
   if fits and units > 0 and not is_denied then
     for k = 1, rules do
       front[k + 1] = front[k + 1] + units * labels[k * 2 - 1]
-      if now + front[k + 1] / labels[k * 2] > front[rules * 2 + 3] then return end -- it expires before it is full
+      if front[k + 1] > (front[rules * 2 + 3] - now) * labels[k * 2] then return end -- it expires before it is full
     end
     values[i] = pack(policy.front_format, spread(front))
     return true, '\2', string.sub(values[i], 1, 1 + rules * 7)

@@ -22,8 +22,8 @@ elseif is_check or action == RENEW and first == last then
 else
   blocks_found = 1 -- the plain script does it, and it may be a block
 end
-if block_count > 0 and not blocks_found then -- asks once for the whole call
-  blocks_found = try('EXISTS', spread(KEYS, last_part + 1))
+if block_count > 0 and not blocks_found then -- asks once for the whole call, unless for more than Lua can pass on
+  blocks_found = #KEYS - last_part > 4000 or try('EXISTS', spread(KEYS, last_part + 1))
 end
 for block = next_block, next_block + block_count - 1 do
   stored[block] = blocks_found ~= 0 and try('GET', KEYS[block])

@@ -240,6 +240,18 @@ async fn a_block_holds_for_the_checks_behind_it_in_the_same_call() {
 }
 
 #[tokio::test]
+async fn a_call_may_look_up_more_blocks_than_lua_can_pass_on_at_once() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let check = |number: usize| {
+        let check = Check::new(charges(&[&number.to_string()])).unwrap();
+        Operation::Check(check.enforce_blocks(true))
+    };
+    let replies = store.call((0..9_000).map(check).collect()).await.unwrap();
+    assert!(replies.iter().all(is_allowed));
+}
+
+#[tokio::test]
 async fn blocks_hold_for_a_user_without_the_right_to_ask_whether_there_are_any() {
     let server = Server::start();
     let limiter = process(&server).await;

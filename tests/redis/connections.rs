@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError, error::StoreErrorKind,
+    store::Check,
+};
 use support::{redis::Server, stores};
 use tokio::{
     io::copy_bidirectional,
@@ -423,6 +426,42 @@ async fn a_job_with_a_long_timeout_does_not_make_others_wait_for_a_silent_connec
     });
     let took = took.await;
     assert!(took < SOON, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_are_returned_behind_a_silent_connection_come_back_over_another() {
+    let server = Server::start();
+    let is_silent = Arc::default();
+    let store = RedisStore::connect(nat(&server, Arc::clone(&is_silent)).await);
+    let limiter = limiter(store.await.unwrap());
+    let jobs = Policy::parse("jobs", "20/30s@concurrent").unwrap();
+    let job = |cost| [Charge::new(&jobs, Key::new("user", "alice"), cost)];
+    let mut slots = Vec::new();
+    for _ in 0..20 {
+        let slot = limiter.acquire_slot(job(1), Duration::ZERO).await.unwrap();
+        slots.push(slot.unwrap().unwrap());
+    }
+    is_silent.store(true, Ordering::Relaxed);
+    drop(slots);
+    // Another process: none of its calls replaces the connection.
+    let other = Limiter::new(RedisStore::connect(server.url()).await.unwrap());
+    let (start, mut left) = (Instant::now(), 0);
+    while left < 20 && start.elapsed() < 10 * SOON {
+        let usage = other.peek(job(0)).await.unwrap();
+        left = usage.rules().next().unwrap().remaining();
+    }
+    assert_eq!(left, 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_for_which_no_connection_was_made_was_not_sent() {
+    // Accepts connections, and never answers.
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let store = RedisStore::connect_lazy(url).unwrap();
+    let check = Check::new(charge(1)).unwrap();
+    let error = store.check(&check).await.unwrap_err();
+    assert!(error.is_unsent(), "{error}");
 }
 
 /// The kernel's list of connections names the timer of each: 2 is keepalive.

@@ -593,6 +593,23 @@ async fn a_connection_that_was_lost_while_blocks_were_listed_is_replaced_before_
     ping.exec_async(&mut *connection).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_check_that_got_no_connection_of_the_pool_was_not_sent() {
+    let server = Server::start();
+    let pool = bb8::Pool::builder().max_size(1);
+    let manager = RedisConnectionManager::new(server.url()).unwrap();
+    let pool = pool.build(manager).await.unwrap();
+    let _held = pool.get().await.unwrap();
+    let limiter = Limiter::new(RedisStore::transactions(pool.clone()));
+    for timeout in [Duration::from_millis(100), Duration::from_secs(60)] {
+        let limiter = limiter.clone().timeout(timeout);
+        let error = limiter.check(charge(&api("10/1d"), "alice")).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout);
+        assert!(error.is_unsent(), "{error}");
+    }
+}
+
 /// Like after a failover: the primary's address leads to a replica, and then to a primary again.
 #[tokio::test]
 async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {

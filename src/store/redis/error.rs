@@ -34,12 +34,23 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, or takes
-/// no write at all. (Where memory is short, `OOM`, it still deletes.)
+/// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, is not the
+/// one for these keys, or takes no write at all. (Where memory is short, `OOM`, it still deletes.)
 fn is_refused_untouched(code: &str) -> bool {
     matches!(
         code,
-        "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "READONLY"
+        "ASK"
+            | "BUSY"
+            | "CLUSTERDOWN"
+            | "CROSSSLOT"
+            | "LOADING"
+            | "MASTERDOWN"
+            | "MISCONF"
+            | "MOVED"
+            | "NOAUTH"
+            | "NOREPLICAS"
+            | "READONLY"
+            | "TRYAGAIN"
     )
 }
 

@@ -99,6 +99,20 @@ impl Transport {
         }
     }
 
+    /// Makes sure that there is a connection to the server of this key. An error says that nothing was sent.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) async fn connect_first(&self, routing_key: &[u8]) -> RedisResult<()> {
+        match &self.route {
+            Route::Server(connection) => connection.connect_first().await,
+            #[cfg(feature = "cluster")]
+            Route::Cluster(cluster) => Box::pin(cluster.connect_first(routing_key)).await,
+            Route::Custom { .. } => Ok(()),
+        }
+    }
+
     /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
     ///
     /// There is no time limit while a server keeps its connection open and sends nothing.

@@ -81,6 +81,17 @@ const CASES: &[(&str, &[Next])] = &[
         "10+10/10s@bucket",
         &[Check(3), Check(7), Wait(1_000), Check(1), Check(1)],
     ),
+    // A bucket that is full a fraction of a millisecond after its key would expire.
+    (
+        "100000000+100000000/1s@bucket",
+        &[
+            Check(1),
+            Wait(501),
+            Check(50_000_001),
+            Wait(500),
+            Check(100_000_000),
+        ],
+    ),
     // More slots than an entry of 2 bytes can count.
     (
         "1000000/30s@concurrent@1s",

@@ -443,8 +443,12 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("units * labels[k * 2 - 1]", "units * labels[1]"),
             (
-                "if now + front[k + 1] / labels[k * 2] > front[rules * 2 + 3] then return end",
+                "if front[k + 1] > (front[rules * 2 + 3] - now) * labels[k * 2] then return end",
                 "",
+            ),
+            (
+                "front[k + 1] > (front[rules * 2 + 3] - now) * labels[k * 2]",
+                "now + front[k + 1] / labels[k * 2] > front[rules * 2 + 3]",
             ),
             (" and not is_denied then", " then"),
             ("front[k + 1], now, 0)", "front[k + 1], 0, 0)"),

@@ -136,17 +136,20 @@ impl SharedCall {
             return Returned::default();
         }
         let mut reply = pin!(execute(operations));
+        let mut waiting = waiters.iter_mut().flatten().peekable();
         let replies = poll_fn(|cx| {
             if let Poll::Ready(replies) = reply.as_mut().poll(cx) {
                 return Poll::Ready(Some(replies));
             }
-            // Poll only up to the first caller that still waits. When that caller leaves, this task wakes and looks for
-            // the next.
-            let mut all = waiters.iter_mut().flatten();
-            match all.any(|it| it.reply.poll_closed(cx).is_pending()) {
-                true => Poll::Pending,
-                false => Poll::Ready(None),
+            // Poll only the first caller that still waits. When that caller leaves, this task wakes and looks for the
+            // next, but not again at those that have left: each costs a unit of the budget of this task.
+            while let Some(first) = waiting.peek_mut() {
+                if first.reply.poll_closed(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                waiting.next();
             }
+            Poll::Ready(None)
         });
         match replies.await {
             None => Returned::default(),
@@ -201,5 +204,37 @@ impl Returned {
 fn answer(waiters: Waiters, replies: impl IntoIterator<Item = Result<Reply, StoreError>>) {
     for (waiter, reply) in waiters.into_iter().zip(replies) {
         let _ = waiter.reply.send(reply);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::domain::{charge::Charge, check::Check, key::Key, policy::Policy};
+
+    #[tokio::test]
+    async fn a_call_whose_many_callers_have_left_ends_without_a_reply() {
+        let policy = Policy::parse("api", "9/1d").unwrap();
+        let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+        let (mut waiters, mut callers) = (Waiters::new(), Vec::new());
+        for _ in 0..1_000 {
+            let (reply, caller) = oneshot::channel();
+            let journey = Journey::default();
+            waiters.push(Waiter { reply, journey });
+            callers.push(caller);
+        }
+        let call = SharedCall {
+            operations: vec![(Operation::Check(check), waiters)],
+            runtime: Handle::current(),
+        };
+        let sent = tokio::spawn(call.send(|_| std::future::pending()));
+        yield_now().await;
+        drop(callers);
+        for _ in 0..1_000 {
+            yield_now().await;
+        }
+        assert!(sent.is_finished());
     }
 }

@@ -84,8 +84,8 @@ impl<T> Line<T> {
         (ticket, self.begin(&mut state, now, gather))
     }
 
-    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`. A line that
-    /// gathers needs this: no other caller may enter.
+    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`: no other caller may
+    /// enter.
     pub(super) fn revive<C>(
         &self,
         now: Instant,

@@ -20,14 +20,10 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Handle,
     sync::oneshot::{self, error::RecvError},
     time::{Instant, timeout},
 };
@@ -49,8 +45,6 @@ pub(super) struct SharedCalls {
     line: Line<Request>,
     /// The least share of a call.
     least: usize,
-    /// The runtime of the call that began last.
-    runtime: Mutex<Option<Id>>,
 }
 
 impl fmt::Debug for SharedCalls {
@@ -66,7 +60,6 @@ impl SharedCalls {
             store,
             line: Line::new(in_flight, Instant::now()),
             least: 0,
-            runtime: Mutex::default(),
         })
     }
 
@@ -77,7 +70,6 @@ impl SharedCalls {
             store,
             line: Line::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
             least: MAX_CHARGES,
-            runtime: Mutex::default(),
         })
     }
 
@@ -112,6 +104,7 @@ impl SharedCalls {
         journey: Journey,
         runtime: Handle,
     ) -> Result<Reply, StoreError> {
+        let is_check = matches!(operation, Operation::Check(_) | Operation::Fill { .. });
         let (reply, answer) = oneshot::channel();
         let request = Request {
             operation,
@@ -134,28 +127,26 @@ impl SharedCalls {
         if let Some((call, epoch)) = begun {
             self.begin(call, epoch);
         }
-        self.answered(answer, patience).await.unwrap_or_else(|_| {
+        let answer = match is_check {
+            true => answer.await,
+            false => self.patiently(answer, patience).await,
+        };
+        answer.unwrap_or_else(|_| {
             let error = SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO)));
             Err(error.unsent_if(caller.journey.leave()))
         })
     }
 
-    /// Waits for the answer. In a line that gathers, this caller may have to begin the next call itself: the one in
-    /// flight may be in a parked runtime. A call in this runtime only waits for the server, as the next call would.
-    async fn answered<T>(
+    /// Waits for the answer to an operation that no request waits for. The calls in flight may be in a parked runtime, or
+    /// wait on a connection that is lost, and no other caller may come: then this one begins the next call itself.
+    async fn patiently<T>(
         self: &Arc<Self>,
         mut answer: oneshot::Receiver<T>,
         patience: Duration,
     ) -> Result<T, RecvError> {
-        if self.least == 0 {
-            return answer.await;
-        }
         loop {
             if let Ok(answer) = timeout(patience, &mut answer).await {
                 return answer;
-            }
-            if *self.runtime() == Some(Handle::current().id()) {
-                continue;
             }
             let gather = |waiting: &mut _, share| self.gather(waiting, share);
             if let Some((call, epoch)) = self.line.revive(Instant::now(), patience, gather) {
@@ -164,15 +155,8 @@ impl SharedCalls {
         }
     }
 
-    fn runtime(&self) -> MutexGuard<'_, Option<Id>> {
-        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
         let runtime = call.runtime.clone();
-        if self.least > 0 {
-            *self.runtime() = Some(runtime.id());
-        }
         let place = Place {
             calls: Arc::clone(self),
             epoch,

@@ -49,6 +49,15 @@ impl Cluster {
         })
     }
 
+    /// Makes sure that there is a connection to the primary of this key. An error says that nothing was sent.
+    pub(super) async fn connect_first(self: &Arc<Self>, key: &[u8]) -> RedisResult<()> {
+        match self.owner(Slot::for_key(key)).await?.connect_first().await {
+            // `send` looks for another primary.
+            Err(error) if error.is_connection_refusal() || is_out_of_service(&error) => Ok(()),
+            connected => connected,
+        }
+    }
+
     /// Sends one command to the primary of this key, and follows redirects.
     pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> RedisResult<Value> {
         let slot = Slot::for_key(key);

@@ -58,6 +58,11 @@ impl Node {
         &self.address
     }
 
+    /// Makes sure that there is a connection.
+    pub(super) async fn connect_first(&self) -> RedisResult<()> {
+        self.connection.connect_first().await
+    }
+
     /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.

@@ -35,6 +35,14 @@ impl ReconnectingConnection {
         })
     }
 
+    /// Makes sure that there is a connection. An error says that nothing was sent.
+    pub(in crate::store::redis) async fn connect_first(self: &Arc<Self>) -> RedisResult<()> {
+        if self.surely_usable().is_none() {
+            Box::pin(self.usable()).await?;
+        }
+        Ok(())
+    }
+
     /// Sends one command, once.
     ///
     /// There is no timeout for a silent server that keeps the connection open.

@@ -153,8 +153,8 @@ impl Attempts {
             let settings = &place.attempts.settings.clone();
             let end = Settings::end();
             let sent = SentCall::now();
-            group.jobs.retain(|job| job.journey.begin(&sent));
             let held = Held::check_out(&settings.pool, end).await;
+            group.jobs.retain(|job| job.journey.begin(&sent));
             let (held, replies) = match held {
                 // All callers left while waiting for the connection.
                 Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
@@ -162,7 +162,7 @@ impl Attempts {
                     let replies = settings.attempt(&mut held, &group.jobs, end).await;
                     (Some(held), replies)
                 }
-                Err(error) => (None, Err(error)),
+                Err(error) => (None, Err(error.unsent())),
             };
             // Free the identities first, so that the next group starts while the callers of this one are answered.
             drop(place);
@@ -241,10 +241,11 @@ impl Settings {
                 // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
                 Err(_) if held.is_lost() && !was_lost && Instant::now() < end => {
                     was_lost = true;
-                    held.renew(&self.pool, end).await?;
+                    let renewed = held.renew(&self.pool, end).await;
+                    renewed.map_err(StoreError::unsent)?;
                     continue;
                 }
-                reading => reading?,
+                reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.now_ms(reading.now_ms);
             let mut image = Image::new(now_ms, plan.keys.iter().zip(reading.values));
@@ -260,7 +261,7 @@ impl Settings {
                 return Ok(replies);
             }
             if Instant::now() >= last_begin {
-                return Err(CONTENDED);
+                return Err(CONTENDED.unsent());
             }
         }
     }
