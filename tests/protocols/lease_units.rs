@@ -22,6 +22,8 @@ enum Code {
     LeavesWithTheCaller,
     /// Fetches leases during a reset, and drops them after it.
     FetchesDuringReset,
+    /// Begins a fetch, and only then makes it known to those who end leases.
+    BeginsUnseen,
     /// Resets while a lease or a return is under way, without waiting.
     ResetsWithoutWaiting,
     /// Ends without waiting for the lease that is being fetched.
@@ -30,6 +32,8 @@ enum Code {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fetch {
+    /// Only the mutant stops here.
+    Unseen,
     Sent,
     Charged,
 }
@@ -71,6 +75,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Action {
     Fetch,
+    Send,
     Charge,
     Install,
     Check,
@@ -95,6 +100,12 @@ impl State {
             self.returns.push(unspent);
             self.returns.sort_unstable();
         }
+    }
+
+    fn revoke(&mut self) {
+        self.close();
+        let is_seen = self.fetch.is_some_and(|it| it != Fetch::Unseen);
+        self.fetch_is_to_be_returned = is_seen;
     }
 
     fn has_lease(&self, number: u8) -> bool {
@@ -163,6 +174,7 @@ impl Model for Units {
             actions.push(Action::Fetch);
         }
         match state.fetch {
+            Some(Fetch::Unseen) => actions.push(Action::Send),
             Some(Fetch::Sent) => actions.push(Action::Charge),
             Some(Fetch::Charged) => actions.push(Action::Install),
             None => {}
@@ -207,7 +219,13 @@ impl Model for Units {
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
         match action {
-            Action::Fetch => state.fetch = Some(Fetch::Sent),
+            Action::Fetch => {
+                state.fetch = Some(match self.0 {
+                    Code::BeginsUnseen => Fetch::Unseen,
+                    _ => Fetch::Sent,
+                });
+            }
+            Action::Send => state.fetch = Some(Fetch::Sent),
             Action::Charge => {
                 state.shared += UNITS;
                 state.fetch = Some(Fetch::Charged);
@@ -250,8 +268,7 @@ impl Model for Units {
                 state.shared = state.shared.saturating_sub(units);
             }
             Action::Reset => {
-                state.close();
-                state.fetch_is_to_be_returned = state.fetch.is_some();
+                state.revoke();
                 state.reset = Phase::UnderWay;
             }
             Action::SendReset => {
@@ -265,8 +282,7 @@ impl Model for Units {
                 }
             }
             Action::Shutdown => {
-                state.close();
-                state.fetch_is_to_be_returned = state.fetch.is_some();
+                state.revoke();
                 state.shutdown = Phase::UnderWay;
             }
             Action::End => state.shutdown = Phase::Done,
@@ -310,6 +326,7 @@ fn each_known_mutant_loses_units_or_counts_too_few() {
         Code::KeepsTheRest,
         Code::LeavesWithTheCaller,
         Code::FetchesDuringReset,
+        Code::BeginsUnseen,
         Code::ResetsWithoutWaiting,
         Code::EndsWithoutWaiting,
     ];

@@ -190,15 +190,10 @@ impl Entry {
     /// Begins to fetch a lease that is large enough for `cost`. `None` if another fetch is under way, or a lease is not
     /// worth a call.
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
-        let units = self.plan(cost, now)?;
-        let transfer = self.transfers.begin_fetch(self.slot)?;
+        // Until the fate is set: a reset stops fetches before it looks for one, so it either stops this one or finds it.
         let mut state = self.state();
-        // Another task may have fetched a lease since the caller found too few units.
-        let too_little = |lease: &Arc<Lease>| lease.is_over(now) || lease.is_used_up(cost);
-        let is_needed = self.lease().as_ref().is_none_or(too_little);
-        if state.is_dropped || state.fetching.is_some() || !is_needed {
-            return None;
-        }
+        let units = self.plan(&state, cost, now)?;
+        let transfer = self.transfers.begin_fetch(self.slot)?;
         state.fetching = Some(OnArrival::Install);
         Some(Fetch {
             entry: Arc::clone(self),
@@ -210,13 +205,16 @@ impl Entry {
 
     /// The units to lease: the rate times the rest of the step, plus a quarter, but at most a fraction of the remaining
     /// units.
-    fn plan(&self, cost: u64, now: Moment) -> Option<u64> {
-        if self.is_failing.load(Relaxed) {
-            return None;
-        }
-        let state = self.state();
+    fn plan(&self, state: &State, cost: u64, now: Moment) -> Option<u64> {
         let paused = |(since, time): (Moment, Duration)| now.since(since) < time;
-        if state.is_dropped || state.fetching.is_some() || state.pause.is_some_and(paused) {
+        // Another task may have fetched a lease since the caller found too few units.
+        let is_enough = |lease: &Arc<Lease>| !lease.is_over(now) && !lease.is_used_up(cost);
+        if self.is_failing.load(Relaxed)
+            || state.is_dropped
+            || state.fetching.is_some()
+            || state.pause.is_some_and(paused)
+            || self.lease().as_ref().is_some_and(is_enough)
+        {
             return None;
         }
         let known = state.known?;
@@ -233,7 +231,6 @@ impl Entry {
         }
         // A newly hot identity has too little history to trust a high rate.
         let elapsed = now.since(state.since).max(self.span / 8);
-        drop(state);
         let seen = u128::from(self.units.load(Relaxed));
         let wanted = seen * u128::from(rest_ms) * 5 / 4 / u128::from(millis(elapsed).max(1));
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
@@ -366,5 +363,72 @@ impl Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         self.entry.state().fetching = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{hint, sync::atomic::Ordering::SeqCst, thread};
+
+    use super::*;
+
+    const ZERO: Moment = Moment {
+        monotonic: Duration::ZERO,
+        date: Duration::ZERO,
+    };
+
+    fn entry() -> Arc<Entry> {
+        let policy = Policy::parse("api", "100000/1h").unwrap();
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let entry = Entry::new(&charge, LONGEST, ZERO, &Arc::new(Transfers::new()), 0);
+        entry.state().known = Some(Known {
+            room: 100_000,
+            decided_at_ms: 0,
+            sent: ZERO,
+            round_trip: Duration::ZERO,
+        });
+        Arc::new(entry)
+    }
+
+    /// Spins, because a thread that sleeps comes too late for the race; but not for ever, in case there is one core.
+    fn wait_for(round: u64, counter: &AtomicU64) {
+        let mut turns = 0_u32;
+        while counter.load(SeqCst) < round {
+            hint::spin_loop();
+            turns += 1;
+            if turns.is_multiple_of(512) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Many rounds, in each of which a fetch and a reset begin at nearly the same time.
+    #[test]
+    fn a_reset_stops_or_finds_each_fetch() {
+        const ROUNDS: u64 = 20_000;
+        let entry = entry();
+        let (begun, reset, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    begun.store(round, SeqCst);
+                    (0..round % 128).for_each(|_| hint::spin_loop());
+                    let _bar = entry.transfers.bar(0);
+                    entry.end();
+                    reset.store(round, SeqCst);
+                    wait_for(round, &done);
+                }
+            });
+            let mut lost = 0;
+            for round in 1..=ROUNDS {
+                wait_for(round, &begun);
+                let fetch = entry.begin(1, ZERO);
+                wait_for(round, &reset);
+                lost += u32::from(entry.state().fetching == Some(OnArrival::Install));
+                drop(fetch);
+                done.store(round, SeqCst);
+            }
+            assert_eq!(lost, 0);
+        });
     }
 }

@@ -80,8 +80,12 @@ impl Transfers {
 
     /// Begins a transfer from the store to a lease, unless a reset is under way.
     pub(super) fn begin_fetch(self: &Arc<Self>, slot: usize) -> Option<Transfer> {
-        let transfer = self.begin(slot);
-        (self.slots[slot].load(Acquire) < RESET).then_some(transfer)
+        let begin = |known| (known < RESET).then_some(known + 1);
+        self.slots[slot].fetch_update(AcqRel, Acquire, begin).ok()?;
+        Some(Transfer {
+            transfers: Arc::clone(self),
+            slot,
+        })
     }
 
     /// Stops fetches until the bar is dropped.
