@@ -27,7 +27,7 @@ mod wait_queue;
 use std::{
     fmt,
     num::NonZeroU32,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -44,7 +44,6 @@ use crate::{
         error::StoreError,
         key::Key,
         policy::Policy,
-        rule::millis,
     },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     outage::Outage,
@@ -90,6 +89,8 @@ struct Inner {
     outage: Arc<Outage>,
     local: ScaledStore,
     timeout: Duration,
+    /// Whether the store knows the timeout.
+    told_timeout: Arc<Once>,
     failure_policy: FailurePolicy,
     /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
     passes_undecided: bool,
@@ -122,7 +123,6 @@ impl Limiter {
         } else {
             DEFAULT_INTERVAL
         };
-        note_timeout(&*store, DEFAULT_TIMEOUT);
         let inner = Inner {
             reporter: Arc::new(reporter::Reporter::new(store.clone())),
             counts_denials: true,
@@ -135,6 +135,7 @@ impl Limiter {
                 replicas: NonZeroU32::MIN,
             },
             timeout: DEFAULT_TIMEOUT,
+            told_timeout: Arc::new(Once::new()),
             failure_policy: FailurePolicy::default(),
             passes_undecided: false,
             observer: None,
@@ -176,8 +177,10 @@ impl Limiter {
             "a timeout of zero leaves no time to decide"
         );
         let timeout = timeout.min(FOR_EVER);
-        note_timeout(&*self.inner.store, timeout);
-        self.change(|inner| inner.timeout = timeout)
+        self.change(|inner| {
+            inner.timeout = timeout;
+            inner.told_timeout = Arc::new(Once::new());
+        })
     }
 
     /// Sets the failure policy for policies without their own: what to do when the store [cannot
@@ -455,13 +458,6 @@ impl Limiter {
             Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
         }
         result
-    }
-}
-
-/// Leaves the timeout where the store, or one within it, wants to know it.
-fn note_timeout(store: &dyn Store, timeout: Duration) {
-    for timeout_ms in properties(store).filter_map(|it| it.timeout_ms) {
-        timeout_ms.store(millis(timeout), Relaxed);
     }
 }
 

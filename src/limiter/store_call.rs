@@ -2,6 +2,7 @@
 
 use std::{
     pin::Pin,
+    sync::atomic::Ordering::Relaxed,
     task::{Context, Poll},
     time::Duration,
 };
@@ -18,11 +19,12 @@ use crate::{
         decision::Decision,
         denials::Denials,
         error::{StoreError, StoreErrorKind},
+        rule::millis,
         slots::Renewed,
     },
     observe::{CallInfo, PollScope, Timing},
     store::eventual::Eventual,
-    store::{Store, StoreFuture},
+    store::{Store, StoreFuture, properties},
 };
 
 pin_project! {
@@ -102,15 +104,29 @@ impl Limiter {
                 let timing = self.note(&result, permit, start);
                 Eventual::ready(Answer { result, timing })
             }
-            None => Eventual::pending(Call {
-                limiter: self.clone(),
-                permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
-                answer,
-                timeout: LazySleep::new(timeout),
-                scope,
-                start,
-            }),
+            None => {
+                self.tell_timeout();
+                Eventual::pending(Call {
+                    limiter: self.clone(),
+                    permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
+                    answer,
+                    timeout: LazySleep::new(timeout),
+                    scope,
+                    start,
+                })
+            }
         }
+    }
+
+    /// Tells the stores that want to know the timeout. They learn it from the first call that has to wait: a limiter
+    /// that is still being built may get another one.
+    fn tell_timeout(&self) {
+        let inner = &self.inner;
+        inner.told_timeout.call_once(|| {
+            for shortest_ms in properties(&*inner.store).filter_map(|it| it.shortest_timeout_ms) {
+                shortest_ms.fetch_min(millis(inner.timeout), Relaxed);
+            }
+        });
     }
 
     fn start(&self) -> Option<Instant> {

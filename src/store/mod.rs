@@ -101,8 +101,8 @@ pub struct Properties<'a> {
     /// Whether the store has several parts that fail independently, so that a failure of one says nothing about the
     /// others.
     pub(crate) fails_apart: bool,
-    /// The limiter writes its timeout here, in ms, for a store that uses it.
-    pub(crate) timeout_ms: Option<&'a AtomicU64>,
+    /// Each limiter reduces this to its timeout, in ms, for a store that uses it: several may share the store.
+    pub(crate) shortest_timeout_ms: Option<&'a AtomicU64>,
 }
 
 /// The properties of a store and of all stores that it wraps, the outermost first.

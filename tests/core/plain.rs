@@ -120,6 +120,15 @@ async fn time_of_a_reset(limiter: &Limiter, clock: &TestClock) -> Duration {
     start.elapsed()
 }
 
+fn assert_is_about(waited: Duration, expected: Duration) {
+    // The timer of tokio is coarse: it counts whole milliseconds.
+    let late = waited.saturating_sub(expected);
+    assert!(
+        waited >= expected && late.as_millis() <= 1,
+        "{waited:?}, and not {expected:?}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn leases_within_know_how_long_their_limiter_waits() {
     let layers: [fn(LeasesNothing, TestClock) -> Limiter; 3] = [
@@ -135,13 +144,29 @@ async fn leases_within_know_how_long_their_limiter_waits() {
                 limiter = limiter.timeout(Duration::from_millis(ms));
             }
             let waited = time_of_a_reset(&limiter, &clock).await;
-            let half = Duration::from_millis(half_ms);
-            // The timer of tokio is coarse: it counts whole milliseconds.
-            let late = waited.saturating_sub(half);
-            assert!(
-                waited >= half && late.as_millis() <= 1,
-                "{waited:?}, and not {half:?}"
-            );
+            assert_is_about(waited, Duration::from_millis(half_ms));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_limiters_over_the_same_leases_the_shortest_timeout_counts() {
+    for (timeouts_ms, half_ms) in [
+        ([5_000, 30], 15),
+        ([30, 5_000], 15),
+        ([3_000, 4_000], 1_500),
+    ] {
+        let (store, clock) = memory();
+        let leases = Leases::new(LeasesNothing(store)).clock(clock.clone());
+        let limiters =
+            timeouts_ms.map(|ms| Limiter::new(leases.clone()).timeout(Duration::from_millis(ms)));
+        // Leases learn a timeout from the first call that has to wait.
+        for limiter in &limiters {
+            time_of_a_reset(limiter, &clock).await;
+        }
+        for limiter in &limiters {
+            let waited = time_of_a_reset(limiter, &clock).await;
+            assert_is_about(waited, Duration::from_millis(half_ms));
         }
     }
 }

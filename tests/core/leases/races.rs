@@ -431,6 +431,24 @@ async fn an_identity_that_cannot_be_read_does_not_keep_others_from_being_leased(
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_the_store_is_too_slow_for_one_limiter_none_spends_units() {
+    let world = World::new();
+    let (all, own) = policies();
+    let alice = [charge(&all, "alice")];
+    world.warm_up(&alice).await;
+    let limiter = |ms| Limiter::new(world.leases.clone()).timeout(Duration::from_millis(ms));
+    let (hasty, patient) = (limiter(30), limiter(5_000));
+    assert!(patient.check(alice.clone()).await.unwrap().is_allowed());
+    world.store.holds_checks.store(true, SeqCst);
+    let mut late = pin!(hasty.check([alice[0].clone(), charge(&own, "bob")]));
+    assert!(futures::poll!(&mut late).is_pending());
+    world.clock.advance(Duration::from_millis(30));
+    assert_eq!(late.await.unwrap_err().kind(), StoreErrorKind::Timeout);
+    world.store.fails_checks.store(true, SeqCst);
+    assert!(patient.check(alice.clone()).await.is_err(), "it was spent");
+}
+
+#[tokio::test(start_paused = true)]
 async fn leases_are_returned_while_the_store_hangs_for_many_others() {
     let world = World::new();
     let (all, _) = policies();

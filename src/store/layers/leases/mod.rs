@@ -72,8 +72,8 @@ struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     table: Table,
-    /// The timeout of the limiter, in ms.
-    timeout_ms: AtomicU64,
+    /// The shortest timeout of the limiters, in ms: no call for any of them takes longer.
+    shortest_timeout_ms: AtomicU64,
     /// Whether a runtime without timers was seen. Then leasing is off.
     lacks_timers: AtomicBool,
 }
@@ -89,7 +89,7 @@ impl Leases {
             store,
             clock,
             table: Table::new(),
-            timeout_ms: AtomicU64::new(u64::MAX),
+            shortest_timeout_ms: AtomicU64::new(u64::MAX),
             lacks_timers: AtomicBool::new(false),
         };
         Self {
@@ -234,9 +234,9 @@ impl Inner {
         })
     }
 
-    /// Records that a caller left without an answer. This is a failure if the caller has waited as long as the timeout.
+    /// Records that a caller left without an answer. This is a failure if the caller has waited as long as a timeout.
     fn note_left(&self, entries: &Entries, sent: Moment) {
-        if millis(self.clock.now().since(sent)) >= self.timeout_ms() {
+        if millis(self.clock.now().since(sent)) >= self.shortest_timeout_ms() {
             entries
                 .iter()
                 .flatten()
@@ -244,8 +244,8 @@ impl Inner {
         }
     }
 
-    fn timeout_ms(&self) -> u64 {
-        self.timeout_ms.load(Relaxed)
+    fn shortest_timeout_ms(&self) -> u64 {
+        self.shortest_timeout_ms.load(Relaxed)
     }
 
     /// Fetches a lease if there is none, and one is worth a call.
@@ -455,7 +455,7 @@ impl Store for Leases {
 
     fn properties(&self) -> Properties<'_> {
         Properties {
-            timeout_ms: Some(&self.inner.timeout_ms),
+            shortest_timeout_ms: Some(&self.inner.shortest_timeout_ms),
             ..Properties::default()
         }
     }

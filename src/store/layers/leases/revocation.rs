@@ -59,12 +59,12 @@ impl Revocation {
         })
     }
 
-    /// Waits for at most half of the caller's timeout, to leave the other half for the store.
+    /// Waits for at most half of the shortest timeout, to leave the other half for the store, whichever limiter calls.
     async fn transfers_ended(&self) {
         let Some(bar) = &self.bar else {
             return;
         };
-        let half = Duration::from_millis(self.inner.timeout_ms() / 2);
+        let half = Duration::from_millis(self.inner.shortest_timeout_ms() / 2);
         let has_timers = self.inner.runtime().is_some();
         let ended = async || {
             timeout(half.min(PATIENCE), bar.transfers_ended())
