@@ -315,6 +315,59 @@ fn an_outage_gives_no_warning_of_contributors() {
     assert_eq!(lines, [""; 0]);
 }
 
+/// Keeps no contributors to one of the accounts.
+#[derive(Clone, Debug, Default)]
+struct OneBroken(MemoryStore);
+
+impl Store for OneBroken {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let Operation::Contribute(sent) = &operation else {
+            return self.0.execute(operation);
+        };
+        let are_broken: Vec<_> = sent.iter().map(|it| it.key().value() == b"7").collect();
+        self.0.execute(operation).map(|reply| {
+            let Reply::Contribute(mut answers) = reply else {
+                return reply;
+            };
+            for (answer, _) in answers.iter_mut().zip(are_broken).filter(|it| it.1) {
+                let error = StoreError::new(StoreErrorKind::Protocol, "a value of another type");
+                *answer = Err(error);
+            }
+            Reply::Contribute(answers)
+        })
+    }
+}
+
+#[test]
+fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
+    const ROUNDS: u64 = 3;
+    let account = |number: u32| Key::new("account", number.to_string());
+    let lines = traced(false, async {
+        let store = OneBroken::default();
+        let limiter = Limiter::new(store.clone());
+        for _ in 0..ROUNDS {
+            // For several calls.
+            for number in 0..300 {
+                let user = Key::new("user", "alice");
+                let charge = Charge::new(&policy(), account(number), 1).by(user);
+                assert!(limiter.check([charge]).await.unwrap().is_allowed());
+            }
+            pass(2).await;
+        }
+        for number in 0..300 {
+            let told = store.contributors(&policy(), &account(number)).await;
+            assert_eq!(told.unwrap().total(), ROUNDS, "{number}");
+        }
+    });
+    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
+                   kind=\"protocol\" error=a value of another type";
+    assert_eq!(lines, [warning]);
+}
+
 /// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
 fn bytes_for_each(accounts: u32) -> u64 {
     let clock = TestClock::new(1_000_000_000);

@@ -48,14 +48,22 @@ impl Tracker {
                 unsent.append(&mut account.take_unsent());
             }
         }
+        if unsent.is_empty() {
+            return;
+        }
+        let mut result = Ok(());
         while !unsent.is_empty() {
             let rest = unsent.split_off(unsent.len().min(CALL));
             let call = std::mem::replace(&mut unsent, rest);
+            // An error may be about one account only, so go on with the others.
             match timeout(TIMEOUT, self.report(store, call)).await {
-                Ok(Ok(())) => self.delivery.succeeded(),
-                Ok(Err(error)) => return self.failed(&error),
+                Ok(reported) => result = result.and(reported),
                 Err(_) => return, // an outage, which has its own warnings
             }
+        }
+        match result {
+            Ok(()) => self.delivery.succeeded(),
+            Err(error) => self.failed(&error),
         }
     }
 
