@@ -237,10 +237,7 @@ impl Inner {
     /// Records that a caller left without an answer. This is a failure if the caller has waited as long as a timeout.
     fn note_left(&self, entries: &Entries, sent: Moment) {
         if millis(self.clock.now().since(sent)) >= self.shortest_timeout_ms() {
-            entries
-                .iter()
-                .flatten()
-                .for_each(|entry| entry.set_failing(true));
+            set_failing(entries, true);
         }
     }
 
@@ -366,11 +363,13 @@ impl Drop for Sweeper {
 fn note_failure(entries: &Entries, error: &StoreError) {
     let kind = error.kind();
     if matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable) {
-        entries
-            .iter()
-            .flatten()
-            .for_each(|entry| entry.set_failing(true));
+        set_failing(entries, true);
     }
+}
+
+fn set_failing(entries: &Entries, is_failing: bool) {
+    let hot = entries.iter().flatten();
+    hot.for_each(|entry| entry.set_failing(is_failing));
 }
 
 /// Waits for the outcome of a check that was passed on, and notices when the caller leaves before.
@@ -393,10 +392,7 @@ impl OutcomeGuard {
             Err(error) => return note_failure(&entries, error),
         };
         let now = self.inner.clock.now();
-        entries
-            .iter()
-            .flatten()
-            .for_each(|entry| entry.set_failing(false));
+        set_failing(&entries, false);
         for (entry, of_policy) in entries.iter().zip(usage.policies()) {
             if let Some(entry) = entry {
                 entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
