@@ -90,7 +90,7 @@ struct Inner {
     local: ScaledStore,
     timeout: Duration,
     /// Whether the store knows the timeout.
-    told_timeout: Arc<Once>,
+    noted_timeout: Arc<Once>,
     failure_policy: FailurePolicy,
     /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
     passes_undecided: bool,
@@ -135,7 +135,7 @@ impl Limiter {
                 replicas: NonZeroU32::MIN,
             },
             timeout: DEFAULT_TIMEOUT,
-            told_timeout: Arc::new(Once::new()),
+            noted_timeout: Arc::new(Once::new()),
             failure_policy: FailurePolicy::default(),
             passes_undecided: false,
             observer: None,
@@ -179,7 +179,7 @@ impl Limiter {
         let timeout = timeout.min(FOR_EVER);
         self.change(|inner| {
             inner.timeout = timeout;
-            inner.told_timeout = Arc::new(Once::new());
+            inner.noted_timeout = Arc::new(Once::new());
         })
     }
 

@@ -105,7 +105,7 @@ impl Limiter {
                 Eventual::ready(Answer { result, timing })
             }
             None => {
-                self.tell_timeout();
+                self.note_timeout();
                 Eventual::pending(Call {
                     limiter: self.clone(),
                     permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
@@ -118,11 +118,11 @@ impl Limiter {
         }
     }
 
-    /// Tells the stores that want to know the timeout. They learn it from the first call that has to wait: a limiter
+    /// Leaves the timeout where stores want to know it. They learn it from the first call that has to wait: a limiter
     /// that is still being built may get another one.
-    fn tell_timeout(&self) {
+    fn note_timeout(&self) {
         let inner = &self.inner;
-        inner.told_timeout.call_once(|| {
+        inner.noted_timeout.call_once(|| {
             for shortest_ms in properties(&*inner.store).filter_map(|it| it.shortest_timeout_ms) {
                 shortest_ms.fetch_min(millis(inner.timeout), Relaxed);
             }

@@ -358,6 +358,37 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothing() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
+    let much = policy("much", "1000000/1h");
+    for fails in [false, true] {
+        let users = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+        let check = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
+        let fill = store.execute(Operation::Fill {
+            check,
+            count: u16::MAX,
+        });
+        let filling = tokio::spawn(fill);
+        while used(&limiter, &much, &users[0]).await < 10 {}
+        if fails {
+            cluster.nodes[2].run::<u32>("CLIENT KILL TYPE normal");
+            let error = filling.await.unwrap().unwrap_err();
+            assert!(!error.is_unsent(), "{error}");
+        } else {
+            filling.abort();
+        }
+        // The check that was under way may stay charged, as after any lost connection.
+        let (start, mut standing) = (Instant::now(), u64::MAX);
+        while standing > u64::from(fails) {
+            standing = used(&limiter, &much, &users[0]).await;
+            assert!(start.elapsed() < Duration::from_secs(20), "{standing}");
+        }
+    }
+}
+
 /// The results of users with the same home.
 #[derive(Clone, Debug, Default)]
 struct Story {

@@ -1,10 +1,13 @@
 //! A call of several operations: one call of the script for each slot.
 
+use std::mem;
+
 use redis::cluster_routing::Slot;
+use tokio::runtime::Handle;
 
 use super::{cross_slot, hash_slots::TOO_LATE};
 use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError},
+    domain::{check::Check, decision::Decision, error::StoreError, settlement::Settlement},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, redis::RedisStore},
 };
 
@@ -49,19 +52,25 @@ impl RedisStore {
     }
 
     /// Decides identical checks of several slots one after the other. The first denial is the decision of all that
-    /// follow.
+    /// follow. If one fails, or the caller leaves, those that were admitted are rolled back.
     pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
-            let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
-            while decisions.len() < count.into() {
-                let decision = match decisions.last() {
+            let mut filled = PartlyFilled {
+                store,
+                decisions: Vec::with_capacity(count.into()),
+            };
+            while filled.decisions.len() < count.into() {
+                let decision = match filled.decisions.last() {
                     Some(denied) if !denied.is_allowed() => denied.clone(),
-                    _ => store.check(&check).await?,
+                    _ => {
+                        let decision = filled.store.check(&check).await;
+                        decision.map_err(StoreError::maybe_sent)?
+                    }
                 };
-                decisions.push(decision);
+                filled.decisions.push(decision);
             }
-            Ok(decisions)
+            Ok(mem::take(&mut filled.decisions))
         })
     }
 
@@ -134,6 +143,28 @@ impl RedisStore {
             }
         }
         rounds
+    }
+}
+
+/// The first decisions of a fill. If this is dropped, they are rolled back in the background.
+struct PartlyFilled {
+    store: RedisStore,
+    decisions: Vec<Decision>,
+}
+
+impl Drop for PartlyFilled {
+    fn drop(&mut self) {
+        let admitted = self.decisions.iter().filter(|it| it.is_allowed());
+        let both = admitted.flat_map(|it| [Some(it), it.usage().shadow()]);
+        let usages = both.flatten().map(Decision::usage);
+        let settlements = usages.filter_map(|usage| Settlement::roll_back(usage).ok());
+        let settlements: Vec<_> = settlements.map(Operation::Settle).collect();
+        if let Ok(runtime) = Handle::try_current()
+            && !settlements.is_empty()
+        {
+            // What cannot be rolled back stays charged until its steps are released.
+            runtime.spawn(self.store.call(settlements));
+        }
     }
 }
 
