@@ -1,7 +1,8 @@
 //! [`WaitQueues`]: which queue a caller joins, and which queues wake when units are given back.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    hash::{Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -18,16 +19,30 @@ use crate::domain::{
     check::Check, decision::Denial, key::Key, policy::Policy, settlement::Settlement,
 };
 
-/// The queues with waiting callers, each listed once under every key that it charges or looks up.
+/// The queues with waiting callers.
 #[derive(Debug, Default)]
 pub(in crate::limiter) struct WaitQueues {
-    by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
+    all: Mutex<Queues>,
 }
+
+/// Clients may make up identities, and each has a queue: nothing here searches all queues that share a key.
+#[derive(Debug, Default)]
+struct Queues {
+    by_check: HashMap<QueueOf, Arc<WaitQueue>>,
+    /// Each queue once under every key that it charges or looks up, the oldest first.
+    by_key: HashMap<Key, BTreeMap<u64, Arc<WaitQueue>>>,
+    created: u64,
+}
+
+/// A check that is equal to all others with the same policies and keys in the same order.
+#[derive(Clone, Debug)]
+struct QueueOf(Check);
 
 #[derive(Debug)]
 pub(super) struct WaitQueue {
-    /// The check of the first caller; the others have the same policies and keys in the same order.
-    check: Check,
+    /// That of the first caller.
+    check: QueueOf,
+    number: u64,
     /// Written under the lock of all queues.
     tickets: AtomicUsize,
     pub(super) turns: Turns,
@@ -49,6 +64,10 @@ pub(super) struct Ticket<'a> {
 }
 
 impl WaitQueues {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes the last place in the queue of the check; returns the queue if it is full.
     pub(super) fn join(
         &self,
@@ -56,18 +75,8 @@ impl WaitQueues {
         deadline: Instant,
         max_queue: usize,
     ) -> Result<Ticket<'_>, Arc<WaitQueue>> {
-        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut keys = check.deniable_keys();
-        let known = keys.next().and_then(|key| by_key.get(key));
-        let known = known.and_then(|queues| queues.iter().find(|queue| queue.is_for(check)));
-        let queue = known.cloned().unwrap_or_else(|| {
-            let queue = Arc::new(WaitQueue::new(check));
-            for key in check.deniable_keys() {
-                let queues = by_key.entry(key.clone()).or_default();
-                queues.push(Arc::clone(&queue));
-            }
-            queue
-        });
+        let mut all = self.lock();
+        let queue = all.queue(check);
         // The first caller waits for no other, so admit one even if `max_queue` is 0.
         if queue.tickets.load(Relaxed) >= max_queue.max(1) {
             return Err(queue);
@@ -85,8 +94,8 @@ impl WaitQueues {
     /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
     pub(in crate::limiter) fn wake(&self, policy: &Policy, key: &Key) {
         self.wake_queues(key, |queue| {
-            let mut charges = queue.check.charges().iter();
-            charges.any(|charge| charge.policy().name() == policy.name() && charge.key() == key)
+            let mut parts = queue.check.parts();
+            parts.any(|(its_policy, its_key)| its_policy.name() == policy.name() && its_key == key)
         });
     }
 
@@ -95,16 +104,13 @@ impl WaitQueues {
         self.wake_queues(key, |_| true);
     }
 
+    /// Wakes without the lock of all queues: a waker may be anybody's, and drop a caller that is in one of them.
     fn wake_queues(&self, key: &Key, is_meant: impl Fn(&WaitQueue) -> bool) {
-        let by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        let queues = by_key.get(key).into_iter().flatten();
-        for queue in queues.filter(|queue| is_meant(queue)) {
-            let mut line = queue.line();
-            line.forget_denial();
-            queue.given_back.fetch_add(1, Relaxed);
-            drop(line);
-            queue.room.notify_waiters();
-        }
+        let queues = self.lock().of_key(key);
+        queues
+            .iter()
+            .filter(|queue| is_meant(queue))
+            .for_each(|queue| queue.wake());
     }
 
     /// Wakes the callers that wait for any charge that the settlement reduces.
@@ -128,26 +134,79 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.queue.line().leave(self.number);
-        let Self { queues, queue, .. } = self;
-        let mut by_key = queues.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.tickets.fetch_sub(1, Relaxed) > 1 {
-            return;
+        let mut all = self.queues.lock();
+        if self.queue.tickets.fetch_sub(1, Relaxed) == 1 {
+            all.forget(&self.queue);
         }
-        for key in queue.check.deniable_keys() {
-            if let Some(queues) = by_key.get_mut(key) {
-                queues.retain(|it| !Arc::ptr_eq(it, queue));
-                if queues.is_empty() {
-                    by_key.remove(key);
+    }
+}
+
+impl Queues {
+    /// The queue of a check, which may be new.
+    fn queue(&mut self, check: &Check) -> Arc<WaitQueue> {
+        let check = QueueOf(check.clone());
+        if let Some(known) = self.by_check.get(&check) {
+            return Arc::clone(known);
+        }
+        self.created += 1;
+        let queue = Arc::new(WaitQueue::new(check.clone(), self.created));
+        for key in check.0.deniable_keys() {
+            let of_key = self.by_key.entry(key.clone()).or_default();
+            of_key.insert(queue.number, Arc::clone(&queue));
+        }
+        self.by_check.insert(check, Arc::clone(&queue));
+        queue
+    }
+
+    fn of_key(&self, key: &Key) -> Vec<Arc<WaitQueue>> {
+        let queues = self.by_key.get(key).into_iter();
+        queues.flat_map(|it| it.values().cloned()).collect()
+    }
+
+    fn forget(&mut self, queue: &WaitQueue) {
+        self.by_check.remove(&queue.check);
+        for key in queue.check.0.deniable_keys() {
+            if let Some(of_key) = self.by_key.get_mut(key) {
+                of_key.remove(&queue.number);
+                if of_key.is_empty() {
+                    self.by_key.remove(key);
                 }
             }
         }
     }
 }
 
+impl QueueOf {
+    fn parts(&self) -> impl Iterator<Item = (&Policy, &Key)> {
+        let charges = self.0.charges().iter();
+        charges.map(|it| (it.policy(), it.key()))
+    }
+}
+
+impl PartialEq for QueueOf {
+    fn eq(&self, other: &Self) -> bool {
+        #[cfg(test)]
+        tests::COMPARED.set(tests::COMPARED.get() + 1);
+        self.parts().eq(other.parts()) && self.0.look_ups() == other.0.look_ups()
+    }
+}
+
+impl Eq for QueueOf {}
+
+impl Hash for QueueOf {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Policies of one name are few.
+        self.parts()
+            .for_each(|(policy, key)| (policy.name(), key).hash(state));
+        self.0.look_ups().hash(state);
+    }
+}
+
 impl WaitQueue {
-    fn new(check: &Check) -> Self {
+    fn new(check: QueueOf, number: u64) -> Self {
         Self {
-            check: check.clone(),
+            check,
+            number,
             tickets: AtomicUsize::new(0),
             turns: Turns::new(),
             line: Mutex::default(),
@@ -157,8 +216,13 @@ impl WaitQueue {
         }
     }
 
-    fn is_for(&self, check: &Check) -> bool {
-        parts(&self.check).eq(parts(check)) && self.check.look_ups() == check.look_ups()
+    /// Wakes the callers with a turn, since units were given back.
+    fn wake(&self) {
+        let mut line = self.line();
+        line.forget_denial();
+        self.given_back.fetch_add(1, Relaxed);
+        drop(line);
+        self.room.notify_waiters();
     }
 
     pub(super) fn given_back(&self) -> usize {
@@ -184,11 +248,6 @@ impl WaitQueue {
     pub(super) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn parts(check: &Check) -> impl Iterator<Item = (&Policy, &Key)> {
-    let charges = check.charges().iter();
-    charges.map(|it| (it.policy(), it.key()))
 }
 
 #[cfg(test)]
