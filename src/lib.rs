@@ -168,6 +168,7 @@ pub mod quotas {
     #![doc = include_str!("../docs/guide/quotas.md")]
 }
 mod outage;
+mod sole_task;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;

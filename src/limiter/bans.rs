@@ -8,13 +8,13 @@ use std::{
     cmp::Reverse,
     collections::HashMap,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
-use super::{Limiter, timeout::within};
+use super::{FOR_EVER, Limiter, timeout::within};
 use crate::{
     domain::{
         block::{Ban, BlockRequest, Until},
@@ -28,6 +28,7 @@ use crate::{
         window::Spec,
     },
     observe::BanEvent,
+    sole_task::{Alive, SoleTask},
 };
 
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
@@ -36,10 +37,12 @@ const MAX_WAITING: usize = 1_024;
 /// How many identities are counted at the same time.
 const MAX_TOGETHER: usize = 32;
 
-/// Strikes that wait to be counted. At most one task works on them.
+/// Strikes that wait to be counted.
 #[derive(Debug, Default)]
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
+    /// Ends under the lock.
+    task: Arc<SoleTask>,
     /// Notified when the task ends.
     ended: Notify,
 }
@@ -47,7 +50,6 @@ pub(super) struct StrikeQueue {
 #[derive(Debug, Default)]
 struct Waiting {
     by_identity: HashMap<Key, Vec<Strikes>>,
-    has_task: bool,
 }
 
 /// How often an identity was denied under one ban.
@@ -85,7 +87,7 @@ impl Limiter {
     pub async fn strikes_counted(&self) {
         loop {
             let ended = self.inner.strikes.ended.notified(); // before it is looked
-            if !self.inner.strikes.lock().has_task {
+            if self.inner.strikes.task.is_absent() {
                 return;
             }
             ended.await;
@@ -94,16 +96,19 @@ impl Limiter {
 
     #[cold]
     fn start_counting(&self) {
-        // Without a runtime there is no task to count in, and a request must not wait for a store call.
-        match Handle::try_current() {
-            Ok(runtime) => {
-                let task = Counting {
-                    limiter: self.clone(),
-                    is_done: false,
-                };
-                drop(runtime.spawn(task.run()));
+        let strikes = &self.inner.strikes;
+        let Ok(runtime) = Handle::try_current() else {
+            // There may be no task to count in, and a request must not wait for a store call.
+            if strikes.task.is_absent() {
+                *strikes.lock() = Waiting::default();
             }
-            Err(_) => self.inner.strikes.end(),
+            return;
+        };
+        // Of the calls under way, one ends in each two timeouts, and is a sign of life.
+        let patience = self.inner.timeout.saturating_mul(6).min(FOR_EVER);
+        if let Some(task) = strikes.task.begin(patience) {
+            let limiter = self.clone();
+            drop(runtime.spawn(Counting { limiter, task }.run()));
         }
     }
 }
@@ -118,7 +123,7 @@ impl StrikeQueue {
         self.lock().by_identity.remove(key);
     }
 
-    /// Returns whether to start a task.
+    /// Returns whether to start a task, if none is alive.
     fn add(&self, denial: &Denial) -> bool {
         let struck = struck(denial);
         if struck.is_empty() {
@@ -128,25 +133,17 @@ impl StrikeQueue {
         for strike in struck {
             waiting.add(strike, denial.usage().decided_at_ms());
         }
-        !mem::replace(&mut waiting.has_task, true)
+        true
     }
 
-    /// Takes all waiting strikes; with none left, marks the task as ended.
-    fn take(&self) -> Option<HashMap<Key, Vec<Strikes>>> {
+    /// Takes all waiting strikes; `None` if there are none, which ends the task, or if another task takes them.
+    fn take(&self, task: &mut Alive) -> Option<HashMap<Key, Vec<Strikes>>> {
         let mut waiting = self.lock();
         if waiting.by_identity.is_empty() {
-            waiting.has_task = false;
-            drop(waiting);
-            self.ended.notify_waiters();
+            task.end();
             return None;
         }
-        Some(mem::take(&mut waiting.by_identity))
-    }
-
-    /// Drops the waiting strikes when no task is left to count them.
-    fn end(&self) {
-        *self.lock() = Waiting::default();
-        self.ended.notify_waiters();
+        task.goes_on().then(|| mem::take(&mut waiting.by_identity))
     }
 }
 
@@ -209,30 +206,36 @@ impl Waiting {
 /// The counting task. If the runtime aborts the task, the next strike starts another.
 struct Counting {
     limiter: Limiter,
-    is_done: bool,
+    task: Alive,
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        if !self.is_done {
-            self.limiter.inner.strikes.end();
+        let strikes = &self.limiter.inner.strikes;
+        let mut waiting = strikes.lock();
+        if self.task.end() {
+            *waiting = Waiting::default();
         }
+        drop(waiting);
+        strikes.ended.notify_waiters();
     }
 }
 
 impl Counting {
     async fn run(mut self) {
-        while let Some(waiting) = self.limiter.inner.strikes.take() {
+        while let Some(waiting) = self.limiter.inner.strikes.take(&mut self.task) {
             let mut tasks = JoinSet::new();
             for (key, strikes) in waiting {
                 if tasks.len() == MAX_TOGETHER {
                     tasks.join_next().await;
+                    self.task.goes_on();
                 }
                 tasks.spawn(count(self.limiter.clone(), key, strikes));
             }
-            while tasks.join_next().await.is_some() {}
+            while tasks.join_next().await.is_some() {
+                self.task.goes_on();
+            }
         }
-        self.is_done = true;
     }
 }
 

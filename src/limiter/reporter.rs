@@ -5,8 +5,8 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{
-            AtomicBool,
-            Ordering::{AcqRel, Relaxed, Release, SeqCst},
+            AtomicU64,
+            Ordering::{Relaxed, SeqCst},
             fence,
         },
     },
@@ -16,9 +16,15 @@ use std::{
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{contributors, denials, publisher::Publisher};
-use crate::store::Store;
+use crate::{
+    sole_task::{Alive, SoleTask},
+    store::Store,
+};
 
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Longer than an interval and the timeouts of the reports after it.
+const LATE: Duration = Duration::from_secs(5);
 
 /// The reports of one limiter and its clones. The last of them to be dropped reports the rest in the background.
 pub(super) struct Reporter(pub(super) Arc<Reports>);
@@ -28,18 +34,11 @@ pub(super) struct Reports {
     pub(super) contributors: contributors::Tracker,
     pub(super) denials: denials::Tracker,
     pub(super) policies: Publisher,
-    running: Arc<AtomicBool>,
+    task: Arc<SoleTask>,
+    /// The second of the store in which a check last looked whether the task is late.
+    looked: AtomicU64,
     /// The runtime of the task, for the last report when the limiter is dropped.
     runtime: Mutex<Option<Handle>>,
-}
-
-/// Marks the task as ended when dropped, also when the runtime aborts the task.
-struct Running(Arc<AtomicBool>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Release);
-    }
 }
 
 impl Reporter {
@@ -49,7 +48,8 @@ impl Reporter {
             contributors: contributors::Tracker::default(),
             denials: denials::Tracker::default(),
             policies: Publisher::default(),
-            running: Arc::default(),
+            task: Arc::default(),
+            looked: AtomicU64::new(0),
             runtime: Mutex::default(),
         }))
     }
@@ -71,8 +71,19 @@ impl Reports {
     pub(super) fn ensure_running(self: &Arc<Self>) {
         // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
         fence(SeqCst);
-        if !self.running.load(Relaxed) {
+        if self.task.is_absent() {
             self.spawn();
+        }
+    }
+
+    /// Replaces a task that is late: a check looks once in each second of the store, so that others read no clock.
+    pub(super) fn replace_late_task(self: &Arc<Self>, at_ms: u64) {
+        let second = at_ms / 1_000;
+        if self.looked.load(Relaxed) != second {
+            self.looked.store(second, Relaxed);
+            if self.task.is_late() {
+                self.spawn();
+            }
         }
     }
 
@@ -81,14 +92,13 @@ impl Reports {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        if self.running.swap(true, AcqRel) {
+        let Some(task) = self.task.begin(LATE) else {
             return;
-        }
-        let running = Running(Arc::clone(&self.running));
+        };
         let mut last = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some(runtime.clone());
         drop(last);
-        runtime.spawn(run(Arc::downgrade(self), running));
+        runtime.spawn(run(Arc::downgrade(self), task));
     }
 
     /// Reports all counts, and returns whether to expect more soon.
@@ -103,17 +113,20 @@ impl Reports {
 }
 
 /// Reports once a second until the limiter is dropped or idle.
-async fn run(reports: Weak<Reports>, running: Running) {
+async fn run(reports: Weak<Reports>, mut task: Alive) {
     loop {
         sleep(INTERVAL).await;
         let Some(reports) = reports.upgrade() else {
             return;
         };
+        if !task.goes_on() {
+            return; // another has replaced it
+        }
         let goes_on = reports.flush().await;
         if reports.policies.second_passed(&*reports.store).await || goes_on {
             continue;
         }
-        drop(running);
+        drop(task);
         // A thread that counted just before may still have seen a running task, and so started none.
         fence(SeqCst);
         if reports.has_news() {

@@ -199,6 +199,29 @@ async fn a_question_waits_no_longer_than_the_timeout() {
 }
 
 #[test]
+fn the_store_is_told_although_the_runtime_that_did_so_before_is_parked() {
+    let clock = TestClock::new(1_700_000_000_000);
+    let store = MemoryStore::new().clock(clock.clone());
+    let limiter = Limiter::new(store.clone());
+    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
+    parked.block_on(deny(&limiter, "alice"));
+    other.block_on(async {
+        for _ in 0..8 {
+            clock.advance(Duration::from_secs(1));
+            deny(&limiter, "bob").await;
+            pass(1).await;
+        }
+        pass(2).await;
+        assert_eq!((known(&store).await, tasks()), ((9, 0), 1));
+    });
+    // The older task sees that and ends.
+    parked.block_on(async {
+        pass(2).await;
+        assert_eq!(tasks(), 0);
+    });
+}
+
+#[test]
 fn outside_of_a_runtime_what_is_asked_for_is_told() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());

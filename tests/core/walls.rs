@@ -7,13 +7,21 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("outage", &[]),
     ("watch", &[]),
+    ("sole_task", &["domain"]),
     ("test_util", &["domain"]),
     ("warning", &["domain"]),
     ("observe", &["domain"]),
-    ("store", &["domain", "warning", "test_util"]),
+    ("store", &["domain", "warning", "test_util", "sole_task"]),
     (
         "limiter",
-        &["domain", "store", "observe", "warning", "outage"],
+        &[
+            "domain",
+            "store",
+            "observe",
+            "warning",
+            "outage",
+            "sole_task",
+        ],
     ),
     ("extract", &["domain", "warning", "watch"]),
     (

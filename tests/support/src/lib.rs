@@ -59,3 +59,9 @@ pub fn runtime() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().unwrap()
 }
+
+/// Such a runtime whose clock only the test moves.
+pub fn paused_runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap()
+}

@@ -35,6 +35,7 @@ use crate::{
         operation::{Operation, Reply},
         rule::millis,
     },
+    sole_task::Alive,
     store::{CallFuture, Properties, Store, StoreExt, StoreFuture, layers::sync},
     warning,
 };
@@ -146,7 +147,7 @@ impl Inner {
         let may_lease = || self.runtime().is_some();
         let entry = self.table.find(charge, &self.clock, may_lease)?;
         entry.count(charge.cost());
-        if !self.table.has_task() {
+        if self.table.sweeper.is_absent() {
             self.start_sweeping();
         }
         Some(entry)
@@ -205,6 +206,9 @@ impl Inner {
 
     /// Lets the store decide.
     fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
+        if self.table.sweeper.is_late() {
+            self.start_sweeping();
+        }
         let (this, given_back) = (Arc::clone(self), self.table.given_back());
         self.store.check(check).map(move |decision| {
             this.table.forbid_early_repeats(&decision, given_back);
@@ -315,10 +319,9 @@ impl Inner {
     #[cold]
     fn start_sweeping(self: &Arc<Self>) {
         if let Some(runtime) = self.runtime()
-            && !self.table.set_task(true)
+            && let Some(task) = self.table.sweeper.begin(SWEEP * 3)
         {
-            let sweeper = Sweeper(Arc::downgrade(self));
-            drop(runtime.spawn(sweeper.run()));
+            drop(runtime.spawn(sweep(Arc::downgrade(self), task)));
         }
     }
 
@@ -332,28 +335,19 @@ impl Inner {
     }
 }
 
-/// The task that sweeps the entries. If it is dropped with its runtime, the next check starts another.
-struct Sweeper(Weak<Inner>);
-
-impl Sweeper {
-    async fn run(self) {
-        loop {
-            sleep(SWEEP).await;
-            let Some(inner) = self.0.upgrade() else {
-                return;
-            };
-            inner.sweep();
-            if inner.table.is_empty() {
-                return;
-            }
+/// The task that sweeps the entries. If it is dropped with its runtime, or late, the next check starts another.
+async fn sweep(inner: Weak<Inner>, mut task: Alive) {
+    loop {
+        sleep(SWEEP).await;
+        let Some(inner) = inner.upgrade() else {
+            return;
+        };
+        if !task.goes_on() {
+            return;
         }
-    }
-}
-
-impl Drop for Sweeper {
-    fn drop(&mut self) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.table.set_task(false);
+        inner.sweep();
+        if inner.table.is_empty() {
+            return;
         }
     }
 }

@@ -4,13 +4,7 @@ use std::{
     array,
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{
-            AtomicBool,
-            Ordering::{AcqRel, Acquire},
-        },
-    },
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use super::{
@@ -19,7 +13,10 @@ use super::{
     hot::HotCounts,
     transfer::{Bar, Transfer, Transfers},
 };
-use crate::domain::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis};
+use crate::{
+    domain::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis},
+    sole_task::SoleTask,
+};
 
 /// The maximum number of identities with leases.
 const MAX_ENTRIES: usize = 4_096;
@@ -36,8 +33,8 @@ pub(super) struct Table {
     /// Indexed by the hash of the policy's name and the key. If two have the same hash, the second is never hot.
     shards: [Shard; SHARDS],
     transfers: Arc<Transfers>,
-    /// Whether a task sweeps the entries.
-    has_task: AtomicBool,
+    /// The task that sweeps the entries.
+    pub(super) sweeper: Arc<SoleTask>,
 }
 
 impl Table {
@@ -47,7 +44,7 @@ impl Table {
             counts: HotCounts::new(),
             shards: array::from_fn(|_| RwLock::default()),
             transfers: Arc::new(Transfers::new()),
-            has_task: AtomicBool::new(false),
+            sweeper: Arc::default(),
         }
     }
 
@@ -156,15 +153,6 @@ impl Table {
             let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
             entries.is_empty()
         })
-    }
-
-    pub(super) fn has_task(&self) -> bool {
-        self.has_task.load(Acquire)
-    }
-
-    /// Sets whether a task sweeps the entries. Returns the previous value.
-    pub(super) fn set_task(&self, has_task: bool) -> bool {
-        self.has_task.swap(has_task, AcqRel)
     }
 
     fn slot(&self, policy: &Policy, key: &Key) -> usize {
