@@ -719,21 +719,37 @@ fn renewing_goes_on_when_the_runtime_that_began_it_has_stopped() {
 }
 
 #[test]
-fn renewing_goes_on_when_the_runtime_that_began_it_does_not_run() {
-    let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(40));
-    let policy = Policy::parse("jobs", "9/240ms@concurrent").unwrap();
-    let (parked, other) = (support::runtime(), support::runtime());
+fn slots_are_renewed_although_the_runtime_that_took_the_first_is_parked() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("jobs", "9/30s@concurrent").unwrap();
+    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
+    // The work that has this slot may run elsewhere.
     let left = parked.block_on(acquire(&limiter, &policy)).unwrap();
     other.block_on(async {
         let slot = acquire(&limiter, &policy).await.unwrap();
-        for _ in 0..200 {
-            sleep(Duration::from_millis(5)).await;
-            assert!(slot.is_held());
-            // Each new slot looks whether those before it are late.
-            drop(acquire(&limiter, &policy).await);
+        for _ in 0..60 {
+            sleep(WINDOW / 15).await;
+            assert!(slot.is_held() && left.is_held());
         }
     });
-    drop((left, parked));
+}
+
+#[test]
+fn a_runtime_that_parks_takes_no_slot_of_another_along() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("jobs", "9/30s@concurrent").unwrap();
+    let (parks, other) = (support::paused_runtime(), support::paused_runtime());
+    let left = parks.block_on(acquire(&limiter, &policy)).unwrap();
+    let slot = other.block_on(acquire(&limiter, &policy)).unwrap();
+    // The renewals that are due begin, and stay unanswered.
+    parks.block_on(advance(WINDOW / 3));
+    other.block_on(async {
+        for _ in 0..60 {
+            sleep(WINDOW / 15).await;
+            assert!(slot.is_held());
+        }
+    });
+    drop(left);
 }
 
 #[tokio::test(start_paused = true)]

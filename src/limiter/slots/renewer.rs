@@ -1,18 +1,19 @@
-//! [`Renewer`]: renews the slots that this process holds, in a task that exists only while it holds some.
+//! [`Renewer`]: renews the slots that this process holds, in a task of each runtime that took some.
+//!
+//! A runtime may be parked or stopped: its slots are then late, and any other task renews them. Only then, since a
+//! renewal that stays in a parked runtime loses its slot.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap, HashSet},
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Relaxed},
-        },
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     runtime::{Handle, Id},
     sync::Notify,
@@ -46,18 +47,61 @@ const WARNINGS: Duration = Duration::from_secs(60);
 pub(in crate::limiter) struct Renewer {
     held: Mutex<Held>,
     next_id: AtomicU64,
-    /// The number of the task that renews; 0 if there is none.
-    task: AtomicU64,
-    tasks: AtomicU64,
-    /// Wakes the task for slots that are due earlier than all others.
+    /// Wakes the tasks for slots that are due earlier than all others of their runtime.
     earlier: Notify,
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
     has_warned_of_early_expiry: AtomicBool,
 }
 
+#[derive(Default)]
+struct Held {
+    /// By the runtime that took them, if one did.
+    of_runtimes: HashMap<Option<Id>, Holdings>,
+    /// The runtimes with a task.
+    tasks: HashSet<Id>,
+    /// Of all slots that were renewed.
+    shortest_window_ms: Option<u64>,
+}
+
 /// The holdings, ordered by the time at which the renewer has to renew them or to report them as lost.
-type Held = BTreeMap<(u64, u64), Arc<Holding>>;
+type Holdings = BTreeMap<(u64, u64), Arc<Holding>>;
+
+impl Held {
+    fn insert(&mut self, due_ms: u64, holding: &Arc<Holding>) -> bool {
+        if holding.may_be_returned() {
+            let shortest_ms = self.shortest_window_ms.unwrap_or(u64::MAX);
+            self.shortest_window_ms = Some(shortest_ms.min(holding.window_ms));
+        }
+        let holdings = self.of_runtimes.entry(holding.home()).or_default();
+        holdings.insert((due_ms, holding.id), Arc::clone(holding));
+        let first = holdings.first_key_value();
+        first.is_some_and(|(first, _)| first.1 == holding.id)
+    }
+
+    fn remove(&mut self, home: Option<Id>, key: (u64, u64)) -> Option<Arc<Holding>> {
+        let holdings = self.of_runtimes.get_mut(&home)?;
+        let removed = holdings.remove(&key);
+        if holdings.is_empty() {
+            self.of_runtimes.remove(&home);
+        }
+        removed
+    }
+
+    /// The next holding for the task of a runtime, and when to act: one of another runtime that has a task only when it
+    /// is late by a sixth of any window.
+    fn next(&self, runtime: Id) -> Option<(u64, Arc<Holding>)> {
+        let patience_ms = self.shortest_window_ms.unwrap_or(0) / 6;
+        let firsts = self.of_runtimes.iter().filter_map(|(home, holdings)| {
+            let ((due_ms, _), first) = holdings.first_key_value()?;
+            let is_left = home.is_none_or(|home| home == runtime || !self.tasks.contains(&home));
+            let patience_ms = if is_left { 0 } else { patience_ms };
+            Some((due_ms.saturating_add(patience_ms), first))
+        });
+        let (act_ms, next) = firsts.min_by_key(|(act_ms, _)| *act_ms)?;
+        Some((act_ms, Arc::clone(next)))
+    }
+}
 
 /// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
 /// would renew in one moment the slots that were taken together.
@@ -91,78 +135,58 @@ impl Renewer {
         let Some(due_ms) = holding.due_ms() else {
             return; // returned since
         };
+        // A task ends while all holdings are being renewed, and the one that has renewed this may stand in for another.
+        let runtimes = [holding.runtime.clone(), Handle::try_current().ok()];
+        let mut runtimes = SmallVec::<[_; 2]>::from(runtimes);
         let is_first = {
             let mut held = self.lock();
-            held.insert((due_ms, holding.id), Arc::clone(holding));
-            held.first_key_value()
-                .is_some_and(|(first, _)| first.1 == holding.id)
+            runtimes.retain(|it| it.as_ref().is_some_and(|it| held.tasks.insert(it.id())));
+            held.insert(due_ms, holding)
         };
         if is_first {
-            // All tasks: one may stand in a parked runtime. And the one that does not wait yet.
             self.earlier.notify_waiters();
-            self.earlier.notify_one();
         }
-        if let Some(runtime) = &holding.runtime {
-            self.end_if_parked();
-            self.ensure_running(runtime, Vec::new());
+        for runtime in runtimes.into_iter().flatten() {
+            let running = Running {
+                renewer: Arc::clone(self),
+                runtime: Some(runtime.id()),
+            };
+            drop(runtime.spawn(run(running)));
         }
     }
 
     /// Forgets a holding in this state.
     pub(super) fn remove(&self, holding: &Holding, state: &State) {
         if let Some(due_ms) = state.due_ms(holding.window_ms) {
-            self.lock().remove(&(due_ms, holding.id));
+            self.lock().remove(holding.home(), (due_ms, holding.id));
         }
     }
 
-    fn ensure_running(self: &Arc<Self>, runtime: &Handle, stopped: Vec<Id>) {
-        let number = self.tasks.fetch_add(1, Relaxed) + 1;
-        if self.replace_task(0, number) {
-            let running = Running {
-                renewer: Arc::clone(self),
-                number,
-                runtime: runtime.id(),
-                stopped,
-            };
-            drop(runtime.spawn(run(running)));
-        }
-    }
-
-    /// Returns whether the task had the first number.
-    fn replace_task(&self, current: u64, next: u64) -> bool {
-        let replaced = self.task.compare_exchange(current, next, AcqRel, Relaxed);
-        replaced.is_ok()
-    }
-
-    /// Takes the work from a task that is late by a sixth of a window: its runtime exists, and runs no tasks.
-    fn end_if_parked(&self) {
-        let task = self.task.load(Relaxed);
-        let is_late = {
-            let held = self.lock();
-            held.first_key_value().is_some_and(|((due_ms, _), first)| {
-                now_ms() > due_ms.saturating_add(first.window_ms / 6)
-            })
-        };
-        if is_late {
-            self.replace_task(task, 0);
-        }
-    }
-
-    /// If a holding is due, takes all that are due now or soon, as many as fit into a call; otherwise returns the ms
-    /// until the next is due, or `None` if there is none.
-    fn take_due(&self) -> Result<Vec<Due>, Option<u64>> {
+    /// If a holding is due for the task of this runtime, takes all of the same runtime that are due now or soon, as many
+    /// as fit into a call; otherwise returns the ms until the next is due, or `None` if there is none, which ends the
+    /// task.
+    fn take_due(&self, runtime: Id) -> Result<Vec<Due>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();
-        let next = held.first_key_value().map(|((due_ms, _), _)| *due_ms);
-        if next.is_none_or(|due_ms| due_ms > now_ms) {
-            return Err(next.map(|due_ms| due_ms - now_ms));
+        let Some((act_ms, first)) = held.next(runtime) else {
+            // A slot that comes now finds no task, and starts one.
+            held.tasks.remove(&runtime);
+            return Err(None);
+        };
+        if act_ms > now_ms {
+            return Err(Some(act_ms - now_ms));
         }
+        let home = first.home();
+        let holdings = held.of_runtimes.entry(home).or_default();
         let mut due = Vec::new();
         while due.len() < MAX_RENEWALS
-            && let Some(first) = held.first_entry()
+            && let Some(first) = holdings.first_entry()
             && (first.key().0 <= now_ms || first.get().is_due_soon(first.key().0 - now_ms))
         {
             due.push(Due::new(first.remove()));
+        }
+        if holdings.is_empty() {
+            held.of_runtimes.remove(&home);
         }
         Ok(due)
     }
@@ -170,7 +194,8 @@ impl Renewer {
     /// Returns the holdings whose slots can be returned now; `None` if there are none, and no task can add one.
     pub(super) fn left(&self, background: &Background) -> Option<Vec<Arc<Holding>>> {
         let held = self.lock();
-        let left = held.values().filter(|holding| holding.may_be_returned());
+        let all = held.of_runtimes.values().flat_map(BTreeMap::values);
+        let left = all.filter(|holding| holding.may_be_returned());
         let left: Vec<_> = left.cloned().collect();
         // Under the same lock: a renewal counts as a task from the moment it takes its holding until the holding is
         // back.
@@ -198,40 +223,27 @@ impl Renewer {
     }
 }
 
-/// The task that renews. When its runtime stops, another one takes over that still has slots.
+/// The task of a runtime, which ends when no slots are held, or with the runtime.
 struct Running {
     renewer: Arc<Renewer>,
-    number: u64,
-    runtime: Id,
-    /// The runtimes that have stopped before.
-    stopped: Vec<Id>,
+    /// `None` when the renewer knows of the end.
+    runtime: Option<Id>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let renewer = &self.renewer;
-        if !renewer.replace_task(self.number, 0) {
-            return; // nothing is left to do, or another task does it
-        }
-        let mut stopped = mem::take(&mut self.stopped);
-        stopped.push(self.runtime);
-        let other = {
-            let held = renewer.lock();
-            let runtimes = held.values().filter_map(|holding| holding.runtime.as_ref());
-            let mut others = runtimes.filter(|runtime| !stopped.contains(&runtime.id()));
-            others.next().cloned()
-        };
-        if let Some(runtime) = other {
-            renewer.ensure_running(&runtime, stopped);
+        if let Some(runtime) = self.runtime {
+            self.renewer.lock().tasks.remove(&runtime);
+            self.renewer.earlier.notify_waiters();
         }
     }
 }
 
 async fn run(mut running: Running) {
     let renewer = Arc::clone(&running.renewer);
-    running.stopped.clear(); // this runtime runs
-    while renewer.task.load(Relaxed) == running.number {
-        match renewer.take_due() {
+    while let Some(runtime) = running.runtime {
+        let earlier = renewer.earlier.notified(); // before it is looked
+        match renewer.take_due(runtime) {
             Ok(due) => {
                 let next = Early::random();
                 due.into_iter()
@@ -239,17 +251,9 @@ async fn run(mut running: Running) {
                 yield_now().await;
             }
             Err(Some(wait_ms)) => {
-                let wait = Duration::from_millis(wait_ms);
-                let _ = timeout(wait, renewer.earlier.notified()).await;
+                let _ = timeout(Duration::from_millis(wait_ms), earlier).await;
             }
-            Err(None) => {
-                // A slot that comes now finds no running task, and starts one.
-                let is_left = renewer.replace_task(running.number, 0);
-                let is_empty = renewer.lock().is_empty();
-                if is_empty || !is_left || !renewer.replace_task(0, running.number) {
-                    return;
-                }
-            }
+            Err(None) => running.runtime = None,
         }
     }
 }
@@ -317,6 +321,10 @@ impl State {
 }
 
 impl Holding {
+    fn home(&self) -> Option<Id> {
+        self.runtime.as_ref().map(Handle::id)
+    }
+
     fn due_ms(&self) -> Option<u64> {
         self.lock().due_ms(self.window_ms)
     }
