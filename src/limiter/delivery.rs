@@ -1,7 +1,10 @@
 //! [`Delivery`]: whether the reports of one kind arrive in the store.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -16,12 +19,27 @@ pub(super) const IDLE: u64 = 10;
 /// Whether the reports of one kind arrive.
 #[derive(Default)]
 pub(super) struct Delivery {
-    /// Held during a report. Reports must not overlap: the store's answer is about the newest.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    turn: Mutex<Arc<Turn>>,
     has_failed: AtomicBool,
 }
 
+/// Held during a report. Reports must not overlap: the store's answer is about the newest.
+pub(super) type Turn = tokio::sync::Mutex<()>;
+
 impl Delivery {
+    pub(super) fn turn(&self) -> Arc<Turn> {
+        Arc::clone(&self.lock())
+    }
+
+    /// Takes the turn from a report that its runtime does not end.
+    pub(super) fn revoke_turn(&self) {
+        *self.lock() = Arc::default();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Turn>> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn succeeded(&self) {
         self.has_failed.store(false, Relaxed);
     }

@@ -82,6 +82,8 @@ impl Reports {
         if self.looked.load(Relaxed) != second {
             self.looked.store(second, Relaxed);
             if self.task.is_late() {
+                self.contributors.delivery.revoke_turn();
+                self.denials.delivery.revoke_turn();
                 self.spawn();
             }
         }

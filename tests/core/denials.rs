@@ -222,6 +222,33 @@ fn the_store_is_told_although_the_runtime_that_did_so_before_is_parked() {
 }
 
 #[test]
+fn the_store_is_told_although_a_runtime_has_parked_during_a_report() {
+    let clock = TestClock::new(1_700_000_000_000);
+    let probe = Probe {
+        store: MemoryStore::new().clock(clock.clone()),
+        ..Probe::default()
+    };
+    let limiter = Limiter::new(probe.clone());
+    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
+    probe.is_deaf.store(true, SeqCst);
+    parked.block_on(async {
+        deny(&limiter, "alice").await;
+        pass(2).await;
+    });
+    assert_eq!(probe.told.load(SeqCst), 1);
+    probe.is_deaf.store(false, SeqCst);
+    other.block_on(async {
+        for _ in 0..9 {
+            clock.advance(Duration::from_secs(1));
+            deny(&limiter, "bob").await;
+            pass(1).await;
+        }
+        pass(2).await;
+        assert_eq!(known(&probe).await, (9, 0));
+    });
+}
+
+#[test]
 fn outside_of_a_runtime_what_is_asked_for_is_told() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());

@@ -38,7 +38,8 @@ impl Tracker {
 
     async fn flush_all(&self, store: &dyn Store) {
         // A caller in a parked runtime may keep the turn.
-        let Ok(_turn) = timeout(TIMEOUT, self.delivery.turn.lock()).await else {
+        let turn = self.delivery.turn();
+        let Ok(_turn) = timeout(TIMEOUT, turn.lock()).await else {
             return;
         };
         self.flushes.fetch_add(1, Relaxed);
@@ -75,7 +76,8 @@ impl Tracker {
         policy: &Policy,
         key: &Key,
     ) -> Result<(), StoreError> {
-        let _turn = self.delivery.turn.lock().await;
+        let turn = self.delivery.turn();
+        let _turn = turn.lock().await;
         let hash = self.hash(policy, key);
         let unsent = match self.shard(hash).get_mut(&hash) {
             Some(account) if account.is(policy, key) => account.take_unsent(),

@@ -48,7 +48,7 @@ const MAX_ACCOUNTS: usize = 1_024;
 pub(super) struct Tracker {
     hasher: RandomState,
     shards: [Mutex<Accounts>; SHARDS],
-    delivery: Delivery,
+    pub(super) delivery: Delivery,
     /// The number of flushes so far.
     flushes: AtomicU64,
 }

@@ -43,7 +43,7 @@ pub(super) struct Tracker {
     table: Table,
     /// Whether the store keeps no denials.
     is_off: AtomicBool,
-    delivery: Delivery,
+    pub(super) delivery: Delivery,
     /// How many flushes in a row had nothing to report.
     idle: AtomicU64,
 }
@@ -101,7 +101,8 @@ impl Tracker {
 
     /// Reports the counts to the store. They are lost on an error: the store may have added them.
     async fn report(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let _turn = self.delivery.turn.lock().await;
+        let turn = self.delivery.turn();
+        let _turn = turn.lock().await;
         let reports = reports(&self.table);
         if reports.is_empty() {
             self.idle.fetch_add(1, Relaxed);
