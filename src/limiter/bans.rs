@@ -1,4 +1,4 @@
-//! Counts strikes and makes bans, in one task per limiter, off the request path.
+//! Counts strikes and makes bans, in a task of each limiter, off the request path.
 //!
 //! ```text
 //! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: ban

@@ -99,7 +99,10 @@ impl Limiter {
         let Answer { result, timing } = answer;
         let resolution = match result {
             Ok(decision) => {
-                self.decides_again();
+                // An answer without the store says nothing about it.
+                if !check.is_empty() && !decision.usage().spares_call() {
+                    self.decides_again();
+                }
                 Resolution::Decided(decision)
             }
             Err(error) => self.fall_back(kind, check, &error, timing),
@@ -128,18 +131,24 @@ impl Limiter {
 struct Unreported<'a> {
     limiter: &'a Limiter,
     decision: &'a Decision,
+    /// Whether this thread unwinds for another reason.
+    was_panicking: bool,
 }
 
 impl<'a> Unreported<'a> {
     fn new(limiter: &'a Limiter, decision: &'a Decision, asked_at_ms: u64) -> Self {
         decision.usage().asked_at(asked_at_ms);
-        Self { limiter, decision }
+        Self {
+            limiter,
+            decision,
+            was_panicking: thread::panicking(),
+        }
     }
 }
 
 impl Drop for Unreported<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
+        if thread::panicking() && !self.was_panicking {
             drop(self.limiter.hold(self.decision));
         }
     }

@@ -31,6 +31,12 @@ impl Delivery {
         Arc::clone(&self.lock())
     }
 
+    /// Whether no other report has been given the turn meanwhile. Otherwise the answer to this one is late: the store's
+    /// answer is about the newest.
+    pub(super) fn is_current(&self, turn: &Arc<Turn>) -> bool {
+        Arc::ptr_eq(&self.lock(), turn)
+    }
+
     /// Takes the turn from a report that its runtime does not end.
     pub(super) fn revoke_turn(&self) {
         *self.lock() = Arc::default();

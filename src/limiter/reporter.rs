@@ -23,8 +23,8 @@ use crate::{
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longer than an interval and the timeouts of the reports after it.
-const LATE: Duration = Duration::from_secs(5);
+/// Longer than an interval and the timeouts of all calls of the reports after it.
+const LATE: Duration = Duration::from_secs(30);
 
 /// The reports of one limiter and its clones. The last of them to be dropped reports the rest in the background.
 pub(super) struct Reporter(pub(super) Arc<Reports>);
@@ -81,26 +81,27 @@ impl Reports {
         let second = at_ms / 1_000;
         if self.looked.load(Relaxed) != second {
             self.looked.store(second, Relaxed);
-            if self.task.is_late() {
+            if self.task.is_late() && self.spawn() {
                 self.contributors.delivery.revoke_turn();
                 self.denials.delivery.revoke_turn();
-                self.spawn();
             }
         }
     }
 
+    /// Returns whether this caller has begun the task.
     #[cold]
-    fn spawn(self: &Arc<Self>) {
+    fn spawn(self: &Arc<Self>) -> bool {
         let Ok(runtime) = Handle::try_current() else {
-            return;
+            return false;
         };
         let Some(task) = self.task.begin(LATE) else {
-            return;
+            return false;
         };
         let mut last = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some(runtime.clone());
         drop(last);
         runtime.spawn(run(Arc::downgrade(self), task));
+        true
     }
 
     /// Reports all counts, and returns whether to expect more soon.

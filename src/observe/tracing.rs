@@ -37,8 +37,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `banned` | debug | `policy`, `until_ms` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
-/// You need no observer for the warnings that the breaker [has opened or
-/// closed](crate::limiter#when-the-store-cannot-decide), and that an account is [paused](crate::block#pauses).
+/// You need no observer for the warnings that the store [cannot decide, or decides
+/// again](crate::limiter#when-the-store-cannot-decide), and that an account is [paused](crate::block#pauses).
 ///
 /// `policies` are names, separated by commas. Events that clients can cause at will have the level debug or trace, so
 /// that clients cannot fill a log. Failures are warnings, but each kind is written **once** until the store has

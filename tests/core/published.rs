@@ -139,7 +139,7 @@ fn policies_are_published_although_the_runtime_that_did_so_before_is_parked() {
     let (parked, other) = (support::paused_runtime(), support::paused_runtime());
     parked.block_on(charge(&limiter, &api));
     other.block_on(async {
-        for _ in 0..20 {
+        for _ in 0..45 {
             clock.advance(Duration::from_secs(1));
             charge(&limiter, &api).await; // no policy is new
             pass(1).await;

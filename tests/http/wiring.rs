@@ -455,11 +455,15 @@ fn a_store_that_never_decides_is_warned_about_once_with_and_without_a_breaker() 
             let store = Scripted::new(move |_| StoreFuture::ready(Err(error.clone())));
             let interval = std::time::Duration::from_millis(interval_ms);
             let limiter = Limiter::new(store).probe_interval(interval);
-            let layer = RateLimitLayer::new(limiter)
+            let layer = RateLimitLayer::new(limiter.clone())
                 .limit(policy("api", "1/1h"), Key::new("service", "all"));
             for _ in 0..200 {
                 assert_eq!(bare(&layer, "/").await, 200);
             }
+            // A check that needs no store does not end the outage.
+            tokio::time::advance(std::time::Duration::from_secs(11)).await;
+            assert!(limiter.check([]).await.unwrap().is_allowed());
+            assert_eq!(bare(&layer, "/").await, 200);
         });
         let begins = "WARN the store could not decide about a request: failure policies apply as long as it cannot";
         assert_eq!(lines, [format!("{begins} {line}")]);

@@ -1,6 +1,6 @@
 //! Reports contributors to the store, once a second.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use tokio::time::timeout;
 
@@ -13,7 +13,7 @@ use crate::{
         operation::{Operation, answer_of},
         policy::Policy,
     },
-    limiter::delivery::{IDLE, TIMEOUT},
+    limiter::delivery::{IDLE, TIMEOUT, Turn},
     store::{Store, ext},
     warning,
 };
@@ -57,7 +57,7 @@ impl Tracker {
             let rest = unsent.split_off(unsent.len().min(CALL));
             let call = std::mem::replace(&mut unsent, rest);
             // An error may be about one account only, so go on with the others.
-            match timeout(TIMEOUT, self.report(store, call)).await {
+            match timeout(TIMEOUT, self.report(store, call, &turn)).await {
                 Ok(reported) => result = result.and(reported),
                 Err(_) => return, // an outage, which has its own warnings
             }
@@ -86,7 +86,7 @@ impl Tracker {
         if unsent.is_empty() {
             return Ok(());
         }
-        self.report(store, unsent).await
+        self.report(store, unsent, &turn).await
     }
 
     /// Reports contributions. They are lost on an error: the store may have added them, and must not add them twice.
@@ -94,13 +94,15 @@ impl Tracker {
         &self,
         store: &dyn Store,
         contributions: Vec<Contribution>,
+        turn: &Arc<Turn>,
     ) -> Result<(), StoreError> {
         let contribute = Operation::Contribute(contributions.clone());
         let answers = ext::read(store.execute(contribute), answer_of!(Contribute)).await?;
         let mut first_error = Ok(());
         for (contribution, answer) in contributions.iter().zip(answers) {
             match answer {
-                Ok(kept) => self.note(contribution, &kept),
+                Ok(kept) if self.delivery.is_current(turn) => self.note(contribution, &kept),
+                Ok(_) => {} // another report has followed
                 Err(error) => first_error = first_error.and(Err(error)),
             }
         }

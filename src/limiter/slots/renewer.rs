@@ -4,7 +4,7 @@
 //! renewal that stays in a parked runtime loses its slot.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -47,8 +47,6 @@ const WARNINGS: Duration = Duration::from_secs(60);
 pub(in crate::limiter) struct Renewer {
     held: Mutex<Held>,
     next_id: AtomicU64,
-    /// Wakes the tasks for slots that are due earlier than all others of their runtime.
-    earlier: Notify,
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
     has_warned_of_early_expiry: AtomicBool,
@@ -58,8 +56,8 @@ pub(in crate::limiter) struct Renewer {
 struct Held {
     /// By the runtime that took them, if one did.
     of_runtimes: HashMap<Option<Id>, Holdings>,
-    /// The runtimes with a task.
-    tasks: HashSet<Id>,
+    /// The runtimes with a task, and what wakes it.
+    tasks: HashMap<Id, Arc<Notify>>,
     /// Of all slots that were renewed.
     shortest_window_ms: Option<u64>,
 }
@@ -68,15 +66,33 @@ struct Held {
 type Holdings = BTreeMap<(u64, u64), Arc<Holding>>;
 
 impl Held {
-    fn insert(&mut self, due_ms: u64, holding: &Arc<Holding>) -> bool {
-        if holding.may_be_returned() {
-            let shortest_ms = self.shortest_window_ms.unwrap_or(u64::MAX);
-            self.shortest_window_ms = Some(shortest_ms.min(holding.window_ms));
+    /// Adds a holding, and wakes the tasks that have to act earlier than before.
+    fn insert(&mut self, due_ms: u64, holding: &Arc<Holding>) {
+        let shortest_ms = self.shortest_window_ms.unwrap_or(u64::MAX);
+        let is_shortest = holding.may_be_returned() && holding.window_ms < shortest_ms;
+        if is_shortest {
+            self.shortest_window_ms = Some(holding.window_ms);
         }
-        let holdings = self.of_runtimes.entry(holding.home()).or_default();
+        let home = holding.home();
+        let holdings = self.of_runtimes.entry(home).or_default();
         holdings.insert((due_ms, holding.id), Arc::clone(holding));
         let first = holdings.first_key_value();
-        first.is_some_and(|(first, _)| first.1 == holding.id)
+        let is_first = first.is_some_and(|(first, _)| first.1 == holding.id);
+        match home.and_then(|home| self.tasks.get(&home)) {
+            Some(own) if is_first && !is_shortest => own.notify_one(),
+            None if is_first => self.wake_all(),
+            _ if is_shortest => self.wake_all(),
+            _ => {}
+        }
+    }
+
+    fn wake_all(&self) {
+        self.tasks.values().for_each(|task| task.notify_one());
+    }
+
+    /// How late the first slot of a runtime with a task may be before others renew it.
+    fn patience_ms(&self) -> u64 {
+        self.shortest_window_ms.unwrap_or(0) / 6
     }
 
     fn remove(&mut self, home: Option<Id>, key: (u64, u64)) -> Option<Arc<Holding>> {
@@ -91,11 +107,11 @@ impl Held {
     /// The next holding for the task of a runtime, and when to act: one of another runtime that has a task only when it
     /// is late by a sixth of any window.
     fn next(&self, runtime: Id) -> Option<(u64, Arc<Holding>)> {
-        let patience_ms = self.shortest_window_ms.unwrap_or(0) / 6;
         let firsts = self.of_runtimes.iter().filter_map(|(home, holdings)| {
             let ((due_ms, _), first) = holdings.first_key_value()?;
-            let is_left = home.is_none_or(|home| home == runtime || !self.tasks.contains(&home));
-            let patience_ms = if is_left { 0 } else { patience_ms };
+            let is_left =
+                home.is_none_or(|home| home == runtime || !self.tasks.contains_key(&home));
+            let patience_ms = if is_left { 0 } else { self.patience_ms() };
             Some((due_ms.saturating_add(patience_ms), first))
         });
         let (act_ms, next) = firsts.min_by_key(|(act_ms, _)| *act_ms)?;
@@ -137,20 +153,22 @@ impl Renewer {
         };
         // A task ends while all holdings are being renewed, and the one that has renewed this may stand in for another.
         let runtimes = [holding.runtime.clone(), Handle::try_current().ok()];
-        let mut runtimes = SmallVec::<[_; 2]>::from(runtimes);
-        let is_first = {
-            let mut held = self.lock();
-            runtimes.retain(|it| it.as_ref().is_some_and(|it| held.tasks.insert(it.id())));
-            held.insert(due_ms, holding)
-        };
-        if is_first {
-            self.earlier.notify_waiters();
-        }
+        let mut begun = SmallVec::<[_; 2]>::new();
+        let mut held = self.lock();
         for runtime in runtimes.into_iter().flatten() {
-            let running = Running {
-                renewer: Arc::clone(self),
-                runtime: Some(runtime.id()),
-            };
+            if let Entry::Vacant(task) = held.tasks.entry(runtime.id()) {
+                let running = Running {
+                    renewer: Arc::clone(self),
+                    wakes: Arc::clone(task.insert(Arc::default())),
+                    runtime: Some(runtime.id()),
+                };
+                begun.push((runtime, running));
+            }
+        }
+        held.insert(due_ms, holding);
+        drop(held);
+        // Without the lock: a runtime that has stopped drops its task at once.
+        for (runtime, running) in begun {
             drop(runtime.spawn(run(running)));
         }
     }
@@ -174,7 +192,12 @@ impl Renewer {
             return Err(None);
         };
         if act_ms > now_ms {
-            return Err(Some(act_ms - now_ms));
+            // Not longer than others are waited for: they may take slots meanwhile, and this task is not woken.
+            let wait_ms = act_ms - now_ms;
+            return Err(Some(match held.patience_ms() {
+                0 => wait_ms,
+                patience_ms => wait_ms.min(patience_ms),
+            }));
         }
         let home = first.home();
         let holdings = held.of_runtimes.entry(home).or_default();
@@ -226,6 +249,7 @@ impl Renewer {
 /// The task of a runtime, which ends when no slots are held, or with the runtime.
 struct Running {
     renewer: Arc<Renewer>,
+    wakes: Arc<Notify>,
     /// `None` when the renewer knows of the end.
     runtime: Option<Id>,
 }
@@ -233,8 +257,9 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime {
-            self.renewer.lock().tasks.remove(&runtime);
-            self.renewer.earlier.notify_waiters();
+            let mut held = self.renewer.lock();
+            held.tasks.remove(&runtime);
+            held.wake_all();
         }
     }
 }
@@ -242,7 +267,6 @@ impl Drop for Running {
 async fn run(mut running: Running) {
     let renewer = Arc::clone(&running.renewer);
     while let Some(runtime) = running.runtime {
-        let earlier = renewer.earlier.notified(); // before it is looked
         match renewer.take_due(runtime) {
             Ok(due) => {
                 let next = Early::random();
@@ -251,7 +275,8 @@ async fn run(mut running: Running) {
                 yield_now().await;
             }
             Err(Some(wait_ms)) => {
-                let _ = timeout(Duration::from_millis(wait_ms), earlier).await;
+                let wait = Duration::from_millis(wait_ms);
+                let _ = timeout(wait, running.wakes.notified()).await;
             }
             Err(None) => running.runtime = None,
         }

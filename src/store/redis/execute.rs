@@ -147,9 +147,8 @@ impl RedisStore {
 
 /// Runs the script by its hash. If the server does not know the script, sends the source, once.
 async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
-    let connected = transport.connect_first(key).await;
-    connected.map_err(|error| store_error(&error).unsent())?;
-    let mut reply = transport.send(&call.by_hash(), key).await;
+    let reply = transport.try_send(&call.by_hash(), key).await;
+    let mut reply = reply.map_err(|error| store_error(&error).unsent())?;
     if reply.as_ref().is_err_and(is_unknown_script) {
         reply = Box::pin(async { transport.send(&call.by_source(), key).await }).await;
     }

@@ -9,7 +9,7 @@ use redis::{
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-use super::connection::{LOST_AFTER, ReconnectingConnection};
+use super::connection::{LOST_AFTER, ReconnectingConnection, Reply};
 
 /// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
@@ -99,21 +99,8 @@ impl Transport {
         }
     }
 
-    /// Makes sure that there is a connection to the server of this key. An error says that nothing was sent.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(unused_variables, reason = "there is one server")
-    )]
-    pub(super) async fn connect_first(&self, routing_key: &[u8]) -> RedisResult<()> {
-        match &self.route {
-            Route::Server(connection) => connection.connect_first().await,
-            #[cfg(feature = "cluster")]
-            Route::Cluster(cluster) => Box::pin(cluster.connect_first(routing_key)).await,
-            Route::Custom { .. } => Ok(()),
-        }
-    }
-
     /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
+    /// The outer error says that there was no connection, so that nothing was sent.
     ///
     /// There is no time limit while a server keeps its connection open and sends nothing.
     ///
@@ -122,16 +109,21 @@ impl Transport {
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
     )]
-    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+    pub(super) async fn try_send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
         match &self.route {
-            Route::Server(connection) => connection.send(cmd).await,
+            Route::Server(connection) => connection.try_send(cmd).await,
             // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
-            Route::Cluster(cluster) => Box::pin(cluster.send(cmd, routing_key)).await,
+            Route::Cluster(cluster) => Box::pin(cluster.try_send(cmd, routing_key)).await,
             Route::Custom { connection, .. } => {
-                connection.send(cmd).await.and_then(Value::extract_error)
+                Ok(connection.send(cmd).await.and_then(Value::extract_error))
             }
         }
+    }
+
+    /// The same with one kind of error.
+    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+        self.try_send(cmd, routing_key).await?
     }
 }
 
@@ -181,7 +173,7 @@ impl SingleServer {
         match self {
             Self::Server(connection) => connection.send(cmd).await,
             #[cfg(feature = "cluster")]
-            Self::Node(node) => node.send(cmd, false).await,
+            Self::Node(node) => node.send(cmd).await,
             Self::Custom(connection) => connection.send(cmd).await.and_then(Value::extract_error),
         }
     }

@@ -73,7 +73,7 @@ struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     table: Table,
-    /// The shortest timeout of the limiters, in ms: no call for any of them takes longer.
+    /// The shortest timeout of the limiters, in ms: a store that takes longer is too slow for one of them.
     shortest_timeout_ms: AtomicU64,
     /// Whether a runtime without timers was seen. Then leasing is off.
     lacks_timers: AtomicBool,

@@ -58,6 +58,7 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let mut filled = PartlyFilled {
                 store,
+                runtime: Handle::current(),
                 decisions: Vec::with_capacity(count.into()),
             };
             while filled.decisions.len() < count.into() {
@@ -149,6 +150,8 @@ impl RedisStore {
 /// The first decisions of a fill. If this is dropped, they are rolled back in the background.
 struct PartlyFilled {
     store: RedisStore,
+    /// That of the caller, which may drop this outside of any.
+    runtime: Handle,
     decisions: Vec<Decision>,
 }
 
@@ -157,13 +160,10 @@ impl Drop for PartlyFilled {
         let admitted = self.decisions.iter().filter(|it| it.is_allowed());
         let both = admitted.flat_map(|it| [Some(it), it.usage().shadow()]);
         let usages = both.flatten().map(Decision::usage);
-        let settlements = usages.filter_map(|usage| Settlement::roll_back(usage).ok());
-        let settlements: Vec<_> = settlements.map(Operation::Settle).collect();
-        if let Ok(runtime) = Handle::try_current()
-            && !settlements.is_empty()
-        {
-            // What cannot be rolled back stays charged until its steps are released.
-            runtime.spawn(self.store.call(settlements));
+        // All at the same time, as a node may hang. What cannot be rolled back stays charged until it is released.
+        for settlement in usages.filter_map(|usage| Settlement::roll_back(usage).ok()) {
+            let settle = Operation::Settle(settlement);
+            self.runtime.spawn(self.store.execute(settle));
         }
     }
 }

@@ -292,7 +292,7 @@ impl CrossSlotCheck {
 
     fn first_error(&self) -> StoreError {
         let mut errors = self.parts.iter().filter_map(|part| match part {
-            Part::Failed(error) => Some(error.clone()),
+            Part::Failed(error) => Some(error.clone().maybe_sent()), // another part may be charged
             _ => None,
         });
         errors.next().unwrap_or(TOO_LATE)

@@ -20,7 +20,7 @@ use std::{
 };
 
 use redis::{
-    Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cluster_routing::Slot,
+    Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, cluster_routing::Slot,
 };
 
 pub(super) use node::Node;
@@ -28,7 +28,7 @@ use node::is_out_of_service;
 use nodes::Nodes;
 use refresh::REFRESH_PAUSE;
 
-use super::connection::SharedAttempt;
+use super::connection::{Reply, SharedAttempt};
 
 /// How often a command is redirected before it fails. No redirect has executed the command.
 const MAX_HOPS: u32 = 16;
@@ -49,24 +49,17 @@ impl Cluster {
         })
     }
 
-    /// Makes sure that there is a connection to the primary of this key. An error says that nothing was sent.
-    pub(super) async fn connect_first(self: &Arc<Self>, key: &[u8]) -> RedisResult<()> {
-        match self.owner(Slot::for_key(key)).await?.connect_first().await {
-            // `send` looks for another primary.
-            Err(error) if error.is_connection_refusal() || is_out_of_service(&error) => Ok(()),
-            connected => connected,
-        }
-    }
-
-    /// Sends one command to the primary of this key, and follows redirects.
-    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> RedisResult<Value> {
+    /// Sends one command to the primary of this key, and follows redirects. The outer error says that no node has
+    /// executed the command.
+    pub(super) async fn try_send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> Reply {
         let slot = Slot::for_key(key);
         let mut node = self.owner(slot).await?;
         let mut asking = false;
         for _ in 0..MAX_HOPS {
-            let error = match node.send(cmd, asking).await {
-                Ok(reply) => return Ok(reply),
-                Err(error) => error,
+            let (error, is_unsent) = match node.try_send(cmd, asking).await {
+                Ok(Ok(reply)) => return Ok(Ok(reply)),
+                Ok(Err(error)) => (error, false),
+                Err(error) => (error, true),
             };
             (node, asking) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
@@ -82,7 +75,8 @@ impl Cluster {
                         other => (other, false),
                     }
                 }
-                _ => return Err(error),
+                _ if is_unsent => return Err(error),
+                _ => return Ok(Err(error)),
             };
         }
         Err(io::Error::other("the nodes of the cluster point at each other").into())

@@ -10,7 +10,7 @@ use redis::{
     RedisResult, ServerErrorKind, Value, cluster::NodeAddress,
 };
 
-use crate::store::redis::connection::ReconnectingConnection;
+use crate::store::redis::connection::{ReconnectingConnection, Reply};
 
 /// One node and a connection, which opens at the first use.
 pub(in crate::store::redis) struct Node {
@@ -58,29 +58,27 @@ impl Node {
         &self.address
     }
 
-    /// Makes sure that there is a connection.
-    pub(super) async fn connect_first(&self) -> RedisResult<()> {
-        self.connection.connect_first().await
-    }
-
-    /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
+    /// Sends one command, once. Use `asking` for a slot that is being moved to this node. The outer error says that there
+    /// was no connection.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
-    pub(in crate::store::redis) async fn send(
-        &self,
-        cmd: &Cmd,
-        asking: bool,
-    ) -> RedisResult<Value> {
+    pub(in crate::store::redis) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {
         let result = if asking {
-            self.connection.send_asking(cmd).await
+            Ok(self.connection.send_asking(cmd).await)
         } else {
-            self.connection.send(cmd).await
+            self.connection.try_send(cmd).await
         };
-        let redirects = result.as_ref().is_err_and(is_redirecting);
+        let reply = result.as_ref().and_then(|reply| reply.as_ref());
+        let redirects = reply.is_err_and(is_redirecting);
         if self.redirects.load(Relaxed) != redirects {
             self.redirects.store(redirects, Relaxed);
         }
         result
+    }
+
+    /// The same with one kind of error.
+    pub(in crate::store::redis) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
+        self.try_send(cmd, false).await?
     }
 
     /// Sends these commands together. You get an error reply as one of the replies.
@@ -102,7 +100,7 @@ impl Node {
 
     /// Asks the node for the slots of each primary.
     pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
-        let reply = self.send(redis::cmd("CLUSTER").arg("SLOTS"), false).await?;
+        let reply = self.send(redis::cmd("CLUSTER").arg("SLOTS")).await?;
         let ranges: Vec<Vec<Value>> = Vec::from_redis_value(reply)?;
         let ranges = ranges.into_iter().map(|range| self.range(range));
         let mut ranges: Vec<Range> = ranges.collect::<RedisResult<_>>()?;

@@ -41,7 +41,7 @@ pub(super) use attempt::SharedAttempt;
 pub(super) use client::client;
 #[cfg(feature = "bb8")]
 pub(super) use pool::NO_TIMEOUT;
-pub(super) use reconnecting::ReconnectingConnection;
+pub(super) use reconnecting::{ReconnectingConnection, Reply};
 #[cfg(feature = "sentinel")]
 pub use sentinel::SentinelPrimary;
 #[cfg(feature = "sentinel")]

@@ -26,6 +26,9 @@ pub(in crate::store::redis) struct ReconnectingConnection {
 
 type Outcome = RedisResult<Arc<Connection>>;
 
+/// The reply to a command; or why it was not sent.
+pub(in crate::store::redis) type Reply = RedisResult<RedisResult<Value>>;
+
 impl ReconnectingConnection {
     /// Opens no connection before the first command.
     pub(in crate::store::redis) fn new(source: impl Source) -> Arc<Self> {
@@ -35,27 +38,24 @@ impl ReconnectingConnection {
         })
     }
 
-    /// Makes sure that there is a connection. An error says that nothing was sent.
-    pub(in crate::store::redis) async fn connect_first(self: &Arc<Self>) -> RedisResult<()> {
-        if self.surely_usable().is_none() {
-            Box::pin(self.usable()).await?;
-        }
-        Ok(())
-    }
-
-    /// Sends one command, once.
+    /// Sends one command, once. The outer error says that there was no connection, so that nothing was sent.
     ///
     /// There is no timeout for a silent server that keeps the connection open.
     ///
     /// Cancellation: the server executes a command that was sent, and the reply is dropped.
-    pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+    pub(in crate::store::redis) async fn try_send(self: &Arc<Self>, cmd: &Cmd) -> Reply {
         // The future of a request is boxed, so the rare path has a separate box, which keeps that future small.
         let connection = match self.surely_usable() {
             Some(connection) => connection,
             None => Box::pin(self.usable()).await?,
         };
         self.follow(&connection);
-        connection.send(cmd).await
+        Ok(connection.send(cmd).await)
+    }
+
+    /// The same with one kind of error.
+    pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+        self.try_send(cmd).await?
     }
 
     /// Sends one command for a slot of a cluster that is being moved to this server.

@@ -153,8 +153,8 @@ impl Attempts {
             let settings = &place.attempts.settings.clone();
             let end = Settings::end();
             let sent = SentCall::now();
-            let held = Held::check_out(&settings.pool, end).await;
             group.jobs.retain(|job| job.journey.begin(&sent));
+            let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
                 // All callers left while waiting for the connection.
                 Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
