@@ -26,7 +26,8 @@ async fn acquire(limiter: &Limiter) -> Option<Slot> {
 async fn the_end_of_a_process_waits_for_a_renewal_that_is_about_to_begin() {
     let limiter = Limiter::new(MemoryStore::new());
     let runtime = Handle::current().id();
-    limiter.inner.renewer.lock().tasks.insert(runtime); // this test renews
+    let wakes = Arc::default();
+    limiter.inner.renewer.lock().tasks.insert(runtime, wakes); // this test renews
     let slot = acquire(&limiter).await.unwrap();
     advance(Duration::from_secs(10)).await;
     let due = limiter.inner.renewer.take_due(runtime).unwrap();
