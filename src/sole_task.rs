@@ -28,7 +28,7 @@ pub(crate) struct SoleTask {
 pub(crate) struct Alive {
     job: Arc<SoleTask>,
     patience: Duration,
-    /// What this task has written last; 0 if it is not the current one.
+    /// The last value that this task has written; 0 if it is not the current one.
     until_ms: u64,
 }
 

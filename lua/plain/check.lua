@@ -51,7 +51,7 @@ local function read_charged(parts)
   end
 end
 
--- Settles the charges of a check: the charged steps get so many units more, or less.
+-- Settles the charges of a check: changes the charged steps by the units of the parts.
 local function settle(parts)
   local reply = DONE
   read_charged(parts)

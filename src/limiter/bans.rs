@@ -104,7 +104,7 @@ impl Limiter {
             }
             return;
         };
-        // Of the calls under way, one ends in each two timeouts, and is a sign of life.
+        // In each two timeouts, one of the calls under way ends, and is a sign of life.
         let patience = self.inner.timeout.saturating_mul(6).min(FOR_EVER);
         if let Some(task) = strikes.task.begin(patience) {
             let limiter = self.clone();

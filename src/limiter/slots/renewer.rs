@@ -56,9 +56,9 @@ pub(in crate::limiter) struct Renewer {
 struct Held {
     /// By the runtime that took them, if one did.
     of_runtimes: HashMap<Option<Id>, Holdings>,
-    /// The runtimes with a task, and what wakes it.
+    /// The runtimes with a task. The task waits for this.
     tasks: HashMap<Id, Arc<Notify>>,
-    /// Of all slots that were renewed.
+    /// The shortest window among all slots that were held so far.
     shortest_window_ms: Option<u64>,
 }
 

@@ -104,7 +104,7 @@ impl WaitQueues {
         self.wake_queues(key, |_| true);
     }
 
-    /// Wakes without the lock of all queues: a waker may be anybody's, and drop a caller that is in one of them.
+    /// Wakes without the lock of all queues: a waker is foreign code, and may drop a caller that is in one of them.
     fn wake_queues(&self, key: &Key, is_meant: impl Fn(&WaitQueue) -> bool) {
         let queues = self.lock().of_key(key);
         queues

@@ -158,7 +158,7 @@ impl Drop for Admitted {
 }
 
 impl AtEnd {
-    /// `None` if nothing says what the response cost.
+    /// The final cost; `None` if the handler and the response left it open.
     fn cost(&self, end: &ResponseEnd, charge: &Charge) -> Option<u64> {
         let policy = charge.policy().name();
         let actual = end

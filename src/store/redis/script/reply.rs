@@ -102,6 +102,7 @@ impl Reader<'_> {
             }
             Operation::Settle(settlement) => {
                 let check = settlement.check().without_shadows();
+                // Without charges, nothing was sent.
                 if !check.charges().is_empty() {
                     self.done()?;
                 }
@@ -131,6 +132,7 @@ impl Reader<'_> {
                 }
             },
             Operation::Unblock { .. } => {
+                // It was sent as two resets: read both, also if the first failed.
                 let (block, strikes) = (self.done(), self.done());
                 block.and(strikes).map(|()| Reply::Unblock)
             }
