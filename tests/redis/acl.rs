@@ -32,7 +32,8 @@ async fn everything(store: &RedisStore) -> Result<(), StoreError> {
 
 #[tokio::test]
 async fn without_any_one_of_them_something_fails_and_says_so() {
-    for missing in LEAST_RIGHTS {
+    // Without the right to ask whether there are blocks, each is read.
+    for missing in LEAST_RIGHTS.into_iter().filter(|it| *it != "+exists") {
         let server = Server::start();
         let rights: Vec<_> = LEAST_RIGHTS
             .into_iter()
