@@ -53,9 +53,9 @@ cargo run --release -p example-server -- [options]
                            process alone to its share (local), or rejected with 503 (closed)
   --replicas N             how many processes share the limits, for --on-failure local; default 1
   --headers draft11|draft6|legacy|none
-                           which headers tell what is left: RateLimit as in revision 11 of the draft (the default) or
-                           in revision 7, RateLimit-Limit, -Remaining and -Reset (draft6), X-RateLimit-* with a reset
-                           in seconds since 1970 (legacy), or none but Retry-After
+                           which headers tell what is left: RateLimit as in revision 11 of the draft (the default),
+                           RateLimit-Limit, -Remaining and -Reset (draft6), X-RateLimit-* with a reset in seconds
+                           since 1970 (legacy), or none but Retry-After
   --contributors header:NAME
                            who contributes to a limit, by the value of this header: GET /limits and the page name the
                            five who have used most of the caller's, where DELETE /limits is allowed
