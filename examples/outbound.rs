@@ -52,7 +52,7 @@ use tower::{ServiceBuilder, ServiceExt, retry};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes so many requests in any second, and refuses others.
+/// Serves a number of requests in any second, and refuses the others.
 struct Server {
     takes: AtomicUsize,
     taken: Mutex<Vec<Instant>>,

@@ -1,5 +1,5 @@
--- Concurrency rules: sliding rules whose units are slots. A slot that is returned is taken from its step; one that is
--- renewed moves to the step of now, so that it is released later.
+-- Concurrency rules are sliding rules, and their units are slots. A return takes a slot from its step. A renewal moves the
+-- slot to the step of now, so that it is released later.
 
 local concurrency = {
   new = steps.new,

@@ -9,9 +9,9 @@
 -- describe(section)                  sets `units` that count, and what a value has of a section: `newest`, `first`, and
 --                                    three times: when it is `due`, the `start` of its newest step, the last `release`
 --
--- Rules of others have no limit, and come to `new`, `advance` and `describe` alone.
--- A calendar rule has `read_details` besides, and a concurrency rule `times_held` and `renew`: see their files. A section has
--- `rule`, `used` (as the value has it), `newest`, `base`, `width`, `queue` and `room`.
+-- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
+-- besides, and a concurrency rule `times_held` and `renew`: see their files. A section has `rule`, `used` (as the value
+-- has it), `newest`, `base`, `width`, `queue` and `room`.
 
 local KINDS = {
   [0] = steps,

@@ -1,4 +1,5 @@
--- Which operation a part asks for, by its number. Each function gets the parts, and how many checks or renewals are asked for.
+-- Which operation a part asks for, by its number. Each function gets the parts, and how many checks or renewals are
+-- asked for.
 
 local SHADOWS, TAKE = 1, 3
 

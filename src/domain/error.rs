@@ -355,8 +355,8 @@ impl StoreError {
     }
 
     /// Returns whether the operation was certainly not sent, or not begun by the server, so that you can try again: the
-    /// breaker was open, no connection was made, the time was over while the operation waited for its turn, or the server
-    /// loads its data, is busy with a script, takes no writes, or names another node of the cluster.
+    /// breaker was open, no connection was made, the time was over while the operation waited for its turn, or the
+    /// server loads its data, is busy with a script, takes no writes, or names another node of the cluster.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         let marked = self.details.as_ref().is_some_and(|details| details.unsent);

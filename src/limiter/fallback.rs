@@ -59,7 +59,7 @@ impl Limiter {
         resolution
     }
 
-    /// Warns once for each outage. A full store has a warning of its own.
+    /// Warns once for each outage. `memory_full` warns of a full store.
     fn warn_of_outage(&self, error: &StoreError) {
         use StoreErrorKind::{Full, InvalidRequest};
         if !matches!(error.kind(), Full | InvalidRequest) && self.inner.outage.begins() {

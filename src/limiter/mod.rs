@@ -248,9 +248,9 @@ impl Limiter {
     /// Sets whether a [block](crate::block#blocks) of an identity denies its requests. The default is `true`.
     ///
     /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, for all their identities,
-    /// or those of a layer that [looks an identity up](crate::RateLimitLayer::deny_blocked),
-    /// and [`block`](Self::block) returns an error. You save Redis one `EXISTS` in each call, but no round trip. A store
-    /// without blocks decides by its limits either way.
+    /// or those of a layer that [looks an identity up](crate::RateLimitLayer::deny_blocked), and [`block`](Self::block)
+    /// returns an error. You save Redis one `EXISTS` in each call, but no round trip. A store without blocks decides by
+    /// its limits either way.
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change(|inner| inner.enforces_blocks = enforce)

@@ -37,6 +37,12 @@ fn charges(users: &[&str]) -> Vec<Charge> {
     users.iter().map(charge).collect()
 }
 
+/// A check of these users that enforces blocks.
+fn check(users: &[&str]) -> Operation {
+    let check = Check::new(charges(users)).unwrap();
+    Operation::Check(check.enforce_blocks(true))
+}
+
 /// A limiter with its own store and connection, like another process.
 async fn process(server: &Server) -> Limiter {
     patient(RedisStore::connect(server.url()).await.unwrap())
@@ -198,13 +204,12 @@ async fn enforcing_blocks_is_one_command_for_all_identities_and_no_round_trip() 
 async fn a_call_of_many_checks_asks_once_whether_any_is_blocked() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let check = |user: &str| {
-        let check = Check::new(charges(&[user])).unwrap();
-        Operation::Check(check.enforce_blocks(true))
-    };
     let users = ["alice", "bob", "carol", "dan"];
     server.run::<()>("CONFIG RESETSTAT");
-    let replies = store.call(users.map(check).to_vec()).await.unwrap();
+    let replies = store
+        .call(users.map(|user| check(&[user])).to_vec())
+        .await
+        .unwrap();
     assert!(replies.iter().all(is_allowed), "{replies:?}");
     assert_eq!((server.calls("get"), server.calls("exists")), (4, 1));
 }
@@ -213,23 +218,19 @@ async fn a_call_of_many_checks_asks_once_whether_any_is_blocked() {
 async fn a_block_holds_for_the_checks_behind_it_in_the_same_call() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let check = |user: &str| {
-        let check = Check::new(charges(&[user])).unwrap();
-        Operation::Check(check.enforce_blocks(true))
-    };
     let block = Operation::Block {
         key: user("alice"),
         request: HOUR.into(),
     };
     let unblock = Operation::Unblock { key: user("alice") };
     let operations = [
-        check("bob"),
-        check("alice"),
+        check(&["bob"]),
+        check(&["alice"]),
         block,
-        check("alice"),
-        check("bob"),
+        check(&["alice"]),
+        check(&["bob"]),
     ];
-    let operations = operations.into_iter().chain([unblock, check("alice")]);
+    let operations = operations.into_iter().chain([unblock, check(&["alice"])]);
     let replies = store.call(operations.collect()).await.unwrap();
     let are_allowed: Vec<bool> = replies.iter().map(is_allowed).collect();
     assert_eq!(
@@ -243,11 +244,8 @@ async fn a_block_holds_for_the_checks_behind_it_in_the_same_call() {
 async fn a_call_may_look_up_more_blocks_than_lua_can_pass_on_at_once() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let check = |number: usize| {
-        let check = Check::new(charges(&[&number.to_string()])).unwrap();
-        Operation::Check(check.enforce_blocks(true))
-    };
-    let replies = store.call((0..9_000).map(check).collect()).await.unwrap();
+    let checks = (0..9_000).map(|number| check(&[&number.to_string()]));
+    let replies = store.call(checks.collect()).await.unwrap();
     assert!(replies.iter().all(is_allowed));
 }
 
@@ -283,10 +281,6 @@ fn is_allowed(reply: &Result<Reply, StoreError>) -> bool {
 async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let check = |users: &[&str]| {
-        let check = Check::new(charges(users)).unwrap();
-        Operation::Check(check.enforce_blocks(true))
-    };
     let soon = "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}";
     for (value, expected) in [
         (None, "of another type"),

@@ -96,7 +96,7 @@ pub(crate) struct Options {
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
-    /// The header whose value names the contributor.
+    /// The header with the name of the contributor.
     pub(crate) contributors: Option<HeaderName>,
     pub(crate) no_blocks: bool,
     pub(crate) ban: Option<Ban>,

@@ -180,9 +180,9 @@ impl Renewer {
         }
     }
 
-    /// If a holding is due for the task of this runtime, takes all of the same runtime that are due now or soon, as many
-    /// as fit into a call; otherwise returns the ms until the next is due, or `None` if there is none, which ends the
-    /// task.
+    /// If a holding is due for the task of this runtime, takes all of the same runtime that are due now or soon, as
+    /// many as fit into a call; otherwise returns the ms until the next is due, or `None` if there is none, which ends
+    /// the task.
     fn take_due(&self, runtime: Id) -> Result<Vec<Due>, Option<u64>> {
         let mut held = self.lock();
         let now_ms = now_ms();

@@ -278,7 +278,7 @@ impl Following {
         self.ending.0.answers_head
     }
 
-    /// The slot whose loss cuts the response off.
+    /// If this slot is lost, the response is cut off.
     pub(super) fn slot_to_watch(&self) -> Option<SlotWatch> {
         let admitted = &self.ending.0;
         let slot = admitted.slot.as_ref().filter(|_| admitted.at_end.cuts_off);

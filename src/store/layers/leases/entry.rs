@@ -190,7 +190,8 @@ impl Entry {
     /// Begins to fetch a lease that is large enough for `cost`. `None` if another fetch is under way, or a lease is not
     /// worth a call.
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
-        // Until the fate is set: a reset stops fetches before it looks for one, so it either stops this one or finds it.
+        // Until the fate is set: a reset stops fetches before it looks for one, so it either stops this one or finds
+        // it.
         let mut state = self.state();
         let units = self.plan(&state, cost, now)?;
         let transfer = self.transfers.begin_fetch(self.slot)?;

@@ -84,8 +84,8 @@ impl<T> Line<T> {
         (ticket, self.begin(&mut state, now, gather))
     }
 
-    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`: no other caller may
-    /// enter.
+    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`: no other caller
+    /// may enter.
     pub(super) fn revive<C>(
         &self,
         now: Instant,
@@ -187,7 +187,7 @@ pub(super) struct Waiting<T> {
     places: VecDeque<Place<T>>,
     next_ticket: u64,
     charges: usize,
-    /// The number of places whose callers have left.
+    /// How many of the callers have left.
     left: usize,
 }
 

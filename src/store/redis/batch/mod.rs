@@ -137,8 +137,9 @@ impl SharedCalls {
         })
     }
 
-    /// Waits for the answer to an operation that has no short timeout, as checks have. The calls in flight may be in a parked runtime, or
-    /// wait on a connection that is lost, and no other caller may come: then this one begins the next call itself.
+    /// Waits for the answer to an operation that has no short timeout, as checks have. The calls in flight may be in a
+    /// parked runtime, or wait on a connection that is lost, and no other caller may come: then this one begins the
+    /// next call itself.
     async fn patiently<T>(
         self: &Arc<Self>,
         mut answer: oneshot::Receiver<T>,

@@ -160,7 +160,8 @@ impl Drop for PartlyFilled {
         let admitted = self.decisions.iter().filter(|it| it.is_allowed());
         let both = admitted.flat_map(|it| [Some(it), it.usage().shadow()]);
         let usages = both.flatten().map(Decision::usage);
-        // All at the same time, as a node may hang. If a rollback fails, its units stay charged until they are released.
+        // All at the same time, as a node may hang. If a rollback fails, its units stay charged until they are
+        // released.
         for settlement in usages.filter_map(|usage| Settlement::roll_back(usage).ok()) {
             let settle = Operation::Settle(settlement);
             self.runtime.spawn(self.store.execute(settle));

@@ -58,8 +58,8 @@ impl Node {
         &self.address
     }
 
-    /// Sends one command, once. Use `asking` for a slot that is being moved to this node. The outer error says that there
-    /// was no connection.
+    /// Sends one command, once. Use `asking` for a slot that is being moved to this node. The outer error says that
+    /// there was no connection.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
     pub(in crate::store::redis) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {

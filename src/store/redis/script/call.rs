@@ -83,7 +83,7 @@ pub(in crate::store::redis) struct Call {
     args: Strings,
     /// The first byte of each argument.
     version: u8,
-    /// The time whose periods of the calendar are sent.
+    /// The call sends the periods of the calendar around this time.
     near_ms: u64,
     /// The policies of the latest parts, and the numbers of these parts from 1: later parts name them.
     policies: Vec<(u16, Range<usize>)>,

@@ -168,6 +168,7 @@ impl Reader<'_> {
         let mut blocked = None;
         let admitted = match self.bytes {
             _ if check.charges().is_empty() => count,
+            // Shadows, of which no check was admitted.
             [NOT_ASKED, rest @ ..] => {
                 self.bytes = rest;
                 0
