@@ -45,9 +45,9 @@ impl Store for MapStore {
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         StoreFuture::ready(match &operation {
             Operation::Check(check) => self.decide(check).map(Reply::Check),
-            Operation::Fill { check, count } => {
+            Operation::CheckBatch { check, count } => {
                 let decisions = (0..*count).map(|_| self.decide(check));
-                decisions.collect::<Result<_, _>>().map(Reply::Fill)
+                decisions.collect::<Result<_, _>>().map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
             Operation::Reset { policy, key } => {

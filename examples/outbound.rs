@@ -45,7 +45,7 @@ use hyper_util::{
 };
 use sluicegate::{
     FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, HeaderStyle, ObeyLayer, Rejection},
+    middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly},
 };
 use tokio::net::TcpListener;
 use tower::{ServiceBuilder, ServiceExt, retry};
@@ -122,7 +122,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .limit_concurrent(at_once.clone(), account.clone())
             .max_wait(Duration::from_secs(30))
             .headers(HeaderStyle::NONE)
-            .rejection(EmptyBody);
+            .rejection(StatusOnly);
         ServiceBuilder::new()
             .layer(retry::RetryLayer::new(Again { tries_left: 20 }))
             .layer(waiting)

@@ -25,7 +25,7 @@ use axum::{
     routing::get,
 };
 use sluicegate::{
-    Key, MemoryStore, Policy, RateLimitLayer, extract::Extension, policies::Policies,
+    Key, MemoryStore, Policy, RateLimitLayer, extract::FromExtension, policies::Policies,
 };
 use tokio::net::TcpListener;
 
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let pro = Policy::parse("pro", "600/1m")?;
     let plans = Policies::new([free, pro])?;
     let by_plan = move |head: &Parts| plans.get(head.extensions.get::<User>()?.plan).cloned();
-    let user = Extension::new(|user: &User| Key::new("user", &user.name));
+    let user = FromExtension::new(|user: &User| Key::new("user", &user.name));
 
     let app = Router::new()
         .route("/", get(async || "hello\n"))

@@ -122,7 +122,7 @@
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
 //! | `tonic` | | gRPC: `RetryInfo` in [rejections](middleware::Grpc), and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | yes | warnings about a misconfigured service and about the store, and `TracingObserver`: spans and events of the crate `tracing` |
-//! | `test-util` | | a clock that tests move |
+//! | `manual-clock` | | a clock that tests move |
 //!
 //! If you count in memory, you need no Redis crate: with `default-features = false` and
 //! `features = ["axum", "tracing"]` your build has 61 crates, axum and tokio among them, instead of 110.
@@ -167,11 +167,11 @@ pub mod quotas {
     //!
     #![doc = include_str!("../docs/guide/quotas.md")]
 }
+#[cfg(feature = "manual-clock")]
+pub mod manual_clock;
 mod outage;
 mod sole_task;
 pub mod store;
-#[cfg(feature = "test-util")]
-pub mod test_util;
 pub mod under_load {
     //! Under load and under attack: how to make a request cheaper, when to do so, and the cost in accuracy.
     //!

@@ -14,7 +14,7 @@ use crate::domain::rule::millis;
 /// Which task does a job.
 ///
 /// A runtime that stops drops its task, but one that is parked keeps it: a thread that now and then blocks on a check
-/// has such a runtime. A task that has given no sign of life for its patience therefore counts as none: the next caller
+/// has such a runtime. A task that has given no sign of life for its allowance therefore counts as none: the next caller
 /// begins another, and the older one sees that and ends.
 #[derive(Debug, Default)]
 pub(crate) struct SoleTask {
@@ -27,7 +27,7 @@ pub(crate) struct SoleTask {
 #[derive(Debug)]
 pub(crate) struct Alive {
     job: Arc<SoleTask>,
-    patience: Duration,
+    allowance: Duration,
     /// The last value that this task has written; 0 if it is not the current one.
     until_ms: u64,
 }
@@ -45,14 +45,14 @@ impl SoleTask {
     }
 
     /// Makes the caller's task the current one, unless there is one that is alive.
-    pub(crate) fn begin(self: &Arc<Self>, patience: Duration) -> Option<Alive> {
+    pub(crate) fn begin(self: &Arc<Self>, allowance: Duration) -> Option<Alive> {
         let until_ms = self.alive_until_ms.load(SeqCst);
         if until_ms > 0 && until_ms >= now_ms() {
             return None;
         }
         let mut task = Alive {
             job: Arc::clone(self),
-            patience,
+            allowance,
             until_ms,
         };
         task.goes_on().then_some(task)
@@ -63,7 +63,7 @@ impl Alive {
     /// Gives a sign of life. Returns whether this task is still the current one.
     pub(crate) fn goes_on(&mut self) -> bool {
         let last_ms = mem::take(&mut self.until_ms);
-        let until_ms = now_ms().saturating_add(millis(self.patience));
+        let until_ms = now_ms().saturating_add(millis(self.allowance));
         let until_ms = until_ms.max(last_ms + 1);
         let is_current = self.replace(last_ms, until_ms);
         if is_current {
@@ -108,24 +108,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_task_is_replaced_when_it_is_late_and_then_ends_nothing() {
-        let (job, patience) = (Arc::new(SoleTask::default()), Duration::from_secs(3));
+        let (job, allowance) = (Arc::new(SoleTask::default()), Duration::from_secs(3));
         assert!(job.is_absent() && !job.is_late());
-        let mut first = job.begin(patience).unwrap();
+        let mut first = job.begin(allowance).unwrap();
         for _ in 0..3 {
-            assert!(job.begin(patience).is_none());
+            assert!(job.begin(allowance).is_none());
             assert!(first.goes_on());
             advance(Duration::from_secs(2)).await;
             assert!(!job.is_absent() && !job.is_late());
         }
         advance(Duration::from_secs(2)).await;
         assert!(job.is_late());
-        let mut second = job.begin(patience).unwrap();
+        let mut second = job.begin(allowance).unwrap();
         assert!(!job.is_late());
         assert!(!first.goes_on() && !first.end());
         drop(first);
         assert!(second.goes_on());
         drop(second);
         assert!(job.is_absent());
-        assert!(job.begin(patience).is_some());
+        assert!(job.begin(allowance).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Checks that wait for a call, and how they are combined: like `src/store/redis/batch/`.
+//! Checks that wait for a call, and how they are combined: like `src/store/redis/shared_calls/`.
 
 use std::collections::VecDeque;
 

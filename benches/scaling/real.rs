@@ -218,7 +218,7 @@ impl Bench {
                 let mut calls = 0;
                 while Instant::now() < end {
                     let check = Check::new([Charge::new(&self.policy, user(), 1)])?;
-                    let fill = Operation::Fill { check, count: 16 };
+                    let fill = Operation::CheckBatch { check, count: 16 };
                     for reply in self.store.call(vec![fill]).await? {
                         reply?;
                     }

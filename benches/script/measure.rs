@@ -12,8 +12,8 @@ use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
     block::Until,
     calendar::Period,
+    manual_clock::ManualClock,
     store::{Check, Operation, Settlement, StoreExt},
-    test_util::TestClock,
 };
 use support::redis::Server;
 
@@ -58,7 +58,7 @@ enum Work {
         blocks: Blocks,
     },
     /// This number of checks of one key.
-    Fill { store: RedisStore, policy: Policy },
+    CheckBatch { store: RedisStore, policy: Policy },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -249,7 +249,7 @@ fn with_a_slot(store: &RedisStore) -> Result<Case, Error> {
 fn fill(store: &RedisStore) -> Result<Case, Error> {
     let policy = Policy::new("p", rules(PLENTY))?;
     let store = store.clone().prefix("fill");
-    Ok(case("a fill of 16", 16, Work::Fill { store, policy }))
+    Ok(case("a fill of 16", 16, Work::CheckBatch { store, policy }))
 }
 
 fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
@@ -322,7 +322,7 @@ impl Case {
         };
         for user in 0..IDENTITIES {
             for key in check_of(policies, user)?.keys() {
-                store.block(key, Until::ForEver.into()).await?;
+                store.block(key, Until::Forever.into()).await?;
             }
         }
         Ok(())
@@ -407,10 +407,10 @@ impl Case {
                     let operations = checks.map(|check| check.map(Operation::Check));
                     call(store, operations.collect::<Result<_, _>>()?).await?;
                 }
-                Work::Fill { store, policy } => {
+                Work::CheckBatch { store, policy } => {
                     let count = u16::try_from(self.checks)?;
                     let check = check_of(std::slice::from_ref(policy), user())?;
-                    call(store, vec![Operation::Fill { check, count }]).await?;
+                    call(store, vec![Operation::CheckBatch { check, count }]).await?;
                 }
             }
             decisions += self.checks as u64;
@@ -613,7 +613,7 @@ pub(crate) fn bar(what: &str, figure: f64, most: f64) -> bool {
 /// newest or has ended. Relative to a check, on keys full of steps.
 async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = store.prefix("settling").clock(clock.clone());
     let policies = [Policy::new("settling", rules(1_000_000))?];
     let mut ratios = [Vec::new(), Vec::new()];
@@ -663,7 +663,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
         Duration::from_millis(17),
         Duration::from_secs(3_600),
     ];
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = store.prefix("silence").clock(clock.clone());
     let policy = Policy::new("silence", rules(1_000_000))?;
     let checks = || -> Result<Vec<Check>, _> {
@@ -710,7 +710,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
 async fn memory() -> Result<bool, Error> {
     const KEYS: u64 = 100_000;
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = RedisStore::connect(server.url()).await?;
     let store = store.prefix("memory").clock(clock.clone());
     let policy = Policy::new("api", [Rule::per_minute(1_000)])?;

@@ -10,9 +10,9 @@ use std::{
 
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, Rule, Store,
+    manual_clock::ManualClock,
     observe::{CallKind, CompletionEvent, Observer},
     store::{Check, Operation, Reply, Slots},
-    test_util::TestClock,
 };
 
 use support::redis::Server;
@@ -102,7 +102,7 @@ async fn of_limiter(server: &Server, store: &RedisStore) -> Result<f64, Error> {
 }
 
 async fn ratio(server: &Server, store: &RedisStore, keys: u64) -> Result<f64, Error> {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let prefix = format!("renewing-{keys}");
     let store = store.clone().prefix(&prefix).clock(clock.clone());
     let (held, other) = (checks("held", keys)?, checks("other", keys)?);

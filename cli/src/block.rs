@@ -171,7 +171,7 @@ impl BlockReport {
         let owned = |text: Option<&str>| text.map(str::to_owned);
         Self {
             until_ms: block.until_ms(),
-            by: block.by().as_str(),
+            by: block.source().as_str(),
             created_ms: details.created_ms(),
             reason: owned(details.reason()),
             author: owned(details.author()),
@@ -246,7 +246,7 @@ impl UntilArgs {
         match (self.span, self.until) {
             (Some(span), _) => Until::After(span),
             (None, Some(date)) => Until::At(date),
-            (None, None) => Until::ForEver,
+            (None, None) => Until::Forever,
         }
     }
 
@@ -402,7 +402,7 @@ impl<'a> Doubts<'a> {
         };
         let why = why.unwrap_or_else(|error| Some(census::unknown(error.message())))?;
         let held = inspector.block(key).await.ok().and_then(Result::ok);
-        let by = held.flatten().map(|(block, _)| block.by());
+        let by = held.flatten().map(|(block, _)| block.source());
         let stored = inspector.name(key, "");
         if by == Some(BlockedBy::Ban) || self.was_denied(stored.identity()).await {
             return None;

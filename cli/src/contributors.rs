@@ -23,7 +23,7 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1h
   sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits with named contributors (`Charge::by`, or `contributors` of the
+Only limits with named contributors (`Charge::with_contributor`, or `contributors` of the
 layer) have any. If a policy has several rules, the longest window counts: the
 last window and up to a sixth more, or a fixed window since it began. The window
 of a bucket is the time of a full refill: 10m for 600+1/1s@bucket. The service
@@ -174,7 +174,7 @@ fn why_none(policy: &str, key: &Key, settings: &Settings) -> String {
         }
     });
     match why {
-        Ok(None) => "Counts are stored for it: does the service name contributors under this policy (`Charge::by`, or \
+        Ok(None) => "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
                      `contributors` of the layer), and is the window that of its longest rule?"
             .into(),
         Ok(Some(why)) => why,

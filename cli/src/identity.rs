@@ -279,7 +279,7 @@ fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
     {
         return Err(Error::usage(format_args!(
             "`{text}`: IPv4 addresses are limited and blocked one by one: list them in a --file, or deny the network in \
-             the service (`RateLimitLayer::block_keys`) or in front of it"
+             the service (`RateLimitLayer::deny_keys`) or in front of it"
         )));
     }
     let (address, bits) = match text.split_once('/') {

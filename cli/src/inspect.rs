@@ -298,7 +298,7 @@ fn strikes(reading: &Reading) -> Vec<StrikesReport> {
     };
     let policies = reading.entries.iter().filter_map(|it| it.policy.as_ref());
     let bans: Vec<Rule> = policies
-        .filter_map(|policy| Some(policy.banned_by()?.strikes()))
+        .filter_map(|policy| Some(policy.ban_config()?.strikes()))
         .collect();
     let sections = stored.sections().iter().map(|section| {
         let limits = bans.iter().filter(|rule| section.is_of(rule));

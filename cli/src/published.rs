@@ -98,7 +98,7 @@ impl Row {
         Self {
             policy: policy.name().to_owned(),
             rules: policy.to_string(),
-            ban: policy.banned_by().map(|ban| ban.to_string()),
+            ban: policy.ban_config().map(|ban| ban.to_string()),
             shadow: policy.is_shadow(),
             on_failure: policy.failure_policy().map(|it| it.as_str()),
             kinds: kinds.collect(),
@@ -244,7 +244,9 @@ impl Differing {
 
 /// The parts of a policy that limit.
 fn definition(policy: &Policy) -> String {
-    let ban = policy.banned_by().map(|ban| format!(" with the ban {ban}"));
+    let ban = policy
+        .ban_config()
+        .map(|ban| format!(" with the ban {ban}"));
     let shadow = if policy.is_shadow() {
         " as a shadow"
     } else {
@@ -352,6 +354,6 @@ pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option
 /// Whether the limits differ. A failure policy is no limit.
 fn is_other(policy: &Policy, other: &Policy) -> bool {
     policy.rules() != other.rules()
-        || policy.banned_by() != other.banned_by()
+        || policy.ban_config() != other.ban_config()
         || policy.is_shadow() != other.is_shadow()
 }

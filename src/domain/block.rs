@@ -75,7 +75,7 @@ pub enum Until {
     /// Block until this time, rounded up to milliseconds. If the time has passed, the block has no effect.
     At(SystemTime),
     /// Block until someone unblocks the identity.
-    ForEver,
+    Forever,
 }
 
 impl Until {
@@ -84,7 +84,7 @@ impl Until {
         match self {
             Self::After(span) => Some(span),
             Self::At(time) => Some(time.duration_since(SystemTime::now()).unwrap_or_default()),
-            Self::ForEver => None,
+            Self::Forever => None,
         }
     }
 
@@ -96,7 +96,7 @@ impl Until {
                 let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
                 UntilMs::At(ceil_millis(since).min(FOR_EVER_MS))
             }
-            Self::ForEver => UntilMs::At(FOR_EVER_MS),
+            Self::Forever => UntilMs::At(FOR_EVER_MS),
         }
     }
 }
@@ -170,7 +170,7 @@ impl Block {
 
     /// Returns the origin of the block.
     #[must_use]
-    pub const fn by(&self) -> BlockedBy {
+    pub const fn source(&self) -> BlockedBy {
         self.by
     }
 
@@ -394,7 +394,7 @@ mod tests {
         let longest = Block::begin(Until::After(Duration::MAX), BlockedBy::Operator, 5);
         assert_eq!(longest.until_ms(), None);
         assert_eq!(
-            Block::begin(Until::ForEver, BlockedBy::Operator, 5),
+            Block::begin(Until::Forever, BlockedBy::Operator, 5),
             longest
         );
         assert!(longest.holds(u64::MAX >> 17));

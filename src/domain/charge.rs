@@ -53,7 +53,7 @@ impl Charge {
     ///
     /// If a value is longer than 48 bytes, the beginning and a hash are kept.
     #[must_use]
-    pub fn by(mut self, contributor: Key) -> Self {
+    pub fn with_contributor(mut self, contributor: Key) -> Self {
         self.label = Some(label::bounded(contributor));
         self
     }

@@ -11,7 +11,7 @@ pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
-/// Charges with the same policy and key are added up; the [label](Charge::by) of the first is kept.
+/// Charges with the same policy and key are added up; the [label](Charge::with_contributor) of the first is kept.
 ///
 /// Charges under a [shadow](Policy::shadow) are separate from those that count: the store decides them afterwards, only
 /// if the check is allowed, and all or nothing among themselves.
@@ -192,7 +192,7 @@ impl Check {
         self.inner.all.is_empty() && self.look_ups().is_empty()
     }
 
-    /// Returns whether a charge names a [contributor](Charge::by).
+    /// Returns whether a charge names a [contributor](Charge::with_contributor).
     pub(crate) fn has_contributors(&self) -> bool {
         self.inner.has_contributors
     }

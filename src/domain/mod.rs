@@ -6,6 +6,8 @@ pub mod block;
 pub mod calendar;
 pub mod charge;
 pub(crate) mod check;
+#[cfg(feature = "serde")]
+mod config;
 pub mod contributors;
 pub mod decision;
 pub mod denials;
@@ -18,8 +20,6 @@ pub mod policy;
 pub(crate) mod published;
 pub mod rule;
 pub(crate) mod sent_call;
-#[cfg(feature = "serde")]
-mod serde;
 pub(crate) mod settlement;
 pub(crate) mod slots;
 mod text;

@@ -24,7 +24,7 @@ pub enum Operation {
     /// Decide a check, and charge it if it is allowed.
     Check(Check),
     /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
-    Fill {
+    CheckBatch {
         /// The check.
         check: Check,
         /// The number of identical checks; with 0 the store does nothing.
@@ -116,7 +116,7 @@ impl Operation {
             Self::ReportDenials(_) | Self::Denials => "the store keeps no denials",
             Self::Publish(_) => "the store publishes no policies",
             Self::Renew(_) => "the store does not know concurrency rules",
-            Self::Check(_) | Self::Fill { .. } | Self::Settle(_) | Self::Reset { .. } => {
+            Self::Check(_) | Self::CheckBatch { .. } | Self::Settle(_) | Self::Reset { .. } => {
                 "the store does not know this operation"
             }
         })
@@ -130,7 +130,7 @@ impl Operation {
         matches!(
             self,
             Self::Check(_)
-                | Self::Fill { .. }
+                | Self::CheckBatch { .. }
                 | Self::Settle(_)
                 | Self::Renew(_)
                 | Self::Reset { .. }
@@ -143,7 +143,7 @@ impl Operation {
     /// The check that it decides, settles or renews.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
-            Self::Check(check) | Self::Fill { check, .. } => Some(check),
+            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
             Self::Settle(settlement) => Some(settlement.check()),
             Self::Renew(renewal) => Some(renewal.check()),
             _ => None,
@@ -157,8 +157,8 @@ impl Operation {
 pub enum Reply {
     /// To [`Operation::Check`].
     Check(Decision),
-    /// To [`Operation::Fill`]: a decision for each of its checks, the admitted ones first.
-    Fill(Vec<Decision>),
+    /// To [`Operation::CheckBatch`]: a decision for each of its checks, the admitted ones first.
+    CheckBatch(Vec<Decision>),
     /// To [`Operation::Settle`]: the usage after the settlement.
     Settle(Usage),
     /// To [`Operation::Renew`].
@@ -189,11 +189,11 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Returns the decision of a check; for a fill, the last one, which is a denial if any check was denied.
+    /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {
             Self::Check(decision) => Some(decision),
-            Self::Fill(decisions) => decisions.last(),
+            Self::CheckBatch(decisions) => decisions.last(),
             _ => None,
         }
     }

@@ -177,7 +177,7 @@ impl Policy {
 
     /// Returns the ban of identities that this policy denies too often.
     #[must_use]
-    pub fn banned_by(&self) -> Option<Ban> {
+    pub fn ban_config(&self) -> Option<Ban> {
         self.inner.ban
     }
 

@@ -86,7 +86,7 @@ impl PublishedPolicy {
     pub(crate) fn definition(&self) -> String {
         let policy = &self.policy;
         let mut text = format!("rules={policy}\n");
-        if let Some(ban) = policy.banned_by() {
+        if let Some(ban) = policy.ban_config() {
             text.push_str(&format!("ban={ban}\n"));
         }
         if policy.is_shadow() {

@@ -21,7 +21,7 @@ const SHORT: usize = 192;
 ///
 /// **The value is not verified.** Unless an outer layer rejects unknown values, a client that makes up a new value for
 /// each request is never limited: use this together with [`PeerIp`](struct@super::PeerIp), or limit by an
-/// [`Extension`](super::Extension) that authentication has inserted.
+/// [`FromExtension`](super::FromExtension) that authentication has inserted.
 ///
 /// For bearer tokens, use [`BearerToken`](super::BearerToken): a client can write the value of `authorization` in many
 /// ways for one credential, and with `Header` each way would have a separate quota.

@@ -12,8 +12,8 @@ mod charges;
 mod cidr;
 mod combine;
 mod cookie;
-mod extension;
 pub mod forwarded;
+mod from_extension;
 mod header;
 mod host;
 pub(crate) mod ip;
@@ -28,8 +28,8 @@ pub use cidr::{Cidr, CidrError};
 #[doc(hidden)]
 pub use combine::{And, OnMissing, OnlyWhen, Or};
 pub use cookie::{Cookie, RepeatedCookie};
-pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
+pub use from_extension::FromExtension;
 pub use header::Header;
 pub use host::Host;
 #[doc(hidden)]
@@ -106,12 +106,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// such as an unverified [`Header`], before one that they cannot choose.
     ///
     /// ```
-    /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Extension, Keys}};
+    /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{FromExtension, Keys}};
     ///
     /// #[derive(Clone)]
     /// struct User(u64);
     ///
-    /// let who = Extension::new(|user: &User| Key::new("user", user.0.to_string())).or(PeerIp);
+    /// let who = FromExtension::new(|user: &User| Key::new("user", user.0.to_string())).or(PeerIp);
     ///
     /// let mut head = http::Request::get("/").body(())?.into_parts().0;
     /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));

@@ -83,7 +83,7 @@ impl Limiter {
     }
 
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     pub async fn strikes_counted(&self) {
         loop {
             let ended = self.inner.strikes.ended.notified(); // before it is looked
@@ -105,8 +105,8 @@ impl Limiter {
             return;
         };
         // In each two timeouts, one of the calls under way ends, and is a sign of life.
-        let patience = self.inner.timeout.saturating_mul(6).min(FOR_EVER);
-        if let Some(task) = strikes.task.begin(patience) {
+        let allowance = self.inner.timeout.saturating_mul(6).min(FOR_EVER);
+        if let Some(task) = strikes.task.begin(allowance) {
             let limiter = self.clone();
             drop(runtime.spawn(Counting { limiter, task }.run()));
         }
@@ -155,7 +155,7 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
     let all = charges.filter_map(|(charge, it)| {
-        let ban = charge.policy().banned_by()?;
+        let ban = charge.policy().ban_config()?;
         let rule = it.rules().iter().find(|rule| rule.is_exceeded())?.rule();
         Some(Strike { charge, ban, rule })
     });

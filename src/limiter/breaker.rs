@@ -46,7 +46,7 @@ pub(crate) struct Permit {
 }
 
 /// The observer to notify of a switch; `None` if the clone that opened the breaker has none.
-type Told = Option<Arc<dyn Observer>>;
+type SwitchObserver = Option<Arc<dyn Observer>>;
 
 /// Shared by all clones of a limiter. While closed and without failures, a call costs two loads and no write.
 pub(crate) struct Breaker {
@@ -67,7 +67,7 @@ pub(crate) struct Breaker {
     probe_at: AtomicU64,
     /// The observer that saw the breaker open. The same observer sees the breaker close, whichever clone closes it,
     /// since observers may keep count.
-    told: Mutex<Told>,
+    observer: Mutex<SwitchObserver>,
 }
 
 impl Breaker {
@@ -80,7 +80,7 @@ impl Breaker {
             waited: AtomicBool::new(false),
             answers: AtomicU32::new(0),
             probe_at: AtomicU64::new(0),
-            told: Mutex::default(),
+            observer: Mutex::default(),
         }
     }
 
@@ -109,7 +109,12 @@ impl Breaker {
     }
 
     /// Notes how a call has ended, and notifies the observer of a switch.
-    pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
+    pub(crate) fn note(
+        &self,
+        permit: Permit,
+        error: Option<&StoreError>,
+        observer: &SwitchObserver,
+    ) {
         match error.filter(|it| is_failure(it.kind())) {
             None => self.answered(permit),
             Some(error) if self.is_alive(permit, error) || !error.take_report(&self.waited) => {}
@@ -145,7 +150,12 @@ impl Breaker {
     }
 
     #[cold]
-    fn failed(&self, Permit { switches, .. }: Permit, error: &StoreError, observer: &Told) {
+    fn failed(
+        &self,
+        Permit { switches, .. }: Permit,
+        error: &StoreError,
+        observer: &SwitchObserver,
+    ) {
         // A call from before the last switch says nothing about the present.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return;
@@ -164,13 +174,13 @@ impl Breaker {
 
     /// Switches, and stores the observer of the next switch. Returns the observer of this one, or `None` if another
     /// caller has switched first.
-    fn switch(&self, from: u32, told: Told) -> Option<Told> {
+    fn switch(&self, from: u32, observer: SwitchObserver) -> Option<SwitchObserver> {
         let to = from.wrapping_add(1);
         self.forget_failures();
         // Lock first: the caller that closes the breaker must find the observer that the opening caller stored.
-        let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
-        switched.ok().map(|_| mem::replace(&mut *last, told))
+        switched.ok().map(|_| mem::replace(&mut *last, observer))
     }
 
     #[cold]
@@ -188,7 +198,7 @@ impl Breaker {
     /// A random time between half and one and a half intervals from now, so that replicas which lost the store together
     /// do not probe together.
     fn next_probe(&self) -> u64 {
-        let wait = self.interval / 2 + jitter::up_to(self.interval);
+        let wait = self.interval / 2 + jitter::random_up_to(self.interval);
         self.now().saturating_add(micros(wait))
     }
 

@@ -7,7 +7,7 @@ use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},
     store::Store,
-    store::eventual::Eventual,
+    store::maybe_ready::MaybeReady,
 };
 
 /// The result of a check.
@@ -33,7 +33,7 @@ impl Resolution {
 
 impl Limiter {
     /// Decides a check and charges it.
-    pub(crate) fn decide(&self, mut check: Check) -> Eventual<Resolution> {
+    pub(crate) fn decide(&self, mut check: Check) -> MaybeReady<Resolution> {
         if self.inner.enforces_blocks {
             check = check.enforce_blocks(true);
         }
@@ -41,12 +41,12 @@ impl Limiter {
     }
 
     /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
-    pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> Eventual<Resolution> {
+    pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
             let result = Decision::new(&check, true, 0, &[]);
             let timing = None;
-            return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }, None));
+            return MaybeReady::ready(self.resolve(kind, &check, Answer { result, timing }, None));
         }
         let known = self.inner.known_blocks.before_call();
         // From before the call: a slot may be released so long after.
@@ -61,11 +61,11 @@ impl Limiter {
             }
         };
         let mut call = self.call(|| CallInfo::new(kind, &check), begin);
-        if let Some(answer) = call.known() {
-            return Eventual::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
+        if let Some(answer) = call.take_ready() {
+            return MaybeReady::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
         }
         let limiter = self.clone();
-        Eventual::pending(async move {
+        MaybeReady::pending(async move {
             limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
         })
     }

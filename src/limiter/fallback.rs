@@ -83,7 +83,7 @@ impl Limiter {
             return Resolution::Decided(Decision::Blocked(blocked).local());
         }
         match self.failure_policy_for(check) {
-            FailurePolicy::Local => match self.inner.local.check(check).known() {
+            FailurePolicy::Local => match self.inner.local.check(check).take_ready() {
                 Some(Ok(decision)) if !is_above_share(&decision, check) => {
                     Resolution::Decided(decision.local())
                 }

@@ -10,7 +10,7 @@ use crate::domain::rule::millis;
 /// A time from zero up to `most`, in whole milliseconds.
 ///
 /// Each `RandomState` of the standard library has another key: the hash of nothing is random enough here.
-pub(crate) fn up_to(most: Duration) -> Duration {
+pub(crate) fn random_up_to(most: Duration) -> Duration {
     let number = RandomState::new().hash_one(());
     let values = u128::from(millis(most)) + 1;
     let ms = (u128::from(number) * values) >> 64;
@@ -19,7 +19,7 @@ pub(crate) fn up_to(most: Duration) -> Duration {
 
 /// A time up to a quarter shorter or longer.
 pub(crate) fn around(usual: Duration) -> Duration {
-    usual - usual / 4 + up_to(usual / 2)
+    usual - usual / 4 + random_up_to(usual / 2)
 }
 
 #[cfg(test)]
@@ -29,10 +29,10 @@ mod tests {
     #[test]
     fn chance_stays_within_its_bound_and_reaches_both_ends() {
         let most = Duration::from_millis(3);
-        let times: Vec<Duration> = (0..1_000).map(|_| up_to(most)).collect();
+        let times: Vec<Duration> = (0..1_000).map(|_| random_up_to(most)).collect();
         assert_eq!(times.iter().min(), Some(&Duration::ZERO));
         assert_eq!(times.iter().max(), Some(&most));
-        assert_eq!(up_to(Duration::ZERO), Duration::ZERO);
-        assert!(up_to(Duration::MAX) <= Duration::MAX);
+        assert_eq!(random_up_to(Duration::ZERO), Duration::ZERO);
+        assert!(random_up_to(Duration::MAX) <= Duration::MAX);
     }
 }

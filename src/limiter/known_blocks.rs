@@ -208,7 +208,7 @@ impl KnownBlock {
     }
 
     fn rank(&self) -> (bool, bool, Option<Instant>, u64) {
-        let is_operators = self.block.by() == BlockedBy::Operator;
+        let is_operators = self.block.source() == BlockedBy::Operator;
         (is_operators, self.ends.is_none(), self.ends, self.number)
     }
 

@@ -398,7 +398,7 @@ impl Limiter {
             return Err(ENFORCES_NO_BLOCKS);
         }
         let request = block.into();
-        if request.by() == BlockedBy::Pause {
+        if request.source() == BlockedBy::Pause {
             return self.pause(key, request).await;
         }
         self.store_block(key, request).await

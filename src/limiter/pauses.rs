@@ -209,8 +209,8 @@ impl Limiter {
 
 impl Pauses {
     /// Lets a check go to the store, unless too many requests of one of its accounts are under way. The store answers
-    /// within `patience`, unless this runtime is parked.
-    pub(super) fn enter(&self, check: &Check, patience: Duration) -> Entry<'_> {
+    /// within `give_up_after`, unless this runtime is parked.
+    pub(super) fn enter(&self, check: &Check, give_up_after: Duration) -> Entry<'_> {
         if self.known.load(Acquire) == 0 {
             return Entry::Free;
         }
@@ -245,7 +245,7 @@ impl Pauses {
         if keys.is_empty() {
             return Entry::Free;
         }
-        let until = now + patience;
+        let until = now + give_up_after;
         let keys = keys.into_iter().filter_map(|key| {
             let number = accounts.get_mut(key)?.begin(until);
             Some((key.clone(), number))
@@ -393,7 +393,7 @@ impl Account {
     fn pause(&mut self, ends: Instant, now: Instant) {
         let length = ends.saturating_duration_since(now);
         self.ends = ends;
-        self.starts = ends + jitter::up_to(length / 20);
+        self.starts = ends + jitter::random_up_to(length / 20);
         self.begin_recovery();
         self.stored = None;
         self.is_unwritten = false;

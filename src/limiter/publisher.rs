@@ -264,7 +264,7 @@ impl Known {
 
 /// Whether a store publishes policies, as far as it says so at once.
 pub(super) fn is_published_by(store: &dyn Store) -> bool {
-    let answer = store.execute(Operation::Publish(Vec::new())).known();
+    let answer = store.execute(Operation::Publish(Vec::new())).take_ready();
     let refusal = answer.and_then(Result::err).map(|error| error.kind());
     refusal != Some(StoreErrorKind::InvalidRequest)
 }
@@ -294,7 +294,7 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not publish them within a second.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
         let reports = &self.inner.reporter.0;
         reports.policies.publish(&*reports.store).await

@@ -9,8 +9,8 @@ use crate::{
         policy::Policy,
     },
     observe::{
-        BlockEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-        Observer, RequestOutcome, Timing,
+        BlockEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
+        MissingKeyEvent, Observer, RequestOutcome, Timing,
     },
 };
 
@@ -33,11 +33,11 @@ impl Limiter {
             return self.report_completion(call, local, Some(timing));
         }
         if let Decision::Blocked(blocked) = decision {
-            let (policy, by) = (None, Some(blocked.block().by()));
+            let (policy, by) = (None, Some(blocked.block().source()));
             observer.on_blocked(&BlockEvent { policy, by });
             // The local memory and the deny cache answer without a call to the store.
             let usage = decision.usage();
-            let without_call = usage.is_repeated() || usage.is_local();
+            let without_call = usage.is_cached() || usage.is_local();
             return self.report_completion(call, without_call, Some(timing));
         }
         if check.all_charges().is_empty() {
@@ -103,7 +103,7 @@ impl Limiter {
         passes: bool,
     ) {
         if let Some(observer) = &self.inner.observer {
-            observer.on_missing_key(&MissingKey {
+            observer.on_missing_key(&MissingKeyEvent {
                 policy,
                 shadow,
                 error,

@@ -15,7 +15,7 @@ use crate::{
         slots::{Renewal, Renewed},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, StoreFuture, eventual::Eventual, ext::read},
+    store::{Store, StoreExt, StoreFuture, ext::read, maybe_ready::MaybeReady},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -201,7 +201,7 @@ impl Limiter {
         second: Option<&Settlement>,
         local: bool,
         timeout: Duration,
-    ) -> Eventual<Answer<Settled>> {
+    ) -> MaybeReady<Answer<Settled>> {
         let settle = |store: &dyn Store| {
             let settled = store.settle(first);
             let settled = match second {

@@ -23,7 +23,7 @@ use crate::{
         slots::Renewed,
     },
     observe::{CallInfo, PollScope, Timing},
-    store::eventual::Eventual,
+    store::maybe_ready::MaybeReady,
     store::{Store, StoreFuture, properties},
 };
 
@@ -54,7 +54,7 @@ impl Limiter {
         &self,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Eventual<Answer<T>> {
+    ) -> MaybeReady<Answer<T>> {
         self.call_within(self.inner.timeout, info, begin)
     }
 
@@ -64,13 +64,13 @@ impl Limiter {
         timeout: Duration,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Eventual<Answer<T>> {
+    ) -> MaybeReady<Answer<T>> {
         match self.inner.breaker.permit() {
             Some(permit) => {
                 let begin = || begin(&*self.inner.store);
                 self.begin(Some(permit), timeout, info, begin)
             }
-            None => Eventual::ready(Answer {
+            None => MaybeReady::ready(Answer {
                 result: Err(circuit_open()),
                 timing: self.start().map(Timing::since),
             }),
@@ -82,7 +82,7 @@ impl Limiter {
         &self,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Eventual<Answer<T>> {
+    ) -> MaybeReady<Answer<T>> {
         let begin = || begin(&self.inner.local.store);
         self.begin(None, self.inner.timeout, info, begin)
     }
@@ -93,20 +93,20 @@ impl Limiter {
         timeout: Duration,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce() -> StoreFuture<T>,
-    ) -> Eventual<Answer<T>> {
+    ) -> MaybeReady<Answer<T>> {
         let start = self.start();
         let observer = self.inner.observer.as_ref();
         let mut scope = observer.and_then(|it| it.on_call(&info()));
         let mut answer = in_scope(&mut scope, begin);
-        match answer.known() {
+        match answer.take_ready() {
             // An answer that is ready needs neither a timer nor a task.
             Some(result) => {
                 let timing = self.note(&result, permit, start);
-                Eventual::ready(Answer { result, timing })
+                MaybeReady::ready(Answer { result, timing })
             }
             None => {
                 self.note_timeout();
-                Eventual::pending(Call {
+                MaybeReady::pending(Call {
                     limiter: self.clone(),
                     permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
                     answer,

@@ -101,7 +101,7 @@ impl Limiter {
 
     /// Decides the check of a caller that cannot wait any longer.
     async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.inner.pauses.enter(check, self.turn_patience()) {
+        match self.inner.pauses.enter(check, self.turn_allowance()) {
             Entry::Free => self.decide(check.clone()).await,
             Entry::Counted(place) => {
                 let resolution = self.decide(check.clone()).await;
@@ -132,7 +132,7 @@ impl Limiter {
     /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
     async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>, deadline: Instant) -> Wait<'t> {
         let queue = &*ticket.queue;
-        let mut turn = pin!(queue.turns.take(self.turn_patience()));
+        let mut turn = pin!(queue.turns.take(self.turn_allowance()));
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {
@@ -179,7 +179,7 @@ impl Limiter {
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    let entry = self.inner.pauses.enter(check, self.turn_patience());
+                    let entry = self.inner.pauses.enter(check, self.turn_allowance());
                     let place = match entry {
                         Entry::Free => None,
                         Entry::Counted(place) => Some(place),
@@ -260,7 +260,7 @@ impl Limiter {
     }
 
     /// How late a caller with a turn may ask or wake before its runtime counts as parked.
-    fn turn_patience(&self) -> Duration {
+    fn turn_allowance(&self) -> Duration {
         self.inner.timeout.saturating_mul(2).min(FOR_EVER)
     }
 
@@ -272,7 +272,7 @@ impl Limiter {
             interval => interval,
         };
         let interval = interval.min(FOR_EVER);
-        interval / 2 + jitter::up_to(interval)
+        interval / 2 + jitter::random_up_to(interval)
     }
 }
 

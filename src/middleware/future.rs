@@ -4,7 +4,7 @@ use std::{
     fmt,
     marker::PhantomData,
     mem,
-    ops::ControlFlow::{Break, Continue},
+    ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    AtHead, Decisions, Ending, Follow, MakeRejection, admit::Step, settle::Unsettled,
+    AtHead, Decisions, Ending, Follow, MakeRejection, admit::Admission, settle::Unsettled,
     shared::Shared,
 };
 use crate::domain::decision::Decision;
@@ -65,7 +65,7 @@ pin_project! {
 
 /// A request that waits for its decision, with the service that was polled ready for that request.
 struct Undecided<S, B> {
-    step: Step,
+    admission: Admission,
     service: S,
     head: Parts,
     body: B,
@@ -80,7 +80,7 @@ where
     /// future with the request, and its clone stays behind.
     pub(super) fn new(shared: &Arc<Shared<R>>, service: &mut S, request: Request<B>) -> Self {
         let (head, body) = request.into_parts();
-        let state = match Step::begin(&shared.plan, &head) {
+        let state = match Admission::begin(&shared.config, &head) {
             Break(Ok(decision)) => serve(shared, service, head, body, decision),
             Break(Err(rejection)) => {
                 take_ready(service);
@@ -88,9 +88,9 @@ where
                     response: Some(Box::new(shared.reject(rejection, &head))),
                 }
             }
-            Continue(step) => State::Deciding {
+            Continue(admission) => State::Deciding {
                 undecided: Some(Box::new(Undecided {
-                    step,
+                    admission,
                     service: take_ready(service),
                     head,
                     body,
@@ -150,98 +150,133 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
+        let shared = &**this.shared;
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Deciding { undecided } => {
-                    let Some(mut waiting) = undecided.take() else {
-                        panic!("polled after completion");
-                    };
-                    let Undecided { step, head, .. } = &mut *waiting;
-                    let Poll::Ready(admission) = step.poll(&this.shared.plan, head, cx) else {
-                        *undecided = Some(waiting);
-                        return Poll::Pending;
-                    };
-                    let Undecided {
-                        mut service,
-                        head,
-                        body,
-                        ..
-                    } = *waiting;
-                    match admission {
-                        Ok(decision) => serve(this.shared, &mut service, head, body, decision),
-                        Err(rejection) => {
-                            let response = this.shared.reject(rejection, &head);
-                            return Poll::Ready(Ok(E::follow(response, None)));
-                        }
-                    }
-                }
-                StateProj::Rejected { response } => match response.take() {
-                    Some(response) => return Poll::Ready(Ok(E::follow(*response, None))),
-                    None => panic!("polled after completion"),
-                },
+                StateProj::Deciding { undecided } => ready!(decided(shared, undecided, cx)),
+                StateProj::Rejected { response } => Break(Ok((*taken(response), None))),
                 StateProj::Serving {
                     response,
                     admitted,
                     ending,
-                } => {
-                    let mut response = ready!(response.poll(cx));
-                    let shared = &this.shared;
-                    if let Ok(response) = &mut response {
-                        shared.see_cost(response, admitted.as_ref());
-                    }
-                    // `admitted` is still in the state, so that a panic in your closure counts as no response.
-                    let settling = match (&mut response, admitted.as_ref()) {
-                        (Ok(response), Some(admitted)) => shared.settle(response, admitted),
-                        _ => None,
-                    };
-                    let ending = ending.take();
-                    let Some(admitted) = admitted.take() else {
-                        return Poll::Ready(response.map(|response| E::follow(response, ending)));
-                    };
-                    let mut response = match response {
-                        Ok(response) => response,
-                        Err(error) => {
-                            drop(ending);
-                            shared.unanswered(admitted.innermost());
-                            return Poll::Ready(Err(error));
-                        }
-                    };
-                    let Some(settling) = settling else {
-                        shared.complete(&mut response, &admitted, None);
-                        return Poll::Ready(Ok(E::follow(response, ending)));
-                    };
-                    let unsettled = Unsettled {
-                        settling,
-                        response,
-                        admitted,
-                        ending,
-                    };
-                    State::Settling {
-                        unsettled: Some(Box::new(unsettled)),
-                    }
-                }
+                } => answered(shared, ready!(response.poll(cx)), admitted, ending),
                 StateProj::Settling { unsettled } => {
-                    let Some(mut waiting) = unsettled.take() else {
-                        panic!("polled after completion");
-                    };
-                    let Poll::Ready(left) = waiting.settling.as_mut().poll(cx) else {
-                        *unsettled = Some(waiting);
-                        return Poll::Pending;
-                    };
-                    let Unsettled {
-                        mut response,
-                        admitted,
-                        ending,
-                        ..
-                    } = *waiting;
-                    let settled = left.map(Decision::Allowed);
-                    this.shared.complete(&mut response, &admitted, settled);
-                    return Poll::Ready(Ok(E::follow(response, ending)));
+                    Break(Ok(ready!(settled(shared, unsettled, cx))))
                 }
             };
-            this.state.set(next);
+            match next {
+                Break(Ok((response, ending))) => {
+                    return Poll::Ready(Ok(E::follow(response, ending)));
+                }
+                Break(Err(error)) => return Poll::Ready(Err(error)),
+                Continue(state) => this.state.set(state),
+            }
         }
     }
+}
+
+/// A response, and the ending that follows its body.
+type Answer<T> = (Response<T>, Option<Ending>);
+
+/// The next state; or the answer, or the error of the inner service.
+type Next<S, B, F, T, E> = ControlFlow<Result<Answer<T>, E>, State<S, B, F, Response<T>>>;
+
+fn taken<T>(value: &mut Option<T>) -> T {
+    match value.take() {
+        Some(value) => value,
+        None => panic!("polled after completion"),
+    }
+}
+
+/// Waits for the decision about a request, and serves or rejects the request.
+fn decided<S, B, F, T, R, E>(
+    shared: &Shared<R>,
+    undecided: &mut Option<Box<Undecided<S, B>>>,
+    cx: &mut Context<'_>,
+) -> Poll<Next<S, B, F, T, E>>
+where
+    S: Service<Request<B>, Response = Response<T>, Error = E, Future = F>,
+    R: MakeRejection<T>,
+{
+    let mut waiting = taken(undecided);
+    let Undecided {
+        admission, head, ..
+    } = &mut *waiting;
+    let Poll::Ready(admitted) = admission.poll(&shared.config, head, cx) else {
+        *undecided = Some(waiting);
+        return Poll::Pending;
+    };
+    let Undecided {
+        mut service,
+        head,
+        body,
+        ..
+    } = *waiting;
+    Poll::Ready(match admitted {
+        Ok(decision) => Continue(serve(shared, &mut service, head, body, decision)),
+        Err(rejection) => Break(Ok((shared.reject(rejection, &head), None))),
+    })
+}
+
+/// Completes the answer of the inner service, unless the charge has to be settled first.
+fn answered<S, B, F, T, R, E>(
+    shared: &Shared<R>,
+    mut response: Result<Response<T>, E>,
+    admitted: &mut Option<Decisions>,
+    ending: &mut Option<Ending>,
+) -> Next<S, B, F, T, E> {
+    if let Ok(response) = &mut response {
+        shared.see_cost(response, admitted.as_ref());
+    }
+    // `admitted` is still in the state, so that a panic in your closure counts as no response.
+    let settling = match (&mut response, admitted.as_ref()) {
+        (Ok(response), Some(admitted)) => shared.settle(response, admitted),
+        _ => None,
+    };
+    let ending = ending.take();
+    let Some(admitted) = admitted.take() else {
+        return Break(response.map(|response| (response, ending)));
+    };
+    match (response, settling) {
+        (Ok(response), Some(settling)) => Continue(State::Settling {
+            unsettled: Some(Box::new(Unsettled {
+                settling,
+                response,
+                admitted,
+                ending,
+            })),
+        }),
+        (Ok(mut response), None) => {
+            shared.complete(&mut response, &admitted, None);
+            Break(Ok((response, ending)))
+        }
+        (Err(error), _) => {
+            drop(ending); // what was metered wins over a refund
+            shared.unanswered(admitted.innermost());
+            Break(Err(error))
+        }
+    }
+}
+
+/// Waits for the settlement of an answer, and completes the answer.
+fn settled<R, T>(
+    shared: &Shared<R>,
+    unsettled: &mut Option<Box<Unsettled<Response<T>>>>,
+    cx: &mut Context<'_>,
+) -> Poll<Answer<T>> {
+    let mut waiting = taken(unsettled);
+    let Poll::Ready(usage) = waiting.settling.as_mut().poll(cx) else {
+        *unsettled = Some(waiting);
+        return Poll::Pending;
+    };
+    let Unsettled {
+        mut response,
+        admitted,
+        ending,
+        ..
+    } = *waiting;
+    shared.complete(&mut response, &admitted, usage.map(Decision::Allowed));
+    Poll::Ready((response, ending))
 }
 
 /// Inlined, because heads are large to move.

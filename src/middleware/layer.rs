@@ -94,8 +94,8 @@ impl<R, E> RateLimitLayer<R, E> {
         let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
             let limit = Limit::new(policy, Arc::new(extractor));
-            shared.plan.limits.push(limit);
-            shared.plan.newest = Newest::Limits;
+            shared.config.limits.push(limit);
+            shared.config.newest = Newest::Limits;
         }))
     }
 
@@ -105,7 +105,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. Labels
     /// change no decision, and appear in no response. [`Header`](crate::Header) and `Cookie` labels are
     /// [secret](Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
-    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::by`](crate::Charge::by).
+    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::with_contributor`](crate::Charge::with_contributor).
     ///
     /// ```
     /// use http::{Request, Response, request::Parts};
@@ -144,7 +144,7 @@ impl<R, E> RateLimitLayer<R, E> {
     pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
         let mut is_set = false;
         let layer = self.change(|shared| {
-            is_set = shared.plan.set_contributor(Arc::new(extractor));
+            is_set = shared.config.set_contributor(Arc::new(extractor));
         });
         assert!(
             is_set,
@@ -226,15 +226,18 @@ impl<R, E> RateLimitLayer<R, E> {
             Box::pin(async { answer.await.into_charges() })
         };
         self.change(|shared| {
-            shared.plan.charge_look_ups.push(ChargeLookUp::new(look_up));
-            shared.plan.newest = Newest::ChargeLookUps;
+            shared
+                .config
+                .charge_look_ups
+                .push(ChargeLookUp::new(look_up));
+            shared.config.newest = Newest::ChargeLookUps;
         })
     }
 
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.
     fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
         selector.check()?;
-        let mut others = self.shared.plan.selectors();
+        let mut others = self.shared.config.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
         for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
             if self.shared.at_end.is_none() {
@@ -242,7 +245,7 @@ impl<R, E> RateLimitLayer<R, E> {
                     policy: policy.name().to_owned(),
                 });
             }
-            if let Some(error) = self.shared.plan.limiter.expires_too_early(&policy) {
+            if let Some(error) = self.shared.config.limiter.expires_too_early(&policy) {
                 return Err(error);
             }
         }
@@ -275,8 +278,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// This takes precedence over [`skip`](Self::skip). The response is made from
     /// [`Rejection::OnDenyList`](super::Rejection::OnDenyList).
     #[must_use]
-    pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.blocked.push(Arc::new(blocks)))
+    pub fn deny(self, denies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|lists| lists.denied.push(Arc::new(denies)))
     }
 
     /// Rejects requests with a 403 when an extractor returns a matching key, for instance one on a deny list. None of
@@ -285,8 +288,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// This takes precedence over [`skip_keys`](Self::skip_keys), but not over [`skip`](Self::skip): a skipped request
     /// has no extracted keys.
     #[must_use]
-    pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
+    pub fn deny_keys(self, denies: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|lists| lists.denied_keys.push(Arc::new(denies)))
     }
 
     /// Denies [blocked](crate::block#blocks) identities without limiting them: the keys that `extractor` finds join the
@@ -328,11 +331,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [knows](crate::block#when-the-store-cannot-decide) the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
-        self.change(|shared| shared.plan.deny_blocked.push(Arc::new(extractor)))
+        self.change(|shared| shared.config.deny_blocked.push(Arc::new(extractor)))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|shared| add(&mut shared.plan.access_lists))
+        self.change(|shared| add(&mut shared.config.access_lists))
     }
 
     /// Sets the cost of a request, from its head and the policy of a limit. The layer calls this once for each limit
@@ -374,7 +377,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// for both.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
+        self.change(|shared| shared.config.cost = Some(Arc::new(cost)))
     }
 
     /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
@@ -395,7 +398,7 @@ impl<R, E> RateLimitLayer<R, E> {
             "a timeout of zero leaves no time to look up"
         );
         let timeout = timeout.min(FOR_EVER);
-        self.change(|shared| shared.plan.look_up_timeout = timeout)
+        self.change(|shared| shared.config.look_up_timeout = timeout)
     }
 
     /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
@@ -403,8 +406,8 @@ impl<R, E> RateLimitLayer<R, E> {
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| {
-            shared.plan.limiter = Limiter::pass_undecided(shared.plan.limiter.clone());
-            shared.plan.shadow = true;
+            shared.config.limiter = Limiter::pass_undecided(shared.config.limiter.clone());
+            shared.config.shadow = true;
         })
     }
 
@@ -419,7 +422,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// outage must not slow down each request by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
-        self.change(|shared| shared.plan.max_wait = Some(most))
+        self.change(|shared| shared.config.max_wait = Some(most))
     }
 
     pub(super) fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
@@ -451,7 +454,7 @@ impl<R, E> Clone for RateLimitLayer<R, E> {
 impl<R, E> fmt::Debug for RateLimitLayer<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("plan", &self.shared.plan)
+            .field("config", &self.shared.config)
             .field("headers", &self.shared.headers.style)
             .finish_non_exhaustive()
     }

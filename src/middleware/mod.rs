@@ -44,7 +44,8 @@ pub use obey::ObeyLayer;
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{
-    Decisions, EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+    StatusOnly,
 };
 #[doc(hidden)]
 pub use response_end::Ending;

@@ -12,7 +12,7 @@ use http::{Extensions, Response, request::Parts};
 
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
-    admit::Plan,
+    admit::LayerConfig,
     respond::{self, DEFAULT_SLOT_WAIT, Headers, Respond, Sent, shown},
     response_end::{AtEnd, CostMeter, Ending},
     settle::{Settle, Settling},
@@ -27,7 +27,7 @@ use crate::{
 
 /// Shared by all services of a layer.
 pub(super) struct Shared<R> {
-    pub(super) plan: Plan,
+    pub(super) config: LayerConfig,
     pub(super) settle: Settle,
     /// Only of layers that follow their responses to the end.
     pub(super) at_end: Option<Arc<AtEnd>>,
@@ -57,10 +57,10 @@ struct CostIsSeen;
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
-        let plan = Plan::new(limiter);
+        let config = LayerConfig::new(limiter);
         Self {
-            headers: HeaderStyle::default().prepare(&plan),
-            plan,
+            headers: HeaderStyle::default().prepare(&config),
+            config,
             settle: Settle::default(),
             at_end: None,
             jitter: Duration::ZERO,
@@ -75,7 +75,7 @@ impl<R> Shared<R> {
     /// The same settings with other rejections.
     pub(super) fn with_rejection<M>(self, rejection: M) -> Shared<M> {
         Shared {
-            plan: self.plan,
+            config: self.config,
             settle: self.settle,
             at_end: self.at_end,
             headers: self.headers,
@@ -90,15 +90,15 @@ impl<R> Shared<R> {
 
     /// Prepares the headers once per layer: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
-        self.headers = self.headers.style.prepare(&self.plan);
+        self.headers = self.headers.style.prepare(&self.config);
         *self.introduced.get_mut() = false;
     }
 
     /// Reports the policies to the observer, once for all services of the layer.
     pub(super) fn introduce_policies(&self) {
-        if self.plan.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
-            let policies = self.plan.known_policies();
-            policies.for_each(|policy| self.plan.limiter.report_policy(&policy));
+        if self.config.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
+            let policies = self.config.known_policies();
+            policies.for_each(|policy| self.config.limiter.report_policy(&policy));
         }
     }
 
@@ -125,13 +125,13 @@ impl<R> Shared<R> {
         let ending = admitted.map(|admitted| {
             for name in at_end.metered.names() {
                 if admitted.by_policy(name).is_none() {
-                    self.plan.warn_of_unknown(name);
+                    self.config.warn_of_unknown(name);
                 }
             }
             let usage = admitted.innermost().usage().clone();
             let slot = self.hold(&usage, &mut head.extensions);
             let reading = Arc::clone(meter.reading());
-            let limiter = self.plan.limiter.clone();
+            let limiter = self.config.limiter.clone();
             let ending = Ending::of(limiter, usage, Arc::clone(at_end), reading, &head.method);
             let ending = ending.holding(slot);
             meter.add_ending(&ending);
@@ -146,7 +146,7 @@ impl<R> Shared<R> {
         if !usage.check().takes_slots() {
             return None;
         }
-        let slot = self.plan.limiter.hold_usage(usage);
+        let slot = self.config.limiter.hold_usage(usage);
         if let Some(slot) = &slot {
             // Also those of outer layers.
             let watch = match extensions.remove::<SlotWatch>() {
@@ -164,9 +164,9 @@ impl<R> Shared<R> {
         if !usage.check().takes_slots() {
             return None;
         }
-        self.plan.warn_of_slots_at_head();
-        let ending = Ending::of_slots(&self.plan.limiter, usage.clone());
-        Some(ending.holding(self.plan.limiter.hold_usage(usage)))
+        self.config.warn_of_slots_at_head();
+        let ending = Ending::of_slots(&self.config.limiter, usage.clone());
+        Some(ending.holding(self.config.limiter.hold_usage(usage)))
     }
 
     /// Marks a request that passes without a decision.
@@ -185,7 +185,7 @@ impl<R> Shared<R> {
         let cost_of = self.settle.cost_of.as_ref()?;
         Settle::of_response(
             &**cost_of,
-            &self.plan.limiter,
+            &self.config.limiter,
             response,
             admitted.innermost(),
         )
@@ -202,7 +202,7 @@ impl<R> Shared<R> {
             && extensions.get::<CostIsSeen>().is_none()
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
-            self.plan.warn_of_unknown(unknown);
+            self.config.warn_of_unknown(unknown);
         }
         extensions.insert(CostIsSeen);
     }
@@ -210,12 +210,12 @@ impl<R> Shared<R> {
     /// Settles a response after its caller has gone.
     pub(super) fn continue_settling(&self, settling: Settling) {
         let settling = async move { drop(settling.await) };
-        self.settle.in_background(&self.plan.limiter, settling);
+        self.settle.in_background(&self.config.limiter, settling);
     }
 
     /// Handles an admitted request that gets no response.
     pub(super) fn unanswered(&self, decision: &Decision) {
-        self.settle.unanswered(&self.plan.limiter, decision);
+        self.settle.unanswered(&self.config.limiter, decision);
     }
 
     /// Adds the decision to the inner service's response, as of its settlement.
@@ -267,7 +267,7 @@ impl<R> Shared<R> {
             jitter: self.jitter,
             slot_wait: self.slot_wait,
             unavailable_without_slot: self.unavailable_without_slot,
-            retry_interval: self.plan.limiter.retry_interval(),
+            retry_interval: self.config.limiter.retry_interval(),
         };
         respond.to(rejection, head)
     }
@@ -276,7 +276,7 @@ impl<R> Shared<R> {
 impl<R> Clone for Shared<R> {
     fn clone(&self) -> Self {
         Self {
-            plan: self.plan.clone(),
+            config: self.config.clone(),
             settle: self.settle.clone(),
             at_end: self.at_end.clone(),
             headers: self.headers.clone(),

@@ -260,10 +260,10 @@ impl<'a> DecisionEvent<'a> {
         self.decision.usage().is_local()
     }
 
-    /// Returns whether a [`DenyCache`](crate::store::DenyCache) repeated a denial without a call of the store.
+    /// Returns whether a [`DenyCache`](crate::store::DenyCache) denied without a call of the store.
     #[must_use]
-    pub fn is_repeated(&self) -> bool {
-        self.decision.usage().is_repeated()
+    pub fn is_cached(&self) -> bool {
+        self.decision.usage().is_cached()
     }
 
     /// Returns whether every charge fitted. A shadow that denies still lets the request pass.
@@ -405,14 +405,14 @@ impl<'a> NearLimitEvent<'a> {
 /// A limit found no key in a request, the key could not be looked up, or the service is
 /// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
 #[derive(Clone, Copy, Debug)]
-pub struct MissingKey<'a> {
+pub struct MissingKeyEvent<'a> {
     pub(crate) policy: Option<&'a Policy>,
     pub(crate) shadow: bool,
     pub(crate) error: &'a ExtractError,
     pub(crate) outcome: RequestOutcome,
 }
 
-impl<'a> MissingKey<'a> {
+impl<'a> MissingKeyEvent<'a> {
     /// Returns the policy that lacks a key; `None` when the policy is also unknown.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
@@ -452,7 +452,7 @@ pub struct BlockEvent<'a> {
 impl<'a> BlockEvent<'a> {
     /// Returns the origin of the [block](crate::block); `None` for a deny list of a layer.
     #[must_use]
-    pub const fn by(&self) -> Option<BlockedBy> {
+    pub const fn source(&self) -> Option<BlockedBy> {
         self.by
     }
 

@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, NearLimitEvent, Observer, PauseEvent, RequestOutcome, Timing,
+    ErrorEvent, MissingKeyEvent, NearLimitEvent, Observer, PauseEvent, RequestOutcome, Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
@@ -27,7 +27,7 @@ use crate::domain::{
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
-const REPEATED: &str = "sluicegate_repeated_denials_total";
+const CACHED: &str = "sluicegate_cached_denials_total";
 const DENIALS: &str = "sluicegate_denials_total";
 const FAILURES: &str = "sluicegate_failures_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
@@ -45,7 +45,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// |---|---|---|---|
 /// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, except blocked ones; a denied one counts only under the policies that deny |
 /// | `sluicegate_local_decisions_total` | counter | the same | those decided by the memory of this process |
-/// | `sluicegate_repeated_denials_total` | counter | `policy` | denials that a [`DenyCache`](crate::store::DenyCache) has repeated without a call of the store |
+/// | `sluicegate_cached_denials_total` | counter | `policy` | denials that a [`DenyCache`](crate::store::DenyCache) answered without a call of the store |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
 /// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `full`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and the outcome of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
@@ -103,7 +103,7 @@ struct PolicyHandles {
     decisions: [OnceLock<Counter>; 3],
     /// Indexed as [`OUTCOMES`].
     local: [OnceLock<Counter>; 3],
-    repeated: OnceLock<Counter>,
+    cached: OnceLock<Counter>,
     /// For each rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
 }
@@ -120,7 +120,7 @@ impl MetricsObserver {
         // The recorder shows these texts to operators, as the help of each metric.
         describe_counter!(DECISIONS, "Checks, by policy and outcome");
         describe_counter!(LOCAL, "Checks that the memory of this process has decided");
-        describe_counter!(REPEATED, "Denials that were repeated without the store");
+        describe_counter!(CACHED, "Denials that a deny cache answered");
         describe_counter!(DENIALS, "Rules that denied a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
@@ -238,8 +238,8 @@ fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
         let mut denying = denying(event, policy).peekable();
         if denying.peek().is_some() {
             handles.count(policy, outcome, event.is_local());
-            if event.is_repeated() {
-                handles.count_repeated(policy);
+            if event.is_cached() {
+                handles.count_cached(policy);
             }
             denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
@@ -258,8 +258,8 @@ impl PolicyHandles {
         }
     }
 
-    fn count_repeated(&self, policy: &Policy) {
-        self.repeated.get_or_init(|| repeated(policy)).increment(1);
+    fn count_cached(&self, policy: &Policy) {
+        self.cached.get_or_init(|| cached(policy)).increment(1);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
@@ -309,8 +309,8 @@ fn decisions(name: &'static str, policy: &Policy, outcome: usize) -> Counter {
     counter!(name, "policy" => policy.name().to_owned(), "outcome" => OUTCOMES[outcome])
 }
 
-fn repeated(policy: &Policy) -> Counter {
-    counter!(REPEATED, "policy" => policy.name().to_owned())
+fn cached(policy: &Policy) -> Counter {
+    counter!(CACHED, "policy" => policy.name().to_owned())
 }
 
 fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
@@ -348,7 +348,7 @@ impl Observer for MetricsObserver {
             decisions(DECISIONS, policy, outcome).increment(0);
             decisions(LOCAL, policy, outcome).increment(0);
         }
-        repeated(policy).increment(0);
+        cached(policy).increment(0);
         for rule in policy.rules() {
             denials(policy, *rule, shadow).increment(0);
             if !rule.is_concurrency() {
@@ -358,7 +358,7 @@ impl Observer for MetricsObserver {
         for kind in ExtractErrorKind::ALL {
             missing_keys(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
         }
-        if policy.banned_by().is_some() {
+        if policy.ban_config().is_some() {
             bans(policy).increment(0);
         }
     }
@@ -400,7 +400,7 @@ impl Observer for MetricsObserver {
         }
     }
 
-    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+    fn on_missing_key(&self, missing: &MissingKeyEvent<'_>) {
         missing_keys(missing.policy(), missing.error().kind(), missing.outcome()).increment(1);
     }
 

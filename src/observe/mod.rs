@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) use event::Timing;
 pub use event::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, NearLimitEvent, PauseEvent, RequestOutcome,
+    ErrorEvent, MissingKeyEvent, NearLimitEvent, PauseEvent, RequestOutcome,
 };
 
 #[cfg(feature = "metrics")]
@@ -63,7 +63,7 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// A limit found no key in a request, or the key could not be looked up.
-    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+    fn on_missing_key(&self, missing: &MissingKeyEvent<'_>) {
         let _ = missing;
     }
 
@@ -119,7 +119,7 @@ macro_rules! notify {
             $($observer.on_breaker(event);)+
         }
 
-        fn on_missing_key(&$self, missing: &MissingKey<'_>) {
+        fn on_missing_key(&$self, missing: &MissingKeyEvent<'_>) {
             $($observer.on_missing_key(missing);)+
         }
 

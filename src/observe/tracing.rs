@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
-    BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+    BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKeyEvent,
     NearLimitEvent, Observer, PollScope,
 };
 use crate::domain::{
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// |---|---|---|
 /// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
-/// | event `denied`, for the rule that denies for the longest time | debug | `policy`, `rule`, `shadow`, `local`, `repeated` (by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
+/// | event `denied`, for the rule that denies for the longest time | debug | `policy`, `rule`, `shadow`, `local`, `cached` (denied by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `blocked` | debug | `policy` (only for keys on a list), `by`: `list`, `operator`, `ban` |
 /// | event `near limit`, when an identity has reached [a share](crate::Limiter::near_limit_at) of a limit | debug | `policy`, `rule`, `shadow`, `remaining` |
@@ -127,7 +127,7 @@ impl Observer for TracingObserver {
 
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let (call, local) = (event.call(), event.is_local());
-        let repeated = event.is_repeated();
+        let cached = event.is_cached();
         // An answer without a call says nothing about the store.
         self.answered(local || event.decision.usage().spares_call());
         let shadow = call.is_shadow();
@@ -142,7 +142,7 @@ impl Observer for TracingObserver {
                 rule = %usage.rule(),
                 shadow,
                 local,
-                repeated,
+                cached,
                 retry_after_ms = usage.retry_after().map(millis),
                 latency_us,
                 "denied"
@@ -180,7 +180,7 @@ impl Observer for TracingObserver {
         );
     }
 
-    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+    fn on_missing_key(&self, missing: &MissingKeyEvent<'_>) {
         let (policy, error) = (missing.policy(), missing.error());
         debug!(
             target: "sluicegate",

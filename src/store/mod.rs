@@ -26,13 +26,13 @@ use crate::{
         error::StoreError,
         sent_call::{Blame, Journey},
     },
-    store::eventual::{Eventual, join_all},
+    store::maybe_ready::{MaybeReady, join_all},
 };
 
 mod entry;
-pub(crate) mod eventual;
 pub(crate) mod ext;
 mod layers;
+pub(crate) mod maybe_ready;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -117,7 +117,7 @@ fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> Call
     let replies = operations.into_iter().map(|it| store.execute(it));
     let mut replies = replies.collect::<Vec<_>>().into_iter();
     while let Some(mut reply) = replies.next() {
-        if let Some(result) = reply.known() {
+        if let Some(result) = reply.take_ready() {
             results.push(result);
             continue;
         }
@@ -165,7 +165,7 @@ pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> 
 ///
 /// A store that answers without waiting allocates nothing for the future.
 pub struct StoreFuture<T> {
-    answer: Eventual<Result<T, StoreError>>,
+    answer: MaybeReady<Result<T, StoreError>>,
     /// Set for an operation that may share its call with others.
     journey: Option<Journey>,
 }
@@ -175,7 +175,7 @@ impl<T> StoreFuture<T> {
     #[must_use]
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
-            answer: Eventual::ready(result),
+            answer: MaybeReady::ready(result),
             journey: None,
         }
     }
@@ -184,7 +184,7 @@ impl<T> StoreFuture<T> {
     #[must_use]
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
-            answer: Eventual::pending(future),
+            answer: MaybeReady::pending(future),
             journey: None,
         }
     }
@@ -203,13 +203,13 @@ impl<T> StoreFuture<T> {
     }
 
     /// Takes the answer if it is ready.
-    pub(crate) const fn known(&mut self) -> Option<Result<T, StoreError>> {
-        self.answer.known()
+    pub(crate) const fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
+        self.answer.take_ready()
     }
 
     /// Leaves without the answer. Returns whether the operation is never sent.
     pub(crate) fn leave(&mut self) -> bool {
-        self.answer = Eventual::Known(None);
+        self.answer = MaybeReady::Ready(None);
         self.journey.as_ref().is_some_and(Journey::has_left)
     }
 }
@@ -227,8 +227,8 @@ impl<T: Send + 'static> StoreFuture<T> {
         change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
     ) -> StoreFuture<U> {
         let answer = match self.answer {
-            Eventual::Known(result) => Eventual::Known(result.map(change)),
-            Eventual::Pending(future) => Eventual::pending(async { change(future.await) }),
+            MaybeReady::Ready(result) => MaybeReady::Ready(result.map(change)),
+            MaybeReady::Pending(future) => MaybeReady::pending(async { change(future.await) }),
         };
         StoreFuture {
             answer,
@@ -242,7 +242,7 @@ impl<T: Send + 'static> StoreFuture<T> {
         let journeys: Option<Vec<_>> = journeys.collect();
         let answers = join_all(answers);
         StoreFuture {
-            answer: Eventual::pending(async { Ok(answers.await) }),
+            answer: MaybeReady::pending(async { Ok(answers.await) }),
             journey: journeys.map(|each| Journey::All(Arc::new(each))),
         }
     }
@@ -253,8 +253,8 @@ impl<T: Send + 'static> StoreFuture<T> {
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let answer = match self.answer {
-            Eventual::Known(result) => Eventual::Known(result),
-            Eventual::Pending(future) => Eventual::pending(relay(future, self.journey.clone())),
+            MaybeReady::Ready(result) => MaybeReady::Ready(result),
+            MaybeReady::Pending(future) => MaybeReady::pending(relay(future, self.journey.clone())),
         };
         Self {
             answer,
@@ -287,7 +287,7 @@ impl<T> Future for StoreFuture<T> {
 
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ready = matches!(self.answer, Eventual::Known(_));
+        let ready = matches!(self.answer, MaybeReady::Ready(_));
         f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()

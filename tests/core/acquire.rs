@@ -18,9 +18,9 @@ use sluicegate::{
     StoreError, Usage,
     block::Until,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     observe::{DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use support::scripted::{self, Scripted};
 use tokio::{
@@ -35,7 +35,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Timed {
     store: MemoryStore,
-    clock: TestClock,
+    clock: ManualClock,
     start: Instant,
     asked_ms: Mutex<Vec<u128>>,
     /// The time from a decision to the answer.
@@ -48,7 +48,7 @@ impl Timed {
     }
 
     pub(crate) fn with_latency(latency: Duration) -> Arc<Self> {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         Arc::new(Self {
             store: MemoryStore::new().clock(clock.clone()),
             clock,
@@ -596,7 +596,7 @@ async fn a_denial_that_the_store_gave_to_another_names_the_contributor_of_its_ow
     let limiter = Limiter::new(Timed::new());
     let asks = |name: &'static str, most| {
         let [charge] = calls("1/10s@exact", 1);
-        limiter.acquire([charge.by(Key::new("user", name))], most)
+        limiter.acquire([charge.with_contributor(Key::new("user", name))], most)
     };
     assert!(asks("carol", LONG).await.unwrap().is_allowed());
     let (alice, bob) = tokio::join!(asks("alice", LONG), asks("bob", ms(300)));
@@ -755,7 +755,7 @@ async fn a_block_is_waited_out_to_the_millisecond_where_the_limiter_says_so_and_
     assert_eq!(run(true, block(), 5_000, LONG).await, (true, 5_000));
     assert_eq!(run(true, block(), 4_999, LONG).await, (false, 0));
     assert_eq!(run(true, block(), 5_000, ms(700)).await, (true, 700));
-    assert_eq!(run(true, Until::ForEver, 5_000, LONG).await, (false, 0));
+    assert_eq!(run(true, Until::Forever, 5_000, LONG).await, (false, 0));
     assert_eq!(run(false, block(), 5_000, LONG).await, (false, 0));
 }
 

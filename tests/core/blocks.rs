@@ -9,8 +9,8 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, Operation, Reply, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use support::{
     history::START_MS,
@@ -32,8 +32,8 @@ fn policy(name: &str, ban: &str) -> Policy {
     policy.ban(ban.parse().unwrap())
 }
 
-fn memory() -> (Limiter, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (Limiter, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
     (Limiter::new(store), clock)
 }
@@ -72,7 +72,7 @@ async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
     let Decision::Blocked(blocked) = check().await else {
         panic!("not banned");
     };
-    assert_eq!(blocked.block().by(), BlockedBy::Ban);
+    assert_eq!(blocked.block().source(), BlockedBy::Ban);
     assert_eq!(blocked.retry_after(), Some(HOUR));
     assert_eq!(blocked.block().until_ms(), Some(START_MS + 3_600_000));
 
@@ -248,7 +248,7 @@ async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 start.wait();
-                drop(store.ban(&user("alice"), strikes, Until::ForEver.into()));
+                drop(store.ban(&user("alice"), strikes, Until::Forever.into()));
             });
             start.wait();
             drop(store.unblock(&user("alice")));
@@ -505,7 +505,7 @@ async fn a_store_without_blocks_bans_nobody_and_denies_on() {
 
 #[tokio::test]
 async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().capacity(3).clock(clock.clone());
     let limiter = Limiter::new(store);
     for (name, span) in [("alice", MINUTE), ("bob", HOUR), ("carol", HOUR)] {
@@ -567,7 +567,7 @@ async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_ban
 
 #[tokio::test]
 async fn an_operators_block_takes_the_room_of_the_ban_that_ends_first() {
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().capacity(2).clock(clock.clone());
     let limiter = Limiter::new(store);
     check(&limiter, [charge(&policy("long", "1/1d=1h"), "alice")]).await;

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, Usage, test_util::TestClock};
+use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, Usage, manual_clock::ManualClock};
 
 const BUDGET: u64 = 1_000;
 const WINDOW_MS: u64 = 60_000;
@@ -18,7 +18,7 @@ struct Response {
 
 struct Service {
     limiter: Limiter,
-    clock: TestClock,
+    clock: ManualClock,
     policy: Policy,
     estimate: u64,
     under_way: Vec<Response>,
@@ -28,7 +28,7 @@ struct Service {
 
 impl Service {
     fn new(estimate: u64) -> Self {
-        let clock = TestClock::new(1_700_000_000_000);
+        let clock = ManualClock::new(1_700_000_000_000);
         Self {
             limiter: Limiter::new(MemoryStore::new().clock(clock.clone())),
             clock,

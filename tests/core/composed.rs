@@ -8,8 +8,8 @@ use std::sync::{
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy,
+    manual_clock::ManualClock,
     store::{DenyCache, Leases},
-    test_util::TestClock,
 };
 
 use support::{
@@ -21,15 +21,15 @@ use support::{
 
 mod matrix;
 
-fn leased() -> (Leases, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn leased() -> (Leases, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
     (Leases::new(store).clock(clock.clone()), clock)
 }
 
 /// Two processes over one store.
-fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn two() -> ([DenyCache; 2], MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
     let process = || {
         let leases = Leases::new(store.clone()).clock(clock.clone());
@@ -40,7 +40,7 @@ fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
 
 /// Compares each repeated refusal with the decision of the store with leases.
 mod contract {
-    use super::{Leases, TestClock, Verified, leased};
+    use super::{Leases, ManualClock, Verified, leased};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -48,36 +48,36 @@ mod contract {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (Verified<Leases>, TestClock) {
+    async fn new() -> (Verified<Leases>, ManualClock) {
         Verified::new(leased())
     }
 }
 
 /// Composed as in a service.
 mod unverified {
-    use super::{DenyCache, TestClock, leased};
+    use super::{DenyCache, ManualClock, leased};
 
     support::contract!(apart new);
     support::calls!(new);
     support::contributors!(new);
     support::blocks!(new);
 
-    async fn new() -> (DenyCache, TestClock) {
+    async fn new() -> (DenyCache, ManualClock) {
         let (store, clock) = leased();
         (DenyCache::new(store).clock(clock.clone()), clock)
     }
 }
 
 mod the_other_way_round {
-    use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
+    use super::{DenyCache, Leases, ManualClock, MemoryStore, START_MS};
 
     support::contract!(apart new);
     support::calls!(new);
     support::contributors!(new);
     support::blocks!(new);
 
-    async fn new() -> (Leases, TestClock) {
-        let clock = TestClock::new(START_MS);
+    async fn new() -> (Leases, ManualClock) {
+        let clock = ManualClock::new(START_MS);
         let store = MemoryStore::new().clock(clock.clone());
         let cache = DenyCache::new(store).clock(clock.clone());
         (Leases::new(cache).clock(clock.clone()), clock)
@@ -136,7 +136,7 @@ async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
         clock.advance(std::time::Duration::from_micros(900));
         let decision = processes[index % 2].check(alice()).await.unwrap();
         admitted += usize::from(decision.is_allowed());
-        repeated += usize::from(decision.usage().is_repeated());
+        repeated += usize::from(decision.usage().is_cached());
         tokio::task::yield_now().await;
     }
     assert_eq!(admitted, 5_000);

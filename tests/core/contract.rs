@@ -5,7 +5,7 @@ mod memory {
 
     use sluicegate::{
         Charge, Decision, Key, Limiter, MemoryStore, Policy, StoreError, error::StoreErrorKind,
-        test_util::TestClock,
+        manual_clock::ManualClock,
     };
     use support::trace::traced;
 
@@ -16,8 +16,8 @@ mod memory {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (MemoryStore, TestClock) {
-        let clock = TestClock::new(0);
+    async fn new() -> (MemoryStore, ManualClock) {
+        let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     }
 
@@ -74,7 +74,7 @@ mod memory {
 
     #[tokio::test]
     async fn a_store_of_keys_at_their_limits_decides_about_no_new_one() {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
         let (minute, hour) = (
             Policy::parse("minute", "1/1m").unwrap(),
@@ -105,7 +105,7 @@ mod memory {
     #[test]
     fn a_spell_of_a_full_store_is_one_warning() {
         let lines = traced(false, async {
-            let clock = TestClock::new(0);
+            let clock = ManualClock::new(0);
             let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
             let policy = Policy::parse("p", "1/1d").unwrap();
             limiter.check(charge(&policy, "limited")).await.unwrap();
@@ -158,7 +158,7 @@ mod memory {
 
     #[tokio::test]
     async fn what_counts_no_more_goes_first_and_then_the_key_with_the_most_room() {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let limiter = Limiter::new(MemoryStore::new().capacity(3).clock(clock.clone()));
         let hour = Policy::parse("hour", "8/1h").unwrap();
         let second = Policy::parse("second", "8/1s").unwrap();
@@ -183,7 +183,7 @@ mod memory {
 
     #[tokio::test]
     async fn a_key_that_has_room_again_stands_where_its_other_rules_put_it() {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
         let both = Policy::parse("both", "64/1d,2/1s").unwrap();
         let hour = Policy::parse("hour", "8/1h").unwrap();
@@ -200,7 +200,7 @@ mod memory {
 
     #[tokio::test]
     async fn a_key_that_is_charged_again_is_released_later() {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
         let policy = Policy::parse("p", "2/1m").unwrap();
         for key in ["a", "b", "a", "c"] {
@@ -215,7 +215,7 @@ mod memory {
 
     #[tokio::test]
     async fn the_store_shrinks_again_after_a_flood() {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let store = MemoryStore::new().capacity(10_000).clock(clock.clone());
         let limiter = Limiter::new(store.clone());
         let policy = Policy::parse("p", "1/1s").unwrap();

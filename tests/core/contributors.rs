@@ -13,8 +13,8 @@ use futures::{executor::block_on, future::pending};
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, Count, Operation, Reply, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use support::trace::traced;
 use tokio::{
@@ -58,7 +58,7 @@ fn acme() -> Key {
 }
 
 async fn check(limiter: &Limiter, user: &str) {
-    let charge = Charge::new(&policy(), acme(), 1).by(Key::new("user", user));
+    let charge = Charge::new(&policy(), acme(), 1).with_contributor(Key::new("user", user));
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
@@ -110,7 +110,8 @@ async fn what_the_store_did_not_keep_of_a_small_contributor_is_told_when_it_has_
     let store = MemoryStore::new();
     let (others, own) = (Limiter::new(store.clone()), Limiter::new(store.clone()));
     let charge = async |limiter: &Limiter, user: u32, units| {
-        let charge = Charge::new(&policy(), acme(), units).by(Key::new("user", user.to_string()));
+        let charge = Charge::new(&policy(), acme(), units)
+            .with_contributor(Key::new("user", user.to_string()));
         limiter.check([charge]).await.unwrap();
     };
     for user in 1..=40 {
@@ -146,7 +147,7 @@ async fn without_a_label_nothing_is_spawned_and_nothing_told() {
 #[tokio::test(start_paused = true)]
 async fn a_settlement_contributes_the_difference() {
     let limiter = Limiter::new(Probe::default());
-    let charge = Charge::new(&policy(), acme(), 2).by(Key::new("user", "alice"));
+    let charge = Charge::new(&policy(), acme(), 2).with_contributor(Key::new("user", "alice"));
     for cost in [7, 0] {
         let decision = limiter.check([charge.clone()]).await.unwrap();
         limiter.settle(decision.usage(), |_| cost).await.unwrap();
@@ -256,7 +257,7 @@ async fn who_waits_contributes_when_admitted() {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
     for user in ["alice", "bob", "carol"] {
-        let charge = Charge::new(&policy, acme(), 1).by(Key::new("user", user));
+        let charge = Charge::new(&policy, acme(), 1).with_contributor(Key::new("user", user));
         let decision = limiter.acquire([charge], Duration::from_secs(9)).await;
         assert!(decision.unwrap().is_allowed());
     }
@@ -266,7 +267,7 @@ async fn who_waits_contributes_when_admitted() {
 
 /// Admits everything and keeps nothing. Like a user's own store, it does not know contributors.
 #[derive(Debug)]
-struct Admitting(TestClock);
+struct Admitting(ManualClock);
 
 impl Store for Admitting {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
@@ -281,7 +282,7 @@ impl Store for Admitting {
 
 #[tokio::test]
 async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
-    let limiter = Limiter::new(Admitting(TestClock::new(1_000_000)));
+    let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
     check(&limiter, "alice").await;
     let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
@@ -291,7 +292,7 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
 #[test]
 fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
     let lines = traced(false, async {
-        let limiter = Limiter::new(Admitting(TestClock::new(1_000_000)));
+        let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
         for _ in 0..3 {
             check(&limiter, "alice").await;
             pass(2).await;
@@ -353,7 +354,7 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
             // For several calls.
             for number in 0..300 {
                 let user = Key::new("user", "alice");
-                let charge = Charge::new(&policy(), account(number), 1).by(user);
+                let charge = Charge::new(&policy(), account(number), 1).with_contributor(user);
                 assert!(limiter.check([charge]).await.unwrap().is_allowed());
             }
             pass(2).await;
@@ -370,7 +371,7 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
 
 /// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
 fn bytes_for_each(accounts: u32) -> u64 {
-    let clock = TestClock::new(1_000_000_000);
+    let clock = ManualClock::new(1_000_000_000);
     let limiter = Limiter::new(Admitting(clock.clone()));
     let policy = policy();
     let fill = || {
@@ -381,7 +382,7 @@ fn bytes_for_each(accounts: u32) -> u64 {
                 }
                 let key = Key::new("account", format!("account-{account:08}"));
                 let label = Key::new("user", format!("{label:048}"));
-                let charge = Charge::new(&policy, key, 1).by(label);
+                let charge = Charge::new(&policy, key, 1).with_contributor(label);
                 block_on(limiter.check([charge])).unwrap();
             }
         }
@@ -419,7 +420,7 @@ impl Zipf {
 /// The number of the true top five among the first five of the list, with four processes that each report after every
 /// hundred checks.
 async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = MemoryStore::new().clock(clock.clone());
     let processes = [(); 4].map(|()| Limiter::new(store.clone()));
     let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
@@ -468,7 +469,8 @@ async fn labels_of_one_value_and_two_kinds_are_two() {
     let policy = Policy::parse("api", "100/1h").unwrap();
     let account = || Key::new("account", "acme");
     for (kind, cost) in [("ip", 2), ("user", 5)] {
-        let charge = Charge::new(&policy, account(), cost).by(Key::new(kind, "203.0.113.7"));
+        let charge =
+            Charge::new(&policy, account(), cost).with_contributor(Key::new(kind, "203.0.113.7"));
         limiter.check([charge]).await.unwrap();
     }
     let told = limiter.contributors(&policy, &account()).await.unwrap();
@@ -479,12 +481,12 @@ async fn labels_of_one_value_and_two_kinds_are_two() {
 #[tokio::test]
 async fn a_clock_that_was_ahead_for_a_moment_silences_no_account() {
     const START_MS: u64 = 1_790_000_000_000;
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     let api = Policy::parse("api", "1000/1h").unwrap();
     let acme = || Key::new("account", "acme");
     let request = async || {
-        let charge = Charge::new(&api, acme(), 1).by(Key::new("user", "alice"));
+        let charge = Charge::new(&api, acme(), 1).with_contributor(Key::new("user", "alice"));
         assert!(limiter.check([charge]).await.unwrap().is_allowed());
     };
     request().await;

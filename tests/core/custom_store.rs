@@ -5,8 +5,8 @@ use sluicegate::{
     Charge, Key, Limiter, Policy,
     block::Until,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Operation, Store},
-    test_util::TestClock,
 };
 
 #[path = "../../examples/custom_store.rs"]
@@ -16,8 +16,8 @@ use example::MapStore;
 
 support::calls!(new);
 
-async fn new() -> (MapStore, TestClock) {
-    let clock = TestClock::new(0);
+async fn new() -> (MapStore, ManualClock) {
+    let clock = ManualClock::new(0);
     let now_ms = {
         let clock = clock.clone();
         move || clock.now_ms()
@@ -45,7 +45,7 @@ async fn a_store_that_keeps_no_blocks_says_so() {
     let replies = store.call(vec![unblock]).await.unwrap();
     let limiter = Limiter::new(store);
     for error in [
-        limiter.block(&alice, Until::ForEver).await.unwrap_err(),
+        limiter.block(&alice, Until::Forever).await.unwrap_err(),
         limiter.unblock(&alice).await.unwrap_err(),
         replies.into_iter().next().unwrap().unwrap_err(),
     ] {

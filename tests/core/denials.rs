@@ -13,8 +13,8 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     denials::Denials,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, DenyCache, Operation, Reply, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use support::trace::traced;
 use tokio::{
@@ -200,7 +200,7 @@ async fn a_question_waits_no_longer_than_the_timeout() {
 
 #[test]
 fn the_store_is_told_although_the_runtime_that_did_so_before_is_parked() {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = MemoryStore::new().clock(clock.clone());
     let limiter = Limiter::new(store.clone());
     let (parked, other) = (support::paused_runtime(), support::paused_runtime());
@@ -223,7 +223,7 @@ fn the_store_is_told_although_the_runtime_that_did_so_before_is_parked() {
 
 #[test]
 fn the_store_is_told_although_a_runtime_has_parked_during_a_report() {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let probe = Probe {
         store: MemoryStore::new().clock(clock.clone()),
         ..Probe::default()
@@ -383,7 +383,7 @@ fn a_missing_right_is_told_once_and_an_outage_not_again() {
 #[tokio::test]
 async fn a_clock_that_was_ahead_for_a_moment_silences_no_identity() {
     const START_MS: u64 = 1_790_000_000_000;
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     for at_ms in [0, 86_400_000, 10_000] {
         clock.set(START_MS + at_ms);

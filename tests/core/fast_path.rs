@@ -2,7 +2,7 @@
 //! same.
 
 use proptest::prelude::*;
-use sluicegate::{RedisStore, store::redis::inspect::StoredValue, test_util::TestClock};
+use sluicegate::{RedisStore, manual_clock::ManualClock, store::redis::inspect::StoredValue};
 use support::{
     history::{
         History, Player, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
@@ -14,31 +14,31 @@ use support::{
 
 /// The plain script, in Lua 5.4.
 mod without {
-    use super::{LuaServer, RedisStore, TestClock};
+    use super::{LuaServer, ManualClock, RedisStore};
 
     support::contract!(new);
     support::calls!(new);
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (RedisStore, TestClock) {
+    async fn new() -> (RedisStore, ManualClock) {
         super::plain(LuaServer::new())
     }
 }
 
-fn plain(server: LuaServer) -> (RedisStore, TestClock) {
-    let clock = TestClock::new(0);
+fn plain(server: LuaServer) -> (RedisStore, ManualClock) {
+    let clock = ManualClock::new(0);
     let store = RedisStore::from_connection(server).without_fast_path();
     (store.clock(clock.clone()), clock)
 }
 
 /// With the fast path alone, an operation that it would hand over is an error.
 mod hand_over {
-    use super::{LuaServer, RedisStore, TestClock};
+    use super::{LuaServer, ManualClock, RedisStore};
     use support::hand_over;
 
-    fn new() -> (RedisStore, TestClock) {
-        let clock = TestClock::new(0);
+    fn new() -> (RedisStore, ManualClock) {
+        let clock = ManualClock::new(0);
         let store = RedisStore::from_connection(LuaServer::new());
         (store.clock(clock.clone()), clock)
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
+use sluicegate::{MemoryStore, Store, manual_clock::ManualClock, store::Leases};
 use support::{
     history::{
         Calls, History, Player, START_MS, agree, calls, calls_of_all_kinds, few_cases, move_clock,
@@ -16,8 +16,8 @@ use support::{
 /// The limit of a clock: a bucket that settlements emptied by 2^52 units may refill for longer.
 const MILLENNIUM_MS: u64 = 1_000 * 365 * 86_400_000;
 
-fn memory() -> (MemoryStore, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 
@@ -27,7 +27,7 @@ fn block_on(future: impl Future<Output = ()>) {
     runtime.unwrap().block_on(future);
 }
 
-async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &History) {
+async fn agrees_with_the_model(store: &dyn Store, clock: &ManualClock, history: &History) {
     clock.set(history.start_ms);
     let (mut player, mut model) = (Player::new(store, history), Model::new(history));
     for (index, step) in history.steps.iter().enumerate() {
@@ -39,7 +39,7 @@ async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &H
 }
 
 /// A check exactly `retry_after` later is admitted, and one a millisecond earlier is denied.
-async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
+async fn assert_retry_is_exact(store: &dyn Store, clock: &ManualClock, history: &History) {
     let mut player = Player::new(store, history);
     clock.set(history.start_ms);
     for step in &history.steps {

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::redis::inspect::{StoredValue, UnreadableValue},
-    test_util::TestClock,
 };
 use support::{
     history::{History, few_cases, large, steady, wild},
@@ -21,11 +21,11 @@ use support::{
 fn on_each(
     config: &ProptestConfig,
     histories: impl Strategy<Value = History>,
-    holds: &impl AsyncFn(&RedisStore, &TestClock, &History),
+    holds: &impl AsyncFn(&RedisStore, &ManualClock, &History),
 ) {
     let runtime = support::runtime();
     proptest!(config.clone(), |(history in histories)| {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let store = RedisStore::from_connection(LuaServer::new()).clock(clock.clone());
         runtime.block_on(holds(&store, &clock, &history));
     });
@@ -57,7 +57,7 @@ fn what_is_read_foretells_what_the_script_decides() {
 
 /// A value of two rules with queues of steps.
 async fn written() -> (Vec<u8>, u64) {
-    let (server, clock) = (LuaServer::new(), TestClock::new(1_700_000_000_000));
+    let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_000));
     let limiter = Limiter::new(RedisStore::from_connection(server.clone()).clock(clock.clone()));
     let policy = Policy::parse("p", "100/1m,1000/1d@fixed").unwrap();
     for _ in 0..5 {

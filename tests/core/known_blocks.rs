@@ -37,7 +37,7 @@ async fn known(limiter: &Limiter, name: &str) -> Option<Option<Duration>> {
     match limiter.check(charge(name)).await {
         Ok(Decision::Blocked(blocked)) => {
             assert_eq!(blocked.key(), &user(name));
-            assert_eq!(blocked.block().by(), BlockedBy::Operator);
+            assert_eq!(blocked.block().source(), BlockedBy::Operator);
             Some(blocked.retry_after())
         }
         Ok(decision) => panic!("decided: {decision:?}"),
@@ -78,7 +78,7 @@ async fn a_block_ends_at_its_time_by_the_clock_of_the_process() {
     for (name, until) in [
         ("alice", Until::After(HOUR)),
         ("bob", Until::After(MINUTE)),
-        ("carol", Until::ForEver),
+        ("carol", Until::Forever),
     ] {
         limiter.block(&user(name), until).await.unwrap();
     }
@@ -140,7 +140,7 @@ async fn a_ban_that_this_process_made_holds() {
     let Decision::Blocked(blocked) = limiter.check(charge()).await.unwrap() else {
         panic!("not banned");
     };
-    assert_eq!(blocked.block().by(), BlockedBy::Ban);
+    assert_eq!(blocked.block().source(), BlockedBy::Ban);
     assert_eq!(blocked.retry_after(), Some(HOUR - MINUTE));
     tokio::time::advance(HOUR - MINUTE).await;
     assert!(limiter.check(charge()).await.is_err());
@@ -220,7 +220,7 @@ async fn an_answer_from_before_a_block_was_ended_here_does_not_bring_it_back() {
 #[tokio::test]
 async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
     let (store, limiter) = process();
-    limiter.block(&user("alice"), Until::ForEver).await.unwrap();
+    limiter.block(&user("alice"), Until::Forever).await.unwrap();
     limiter.block(&user("alice"), MINUTE).await.unwrap();
     store.is_now(State::Down);
     assert_eq!(known(&limiter, "alice").await, Some(None));
@@ -230,7 +230,7 @@ async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
 async fn a_shorter_block_than_that_of_another_process_holds_for_ever() {
     let (store, limiter) = process();
     let other = Limiter::new(store.clone());
-    other.block(&user("alice"), Until::ForEver).await.unwrap();
+    other.block(&user("alice"), Until::Forever).await.unwrap();
     limiter.block(&user("alice"), MINUTE).await.unwrap();
     store.is_now(State::Down);
     tokio::time::advance(MINUTE * 2).await;

@@ -15,9 +15,9 @@ use sluicegate::{
     FailurePolicy::{self, Closed, Local, Open},
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
     error::{ExtractError, StoreErrorKind},
+    manual_clock::ManualClock,
     middleware::{Decisions, HeaderStyle},
     store::{Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -32,7 +32,7 @@ struct Shared {
 impl Shared {
     fn new() -> Self {
         Self {
-            counts: MemoryStore::new().clock(TestClock::new(0)),
+            counts: MemoryStore::new().clock(ManualClock::new(0)),
             is_down: Arc::default(),
             asked: Arc::default(),
         }
@@ -77,7 +77,7 @@ fn limiter(store: &Shared, replicas: u32) -> Limiter {
     Limiter::new(store.clone())
         .on_failure(Local)
         .replicas(replicas)
-        .local_store(MemoryStore::new().clock(TestClock::new(0)))
+        .local_store(MemoryStore::new().clock(ManualClock::new(0)))
         .probe_interval(Duration::ZERO)
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError, Usage,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement, StoreExt},
-    test_util::TestClock,
 };
 use support::{
     history::{
@@ -18,8 +18,8 @@ use support::{
     vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
-fn store() -> (RedisStore, TestClock) {
-    let clock = TestClock::new(0);
+fn store() -> (RedisStore, ManualClock) {
+    let clock = ManualClock::new(0);
     let store = RedisStore::from_connection(LuaServer::new());
     (store.clock(clock.clone()), clock)
 }
@@ -28,7 +28,10 @@ mod blocks {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (sluicegate::RedisStore, sluicegate::test_util::TestClock) {
+    async fn new() -> (
+        sluicegate::RedisStore,
+        sluicegate::manual_clock::ManualClock,
+    ) {
         super::store()
     }
 }
@@ -99,7 +102,7 @@ pub(super) async fn periods_are_found_however_far_the_clock_is_ahead(
 async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
     let policy = Policy::parse("p", "3/1h").unwrap();
     let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
-    for clock in [None, Some(TestClock::new(1_700_000_000_000))] {
+    for clock in [None, Some(ManualClock::new(1_700_000_000_000))] {
         let server = LuaServer::new();
         let mut store = RedisStore::from_connection(server.clone());
         if let Some(clock) = clock {
@@ -168,7 +171,7 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
             let check = Check::new(charges).unwrap();
             Some(match index % 2 {
                 0 => Operation::Check(check),
-                _ => Operation::Fill {
+                _ => Operation::CheckBatch {
                     check,
                     count: u16::try_from(index % 17).unwrap(),
                 },
@@ -190,7 +193,7 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
 fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
     let decisions = match result.as_ref().unwrap() {
         Reply::Check(decision) => std::slice::from_ref(decision),
-        Reply::Fill(decisions) => decisions,
+        Reply::CheckBatch(decisions) => decisions,
         _ => &[],
     };
     let told = decisions.iter().map(|decision| {
@@ -248,7 +251,7 @@ fn an_operation_on_a_value_that_cannot_be_read_fails_alone() {
 fn agrees_apart(histories: impl Strategy<Value = History>) {
     let runtime = support::runtime();
     proptest!(few_cases(), |(history in histories)| {
-        let (server, clock) = (LuaServer::new(), TestClock::new(0));
+        let (server, clock) = (LuaServer::new(), ManualClock::new(0));
         let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {

@@ -16,7 +16,7 @@ use std::{
 };
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
-use sluicegate::{Key, MemoryStore, RedisStore, Rule, test_util::TestClock};
+use sluicegate::{Key, MemoryStore, RedisStore, Rule, manual_clock::ManualClock};
 use support::{
     history::{
         Act, Calls, Came, History, Player, Spoiled, calls, calls_of_all_kinds, days, dense, large,
@@ -39,7 +39,7 @@ struct Case {
 
 impl Case {
     fn new(history: History) -> Self {
-        let clock = TestClock::new(history.start_ms);
+        let clock = ManualClock::new(history.start_ms);
         let memory = MemoryStore::new().clock(clock.clone());
         let mut player = Player::new(&memory, &history).calls(Calls::Apart);
         let right = block_on(async {
@@ -86,7 +86,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 struct Script {
     is_plain: bool,
     server: LuaServer,
-    clock: TestClock,
+    clock: ManualClock,
     store: RedisStore,
     /// The same store by the server's clock.
     unset: RedisStore,
@@ -95,7 +95,7 @@ struct Script {
 impl Script {
     fn new(is_plain: bool, server: LuaServer) -> Self {
         let (clock, mut unset) = (
-            TestClock::new(0),
+            ManualClock::new(0),
             RedisStore::from_connection(server.clone()),
         );
         if is_plain {

@@ -7,9 +7,9 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, Usage,
+    manual_clock::ManualClock,
     observe::{NearLimitEvent, Observer},
     store::Leases,
-    test_util::TestClock,
 };
 
 use support::scripted::Scripted;
@@ -46,8 +46,8 @@ fn limiter(store: impl Store) -> (Limiter, Notices) {
     (Limiter::new(store).observer(notices.clone()), notices)
 }
 
-fn memory() -> (MemoryStore, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 

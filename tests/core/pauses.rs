@@ -16,7 +16,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RateLimitLayer,
     block::{BlockRequest, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
-    middleware::{EmptyBody, HeaderStyle, ObeyLayer, Rejection},
+    middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly},
     observe::{Observer, PauseEvent},
     store::{Check, Operation, Reply, Store, StoreFuture},
 };
@@ -130,7 +130,7 @@ fn client(
         .deny_blocked(account())
         .max_wait(max_wait)
         .headers(HeaderStyle::NONE)
-        .rejection(EmptyBody);
+        .rejection(StatusOnly);
     let other = other.clone();
     let client = ServiceBuilder::new()
         .layer(waiting)
@@ -152,7 +152,7 @@ async fn status(client: &Client) -> u16 {
 }
 
 fn is_paused(decision: &Decision) -> bool {
-    matches!(decision, Decision::Blocked(blocked) if blocked.block().by() == BlockedBy::Pause)
+    matches!(decision, Decision::Blocked(blocked) if blocked.block().source() == BlockedBy::Pause)
 }
 
 fn charge() -> [Charge; 1] {
@@ -398,7 +398,7 @@ async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
         .deny_blocked(account())
         .max_wait(LONG)
         .headers(HeaderStyle::NONE)
-        .rejection(EmptyBody);
+        .rejection(StatusOnly);
     let client =
         ServiceBuilder::new()
             .layer(waiting)
@@ -542,7 +542,7 @@ async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() 
     let Decision::Blocked(blocked) = decision else {
         panic!("{decision:?}");
     };
-    assert_eq!(blocked.block().by(), BlockedBy::Operator);
+    assert_eq!(blocked.block().source(), BlockedBy::Operator);
 }
 
 #[tokio::test(start_paused = true)]
@@ -817,7 +817,7 @@ async fn retrying(max_wait: Duration) -> (Arc<Other>, Vec<u16>) {
             .limit_concurrent(at_once.clone(), account())
             .max_wait(max_wait)
             .headers(HeaderStyle::NONE)
-            .rejection(EmptyBody);
+            .rejection(StatusOnly);
         let other = other.clone();
         ServiceBuilder::new()
             .layer(retry::RetryLayer::new(Again { tries_left: 9 }))

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store,
+    manual_clock::ManualClock,
     store::{Check, DenyCache, Leases, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::time::Instant;
 
 use support::{history::START_MS, plain::Plain};
 
-fn memory() -> (MemoryStore, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 
 mod around_a_store {
-    use super::{MemoryStore, Plain, TestClock, memory};
+    use super::{ManualClock, MemoryStore, Plain, memory};
 
     support::contract!(new);
     support::calls!(new);
@@ -25,14 +25,14 @@ mod around_a_store {
     support::denials!(new);
     support::blocks!(new);
 
-    async fn new() -> (Plain<MemoryStore>, TestClock) {
+    async fn new() -> (Plain<MemoryStore>, ManualClock) {
         let (store, clock) = memory();
         (Plain(store), clock)
     }
 }
 
 mod around_a_cache {
-    use super::{DenyCache, Plain, TestClock, memory};
+    use super::{DenyCache, ManualClock, Plain, memory};
 
     support::contract!(new);
     support::calls!(new);
@@ -40,14 +40,14 @@ mod around_a_cache {
     support::denials!(new);
     support::blocks!(new);
 
-    async fn new() -> (Plain<DenyCache>, TestClock) {
+    async fn new() -> (Plain<DenyCache>, ManualClock) {
         let (store, clock) = memory();
         (Plain(DenyCache::new(store).clock(clock.clone())), clock)
     }
 }
 
 mod around_leases {
-    use super::{Leases, Plain, TestClock, memory};
+    use super::{Leases, ManualClock, Plain, memory};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -55,14 +55,14 @@ mod around_leases {
     support::denials!(new);
     support::blocks!(new);
 
-    async fn new() -> (Plain<Leases>, TestClock) {
+    async fn new() -> (Plain<Leases>, ManualClock) {
         let (store, clock) = memory();
         (Plain(Leases::new(store).clock(clock.clone())), clock)
     }
 }
 
 mod around_and_within_all_layers {
-    use super::{DenyCache, Plain, TestClock, layered, memory};
+    use super::{DenyCache, ManualClock, Plain, layered, memory};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -70,14 +70,14 @@ mod around_and_within_all_layers {
     support::denials!(new);
     support::blocks!(new);
 
-    async fn new() -> (Plain<DenyCache>, TestClock) {
+    async fn new() -> (Plain<DenyCache>, ManualClock) {
         let (store, clock) = memory();
         (layered(store, &clock), clock)
     }
 }
 
 /// A cache around leases around a store, with a plain layer between each two.
-fn layered(store: impl Store, clock: &TestClock) -> Plain<DenyCache> {
+fn layered(store: impl Store, clock: &ManualClock) -> Plain<DenyCache> {
     let leases = Leases::new(Plain(store)).clock(clock.clone());
     let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
     Plain(cache)
@@ -106,7 +106,7 @@ fn charge() -> Charge {
 }
 
 /// The time to reset an identity whose lease never arrives. Leases wait for half of the timeout.
-async fn time_of_a_reset(limiter: &Limiter, clock: &TestClock) -> Duration {
+async fn time_of_a_reset(limiter: &Limiter, clock: &ManualClock) -> Duration {
     let charge = charge();
     for _ in 0..1_000 {
         clock.advance(Duration::from_millis(1));
@@ -131,7 +131,7 @@ fn assert_is_about(waited: Duration, expected: Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn leases_within_know_how_long_their_limiter_waits() {
-    let layers: [fn(LeasesNothing, TestClock) -> Limiter; 3] = [
+    let layers: [fn(LeasesNothing, ManualClock) -> Limiter; 3] = [
         |store, clock| Limiter::new(Leases::new(store).clock(clock)),
         |store, clock| Limiter::new(Plain(Leases::new(store).clock(clock))),
         |store, clock| Limiter::new(layered(store, &clock)),

@@ -11,9 +11,9 @@ use std::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     policies::PublishedPolicy,
     store::{Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::{
     task::yield_now,
@@ -129,7 +129,7 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
 
 #[test]
 fn policies_are_published_although_the_runtime_that_did_so_before_is_parked() {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = Publishing {
         store: MemoryStore::new().clock(clock.clone()),
         ..Publishing::default()

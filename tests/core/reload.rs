@@ -2,8 +2,8 @@
 
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy,
+    manual_clock::ManualClock,
     policies::{Policies, ReloadablePolicies},
-    test_util::TestClock,
 };
 
 use support::trace::traced_here;
@@ -45,7 +45,7 @@ fn counts_that_start_empty_are_warned_of_once_with_the_rules_and_the_mend() {
 
 #[tokio::test]
 async fn an_old_calendar_rule_beside_the_new_one_keeps_its_counts() {
-    let clock = TestClock::new(1_803_855_600_000); // 2027-02-28T23:00:00Z
+    let clock = ManualClock::new(1_803_855_600_000); // 2027-02-28T23:00:00Z
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     let live = ReloadablePolicies::new(policies("9/month@UTC"));
     let fits = async |cost| {

@@ -1,6 +1,6 @@
 //! Proves that the example of `lua/README.md` is a call of the script and its reply, byte by byte.
 
-use sluicegate::{Charge, Key, Policy, RedisStore, Store, store::Check, test_util::TestClock};
+use sluicegate::{Charge, Key, Policy, RedisStore, Store, manual_clock::ManualClock, store::Check};
 use support::lua::LuaServer;
 
 const README: &str = include_str!("../../lua/README.md");
@@ -25,7 +25,7 @@ fn example() -> Vec<Vec<u8>> {
 
 #[tokio::test]
 async fn the_example_of_the_readme_is_what_is_sent_and_replied() {
-    let (server, clock) = (LuaServer::new(), TestClock::new(1_700_000_000_123));
+    let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_123));
     let store = RedisStore::from_connection(server.clone()).clock(clock);
     let policy = Policy::parse("p", "10/1m@1s").unwrap();
     let check = |cost| Check::new([Charge::new(&policy, Key::new("user", "alice"), cost)]).unwrap();

@@ -349,7 +349,7 @@ async fn what_shadows_charged_is_settled_too() {
 async fn a_deny_list_blocks_beside_a_shadow_and_in_a_shadow_layer() {
     let layer = RateLimitLayer::new(Scripted::allowing())
         .limit(policy("trial", "5/1m").shadow(), everybody());
-    for layer in [layer.clone().block(|_| true), layer.block_keys(|_| true)] {
+    for layer in [layer.clone().deny(|_| true), layer.deny_keys(|_| true)] {
         assert_eq!(ask(layer.clone()).await.status(), StatusCode::FORBIDDEN);
         assert_eq!(ask(layer.shadow()).await.status(), StatusCode::FORBIDDEN);
     }

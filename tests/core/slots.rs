@@ -10,9 +10,9 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
     limiter::Slot,
+    manual_clock::ManualClock,
     observe::{CallKind, CompletionEvent, DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::time::{advance, sleep};
 
@@ -22,7 +22,7 @@ const WINDOW: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 struct Cluster {
     store: MemoryStore,
-    clock: TestClock,
+    clock: ManualClock,
     script: Arc<Mutex<Script>>,
 }
 
@@ -51,7 +51,7 @@ enum Failure {
 
 impl Cluster {
     fn new() -> Self {
-        let clock = TestClock::new(1_700_000_000_000);
+        let clock = ManualClock::new(1_700_000_000_000);
         Self {
             store: MemoryStore::new().clock(clock.clone()),
             clock,

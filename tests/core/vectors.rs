@@ -1,12 +1,12 @@
 //! Proves that the memory store gives the right answer, to the millisecond, at each step of the recorded histories.
 
-use sluicegate::{MemoryStore, test_util::TestClock};
+use sluicegate::{MemoryStore, manual_clock::ManualClock};
 use support::vectors::{replay_all, replay_blocks, replay_kinds};
 
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors() {
     replay_all(async || {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     })
     .await;
@@ -15,7 +15,7 @@ async fn the_memory_store_agrees_with_the_vectors() {
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors_of_concurrency_and_calendar_rules() {
     replay_kinds(async || {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     })
     .await;
@@ -24,7 +24,7 @@ async fn the_memory_store_agrees_with_the_vectors_of_concurrency_and_calendar_ru
 #[tokio::test]
 async fn the_memory_store_agrees_with_the_vectors_of_blocks_and_bans() {
     replay_blocks(async || {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     })
     .await;

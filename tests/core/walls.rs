@@ -8,10 +8,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("outage", &[]),
     ("watch", &[]),
     ("sole_task", &["domain"]),
-    ("test_util", &["domain"]),
+    ("manual_clock", &["domain"]),
     ("warning", &["domain"]),
     ("observe", &["domain"]),
-    ("store", &["domain", "warning", "test_util", "sole_task"]),
+    ("store", &["domain", "warning", "manual_clock", "sole_task"]),
     (
         "limiter",
         &[

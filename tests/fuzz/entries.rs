@@ -111,14 +111,14 @@ pub(crate) fn script_reply(data: &[u8]) {
         let settlement = Settlement::new(decision.usage(), |charge| charge.cost() / 2);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
-    let fill = Operation::Fill {
+    let fill = Operation::CheckBatch {
         check: check.clone(),
         count: u16::from(choice),
     };
     let key = check.charges()[0].key().clone();
     let enforcing = Operation::Check(check.clone().enforce_blocks(true));
     let unblock = Operation::Unblock { key: key.clone() };
-    let request = BlockRequest::new(Until::ForEver);
+    let request = BlockRequest::new(Until::Forever);
     let ban = Operation::Ban {
         key: key.clone(),
         strikes: Rule::per_minute(1),

@@ -19,8 +19,8 @@ use sluicegate::{
     error::ExtractError,
     extract::{BearerToken, Cookie},
     middleware::{
-        ActualCost, AxumRejection, Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection,
-        ProblemJson, Rejection,
+        ActualCost, AxumRejection, Decisions, Grpc, HeaderStyle, MakeRejection, ProblemJson,
+        Rejection, StatusOnly,
     },
 };
 use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
@@ -558,7 +558,7 @@ async fn a_cost_that_can_never_fit_has_a_status_of_its_own_and_nothing_to_wait_f
     let problems = ProblemJson::default().status_if_never(StatusCode::UNPROCESSABLE_ENTITY);
     for (service, expected) in [
         (around(limit(), hello()), 413),
-        (around(limit().rejection(EmptyBody), hello()), 413),
+        (around(limit().rejection(StatusOnly), hello()), 413),
         (around(limit().rejection(problems), hello()), 422),
     ] {
         let response = ask(&service).await;
@@ -585,7 +585,7 @@ async fn a_limit_of_0_is_a_switch_and_no_request_is_too_large_for_it() {
         (around(layer("all", "0/1d"), hello()), 429),
         (around(layer("all", "0/1d").cost(|_, _| 11), hello()), 429),
         (
-            around(layer("all", "0/1d").rejection(EmptyBody), hello()),
+            around(layer("all", "0/1d").rejection(StatusOnly), hello()),
             429,
         ),
         (
@@ -822,7 +822,7 @@ async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
         (around(denying(), hello()), "application/grpc", "8"),
         (around(denying(), hello()), "application/grpc+proto", "8"),
         (
-            around(denying().rejection(EmptyBody), hello()),
+            around(denying().rejection(StatusOnly), hello()),
             "application/grpc",
             "8",
         ),
@@ -837,7 +837,7 @@ async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
             "8",
         ),
         (
-            around(denying().block(|_| true), hello()),
+            around(denying().deny(|_| true), hello()),
             "application/grpc",
             "7",
         ),

@@ -10,10 +10,10 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
     RateLimitLayer,
     block::{BlockedBy, Until},
-    middleware::{Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection},
+    manual_clock::ManualClock,
+    middleware::{Decisions, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection, StatusOnly},
     observe::{Observer, TracingObserver},
     policies::{Policies, ReloadablePolicies},
-    test_util::TestClock,
 };
 use support::{
     flaky::{Flaky, State},
@@ -54,8 +54,8 @@ fn free() -> Policy {
     Policy::parse("free", "100/1h").unwrap()
 }
 
-fn memory() -> (Limiter, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (Limiter, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     for key in [alice(), Header::new("x-user").key(SECRET)] {
         let charge = Charge::new(&login(), key, 1);
@@ -227,7 +227,7 @@ async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
         }))
     };
     let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
-    limiter.block(&alice(), Until::ForEver).await.unwrap();
+    limiter.block(&alice(), Until::Forever).await.unwrap();
     let (status, headers, body) = ask(&limiter, &layer.clone().rejection(words)).await;
     assert_eq!(body, r#""user" Block(operator, for ever)"#);
     assert_eq!(headers["cache-control"], "no-store");
@@ -236,7 +236,7 @@ async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
         "a function answers with the status that it likes"
     );
     // The deny list comes first.
-    let listed = layer.block_keys(|_| true).rejection(words);
+    let listed = layer.deny_keys(|_| true).rejection(words);
     assert_eq!(ask(&limiter, &listed).await.2, "list");
 }
 
@@ -368,7 +368,7 @@ async fn everything(observer: impl Observer) {
     limiter.block(&alice(), HOUR).await.unwrap();
     ask(&limiter, &free).await;
     limiter.unblock(&alice()).await.unwrap();
-    ask(&limiter, &free.block_keys(|_| true)).await;
+    ask(&limiter, &free.deny_keys(|_| true)).await;
 }
 
 #[tokio::test]
@@ -450,13 +450,13 @@ async fn a_block_is_told_to_who_checks_without_the_middleware() {
     let (limiter, _) = memory();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
-    let response = send(&layer.rejection(EmptyBody), "text/plain").await;
+    let response = send(&layer.rejection(StatusOnly), "text/plain").await;
     let decisions = response.extensions().get::<Decisions>().unwrap();
     let Some(Decision::Blocked(blocked)) = decisions.iter().next() else {
         panic!("{decisions:?}");
     };
     assert_eq!(blocked.key(), &alice());
-    assert_eq!(blocked.block().by(), BlockedBy::Operator);
+    assert_eq!(blocked.block().source(), BlockedBy::Operator);
     assert_eq!(blocked.retry_after(), Some(HOUR));
 }
 
@@ -561,7 +561,7 @@ async fn a_look_up_follows_the_lists_and_rejects_who_has_no_key() {
         (denying.clone().shadow(), BLOCKED),
         (denying.clone().skip(|_| true), OK),
         (denying.clone().skip_keys(|_| true), OK),
-        (layer.deny_blocked(bob()).block_keys(|_| true), BLOCKED),
+        (layer.deny_blocked(bob()).deny_keys(|_| true), BLOCKED),
         (no_key.clone(), StatusCode::BAD_REQUEST),
         (no_key.shadow(), OK),
         (or_skip, OK),

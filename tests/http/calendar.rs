@@ -10,8 +10,8 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
     calendar::Period,
+    manual_clock::ManualClock,
     middleware::{Grpc, HeaderStyle, Routes},
-    test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -23,8 +23,8 @@ const DAY_S: u64 = 86_400;
 /// A day of 23 hours is in it.
 const OF_MARCH_S: u64 = 31 * DAY_S - 3_600;
 
-fn limiter(at_ms: u64) -> (Limiter, TestClock) {
-    let clock = TestClock::new(at_ms);
+fn limiter(at_ms: u64) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new(at_ms);
     let store = MemoryStore::new().clock(clock.clone());
     (Limiter::new(store), clock)
 }

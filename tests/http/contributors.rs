@@ -69,7 +69,7 @@ async fn contributors_are_about_the_limit_before_them() {
         .limit(policy("fourth"), acme())
         .charge_async(|head| {
             let user = user(head);
-            ready(user.map(|user| Charge::new(&policy("fifth"), acme(), 3).by(user)))
+            ready(user.map(|user| Charge::new(&policy("fifth"), acme(), 3).with_contributor(user)))
         })
         .contributors(|_: &Parts| Key::new("user", "nobody"))
         .charge_async(|_| ready(Charge::new(&policy("sixth"), acme(), 1)))
@@ -120,7 +120,7 @@ async fn a_label_is_in_no_log_and_no_response() {
     let told = limiter.contributors(&policy("api"), &acme()).await.unwrap();
     assert_eq!(told.iter().next().unwrap().label(), "user=alice");
     seen += &format!("{told:?} {}", log.lines().join(""));
-    let charge = Charge::new(&policy("api"), acme(), 1).by(Key::new("user", "alice"));
+    let charge = Charge::new(&policy("api"), acme(), 1).with_contributor(Key::new("user", "alice"));
     seen += &format!("{charge:?}");
     assert!(!seen.contains("alice") && !seen.contains("acme"), "{seen}");
 }

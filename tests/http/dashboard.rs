@@ -33,7 +33,7 @@ async fn traffic() {
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("api", "1/1d"), Header::new("x-user"))
         .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))
-        .block(|head| head.headers.get("x-user").is_some_and(|it| it == "mallory"));
+        .deny(|head| head.headers.get("x-user").is_some_and(|it| it == "mallory"));
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);

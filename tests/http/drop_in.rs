@@ -29,7 +29,7 @@ use hyper_util::{
 };
 use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, HeaderStyle, MakeRejection},
+    middleware::{HeaderStyle, MakeRejection, StatusOnly},
     policies::Unit,
 };
 use tokio::net::TcpListener;
@@ -241,7 +241,7 @@ where
 async fn a_hyper_server_answers_in_any_body_type() {
     let full = serve_with_hyper(limit("all", 1), || Full::<Bytes>::from("hello")).await;
     let boxed = || BoxBody::new(Full::<Bytes>::from("hello"));
-    let boxed = serve_with_hyper(limit("all", 1).rejection(EmptyBody), boxed).await;
+    let boxed = serve_with_hyper(limit("all", 1).rejection(StatusOnly), boxed).await;
     for (server, has_body) in [(full, true), (boxed, false)] {
         assert_eq!(text(ask(server, "/").await).await, "hello");
         let rejection = ask(server, "/").await;

@@ -13,7 +13,7 @@ use sluicegate::{
     Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer,
     error::{ExtractError, ExtractErrorKind},
-    extract::{Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
+    extract::{Cookie, FromExtension, Keys, RepeatedCookie, TrustedProxies},
 };
 use support::site::Site;
 
@@ -295,7 +295,7 @@ async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
     limiter.reset(&policy(), &key).await.unwrap();
     assert_eq!((left().await, ask(&site).await), (1, 200));
     let blocked = key.clone();
-    let site = Site::start(app(limits.block_keys(move |it| *it == blocked))).await;
+    let site = Site::start(app(limits.deny_keys(move |it| *it == blocked))).await;
     assert_eq!(ask(&site).await, 403);
 }
 
@@ -454,7 +454,7 @@ fn an_extension_is_an_identity_nobody_or_a_mistake_of_the_service() {
     #[derive(Clone)]
     struct User(Option<&'static str>);
 
-    let user = Extension::new(|user: &User| user.0.map(|name| Key::new("user", name)));
+    let user = FromExtension::new(|user: &User| user.0.map(|name| Key::new("user", name)));
     let with = |user: User| {
         let mut head = head();
         head.extensions.insert(user);
@@ -501,7 +501,7 @@ fn public_types_are_send_and_sync() {
     check::<PeerIp>();
     check::<Header>();
     check::<Cookie>();
-    check::<Extension<String>>();
+    check::<FromExtension<String>>();
     check::<Keys>();
     check::<sluicegate::extract::OnMissing<PeerIp>>();
     check::<dyn KeyExtractor>();
@@ -529,7 +529,7 @@ async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
 
 #[tokio::test]
 async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
-    let user = || Extension::new(|user: &User| Key::new("user", &user.0));
+    let user = || FromExtension::new(|user: &User| Key::new("user", &user.0));
     let session = || Cookie::new("session");
     let anonymous = Key::new("anonymous", "all");
     let writes = |head: &Parts| head.method == Method::POST;

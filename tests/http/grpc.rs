@@ -22,7 +22,7 @@ use sluicegate::{
     error::ExtractError,
     extract::{KeyExtractor, Keys},
     middleware::{
-        CostMeter, EmptyBody, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection,
+        CostMeter, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection, StatusOnly,
     },
 };
 use support::scripted::Scripted;
@@ -371,7 +371,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
         (limited(allowing(), malformed), Code::InvalidArgument),
         (limited(allowing(), not_wired), Code::Internal),
         (
-            limited(allowing(), everybody()).block(|_| true),
+            limited(allowing(), everybody()).deny(|_| true),
             Code::PermissionDenied,
         ),
         (failing, Code::Unavailable),
@@ -430,5 +430,5 @@ fn other_requests_are_answered_as_their_own_kind() {
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     let response: Response<String> = Grpc::new().make_rejection(&rejection, &head("text/plain"));
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-    let _: Grpc<EmptyBody> = Grpc::default();
+    let _: Grpc<StatusOnly> = Grpc::default();
 }

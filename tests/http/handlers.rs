@@ -16,7 +16,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, StoreError,
     error::{ExtractError, StoreErrorKind},
-    middleware::{Decisions, EmptyBody, HeaderStyle, RateLimit, Rejection},
+    middleware::{Decisions, HeaderStyle, RateLimit, Rejection, StatusOnly},
     policies::{Policies, ReloadablePolicies},
 };
 use tokio::net::TcpListener;
@@ -143,7 +143,7 @@ async fn a_handler_can_answer_with_a_body_of_its_own() {
     let head = Request::new(()).into_parts().0;
     let style = HeaderStyle::default();
     let response: Response<Vec<u8>> =
-        Rejection::Undecided(error).response_by(&EmptyBody, &head, style);
+        Rejection::Undecided(error).response_by(&StatusOnly, &head, style);
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], "1");
     assert_eq!(response.headers()["cache-control"], "no-store");

@@ -221,7 +221,7 @@ async fn lists_and_shadows_apply_to_charges_that_were_looked_up() {
     let both = || vec![charge("a", "partner", 1), charge("a", "other", 1)];
     let layer = answering(store.clone(), both());
     let is_partner = |key: &Key| key.value() == b"partner";
-    assert_eq!(status(&layer.clone().block_keys(is_partner), "").await, 403);
+    assert_eq!(status(&layer.clone().deny_keys(is_partner), "").await, 403);
     assert!(store.checks().is_empty());
     assert_eq!(status(&layer.clone().skip_keys(is_partner), "").await, 200);
     assert_eq!(store.checks()[0].charges(), [charge("a", "other", 1)]);

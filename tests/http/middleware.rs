@@ -17,8 +17,8 @@ use sluicegate::{
     error::ExtractError,
     extract::Keys,
     middleware::{
-        Decisions, EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, RateLimit, Rejection,
-        ResponseFuture, Route, Routes,
+        Decisions, EXPOSED_HEADERS, HeaderStyle, MakeRejection, RateLimit, Rejection,
+        ResponseFuture, Route, Routes, StatusOnly,
     },
     policies::Unit,
     store::StoreFuture,
@@ -577,7 +577,7 @@ async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let all = all.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
     let limited = layer(Scripted::denying_for(1))
         .limit(policy("tokens", "9/1m").unit(Unit::TOKENS), everybody())
-        .rejection(EmptyBody);
+        .rejection(StatusOnly);
     let response = ask(limited.headers(all)).await;
     let sent = response
         .headers()
@@ -665,7 +665,7 @@ async fn a_users_rejection_cannot_lose_the_headers() {
 async fn a_rejection_has_the_body_type_of_the_inner_service() {
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(7_u64)));
     let empty = layer(Scripted::denying_for(1))
-        .rejection(EmptyBody)
+        .rejection(StatusOnly)
         .layer(inner);
     let response = empty.oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), *response.body()), (429, 0));
@@ -714,11 +714,11 @@ fn public_types_are_send_and_sync() {
     type Inner = tower::util::BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
 
     send_and_sync::<RateLimitLayer>();
-    send_and_sync::<RateLimitLayer<EmptyBody>>();
+    send_and_sync::<RateLimitLayer<StatusOnly>>();
     send_and_sync::<RateLimit<Inner>>();
     send_and_sync::<Rejection>();
     send_and_sync::<HeaderStyle>();
-    send::<ResponseFuture<Inner, String, EmptyBody>>();
+    send::<ResponseFuture<Inner, String, StatusOnly>>();
 }
 
 #[tokio::test]

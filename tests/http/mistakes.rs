@@ -210,7 +210,7 @@ fn a_body_that_is_not_made_of_text_needs_another_rejection() {
         "struct BoxBody; respond::<BoxBody>(ProblemJson::default());",
         &[
             "makes no response with a body of type `BoxBody`",
-            "`EmptyBody` needs `BoxBody: Default`",
+            "`StatusOnly` needs `BoxBody: Default`",
             "in a tonic server: `.rejection(Grpc::new())`",
         ],
     );

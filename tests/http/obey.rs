@@ -45,7 +45,7 @@ async fn decide(limiter: &Limiter) -> Decision {
 async fn rest(limiter: &Limiter) -> Option<Duration> {
     match decide(limiter).await {
         Decision::Blocked(blocked) => {
-            assert_eq!(blocked.block().by(), BlockedBy::Pause);
+            assert_eq!(blocked.block().source(), BlockedBy::Pause);
             Some(blocked.retry_after().unwrap())
         }
         _ => None,

@@ -14,10 +14,10 @@ use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, HeaderStyle, RateLimit, Routes},
+    manual_clock::ManualClock,
+    middleware::{HeaderStyle, RateLimit, Routes, StatusOnly},
     observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
-    test_util::TestClock,
 };
 use support::{
     log::Log,
@@ -247,7 +247,7 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
     let log = Log::default();
     let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
     let layer = RateLimitLayer::new(limiter);
-    let keys = || layer.clone().block_keys(|_| true);
+    let keys = || layer.clone().deny_keys(|_| true);
     let (api, trial) = (
         || policy("api", "1/1s"),
         || policy("trial", "1/1s").shadow(),
@@ -258,8 +258,8 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
             std::future::ready(Charge::new(&policy, Key::new("user", SECRET), 1))
         }
     };
-    ask(&layer.clone().block(|_| true).limit(api(), header())).await;
-    ask(&layer.clone().block(|_| true).shadow()).await;
+    ask(&layer.clone().deny(|_| true).limit(api(), header())).await;
+    ask(&layer.clone().deny(|_| true).shadow()).await;
     ask(&keys().limit(api(), header())).await;
     ask(&keys().limit(api(), header()).shadow()).await;
     ask(&keys().limit(trial(), header())).await;
@@ -320,7 +320,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
         counted.count_total
     };
     // No step of a window begins here, and all identities share a list, since their hashes do not matter.
-    let store = || MemoryStore::new().capacity(64).clock(TestClock::new(0));
+    let store = || MemoryStore::new().capacity(64).clock(ManualClock::new(0));
     let limiter = || Limiter::new(store());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
@@ -352,8 +352,8 @@ async fn everything(observer: impl Observer) {
             .limit(api.clone(), Header::new("x-api-key"))
             .limit(trial.clone(), Header::new("x-api-key"));
         ask(&layer).await;
-        ask(&layer.clone().block(|_| true)).await;
-        ask(&layer.clone().block_keys(|_| true)).await;
+        ask(&layer.clone().deny(|_| true)).await;
+        ask(&layer.clone().deny_keys(|_| true)).await;
         ask(&layer.limit(policy("who", "1/1s"), Header::new("absent"))).await;
         let _ = limiter.check([charge(&trial)]).await;
         let _ = limiter.peek([charge(&api)]).await;
@@ -496,8 +496,8 @@ fn counters_are_at_zero_before_the_first_request() {
         "sluicegate_near_limit_total policy=api rule=10/1m shadow=false = 0".to_owned(),
         "sluicegate_near_limit_total policy=api rule=10/1s shadow=false = 0".to_owned(),
         "sluicegate_near_limit_total policy=trial rule=5/1m shadow=true = 0".to_owned(),
-        "sluicegate_repeated_denials_total policy=api = 0".to_owned(),
-        "sluicegate_repeated_denials_total policy=trial = 0".to_owned(),
+        "sluicegate_cached_denials_total policy=api = 0".to_owned(),
+        "sluicegate_cached_denials_total policy=trial = 0".to_owned(),
     ];
     for (policy, denied, missing) in [
         ("api", "denied", "rejected"),
@@ -563,9 +563,9 @@ async fn crowd(limiter: Limiter, identities: u32) {
     let layer = RateLimitLayer::new(limiter)
         .limit(routes, by_user)
         .limit(policy("trial", "0/1d").shadow(), by_user)
-        .block_keys(|key| key.value().ends_with(b"13"))
+        .deny_keys(|key| key.value().ends_with(b"13"))
         .headers(HeaderStyle::NONE)
-        .rejection(EmptyBody);
+        .rejection(StatusOnly);
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);
@@ -689,8 +689,8 @@ fn spans_and_events_have_the_documented_fields() {
             r#"DEBUG call="reset" policies=api shadow=false"#,
             r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="failed" suppressed=0"#,
             r#"DEBUG call="settle" policies=api shadow=false"#,
-            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false repeated=false retry_after_ms=9"#,
-            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false repeated=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false cached=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false cached=false retry_after_ms=9"#,
             r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store denied a check that fits every rule outcome="failed" suppressed=0"#,
             r#"WARN the store could not decide about a request: failure policies apply as long as it cannot kind="unavailable" error=told to fail"#,
         ]

@@ -396,7 +396,7 @@ async fn what_is_skipped_passes_and_what_is_blocked_does_not() {
         .limit(policy("ip", "1/1d"), PeerIp)
         .skip(|head| head.uri.path() == "/health")
         .skip(|head| head.uri.path() == "/ready")
-        .block(|head| head.headers.contains_key("x-evil"));
+        .deny(|head| head.headers.contains_key("x-evil"));
     let site = Site::start(Router::new().fallback(async || "hello").layer(limits)).await;
     let evil = [("x-evil", "1")];
     assert_eq!(site.get("/", &evil).await.0, StatusCode::FORBIDDEN);
@@ -425,7 +425,7 @@ async fn networks_may_stand_on_an_allow_list_and_on_a_deny_list() {
     let limits = layer()
         .limit(policy("ip", "1/1d"), client())
         .skip(within([cidr("192.0.2.0/24")]))
-        .block(within([cidr("2001:db8::/32")]));
+        .deny(within([cidr("2001:db8::/32")]));
     let site = Site::start(Router::new().fallback(hello()).layer(limits)).await;
     for (client, expected) in [
         ("192.0.2.1", OK),
@@ -469,8 +469,8 @@ async fn lists() -> Site {
         .charge_async(user)
         .skip_keys(is("user", "robot"))
         .skip_keys(is("user", "mallory"))
-        .block_keys(is("user", "mallory"))
-        .block_keys(is("tenant", "evil"));
+        .deny_keys(is("user", "mallory"))
+        .deny_keys(is("tenant", "evil"));
     Site::start(
         Router::new()
             .route("/", get(async || "hello"))
@@ -517,8 +517,8 @@ async fn lists_hold_in_a_layer_that_is_a_shadow() {
     let by_user = |head: &Parts| Some(Key::new("user", head.headers.get("x-user")?.as_bytes()));
     let limits = layer()
         .limit(policy("user", "0/1d"), by_user)
-        .block(|head| head.uri.path() == "/private")
-        .block_keys(|key| *key == Key::new("user", "mallory"))
+        .deny(|head| head.uri.path() == "/private")
+        .deny_keys(|key| *key == Key::new("user", "mallory"))
         .shadow();
     let app = Router::new().route("/", hello()).route("/private", hello());
     let site = Site::start(app.layer(limits)).await;
@@ -537,7 +537,7 @@ async fn lists_hold_while_the_store_is_down() {
         .limit(policy("user", "1/1d"), |head: &Parts| {
             Some(Key::new("user", head.headers.get("x-user")?.as_bytes()))
         })
-        .block_keys(|key| *key == Key::new("user", "mallory"));
+        .deny_keys(|key| *key == Key::new("user", "mallory"));
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
     for (user, expected) in [("mallory", StatusCode::FORBIDDEN), ("alice", OK)] {
         assert_eq!(site.get("/", &[("x-user", user)]).await.0, expected);
@@ -546,12 +546,13 @@ async fn lists_hold_while_the_store_is_down() {
 
 #[tokio::test]
 async fn a_user_may_answer_to_what_is_blocked_in_words_of_its_own() {
-    let limits = layer()
-        .block(|_| true)
-        .rejection(|rejection: &Rejection, _: &Parts| match rejection {
-            Rejection::OnDenyList => http::Response::new(Body::from("go away")),
-            _ => unreachable!(),
-        });
+    let limits =
+        layer()
+            .deny(|_| true)
+            .rejection(|rejection: &Rejection, _: &Parts| match rejection {
+                Rejection::OnDenyList => http::Response::new(Body::from("go away")),
+                _ => unreachable!(),
+            });
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
     let (status, _, body) = site.get("/", &[]).await;
     assert_eq!((status, body.as_str()), (OK, "go away"));

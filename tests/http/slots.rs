@@ -10,9 +10,9 @@ use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
     error::PolicyError,
     limiter::SlotWatch,
+    manual_clock::ManualClock,
     middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, ToBodyEnd},
     store::{Check, Slots, Store, StoreExt},
-    test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -143,7 +143,7 @@ async fn a_web_socket_holds_its_slot_as_long_as_its_guard() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_notices_that_its_slot_was_lost() {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     let layer = layer(&limiter, 1);
     let (policy, alice) = (exports(1), Key::new("user", "alice"));
@@ -170,7 +170,7 @@ async fn a_handler_notices_that_its_slot_was_lost() {
 #[tokio::test(start_paused = true)]
 async fn a_handler_within_two_layers_watches_the_slots_of_both() {
     for lost in ["exports", "all"] {
-        let clock = TestClock::new(1_700_000_000_000);
+        let clock = ManualClock::new(1_700_000_000_000);
         let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
         let (alice, all) = (
             Key::new("user", "alice"),
@@ -251,7 +251,7 @@ async fn a_grpc_call_can_be_unavailable_without_a_slot() {
 /// Reads a body of one frame that never ends, whose slot an operator resets. Returns the message of the error that ends
 /// the body, if any does within an hour.
 async fn read_without_slot(cuts_off: bool) -> Option<String> {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     let mut layer = layer(&limiter, 1);
     if cuts_off {

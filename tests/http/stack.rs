@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body, Bytes};
 use sluicegate::{
     FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, MakeRejection, Rejection},
+    middleware::{MakeRejection, Rejection, StatusOnly},
 };
 use support::scripted::Scripted;
 use tokio::time::Instant;
@@ -269,7 +269,7 @@ async fn a_layer_takes_any_service_of_any_body() {
     assert!(!rejected(never(), Vec::<u8>::new).await.is_empty());
     assert!(!rejected(never(), Bytes::new).await.is_empty());
     assert!(
-        rejected(never().rejection(EmptyBody), Option::<u8>::default)
+        rejected(never().rejection(StatusOnly), Option::<u8>::default)
             .await
             .is_none()
     );

@@ -14,7 +14,7 @@ use sluicegate::{
     FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer, StoreError,
     error::{ExtractError, PolicyError, StoreErrorKind},
-    extract::{Extension, TrustedProxies},
+    extract::{FromExtension, TrustedProxies},
     middleware::{PolicySelector, Route, Routes},
     policies::{Policies, ReloadablePolicies},
     store::StoreFuture,
@@ -35,8 +35,8 @@ fn limit(extractor: impl KeyExtractor) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(policy("api", "9999/1m"), extractor)
 }
 
-fn by_user() -> Extension<User> {
-    Extension::new(|user: &User| Key::new("user", user.0))
+fn by_user() -> FromExtension<User> {
+    FromExtension::new(|user: &User| Key::new("user", user.0))
 }
 
 fn app(layer: RateLimitLayer) -> Router {

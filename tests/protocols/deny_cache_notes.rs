@@ -7,31 +7,31 @@ use std::sync::{
 
 use loom::{sync::Mutex, thread};
 
-use give_backs::GiveBacks;
+use refund_epochs::RefundEpochs;
 
 mod sync {
     pub(super) use loom::sync::atomic;
 }
 
-#[path = "../../src/store/layers/give_backs.rs"]
+#[path = "../../src/store/layers/refund_epochs.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
-mod give_backs;
+mod refund_epochs;
 
 /// A store for one unit, and the cached refusal of one check.
 struct Site {
     has_room: Mutex<bool>,
-    give_backs: GiveBacks,
+    refund_epochs: RefundEpochs,
     remembered: Mutex<Option<u64>>,
 }
 
 impl Site {
     /// Asks the store, and caches a refusal.
     fn check(&self, reads_late: bool) {
-        let before = self.give_backs.last();
+        let before = self.refund_epochs.last();
         let is_denied = !*self.has_room.lock().unwrap();
         if is_denied {
             let number = if reads_late {
-                self.give_backs.last()
+                self.refund_epochs.last()
             } else {
                 before
             };
@@ -42,13 +42,13 @@ impl Site {
     fn give_back(&self, is_noted: bool) {
         *self.has_room.lock().unwrap() = true;
         if is_noted {
-            self.give_backs.note(0);
+            self.refund_epochs.note(0);
         }
     }
 
     fn refuses(&self) -> bool {
         let remembered = *self.remembered.lock().unwrap();
-        remembered.is_some_and(|number| self.give_backs.none_since(number, 0))
+        remembered.is_some_and(|number| self.refund_epochs.none_since(number, 0))
     }
 }
 
@@ -59,7 +59,7 @@ fn refuses_too_late(reads_late: bool, is_noted: bool) -> bool {
     loom::model(move || {
         let site = loom::sync::Arc::new(Site {
             has_room: Mutex::new(false),
-            give_backs: GiveBacks::new(1),
+            refund_epochs: RefundEpochs::new(1),
             remembered: Mutex::new(None),
         });
         let other = site.clone();

@@ -7,5 +7,5 @@ mod deny_cache;
 mod deny_cache_notes;
 mod lease_units;
 mod leases;
-mod line;
+mod shared_calls;
 mod slots;

@@ -111,7 +111,8 @@ async fn contributors_need_four_more_and_without_them_checks_work_all_the_same()
         let store = RedisStore::connect(url).await.unwrap();
         everything(&store).await.expect(missing);
         let limiter = Limiter::new(store);
-        let charge = Charge::new(&policy, acme.clone(), 1).by(Key::new("user", "alice"));
+        let charge =
+            Charge::new(&policy, acme.clone(), 1).with_contributor(Key::new("user", "alice"));
         assert!(limiter.check([charge]).await.unwrap().is_allowed());
         let told = limiter.contributors(&policy, &acme).await;
         let error = told.expect_err(missing);

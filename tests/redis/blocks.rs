@@ -11,8 +11,8 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, StoreExt},
-    test_util::TestClock,
 };
 use support::{contract::patient, history::START_MS, redis::Server};
 use tower::{Layer, ServiceExt, service_fn};
@@ -81,7 +81,7 @@ async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
     let server = Server::start();
     process(&server)
         .await
-        .block(&user("alice"), Until::ForEver)
+        .block(&user("alice"), Until::Forever)
         .await
         .unwrap();
     let limiter = process(&server).await;
@@ -138,7 +138,7 @@ async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
     // A shorter block leaves the first unchanged.
     limiter.block(&user("alice"), HOUR).await.unwrap();
     expires_in_ms(7_200_000);
-    limiter.block(&user("alice"), Until::ForEver).await.unwrap();
+    limiter.block(&user("alice"), Until::Forever).await.unwrap();
     let now_ms = u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     expires_in_ms((1 << 48) - 1 - now_ms);
     let value: Vec<u8> = server.run(&format!("GET {NAME}"));
@@ -306,7 +306,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
                 key: user("alice"),
                 request: HOUR.into(),
             },
-            Operation::Fill {
+            Operation::CheckBatch {
                 check: Check::new(charges(&["alice"]))
                     .unwrap()
                     .enforce_blocks(true),
@@ -431,7 +431,7 @@ async fn processes_that_strike_at_the_same_time_ban_at_the_limit_and_not_before(
 #[tokio::test]
 async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
     let server = Server::start();
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = patient(store.clock(clock.clone()));
     let policy = banning("2/1m=1h");
@@ -469,7 +469,7 @@ async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation()
             Operation::Ban {
                 key: user("alice"),
                 strikes: "1/1d".parse().unwrap(),
-                request: Until::ForEver.into(),
+                request: Until::Forever.into(),
             },
             Operation::Check(check),
         ];
@@ -488,7 +488,7 @@ async fn every_kind_of_connection_knows_blocks() {
     let server = Server::start();
     for (kind, store) in support::stores::all(&server).await {
         let limiter = patient(store);
-        let block = limiter.block(&user("alice"), Until::ForEver).await.unwrap();
+        let block = limiter.block(&user("alice"), Until::Forever).await.unwrap();
         assert_eq!(block, Block::new(u64::MAX, BlockedBy::Operator), "{kind}");
         assert!(is_blocked(&limiter, "alice").await, "{kind}");
         limiter.unblock(&user("alice")).await.unwrap();

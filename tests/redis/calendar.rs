@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RedisStore, Store, store::Check, test_util::TestClock,
+    Charge, Decision, Key, Limiter, Policy, RedisStore, Store, manual_clock::ManualClock,
+    store::Check,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy},
@@ -69,7 +70,7 @@ async fn rewrite(
 struct Replica(RedisStore);
 
 impl Replica {
-    async fn new(url: String, prefix: &str, clock: &TestClock) -> Self {
+    async fn new(url: String, prefix: &str, clock: &ManualClock) -> Self {
         let store = RedisStore::connect(url).await.unwrap();
         Self(store.prefix(prefix).clock(clock.clone()))
     }
@@ -101,7 +102,7 @@ fn quota() -> Policy {
 #[tokio::test]
 async fn replicas_whose_zone_data_differ_keep_a_count_until_the_later_of_their_ends() {
     let server = Server::start();
-    let clock = TestClock::new(END_MS - 2 * HOUR_MS);
+    let clock = ManualClock::new(END_MS - 2 * HOUR_MS);
     let other_url = with_another_end(&server, END_MS, END_MS + HOUR_MS).await;
     let own = Replica::new(server.url(), "zones", &clock).await;
     let other = Replica::new(other_url, "zones", &clock).await;
@@ -132,7 +133,7 @@ async fn replicas_whose_zone_data_differ_keep_a_count_until_the_later_of_their_e
 #[tokio::test]
 async fn a_replica_with_a_later_end_keeps_the_count_of_one_with_an_earlier_end() {
     let server = Server::start();
-    let clock = TestClock::new(END_MS - 3 * HOUR_MS);
+    let clock = ManualClock::new(END_MS - 3 * HOUR_MS);
     let other_url = with_another_end(&server, END_MS, END_MS - HOUR_MS).await;
     let own = Replica::new(server.url(), "zones", &clock).await;
     let other = Replica::new(other_url, "zones", &clock).await;

@@ -17,8 +17,8 @@ use proptest::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement, StoreExt},
-    test_util::TestClock,
 };
 use support::{
     cluster::Cluster,
@@ -90,9 +90,9 @@ fn shared() -> Arc<Cluster> {
 }
 
 /// An empty store and its clock.
-pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
+pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, ManualClock) {
     let cluster = shared();
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let store = store(&cluster).await.clock(clock.clone());
     (Served::by(cluster, store), clock)
 }
@@ -314,7 +314,7 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
         // released steps, which such a clock would count again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
-            let clock = TestClock::new(START_MS);
+            let clock = ManualClock::new(START_MS);
             let store = store(&cluster).await.clock(clock.clone());
             let memory = MemoryStore::new().clock(clock.clone());
             agree(&store, &memory, &clock, &history).await;
@@ -367,7 +367,7 @@ async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothi
     for fails in [false, true] {
         let users = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
         let check = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
-        let fill = store.execute(Operation::Fill {
+        let fill = store.execute(Operation::CheckBatch {
             check,
             count: u16::MAX,
         });
@@ -884,11 +884,11 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
         Operation::Settle(settlement),
         Operation::Check(one(0)),
         Operation::Check(check(&[&users[1], &users[2], &users[4]])),
-        Operation::Fill {
+        Operation::CheckBatch {
             check: one(3),
             count: 4,
         },
-        Operation::Fill {
+        Operation::CheckBatch {
             check: check(&[&users[4], &users[5]]),
             count: 3,
         },
@@ -898,7 +898,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
     let replies = store.call(operations).await.unwrap();
     let told = replies.into_iter().map(|reply| match reply.unwrap() {
         Reply::Check(decision) => vec![decision.is_allowed()],
-        Reply::Fill(decisions) => decisions.iter().map(Decision::is_allowed).collect(),
+        Reply::CheckBatch(decisions) => decisions.iter().map(Decision::is_allowed).collect(),
         Reply::Settle(usage) => {
             assert_eq!(usage.rules().next().unwrap().remaining(), 0);
             vec![]

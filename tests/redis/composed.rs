@@ -5,8 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
+    manual_clock::ManualClock,
     store::{DenyCache, Leases},
-    test_util::TestClock,
 };
 
 use support::{
@@ -20,7 +20,7 @@ use support::{
 
 /// Compares each repeated refusal with the decision of the store with leases.
 mod contract {
-    use super::{Leases, Served, TestClock, Verified};
+    use super::{Leases, ManualClock, Served, Verified};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -28,7 +28,7 @@ mod contract {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (Verified<Leases>, TestClock) {
+    async fn new() -> (Verified<Leases>, ManualClock) {
         let (store, clock) = Served::start().await;
         let leases = Leases::new(store).clock(clock.clone());
         Verified::new((leases, clock))
@@ -49,7 +49,7 @@ async fn all_together_agree_with_the_vectors() {
 }
 
 /// Another process over the same server.
-fn process(store: &RedisStore, clock: &TestClock) -> DenyCache {
+fn process(store: &RedisStore, clock: &ManualClock) -> DenyCache {
     let leases = Leases::new(store.clone()).clock(clock.clone());
     DenyCache::new(leases).clock(clock.clone())
 }

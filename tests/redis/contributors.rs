@@ -16,7 +16,7 @@ use redis::{
 };
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, Policy, RedisStore, contributors::Contributors,
-    error::StoreErrorKind, test_util::TestClock,
+    error::StoreErrorKind, manual_clock::ManualClock,
 };
 use support::{redis::Server, stores};
 
@@ -29,7 +29,7 @@ fn acme() -> Key {
 }
 
 fn charge(user: &str, cost: u64) -> [Charge; 1] {
-    [Charge::new(&policy(), acme(), cost).by(Key::new("user", user))]
+    [Charge::new(&policy(), acme(), cost).with_contributor(Key::new("user", user))]
 }
 
 async fn limiter(server: &Server) -> Limiter {
@@ -112,7 +112,7 @@ async fn a_process_that_admits_a_load() {
             let label = sums.partition_point(|sum| *sum < at).max(1) - 1;
             truth[label] += 1;
             let label = Key::new("user", label.to_string());
-            limiter.check([Charge::new(&policy(), key.clone(), 1).by(label)])
+            limiter.check([Charge::new(&policy(), key.clone(), 1).with_contributor(label)])
         });
         for decision in join_all(checks).await {
             assert!(decision.unwrap().is_allowed());
@@ -199,7 +199,7 @@ async fn wherever_a_connection_ends_no_set_stays_without_a_ttl() {
 #[tokio::test]
 async fn an_account_takes_at_most_8_kb_and_every_set_expires_with_the_window() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = Limiter::new(store.clock(clock.clone())).timeout(Duration::from_secs(30));
     for _ in 0..7 {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, test_util::TestClock,
+    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, manual_clock::ManualClock,
 };
 use support::{
     redis::Server,
@@ -32,7 +32,7 @@ async fn there_is_a_set_for_a_sixth_of_the_minute_and_of_the_hour_and_both_expir
     const START_MS: u64 = 1_790_000_123_456;
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let limiter = Limiter::new(store.clock(TestClock::new(START_MS)));
+    let limiter = Limiter::new(store.clock(ManualClock::new(START_MS)));
     for user in ["alice", "alice", "bob"] {
         deny(&limiter, user).await;
     }
@@ -52,7 +52,7 @@ async fn there_is_a_set_for_a_sixth_of_the_minute_and_of_the_hour_and_both_expir
 async fn an_hour_of_denials_takes_less_than_2_mb() {
     const START_MS: u64 = 1_790_000_000_000;
     let server = Server::start();
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = Limiter::new(store.clock(clock.clone())).timeout(Duration::from_secs(30));
     let used = || server.info("memory", "used_memory");

@@ -8,7 +8,7 @@ use std::sync::{
 
 use proptest::prelude::*;
 
-use sluicegate::test_util::TestClock;
+use sluicegate::manual_clock::ManualClock;
 use support::{
     history::{Act, Player, few_cases, move_clock, steady},
     model::Model,
@@ -25,7 +25,7 @@ support::denials!(new);
 support::blocks!(new);
 support::kinds!(new);
 
-async fn new() -> (Verified<Served>, TestClock) {
+async fn new() -> (Verified<Served>, ManualClock) {
     Verified::new(Served::start().await)
 }
 

@@ -9,8 +9,8 @@ use std::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RedisStore, Store, StoreError, Usage,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement},
-    test_util::TestClock,
 };
 use support::redis::Server;
 
@@ -147,7 +147,7 @@ impl Monitor {
 #[tokio::test]
 async fn a_charge_within_open_steps_writes_its_counts_and_nothing_else() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let rules = policy("p", "90/1m,90/1h,90/1d");
     for _ in 0..5 {
@@ -453,7 +453,7 @@ async fn exactly_the_limit_is_admitted_over_two_connections() {
 #[tokio::test]
 async fn what_a_burst_needed_is_given_back_after_a_silence() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "1000/1m");
     let mut raw = Raw::new(&server);
@@ -485,7 +485,7 @@ async fn what_a_burst_needed_is_given_back_after_a_silence() {
 /// empty a queue: ten times, without counting the first. `cost` settles each charge.
 async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "9/1s,9000/1d");
     let visit = async || {
@@ -520,7 +520,7 @@ async fn a_settlement_leaves_the_room_that_the_next_charge_needs() {
 #[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let (rules, other) = (policy("p", "9/1m,100/1d@exact"), policy("p", "9/1m,9/2h"));
     for _ in 0..8 {
@@ -554,7 +554,7 @@ async fn a_broken_value_ends_in_an_answer_or_an_error() {
 #[tokio::test]
 async fn a_value_that_was_cut_or_lengthened_is_an_error_and_stays() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "9/1m,9/1h,9/1d@exact");
     for _ in 0..9 {
@@ -581,7 +581,7 @@ async fn a_value_that_was_cut_or_lengthened_is_an_error_and_stays() {
 #[tokio::test]
 async fn a_broken_length_takes_no_memory() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "9/1d@exact");
     allowed(limiter.check([charge(&policy, "alice", 1)]).await);
@@ -641,7 +641,7 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
     let trial = Policy::parse("trial", "9/1h").unwrap().shadow();
     server.run::<()>("SET sluicegate:{user=carol}:trial hello");
     let with_shadow = check([charge(&policy, "carol", 1), charge(&trial, "carol", 1)]);
-    let fill = |users: &[&str]| Operation::Fill {
+    let fill = |users: &[&str]| Operation::CheckBatch {
         check: take(users),
         count: 4,
     };
@@ -712,7 +712,7 @@ async fn a_call_whose_writes_the_server_refuses_fails_as_a_whole() {
 #[tokio::test]
 async fn under_load_most_charges_are_written_in_place() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "1000000/1s");
     let charges = async |count| {
@@ -732,7 +732,7 @@ async fn under_load_most_charges_are_written_in_place() {
 #[tokio::test]
 async fn a_bucket_takes_less_than_200_bytes_however_long_it_is_used() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let policy = policy("p", "1000000+3/1s@bucket");
     for _ in 0..1_000 {
@@ -746,7 +746,7 @@ async fn a_bucket_takes_less_than_200_bytes_however_long_it_is_used() {
 #[tokio::test]
 async fn what_others_charged_while_the_clock_was_wrong_is_dropped_by_the_next_write() {
     let server = Server::start();
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let (others, own) = (policy("p", "9/1m"), policy("p", "9/1h"));
     let year = Duration::from_secs(365 * 86_400);

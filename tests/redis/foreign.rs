@@ -6,8 +6,8 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use sluicegate::{
     Charge, Decision, Key, Policy, RedisStore, Store,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement, redis::inspect::StoredValue},
-    test_util::TestClock,
 };
 
 use support::{lua::LuaServer, redis::Server};
@@ -112,7 +112,7 @@ async fn play(
         settlements.push(vec![Operation::Settle(settlement)]);
     }
     let take = |policy, cost| Operation::Check(check(policy, "alice", cost));
-    let fill = Operation::Fill {
+    let fill = Operation::CheckBatch {
         check: check(own, "alice", 2),
         count: 7,
     };
@@ -157,7 +157,7 @@ fn operations_on_any_value_are_answered_or_fail_alone() {
     let client = redis::Client::open(server.socket_url()).unwrap();
     let connection = RefCell::new(client.get_connection().unwrap());
     let store = runtime.block_on(RedisStore::connect(server.url())).unwrap();
-    let store = store.clock(TestClock::new(NOW_MS));
+    let store = store.clock(ManualClock::new(NOW_MS));
     let put = |value: Option<&[u8]>| {
         let cmd = match value {
             Some(value) => redis::Cmd::set(NAME, value),
@@ -185,7 +185,7 @@ fn with_a_later_kind(mut value: Vec<u8>) -> Vec<u8> {
 #[test]
 fn a_section_of_a_later_kind_is_carried_along() {
     let (server, runtime) = (LuaServer::new(), support::runtime());
-    let clock = TestClock::new(NOW_MS);
+    let clock = ManualClock::new(NOW_MS);
     let store = RedisStore::from_connection(server.clone()).clock(clock.clone());
     let charge = |rules| {
         let policy = Policy::parse("p", rules).unwrap();
@@ -212,7 +212,7 @@ fn in_lua_5_4_too() {
     let runtime = support::runtime();
     proptest!(|(value in values(), own in select(policies()), others in select(policies()))| {
         let server = LuaServer::new();
-        let store = RedisStore::from_connection(server.clone()).clock(TestClock::new(NOW_MS));
+        let store = RedisStore::from_connection(server.clone()).clock(ManualClock::new(NOW_MS));
         let put = |value: Option<&[u8]>| match value {
             Some(value) => server.put(NAME, Some(value)),
             None => server.remove(NAME),

@@ -5,8 +5,8 @@ use std::{cell::RefCell, time::Duration};
 use proptest::{collection::vec, prelude::*, sample::Index};
 use sluicegate::{
     Charge, Key, MemoryStore, Policy, RedisStore, Store,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement},
-    test_util::TestClock,
 };
 
 use support::{
@@ -111,7 +111,12 @@ fn checks_in_one_call_are_decided_as_in_one_call_each() {
     });
 }
 
-async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History, together: usize) {
+async fn agree_together(
+    redis: &RedisStore,
+    clock: &ManualClock,
+    history: &History,
+    together: usize,
+) {
     let memory = MemoryStore::new().clock(clock.clone());
     let mut player = Player::new(&memory, history);
     for steps in history.steps.chunks(together) {
@@ -160,7 +165,7 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
         let replies = runtime.block_on(store.call(operations)).unwrap();
         let () = ask(&raw, redis::cmd("DEL").arg(&names[0]));
         for (place, expected) in [(0, 1), (3, 7), (last, 1)] {
-            let Ok(Reply::Fill(decisions)) = &replies[place] else {
+            let Ok(Reply::CheckBatch(decisions)) = &replies[place] else {
                 panic!("{:?}", replies[place]);
             };
             let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
@@ -202,7 +207,7 @@ fn the_script_ends_whatever_length_a_queue_names() {
 }
 
 /// Charges a key after each of these gaps. Returns a settlement for each charge; half of them refund.
-async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<Operation> {
+async fn charged_at(store: &RedisStore, clock: &ManualClock, gaps: &[u64]) -> Vec<Operation> {
     let mut settlements = Vec::new();
     for gap in gaps {
         clock.advance(Duration::from_millis(*gap));
@@ -233,7 +238,7 @@ fn check(keys: &[&'static str]) -> Check {
 
 fn fill(keys: &[&'static str], count: u16) -> Operation {
     let check = check(keys);
-    Operation::Fill { check, count }
+    Operation::CheckBatch { check, count }
 }
 
 fn ask<T: redis::FromRedisValue>(raw: &RefCell<&mut redis::Connection>, cmd: &redis::Cmd) -> T {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::{Charge, Key, Limiter, Policy, store::Leases, test_util::TestClock};
+use sluicegate::{Charge, Key, Limiter, Policy, manual_clock::ManualClock, store::Leases};
 
 use support::{
     history::START_MS,
@@ -16,7 +16,7 @@ support::calls!(new);
 support::blocks!(new);
 support::kinds!(new);
 
-async fn new() -> (Leases, TestClock) {
+async fn new() -> (Leases, ManualClock) {
     let (store, clock) = Served::start().await;
     (Leases::new(store).clock(clock.clone()), clock)
 }

@@ -25,7 +25,7 @@ use hyper_util::{
 use sluicegate::{
     Decision, Key, Limiter, RateLimitLayer, RedisStore, Store,
     block::Until,
-    middleware::{EmptyBody, HeaderStyle, ObeyLayer},
+    middleware::{HeaderStyle, ObeyLayer, StatusOnly},
     store::{CallFuture, Check, Operation, Reply, StoreFuture},
 };
 use tokio::net::TcpListener;
@@ -217,7 +217,7 @@ async fn process(
         .deny_blocked(account.clone())
         .max_wait(Duration::from_secs(60))
         .headers(HeaderStyle::NONE)
-        .rejection(EmptyBody);
+        .rejection(StatusOnly);
     let client: Client<HttpConnector, Empty<Bytes>> =
         Client::builder(TokioExecutor::new()).build_http();
     let client = ServiceBuilder::new()

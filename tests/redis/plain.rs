@@ -13,7 +13,7 @@ use support::plain::Plain;
 mod around_a_cluster {
     use std::sync::Arc;
 
-    use sluicegate::test_util::TestClock;
+    use sluicegate::manual_clock::ManualClock;
 
     use crate::cluster;
     use support::{cluster::Cluster, plain::Plain, served::Served};
@@ -24,7 +24,7 @@ mod around_a_cluster {
     support::denials!(fresh);
     support::blocks!(fresh);
 
-    async fn fresh() -> (Plain<Served<Arc<Cluster>>>, TestClock) {
+    async fn fresh() -> (Plain<Served<Arc<Cluster>>>, ManualClock) {
         let (store, clock) = cluster::fresh().await;
         (Plain(store), clock)
     }
@@ -32,8 +32,8 @@ mod around_a_cluster {
 
 mod between_a_cache_and_leases_of_a_cluster {
     use sluicegate::{
+        manual_clock::ManualClock,
         store::{DenyCache, Leases},
-        test_util::TestClock,
     };
 
     use crate::cluster;
@@ -45,7 +45,7 @@ mod between_a_cache_and_leases_of_a_cluster {
     support::denials!(fresh);
     support::blocks!(fresh);
 
-    async fn fresh() -> (Plain<DenyCache>, TestClock) {
+    async fn fresh() -> (Plain<DenyCache>, ManualClock) {
         let (store, clock) = cluster::fresh().await;
         let leases = Leases::new(Plain(store)).clock(clock.clone());
         let cache = DenyCache::new(Plain(leases)).clock(clock.clone());

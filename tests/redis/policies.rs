@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, policies::PublishedPolicy,
-    test_util::TestClock,
+    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, manual_clock::ManualClock,
+    policies::PublishedPolicy,
 };
 
 use support::{
@@ -17,7 +17,7 @@ const START_MS: u64 = 1_790_000_000_000;
 const DAY: Duration = Duration::from_secs(86_400);
 const NAME: &str = "sluicegate:!policies";
 
-async fn store(server: &Server, clock: &TestClock) -> RedisStore {
+async fn store(server: &Server, clock: &ManualClock) -> RedisStore {
     let store = RedisStore::connect(server.url()).await.unwrap();
     store.clock(clock.clone())
 }
@@ -57,7 +57,7 @@ async fn published(store: &RedisStore) -> Vec<(String, u64)> {
 
 #[tokio::test]
 async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expires() {
-    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = store(&server, &clock).await;
     publish(&store, one("old")).await;
     clock.advance(DAY);
@@ -74,7 +74,7 @@ async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expir
 
 #[tokio::test]
 async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh() {
-    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = store(&server, &clock).await;
     let policies = |numbers: std::ops::Range<u32>| {
         numbers.map(|number| (format!("p{number:03}"), "10/1s".to_owned()))
@@ -92,7 +92,7 @@ async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh
 
 #[tokio::test]
 async fn the_definitions_take_no_more_than_64_kb() {
-    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = store(&server, &clock).await;
     // Each takes a third of a kB.
     let policies = (0..250).map(|number| {
@@ -108,7 +108,7 @@ async fn the_definitions_take_no_more_than_64_kb() {
 
 #[tokio::test]
 async fn what_a_refused_publication_had_is_in_the_next() {
-    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let user = limited(&server, &LEAST_RIGHTS);
     let refused = RedisStore::connect(user.as_str()).await.unwrap();
     let limiter = limiter(&refused);

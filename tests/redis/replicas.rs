@@ -16,7 +16,7 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use sluicegate::{
-    Charge, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, middleware::EmptyBody,
+    Charge, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, middleware::StatusOnly,
 };
 use support::{redis::Server, site::Site};
 use tower::{Service, ServiceBuilder, ServiceExt};
@@ -111,7 +111,7 @@ async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
         let layer = RateLimitLayer::new(limiter)
             .limit(theirs.clone(), Key::new("account", "ours"))
             .max_wait(Duration::from_secs(30))
-            .rejection(EmptyBody);
+            .rejection(StatusOnly);
         ServiceBuilder::new()
             .layer(layer)
             .map_response(|response: Response<Incoming>| response.map(BodyExt::boxed))

@@ -125,7 +125,7 @@ async fn blocks_outlast_a_failover() {
     let group = Group::start(&[]);
     let limiter = Limiter::new(store(&group).await).timeout(Duration::from_secs(30));
     let alice = Key::new("user", "alice");
-    limiter.block(&alice, Until::ForEver).await.unwrap();
+    limiter.block(&alice, Until::Forever).await.unwrap();
     // Until the replicas have it, a failover can lose it, like any write.
     let primary = group.primary();
     wait("the replicas know of it", || {

@@ -17,9 +17,9 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
     block::Until,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     observe::{BreakerEvent, Observer},
     store::{Check, DenyCache, Leases, Settlement, Slots, StoreExt},
-    test_util::TestClock,
 };
 use tokio::task::yield_now;
 
@@ -133,7 +133,7 @@ fn checks_that_gather_are_decided_as_if_one_after_another() {
 async fn agree_gathered(
     server: &Server,
     store: &RedisStore,
-    clock: &TestClock,
+    clock: &ManualClock,
     history: &History,
     together: usize,
 ) {
@@ -428,7 +428,7 @@ async fn slots_that_are_renewed_at_the_same_time_are_renewed_in_two_calls() {
 #[tokio::test]
 async fn slots_of_one_key_that_share_a_step_are_renewed_by_one_write() {
     let server = Server::start();
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let store = store.clock(clock.clone());
     let jobs = policy("jobs", "99/30s@concurrent");
@@ -604,7 +604,7 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     let denied = begin([store.check(&one)]).await;
     let reset = begin([store.reset(&api, &alice)]).await;
     let after = begin([store.check(&one), store.check(&one)]).await;
-    let blocked = begin([store.block(&alice, Until::ForEver.into())]).await;
+    let blocked = begin([store.block(&alice, Until::Forever.into())]).await;
     let enforces = begin([store.check(&one.clone().enforce_blocks(true))]).await;
     let unblocked = begin([store.unblock(&alice)]).await;
     let enforces_nothing = begin([store.check(&one.clone().enforce_blocks(true))]).await;
@@ -635,7 +635,7 @@ async fn stores_with_other_names_or_clocks_share_no_calls() {
         .unwrap()
         .in_flight(1);
     let api = policy("api", "1/1h");
-    let clock = TestClock::new(5_000_000);
+    let clock = ManualClock::new(5_000_000);
     let others = [
         store.clone(),
         store.clone().prefix("other"),

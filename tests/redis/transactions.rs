@@ -18,8 +18,8 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
     block::Until,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, DenyCache, Leases, Operation, StoreExt, redis::transactions::TransactionStore},
-    test_util::TestClock,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -54,7 +54,7 @@ mod under_a_cache_around_leases {
 
     use std::sync::Arc;
 
-    use super::{Served, Server, TestClock, TransactionStore, start};
+    use super::{ManualClock, Served, Server, TransactionStore, start};
     use support::verified::Verified;
 
     support::contract!(apart new);
@@ -62,7 +62,7 @@ mod under_a_cache_around_leases {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (Verified<Leases>, TestClock) {
+    async fn new() -> (Verified<Leases>, ManualClock) {
         let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;
         Verified::new((Leases::new(store).clock(clock.clone()), clock))
     }
@@ -89,18 +89,18 @@ async fn pool(url: String) -> Pool {
 }
 
 /// A store with a user that has only the needed rights, and the right to list blocks.
-async fn start() -> (Served<Arc<Server>, TransactionStore>, TestClock) {
+async fn start() -> (Served<Arc<Server>, TransactionStore>, ManualClock) {
     let server = shared_server();
     let (url, prefix) = limited_apart(&server, &[&RIGHTS[..], &["+scan"]].concat());
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let store = RedisStore::transactions(pool(url).await).prefix(&prefix);
     (Served::by(server, store.clock(clock.clone())), clock)
 }
 
 /// An empty store and its clock.
-fn fresh(pool: &Pool) -> (TransactionStore, TestClock) {
+fn fresh(pool: &Pool) -> (TransactionStore, ManualClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
     let store = RedisStore::transactions(pool.clone()).prefix(&prefix);
     (store.clock(clock.clone()), clock)

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, StoreError,
-    error::StoreErrorKind, test_util::TestClock,
+    error::StoreErrorKind, manual_clock::ManualClock,
 };
 use support::{
     contract::patient,
@@ -36,16 +36,16 @@ const BY_PREFIX: &str = "<>";
 const BY_IDENTITY: &str = "{}";
 
 /// A store over the proxy of all tests that run now and change nothing in it.
-async fn together() -> (Served<Arc<Twemproxy>>, TestClock) {
+async fn together() -> (Served<Arc<Twemproxy>>, ManualClock) {
     static RUNNING: Mutex<Weak<Twemproxy>> = Mutex::new(Weak::new());
     let proxy = shared(&RUNNING, || Twemproxy::start(BY_PREFIX));
     let (store, clock) = fresh(&proxy).await;
     (Served::by(proxy, store), clock)
 }
 
-async fn fresh(proxy: &Twemproxy) -> (RedisStore, TestClock) {
+async fn fresh(proxy: &Twemproxy) -> (RedisStore, ManualClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let store = RedisStore::connect(proxy.url()).await.unwrap();
     let prefix = format!("<store-{}>", STORES.fetch_add(1, Ordering::Relaxed));
     (store.prefix(&prefix).clock(clock.clone()), clock)

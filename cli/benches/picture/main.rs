@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, manual_clock::ManualClock};
 use support::redis::Server;
 
 const POLICIES: &str = "\
@@ -27,7 +27,7 @@ async fn main() {
     let write = |name, text: &str| fs::write(place.path().join(name), text).unwrap();
     write("sluicegate.toml", &format!("redis = \"{}\"", server.url()));
     write("policies.toml", POLICIES);
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = Limiter::new(store.clock(clock.clone()));
     let policies: sluicegate::policies::Policies = toml::from_str(POLICIES).unwrap();

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, manual_clock::ManualClock};
 use support::redis::Server;
 
 const RULES: &str = "1000/1s,20000/1m,300000/1h";
@@ -91,7 +91,7 @@ async fn main() -> ExitCode {
 
 /// Values in the script's form, for identities that were busy in the last hour. Each value gets many names.
 async fn fill(server: &Server) {
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let now_ms = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap();

@@ -79,7 +79,7 @@ fn shadow_ban(policy: &Policy) -> Option<Warning> {
     let rule = policy
         .rules()
         .first()
-        .filter(|_| policy.is_shadow() && policy.banned_by().is_some())?;
+        .filter(|_| policy.is_shadow() && policy.ban_config().is_some())?;
     Some(Warning::new("shadow-bans-nobody", rule, message))
 }
 
@@ -210,7 +210,7 @@ mod tests {
 
     use proptest::prelude::*;
     use sluicegate::{
-        Charge, Decision, Key, MemoryStore, Store, store::Check, test_util::TestClock,
+        Charge, Decision, Key, MemoryStore, Store, manual_clock::ManualClock, store::Check,
     };
 
     use super::*;
@@ -287,7 +287,7 @@ mod tests {
         ) {
             let Ok(policy) = Policy::new("p", [one, two]) else { return Ok(()) };
             let idle: Vec<bool> = [idle(&one, &two), idle(&two, &one)].iter().map(Option::is_some).collect();
-            let clock = TestClock::new(1_000_000);
+            let clock = ManualClock::new(1_000_000);
             let store = MemoryStore::new().clock(clock.clone());
             let charge = Charge::new(&policy, Key::new("user", "greedy"), 1);
             let check = Check::new([charge]).unwrap();

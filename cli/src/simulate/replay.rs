@@ -9,8 +9,8 @@ use sluicegate::{
     Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
     decision::{PolicyUsage, RuleUsage},
     error::{PolicyError, StoreErrorKind},
+    manual_clock::ManualClock,
     rule::MAX_UNITS,
-    test_util::TestClock,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -23,7 +23,7 @@ use super::{
 pub(super) const PEAK_FACTOR: u64 = 100;
 
 pub(super) struct Replay {
-    clock: TestClock,
+    clock: ManualClock,
     store: MemoryStore,
     limiter: Limiter,
     /// The limiter counts strikes in a separate task, which needs a runtime.
@@ -34,7 +34,7 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Result<Self> {
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let store = MemoryStore::new().capacity(capacity).clock(clock.clone());
         let runtime = Builder::new_current_thread().enable_time().build();
         Ok(Self {
@@ -99,7 +99,7 @@ pub(super) fn with_limit(
     let changed = &mut policies[policy].policy;
     let mut rules = changed.rules().to_vec();
     rules[rule] = limited(&rules[rule], limit);
-    let ban = changed.banned_by();
+    let ban = changed.ban_config();
     *changed = with_rules(changed, rules)?;
     if let Some(ban) = ban {
         *changed = changed.clone().ban(ban);

@@ -41,7 +41,7 @@ async fn every_replica_enforces_a_block_until_it_is_ended() {
         let Decision::Blocked(blocked) = check(replica, alice()).await else {
             panic!("not blocked");
         };
-        assert_eq!(blocked.block().by(), BlockedBy::Operator);
+        assert_eq!(blocked.block().source(), BlockedBy::Operator);
         let left = blocked.retry_after().unwrap();
         assert!(left <= Duration::from_secs(7_200) && left > Duration::from_secs(7_100));
     }
@@ -105,7 +105,7 @@ async fn a_ban_is_listed_as_one_and_a_secret_as_its_hash() {
     ));
     limiter.strikes_counted().await;
     let bob = Key::new("user", "bob");
-    limiter.block(&bob, Until::ForEver).await.unwrap();
+    limiter.block(&bob, Until::Forever).await.unwrap();
     let top = site.json("top", 0);
     assert_eq!((&top["blocked"], &top["banned"]), (&2.into(), &1.into()));
     let said = site.text("top");

@@ -97,7 +97,7 @@ async fn blocks_are_listed_from_an_index_among_however_many_keys() {
     eval.arg(fill).arg(0).exec(&mut connection).unwrap();
     for number in 0..300 {
         let key = Key::new("user", number.to_string());
-        site.limiter.block(&key, Until::ForEver).await.unwrap();
+        site.limiter.block(&key, Until::Forever).await.unwrap();
     }
     let ended = Key::new("user", "ended");
     site.limiter

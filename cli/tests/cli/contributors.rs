@@ -15,7 +15,8 @@ async fn server() -> Server {
     let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
     let (policy, acme) = (policy(), Key::new("account", "acme"));
     for (user, cost) in [("alice", 60), ("bob", 10), ("alice", 5), ("carol", 25)] {
-        let charge = Charge::new(&policy, acme.clone(), cost).by(Key::new("user", user));
+        let charge =
+            Charge::new(&policy, acme.clone(), cost).with_contributor(Key::new("user", user));
         assert!(limiter.check([charge]).await.unwrap().is_allowed());
     }
     limiter.contributors(&policy, &acme).await.unwrap();
@@ -88,7 +89,7 @@ async fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
     let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
     let policy = Policy::parse("api", "600+1/1s@bucket,9000/1m").unwrap();
     let acme = Key::new("account", "acme");
-    let charge = Charge::new(&policy, acme.clone(), 5).by(Key::new("user", "alice"));
+    let charge = Charge::new(&policy, acme.clone(), 5).with_contributor(Key::new("user", "alice"));
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
     limiter.contributors(&policy, &acme).await.unwrap();
     let tool = Tool::new();

@@ -147,7 +147,7 @@ async fn a_hashed_identity_is_listed_as_other_verbs_take_it() {
     let key = Key::secret("api-key", "s3cret");
     let charge = Charge::new(&visits(), key.clone(), 1_000_001);
     site.limiter.check([charge]).await.unwrap();
-    site.limiter.block(&key, Until::ForEver).await.unwrap();
+    site.limiter.block(&key, Until::Forever).await.unwrap();
     site.limiter.denials().await.unwrap();
     let said = site.json("top --denied", 0);
     let identity = said["denied"][0]["identity"].as_str().unwrap();

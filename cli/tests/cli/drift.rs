@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, manual_clock::ManualClock};
 
 use crate::site::Site;
 
@@ -56,7 +56,7 @@ async fn units_of_former_rules_are_named_and_leave_the_answer_certain() {
     let site = Site::start().await;
     let minute_ago =
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(60);
-    let clock = TestClock::new(u64::try_from(minute_ago.as_millis()).unwrap());
+    let clock = ManualClock::new(u64::try_from(minute_ago.as_millis()).unwrap());
     let store = RedisStore::connect(site.server.url()).await.unwrap();
     let former = Policy::parse("api", "100/1h@1s").unwrap();
     let charged = Charge::new(&former, Key::new("user", "alice"), 96);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, test_util::TestClock};
+use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, manual_clock::ManualClock};
 
 use crate::site::{Site, policy};
 
@@ -160,7 +160,7 @@ async fn policies_that_are_listed_are_not_called_other_policies() {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let two_hours_ago = u64::try_from(since.as_millis()).unwrap() - 7_200_000;
     let store = RedisStore::connect(site.server.url()).await.unwrap();
-    let limiter = Limiter::new(store.clock(TestClock::new(two_hours_ago)));
+    let limiter = Limiter::new(store.clock(ManualClock::new(two_hours_ago)));
     let policy = Policy::parse("api", "100/1h@1s").unwrap();
     let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
     let limiter = limiter.publish_policies(false);

@@ -78,7 +78,7 @@ async fn happens(server: &Server, policies: &Policies) {
     for (user, cost) in [("batch-7", 4_700), ("alice", 221), ("bob", 79)] {
         let of_account = Charge::new(&policy("account"), Key::new("account", "acme"), cost);
         let of_user = Charge::new(&policy("user"), Key::new("user", user), cost);
-        let charges = [of_account.by(Key::new("user", user)), of_user];
+        let charges = [of_account.with_contributor(Key::new("user", user)), of_user];
         assert!(limiter.check(charges).await.unwrap().is_allowed());
     }
     for _ in 0..36 {

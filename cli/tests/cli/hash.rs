@@ -73,7 +73,7 @@ async fn a_hashed_contributor_is_found_too_and_can_be_blocked_by_its_hash() {
         Key::new("account", "acme"),
         Header::new("x-user").key("alice"),
     );
-    let charge = Charge::new(&policy("api"), account.clone(), 3).by(user.clone());
+    let charge = Charge::new(&policy("api"), account.clone(), 3).with_contributor(user.clone());
     assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
     site.limiter
         .contributors(&policy("api"), &account)

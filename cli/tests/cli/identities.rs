@@ -165,7 +165,7 @@ async fn a_mistake_in_a_file_is_named_with_its_line_and_blocks_no_identity() {
 async fn all_blocks_are_ended_after_a_yes() {
     let site = Site::start().await;
     for key in [Key::new("user", "alice"), Key::secret("api-key", "s3cret")] {
-        site.limiter.block(&key, Until::ForEver).await.unwrap();
+        site.limiter.block(&key, Until::Forever).await.unwrap();
     }
     let () = site
         .server

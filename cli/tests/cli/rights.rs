@@ -72,7 +72,7 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
             let url = limited(&site.server, &given);
             site.charge("api", "alice", 1).await;
             let bob = Key::new("user", "bob");
-            site.limiter.block(&bob, Until::ForEver).await.unwrap();
+            site.limiter.block(&bob, Until::Forever).await.unwrap();
             let charge = Charge::new(&crate::site::policy("api"), bob, 1);
             site.limiter.check([charge]).await.unwrap();
             site.limiter.denials().await.unwrap();

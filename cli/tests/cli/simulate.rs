@@ -10,8 +10,8 @@ use http::{Request, Response, StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
 use serde_json::Value;
 use sluicegate::{
-    Header, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, Store, policies::Policies,
-    test_util::TestClock,
+    Header, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, Store,
+    manual_clock::ManualClock, policies::Policies,
 };
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
@@ -128,7 +128,7 @@ fn decisions(tool: &Tool) -> Vec<Value> {
 /// The middleware's answers to the same requests at the same times: the status, and the seconds to wait.
 async fn served(
     policies: &str,
-    (store, clock): (impl Store, TestClock),
+    (store, clock): (impl Store, ManualClock),
     hits: &[Hit],
     decisions: &[Value],
 ) -> Vec<(StatusCode, Option<u64>)> {
@@ -262,8 +262,8 @@ async fn a_simulation_bans_as_the_middleware_does() {
     assert_eq!(figure, banned.to_string());
 }
 
-fn memory() -> (MemoryStore, TestClock) {
-    let clock = TestClock::new(0);
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(0);
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 

@@ -185,7 +185,7 @@ async fn what_top_does_not_list_is_pointed_at() {
         "{said}"
     );
     let alice = Key::new("user", "alice");
-    let for_ever = sluicegate::block::Until::ForEver;
+    let for_ever = sluicegate::block::Until::Forever;
     site.limiter.block(&alice, for_ever).await.unwrap();
     let said = site.text("top");
     assert!(said.contains("1 blocked: `sluicegate blocks`"), "{said}");

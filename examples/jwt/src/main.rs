@@ -87,7 +87,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let verify = DecodingKey::from_secret(secret.as_bytes());
 
     let limiter = Limiter::new(MemoryStore::new());
-    let user = extract::Extension::new(|claims: &Claims| Key::new("user", &claims.sub)).or_skip();
+    let user =
+        extract::FromExtension::new(|claims: &Claims| Key::new("user", &claims.sub)).or_skip();
     let by_user = RateLimitLayer::new(limiter.clone()).limit(Policy::parse("user", "2/1m")?, user);
     let by_address = RateLimitLayer::new(limiter).limit(Policy::parse("ip", "60/1m")?, PeerIp);
 

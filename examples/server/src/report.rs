@@ -58,7 +58,7 @@ fn blocked(decision: &Decision) -> Option<BlockReport> {
     let Decision::Blocked(blocked) = decision else {
         return None;
     };
-    let by = blocked.block().by();
+    let by = blocked.block().source();
     let wait = blocked.retry_after().filter(|_| by == BlockedBy::Ban);
     Some(BlockReport {
         by: by.as_str(),

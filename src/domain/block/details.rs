@@ -92,7 +92,7 @@ impl BlockRequest {
 
     /// Returns the origin of the block.
     #[must_use]
-    pub const fn by(&self) -> BlockedBy {
+    pub const fn source(&self) -> BlockedBy {
         self.by
     }
 
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn texts_are_cut_between_characters_and_have_no_control_characters() {
-        let request = BlockRequest::new(Until::ForEver);
+        let request = BlockRequest::new(Until::Forever);
         let request = request.reason(&"ä".repeat(300)).author("a\x1b[31m\nb");
         let details = request.details();
         assert_eq!(details.reason(), Some(&*"ä".repeat(100)));
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_nothing_else() {
         let policy = Policy::parse("login", "10/1m").unwrap();
-        let ban = BlockRequest::ban(Until::ForEver, &policy, &policy.rules()[0]);
+        let ban = BlockRequest::ban(Until::Forever, &policy, &policy.rules()[0]);
         let details = ban.reason("why").author("kim").details().clone();
         let mut bytes = Vec::new();
         details.write_texts(&mut bytes);

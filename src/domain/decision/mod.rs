@@ -207,7 +207,7 @@ impl Decision {
         Ok(decision)
     }
 
-    /// Computes the decisions of a fill, in which the first `admitted` of `count` identical checks were admitted. For
+    /// Computes the decisions of a batch, in which the first `admitted` of `count` identical checks were admitted. For
     /// stores.
     ///
     /// `counts` has one count for each rule of each charge, after all charges; if some checks are denied, each count
@@ -216,7 +216,7 @@ impl Decision {
     /// # Errors
     ///
     /// As [`new`](Self::new).
-    pub fn fill(
+    pub fn batch(
         check: &Check,
         count: u16,
         admitted: u16,
@@ -256,7 +256,7 @@ impl Decision {
 }
 
 /// How many of several identical checks were admitted, and the count under each rule afterwards.
-pub(crate) struct Filled<'a> {
+pub(crate) struct BatchOutcome<'a> {
     pub(crate) check: &'a Check,
     pub(crate) count: u16,
     pub(crate) admitted: u16,
@@ -265,7 +265,7 @@ pub(crate) struct Filled<'a> {
     pub(crate) blocked: Option<Blocked>,
 }
 
-impl<'a> Filled<'a> {
+impl<'a> BatchOutcome<'a> {
     /// Creates the result of checks that no block denies.
     pub(crate) const fn new(
         check: &'a Check,
@@ -285,7 +285,10 @@ impl<'a> Filled<'a> {
     }
 
     /// Returns the decision of a single check, and of the shadows. Errors of shadows are ignored.
-    pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
+    pub(crate) fn decision(
+        self,
+        shadows: Option<BatchOutcome<'_>>,
+    ) -> Result<Decision, StoreError> {
         if let Some(blocked) = self.blocked {
             return Ok(Decision::Blocked(blocked));
         }
@@ -298,13 +301,13 @@ impl<'a> Filled<'a> {
     /// Returns all decisions, with the shadows of those that were admitted. Errors of shadows are ignored.
     pub(crate) fn decisions(
         self,
-        shadows: Option<Filled<'_>>,
+        shadows: Option<BatchOutcome<'_>>,
     ) -> Result<Vec<Decision>, StoreError> {
         let Self { check, count, .. } = self;
         if let Some(blocked) = self.blocked {
             return Ok(vec![Decision::Blocked(blocked); count.into()]);
         }
-        let decisions = Decision::fill(check, count, self.admitted, self.now_ms, self.counts)?;
+        let decisions = Decision::batch(check, count, self.admitted, self.now_ms, self.counts)?;
         let shadows = shadows.and_then(|it| it.decisions(None).ok());
         let mut shadows = shadows.into_iter().flatten();
         let decisions = decisions.into_iter();
@@ -453,7 +456,7 @@ impl Blocked {
     }
 
     pub(crate) fn is_by(&self, by: BlockedBy) -> bool {
-        self.block().by() == by
+        self.block().source() == by
     }
 
     /// Chooses between two answers to one check: the block that ends later wins.

@@ -39,7 +39,7 @@ struct Inner {
     /// The indexes of the rules of which this usage is a notice.
     near_limit: OnceLock<Box<[usize]>>,
     /// Whether this is a repeated denial.
-    is_repeated: bool,
+    is_cached: bool,
 }
 
 /// The usage under each rule. A single rule is stored inline, without another allocation; more would be slow to move.
@@ -135,7 +135,7 @@ impl Usage {
                 may_be_repeated: AtomicBool::new(true),
                 has_unseen_blocks: AtomicBool::new(false),
                 near_limit: OnceLock::new(),
-                is_repeated: false,
+                is_cached: false,
             }),
             shadow: None,
         }
@@ -238,14 +238,14 @@ impl Usage {
     /// Times are shorter by the age of the store's answer; the [remaining](RuleUsage::remaining) units are those of
     /// that answer, or the limit if all units have been released since.
     #[must_use]
-    pub fn is_repeated(&self) -> bool {
-        self.inner.is_repeated
+    pub fn is_cached(&self) -> bool {
+        self.inner.is_cached
     }
 
     /// Returns whether the store was not called, so that the answer says nothing about the store's health: a denial was
     /// repeated, or leased units were spent.
     pub(crate) fn spares_call(&self) -> bool {
-        self.is_repeated() || self.inner.leased.load(Ordering::Relaxed)
+        self.is_cached() || self.inner.leased.load(Ordering::Relaxed)
     }
 
     /// Notes that only leased units were spent.
@@ -324,8 +324,8 @@ impl Usage {
     /// Returns a copy to be shown; it cannot be settled.
     pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
-        let is_repeated = self.inner.is_repeated;
-        self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
+        let is_cached = self.inner.is_cached;
+        self.copy(self.check(), self.decided_at_ms(), rules, is_cached)
     }
 
     pub(super) fn with_slot_wait(&self, wait_ms: u64) -> Self {
@@ -333,18 +333,12 @@ impl Usage {
             .rules()
             .map(|rule| rule.with_slot_wait(wait_ms))
             .collect();
-        let is_repeated = self.inner.is_repeated;
-        self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
+        let is_cached = self.inner.is_cached;
+        self.copy(self.check(), self.decided_at_ms(), rules, is_cached)
     }
 
     /// Returns a copy with other figures; it cannot be settled.
-    fn copy(
-        &self,
-        check: &Check,
-        decided_at_ms: u64,
-        rules: RuleUsages,
-        is_repeated: bool,
-    ) -> Self {
+    fn copy(&self, check: &Check, decided_at_ms: u64, rules: RuleUsages, is_cached: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
@@ -359,7 +353,7 @@ impl Usage {
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 near_limit: self.inner.near_limit.clone(),
-                is_repeated,
+                is_cached,
             }),
             shadow: self.shadow.clone(),
         }
@@ -446,7 +440,7 @@ mod tests {
             repeated.aged(Duration::from_secs(1)),
         ] {
             let usage = moved.usage();
-            assert!(usage.is_local() && usage.is_repeated());
+            assert!(usage.is_local() && usage.is_cached());
             assert!(usage.spares_call() && !usage.may_be_repeated());
         }
     }

@@ -24,7 +24,7 @@ struct Claim {
     limiter: Limiter,
     asked_at_ms: u64,
     /// Slots that were asked for longer ago have expired.
-    patience: Duration,
+    give_up_after: Duration,
     /// That of the check: the caller may be dropped outside of any.
     runtime: Handle,
 }
@@ -52,10 +52,10 @@ impl Drop for Claim {
         if self.journey.as_ref().is_some_and(Journey::leave) {
             return; // dropping the answer takes the check out of the queue
         }
-        let (limiter, patience) = (self.limiter.clone(), self.patience);
+        let (limiter, give_up_after) = (self.limiter.clone(), self.give_up_after);
         let asked_at_ms = self.asked_at_ms;
         self.limiter.in_background(&self.runtime, async move {
-            if let Ok(Ok(decision)) = timeout(patience, answer).await {
+            if let Ok(Ok(decision)) = timeout(give_up_after, answer).await {
                 decision.usage().asked_at(asked_at_ms);
                 drop(limiter.hold(&decision));
             }
@@ -79,7 +79,7 @@ impl Limiter {
             journey,
             limiter: self.clone(),
             asked_at_ms,
-            patience: self.patience_for(check),
+            give_up_after: self.patience_for(check),
             runtime,
         })
     }

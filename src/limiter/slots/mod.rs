@@ -201,13 +201,13 @@ impl Limiter {
     /// let exports = Policy::parse("exports", "2/30s@concurrent")?;
     /// let export = || [Charge::new(&exports, Key::new("tenant", "acme"), 1)];
     ///
-    /// let patience = Duration::from_secs(10);
-    /// let first = limiter.acquire_slot(export(), patience).await?.expect("there are two");
-    /// let second = limiter.acquire_slot(export(), patience).await?.expect("there are two");
+    /// let max_wait = Duration::from_secs(10);
+    /// let first = limiter.acquire_slot(export(), max_wait).await?.expect("there are two");
+    /// let second = limiter.acquire_slot(export(), max_wait).await?.expect("there are two");
     /// assert!(limiter.acquire_slot(export(), Duration::ZERO).await?.is_err());
     ///
     /// drop(first);                                                       // the work is done
-    /// assert!(limiter.acquire_slot(export(), patience).await?.is_ok());
+    /// assert!(limiter.acquire_slot(export(), max_wait).await?.is_ok());
     /// # drop(second);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
@@ -401,10 +401,10 @@ impl Holding {
         let Some(runtime) = runtime else {
             return; // they expire
         };
-        let patience = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
+        let give_up_after = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
         let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
         self.limiter.in_background(&runtime, async move {
-            let settled = limiter.settle_patiently(vec![settlement], patience, patience);
+            let settled = limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
             settled.await;
         });
     }

@@ -91,7 +91,7 @@ impl Held {
     }
 
     /// How late the first slot of a runtime with a task may be before others renew it.
-    fn patience_ms(&self) -> u64 {
+    fn allowance_ms(&self) -> u64 {
         self.shortest_window_ms.unwrap_or(0) / 6
     }
 
@@ -111,8 +111,8 @@ impl Held {
             let ((due_ms, _), first) = holdings.first_key_value()?;
             let is_left =
                 home.is_none_or(|home| home == runtime || !self.tasks.contains_key(&home));
-            let patience_ms = if is_left { 0 } else { self.patience_ms() };
-            Some((due_ms.saturating_add(patience_ms), first))
+            let allowance_ms = if is_left { 0 } else { self.allowance_ms() };
+            Some((due_ms.saturating_add(allowance_ms), first))
         });
         let (act_ms, next) = firsts.min_by_key(|(act_ms, _)| *act_ms)?;
         Some((act_ms, Arc::clone(next)))
@@ -134,7 +134,9 @@ const MOST_EARLY: u64 = 1_000;
 
 impl Early {
     pub(super) fn random() -> Self {
-        Self(millis(jitter::up_to(Duration::from_millis(MOST_EARLY))))
+        Self(millis(jitter::random_up_to(Duration::from_millis(
+            MOST_EARLY,
+        ))))
     }
 }
 
@@ -194,9 +196,9 @@ impl Renewer {
         if act_ms > now_ms {
             // Not longer than others are waited for: they may take slots meanwhile, and this task is not woken.
             let wait_ms = act_ms - now_ms;
-            return Err(Some(match held.patience_ms() {
+            return Err(Some(match held.allowance_ms() {
                 0 => wait_ms,
-                patience_ms => wait_ms.min(patience_ms),
+                allowance_ms => wait_ms.min(allowance_ms),
             }));
         }
         let home = first.home();
@@ -319,13 +321,13 @@ impl Due {
         let Some(holding) = &self.holding else {
             return;
         };
-        let Some((renewal, patience)) = holding.begin_renewal() else {
+        let Some((renewal, give_up_after)) = holding.begin_renewal() else {
             self.holding = None;
             return;
         };
         self.is_sent = true;
         let asked_at_ms = now_ms();
-        let answer = holding.limiter.renew(&renewal, patience).await;
+        let answer = holding.limiter.renew(&renewal, give_up_after).await;
         if let Some(holding) = self.holding.take() {
             let due_ms = due_ms(asked_at_ms, holding.window_ms, next);
             holding.renewed(renewal, answer, asked_at_ms, due_ms);
@@ -371,8 +373,8 @@ impl Holding {
                     since_ms,
                     returned: false,
                 };
-                let patience = Duration::from_millis(self.left_since(since_ms));
-                Some((slots.renew(), patience.min(FOR_EVER)))
+                let give_up_after = Duration::from_millis(self.left_since(since_ms));
+                Some((slots.renew(), give_up_after.min(FOR_EVER)))
             }
             // This process was stopped. If the store still has the slots, others may have them at once.
             State::Held { slots, .. } => {

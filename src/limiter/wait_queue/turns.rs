@@ -23,7 +23,7 @@ const MOST: u64 = 256;
 ///
 /// A caller whose runtime is parked may never give its turn back. When all turns are overdue, the first waiting caller
 /// therefore revokes them and takes the only turn. Its runtime may be parked as well: the second caller watches for
-/// turns that are overdue by its patience, the third for twice that, and so on. The first caller that is not parked
+/// turns that are overdue by its allowance, the third for twice that, and so on. The first caller that is not parked
 /// comes next, and even in a long queue few timers expire.
 #[derive(Debug)]
 pub(super) struct Turns {
@@ -49,7 +49,7 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     number: u64,
-    patience: Duration,
+    allowance: Duration,
     waker: Waker,
 }
 
@@ -59,7 +59,7 @@ struct Waiting {
 struct Caller<'a> {
     turns: &'a Turns,
     number: u64,
-    patience: Duration,
+    allowance: Duration,
     has_turn: bool,
 }
 
@@ -68,7 +68,7 @@ struct Caller<'a> {
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     generation: u64,
-    patience: Duration,
+    allowance: Duration,
 }
 
 /// Wakers to call after the lock is released.
@@ -89,9 +89,9 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn. The turn is overdue when its caller is `patience` late with its [work](Turn::works_until).
-    pub(super) async fn take(&self, patience: Duration) -> Turn<'_> {
-        let mut caller = Caller::arrive(self, patience);
+    /// Waits for a turn. The turn is overdue when its caller is `allowance` late with its [work](Turn::works_until).
+    pub(super) async fn take(&self, allowance: Duration) -> Turn<'_> {
+        let mut caller = Caller::arrive(self, allowance);
         loop {
             let (rank, rest) = caller.watch();
             let turn = poll_fn(|cx| caller.poll(rank, cx));
@@ -144,9 +144,9 @@ impl State {
     }
 
     /// Until when a caller of this rank assumes that the turns are in use.
-    fn watched_until(&self, rank: usize, patience: Duration) -> Instant {
+    fn watched_until(&self, rank: usize, allowance: Duration) -> Instant {
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-        let more = patience.saturating_mul(rank).min(FOR_EVER);
+        let more = allowance.saturating_mul(rank).min(FOR_EVER);
         self.overdue_at + more
     }
 
@@ -154,16 +154,16 @@ impl State {
         while self.taken < self.wanted
             && let Some(next) = self.waiting.pop_front()
         {
-            self.begin(next.patience);
+            self.begin(next.allowance);
             self.granted.push(next.number);
             wakers.push(next.waker);
         }
     }
 
     /// Counts one more turn, in use from now on.
-    fn begin(&mut self, patience: Duration) {
+    fn begin(&mut self, allowance: Duration) {
         self.taken += 1;
-        self.overdue_at = self.overdue_at.max(Instant::now() + patience);
+        self.overdue_at = self.overdue_at.max(Instant::now() + allowance);
     }
 
     fn take_granted(&mut self, number: u64) -> bool {
@@ -173,7 +173,7 @@ impl State {
 }
 
 impl<'a> Caller<'a> {
-    fn arrive(turns: &'a Turns, patience: Duration) -> Self {
+    fn arrive(turns: &'a Turns, allowance: Duration) -> Self {
         let mut state = turns.state();
         state.arrivals += 1;
         let number = state.arrivals;
@@ -181,7 +181,7 @@ impl<'a> Caller<'a> {
         Self {
             turns,
             number,
-            patience,
+            allowance,
             has_turn: false,
         }
     }
@@ -190,7 +190,7 @@ impl<'a> Caller<'a> {
     fn watch(&self) -> (usize, Duration) {
         let state = self.turns.state();
         let rank = state.rank(self.number);
-        let until = state.watched_until(rank, self.patience);
+        let until = state.watched_until(rank, self.allowance);
         (rank, until.saturating_duration_since(Instant::now()))
     }
 
@@ -201,7 +201,7 @@ impl<'a> Caller<'a> {
             return Poll::Ready(Some(self.turn(&state)));
         }
         if state.taken < state.wanted {
-            state.begin(self.patience);
+            state.begin(self.allowance);
             return Poll::Ready(Some(self.turn(&state)));
         }
         let rank = state.rank(self.number);
@@ -211,7 +211,7 @@ impl<'a> Caller<'a> {
             // The caller is new, or was passed over and is awake after all.
             let waiting = Waiting {
                 number: self.number,
-                patience: self.patience,
+                allowance: self.allowance,
                 waker: cx.waker().clone(),
             };
             state.waiting.insert(rank, waiting);
@@ -227,7 +227,7 @@ impl<'a> Caller<'a> {
         let turns = self.turns;
         turns.change(|state, wakers| {
             let rank = state.rank(self.number);
-            let watched_until = state.watched_until(rank, self.patience);
+            let watched_until = state.watched_until(rank, self.allowance);
             if !state.waits_at(rank, self.number) || watched_until > Instant::now() {
                 return None;
             }
@@ -236,7 +236,7 @@ impl<'a> Caller<'a> {
             state.granted.clear();
             state.generation += 1;
             (state.taken, state.wanted) = (0, 1);
-            state.begin(self.patience);
+            state.begin(self.allowance);
             Some(self.turn(state))
         })
     }
@@ -246,7 +246,7 @@ impl<'a> Caller<'a> {
         Turn {
             turns: self.turns,
             generation: state.generation,
-            patience: self.patience,
+            allowance: self.allowance,
         }
     }
 }
@@ -268,12 +268,12 @@ impl Drop for Caller<'_> {
 }
 
 impl Turn<'_> {
-    /// Notes when the caller will ask the store or wake. If it does neither for its patience after that, the turn is
+    /// Notes when the caller will ask the store or wake. If it does neither for its allowance after that, the turn is
     /// overdue.
     pub(super) fn works_until(&self, then: Instant) {
         let mut state = self.turns.state();
         if self.generation == state.generation {
-            state.overdue_at = state.overdue_at.max(then + self.patience);
+            state.overdue_at = state.overdue_at.max(then + self.allowance);
         }
     }
 }

@@ -12,15 +12,15 @@ type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 #[derive(Clone, Default)]
 pub(in crate::middleware) struct AccessLists {
     pub(in crate::middleware) skipped: Vec<Test<Parts>>,
-    pub(in crate::middleware) blocked: Vec<Test<Parts>>,
+    pub(in crate::middleware) denied: Vec<Test<Parts>>,
     pub(in crate::middleware) skipped_keys: Vec<Test<Key>>,
-    pub(in crate::middleware) blocked_keys: Vec<Test<Key>>,
+    pub(in crate::middleware) denied_keys: Vec<Test<Key>>,
 }
 
 impl AccessLists {
     /// Whether the request passes at once, without keys, charges or headers. Deny lists take precedence.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
-        if any(&self.blocked, head) {
+        if any(&self.denied, head) {
             return Err(Rejection::OnDenyList);
         }
         Ok(any(&self.skipped, head))
@@ -28,10 +28,10 @@ impl AccessLists {
 
     /// Removes the keys that are not charged.
     pub(super) fn filter(&self, keys: &mut Keys) -> Result<(), Rejection> {
-        if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
+        if self.skipped_keys.is_empty() && self.denied_keys.is_empty() {
             return Ok(());
         }
-        if keys.iter().any(|key| any(&self.blocked_keys, key)) {
+        if keys.iter().any(|key| any(&self.denied_keys, key)) {
             return Err(Rejection::OnDenyList);
         }
         let all = mem::take(keys).into_iter();
@@ -41,7 +41,7 @@ impl AccessLists {
 
     /// Whether to charge a key. Deny lists take precedence.
     pub(super) fn charges(&self, key: &Key) -> Result<bool, Rejection> {
-        if any(&self.blocked_keys, key) {
+        if any(&self.denied_keys, key) {
             return Err(Rejection::OnDenyList);
         }
         Ok(!any(&self.skipped_keys, key))

@@ -1,19 +1,21 @@
 //! From the head of a request to its admission: the requests and keys to limit, and their policies.
 
 mod access_lists;
-mod extract_failure;
+mod admission;
+mod check_draft;
+mod failures;
+mod layer_config;
 mod look_ups;
 mod normal_path;
 mod other_routes;
-mod plan;
 mod policy_selector;
 mod routes;
 mod similar;
-mod step;
 mod warnings;
 
 pub(super) use access_lists::AccessLists;
-pub(super) use plan::{ChargeLookUp, Limit, Newest, Plan};
+pub(super) use admission::Admission;
+use check_draft::CheckDraft;
+pub(super) use layer_config::{ChargeLookUp, LayerConfig, Limit, Newest};
 pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};
-pub(super) use step::Step;

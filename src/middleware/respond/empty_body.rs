@@ -1,4 +1,4 @@
-//! [`EmptyBody`]: a rejection without a body.
+//! [`StatusOnly`]: a rejection without a body.
 
 use http::{Response, request::Parts};
 
@@ -6,10 +6,10 @@ use super::{MakeRejection, Rejection, grpc_answer};
 
 /// Responds with the status alone, and to gRPC calls like [`Grpc`](super::Grpc).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct EmptyBody;
+pub struct StatusOnly;
 
 #[diagnostic::do_not_recommend]
-impl<B: Default> MakeRejection<B> for EmptyBody {
+impl<B: Default> MakeRejection<B> for StatusOnly {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         grpc_answer::answer(rejection, head, B::default).unwrap_or_else(|| {
             let mut response = Response::new(B::default());

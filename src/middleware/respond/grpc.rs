@@ -2,12 +2,12 @@
 
 use http::{Response, request::Parts};
 
-use super::{EmptyBody, MakeRejection, Rejection, grpc_answer};
+use super::{MakeRejection, Rejection, StatusOnly, grpc_answer};
 
 /// Responds to gRPC calls with a gRPC status, and to other requests with [another](Self::or) rejection. Use this for
 /// your own rejections.
 ///
-/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] already respond to gRPC calls in this way. But
+/// [`ProblemJson`](super::ProblemJson), the default, and [`StatusOnly`] already respond to gRPC calls in this way. But
 /// `ProblemJson` needs a body that can be made from a `String`, and tonic's cannot: a tonic server does not compile
 /// with `ProblemJson`. Set `.rejection(Grpc::new())` there.
 ///
@@ -52,15 +52,15 @@ use super::{EmptyBody, MakeRejection, Rejection, grpc_answer};
 /// # });
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Grpc<R = EmptyBody> {
+pub struct Grpc<R = StatusOnly> {
     others: R,
 }
 
 impl Grpc {
-    /// Creates a rejection for gRPC calls; other requests get [`EmptyBody`].
+    /// Creates a rejection for gRPC calls; other requests get [`StatusOnly`].
     #[must_use]
     pub const fn new() -> Self {
-        Self { others: EmptyBody }
+        Self { others: StatusOnly }
     }
 
     /// Sets the rejection of requests that are not gRPC calls, for a service of both kinds.

@@ -10,7 +10,7 @@ use super::{
     seconds::{retry_after, retry_after_date},
     single_rule::{self, Reset, Sent, SingleRule},
 };
-use crate::{domain::decision::Decision, middleware::admit::Plan};
+use crate::{domain::decision::Decision, middleware::admit::LayerConfig};
 
 /// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
 /// response exposes them.
@@ -257,11 +257,11 @@ impl HeaderStyle {
     }
 
     /// Prepares the headers once, before the first request.
-    pub(in crate::middleware) fn prepare(self, plan: &Plan) -> Headers {
+    pub(in crate::middleware) fn prepare(self, config: &LayerConfig) -> Headers {
         let draft11 = || {
-            let policies: Vec<_> = plan.fixed_policies().collect();
-            let draft = Draft11::new(policies.iter(), plan.is_fixed(), self.shadows);
-            draft.with_handles(plan.handles().cloned().collect(), plan.shadow)
+            let policies: Vec<_> = config.fixed_policies().collect();
+            let draft = Draft11::new(policies.iter(), config.is_fixed(), self.shadows);
+            draft.with_handles(config.handles().cloned().collect(), config.shadow)
         };
         Headers {
             style: self,

@@ -41,7 +41,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
     ///
     /// Pass a [`MakeRejection`](crate::middleware::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
-    /// Response<B>`, or [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also
+    /// Response<B>`, or [`StatusOnly`](super::StatusOnly) for bodies that cannot be made from a `String`. A closure also
     /// gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
     ///
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use

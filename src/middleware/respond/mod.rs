@@ -19,7 +19,7 @@ mod single_rule;
 #[cfg(feature = "axum")]
 pub use self::axum::AxumRejection;
 pub use decisions::Decisions;
-pub use empty_body::EmptyBody;
+pub use empty_body::StatusOnly;
 pub use grpc::Grpc;
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};

@@ -107,7 +107,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         push_violated(&mut json, denial);
     }
     if let Rejection::Blocked(blocked) = rejection
-        && let Some(detail) = detail(blocked.block().by())
+        && let Some(detail) = detail(blocked.block().source())
     {
         json.extend([r#","detail":""#, detail, "\""]);
     }

@@ -3,7 +3,7 @@
 use http::{Response, StatusCode, request::Parts};
 
 #[cfg(doc)]
-use super::EmptyBody;
+use super::StatusOnly;
 use crate::domain::{
     block::BlockedBy,
     decision::{Blocked, Denial},
@@ -28,7 +28,7 @@ pub enum Rejection {
     /// policy is not `Open`, or the service is misconfigured.
     MissingKey(ExtractError),
     /// The request, or one of its keys, is on a deny list of the layer:
-    /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
+    /// [`deny`](crate::RateLimitLayer::deny), [`deny_keys`](crate::RateLimitLayer::deny_keys).
     OnDenyList,
     /// An identity is [blocked](crate::block) in the store.
     Blocked(Blocked),
@@ -75,7 +75,7 @@ pub(super) fn is_too_large(denial: &Denial) -> bool {
 
 /// Makes the response to a rejected request, in the body type of the inner service.
 ///
-/// You can use a closure `Fn(&Rejection, &Parts) -> Response<B>`; [`ProblemJson`](super::ProblemJson) or [`EmptyBody`],
+/// You can use a closure `Fn(&Rejection, &Parts) -> Response<B>`; [`ProblemJson`](super::ProblemJson) or [`StatusOnly`],
 /// which both respond to gRPC calls like [`Grpc`](super::Grpc); or, with the feature `axum`,
 /// [`AxumRejection`](super::AxumRejection).
 ///
@@ -83,7 +83,7 @@ pub(super) fn is_too_large(denial: &Denial) -> bool {
 /// A request rejected with a 503 gets a `Retry-After`, if the response has none.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
-    note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",
+    note = "`ProblemJson`, the default, needs `{B}: From<String>`; `StatusOnly` needs `{B}: Default`",
     note = "in a tonic server: `.rejection(Grpc::new())`, with `sluicegate::middleware::Grpc`",
     note = "a closure needs its arguments' types: `|rejection: &Rejection, head: &http::request::Parts| Response::new(…)`",
     note = "in axum, `RateLimitLayer::reject_with` takes a closure that answers anything that is `IntoResponse`"

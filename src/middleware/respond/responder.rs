@@ -50,7 +50,7 @@ impl<R> Respond<'_, R> {
             let entry = headers.entry(header::RETRY_AFTER);
             let wait = || {
                 self.retry_interval
-                    .saturating_add(jitter::up_to(self.jitter))
+                    .saturating_add(jitter::random_up_to(self.jitter))
             };
             entry.or_insert_with(|| retry_after(wait()));
         }
@@ -94,7 +94,7 @@ pub(in crate::middleware) fn shown(decision: &Decision, jitter: Duration) -> Cow
     if jitter.is_zero() {
         return Cow::Borrowed(decision);
     }
-    Cow::Owned(decision.later(jitter::up_to(jitter)))
+    Cow::Owned(decision.later(jitter::random_up_to(jitter)))
 }
 
 impl Rejection {

@@ -1,10 +1,10 @@
 //! Layers: stores that wrap a store. Each is a folder, and optional.
 
 mod deny_cache;
-mod give_backs;
 mod leases;
+mod refund_epochs;
 
-/// The atomics of [`give_backs`] and of the balance of [`leases`]. Tests replace them by those of a model checker.
+/// The atomics of [`refund_epochs`] and of the balance of [`leases`]. Tests replace them by those of a model checker.
 mod sync {
     pub(super) use std::sync::atomic;
 }

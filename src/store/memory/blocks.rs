@@ -67,7 +67,7 @@ impl Blocks {
         request: &BlockRequest,
         now_ms: u64,
     ) -> Result<Block, StoreError> {
-        let block = Block::begin(request.until(), request.by(), now_ms);
+        let block = Block::begin(request.until(), request.source(), now_ms);
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         let known = by_key.get(&key).map(|held| held.block);
         if let Some(known) = known.filter(|it| it.holds(now_ms) && it.or_later(block) == *it) {
@@ -78,7 +78,7 @@ impl Blocks {
             return Ok(block);
         }
         if by_key.len() >= self.capacity && !by_key.contains_key(&key) {
-            self.make_room(&mut by_key, block.by(), now_ms);
+            self.make_room(&mut by_key, block.source(), now_ms);
             if by_key.len() >= self.capacity {
                 return Err(FULL);
             }
@@ -101,7 +101,7 @@ impl Blocks {
         }
         let bans = by_key
             .iter()
-            .filter(|(_, held)| held.block.by() == BlockedBy::Ban);
+            .filter(|(_, held)| held.block.source() == BlockedBy::Ban);
         let first = bans.min_by_key(|(_, held)| held.block.until_ms());
         if let Some(key) = first.map(|(key, _)| key.clone()) {
             by_key.remove(&key);

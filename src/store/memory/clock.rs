@@ -3,8 +3,8 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::domain::rule::millis;
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 
 /// The time in ms since the Unix epoch.
 #[derive(Clone, Debug)]
@@ -12,8 +12,8 @@ pub(super) enum Clock {
     /// Reads the system's date once, and then adds the time that has passed. It never steps back or follows
     /// corrections.
     System { anchor: Instant, anchor_ms: u64 },
-    #[cfg(feature = "test-util")]
-    Test(TestClock),
+    #[cfg(feature = "manual-clock")]
+    Test(ManualClock),
 }
 
 impl Clock {
@@ -29,7 +29,7 @@ impl Clock {
     pub(super) fn now_ms(&self) -> u64 {
         match self {
             Self::System { anchor, anchor_ms } => anchor_ms + millis(anchor.elapsed()),
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             Self::Test(clock) => clock.now_ms(),
         }
     }

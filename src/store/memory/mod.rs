@@ -25,14 +25,14 @@ use self::{
     shard::Shard,
     token::{Token, Tokens},
 };
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         block::{Block, BlockRequest, STRIKES},
         charge::Charge,
         check::Check,
-        decision::{Count, Decision, Filled, RuleUsage, Usage},
+        decision::{BatchOutcome, Count, Decision, RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
         key::Key,
         operation::{Operation, Reply},
@@ -153,9 +153,9 @@ impl MemoryStore {
     }
 
     /// Replaces the store by an empty one that uses `clock` instead of the system's.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(self, clock: TestClock) -> Self {
+    pub fn clock(self, clock: ManualClock) -> Self {
         Self::build(self.inner.capacity, Clock::Test(clock))
     }
 
@@ -207,15 +207,15 @@ impl Inner {
         &self,
         check: &Check,
         count: u16,
-        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+        answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         if check.enforces_blocks()
             && let Some(blocked) = self.blocks.blocked(check, || self.clock.now_ms())
         {
             let now_ms = blocked.decided_at_ms();
-            let filled = Filled {
+            let filled = BatchOutcome {
                 blocked: Some(blocked),
-                ..Filled::new(check, count, 0, now_ms, &[])
+                ..BatchOutcome::new(check, count, 0, now_ms, &[])
             };
             return answer(filled, None);
         }
@@ -234,10 +234,10 @@ impl Inner {
         drop(shards);
         let admitted = admitted.map_err(|Full| self.full(now_ms))?;
         let shadow_admitted = shadow_admitted.map_err(|Full| self.full(now_ms)).ok();
-        let filled = Filled::new(check, count, admitted, now_ms, counts);
+        let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
         let shadows = shadows.as_ref().zip(shadow_admitted);
         let shadows = shadows.map(|(check, shadow_admitted)| {
-            Filled::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
+            BatchOutcome::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
         });
         answer(filled, shadows)
     }
@@ -339,10 +339,10 @@ impl Inner {
     fn execute(&self, operation: &Operation) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => self.check(check).map(Reply::Check),
-            Operation::Fill { check, count } => {
+            Operation::CheckBatch { check, count } => {
                 let decisions =
                     self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
-                decisions.map(Reply::Fill)
+                decisions.map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
             Operation::Renew(renewal) => self.renew(renewal).map(Reply::Renew),

@@ -105,7 +105,7 @@ impl RedisStore {
     fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
         let now_ms = self.client_now_ms();
         let name = self.names.block_index();
-        let ends_ms = Block::begin(request.until(), request.by(), now_ms).stored_until_ms();
+        let ends_ms = Block::begin(request.until(), request.source(), now_ms).stored_until_ms();
         let mut drop_ended = redis::cmd("ZREMRANGEBYSCORE");
         let ended_ms = now_ms.saturating_sub(SLACK_MS);
         drop_ended.arg(&name).arg("-inf").arg(ended_ms);

@@ -21,7 +21,7 @@ use crate::{
         policy::Policy,
         rule::millis,
     },
-    store::eventual::join_all,
+    store::maybe_ready::join_all,
     store::{Reply, StoreFuture},
 };
 

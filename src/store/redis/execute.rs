@@ -7,11 +7,11 @@ use redis::{RedisError, Value};
 use super::{
     RedisStore,
     error::store_error,
-    script::{self, Call, Replies},
     transport::Transport,
+    wire::{self, Call, Replies},
 };
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         check::Check,
@@ -74,7 +74,7 @@ impl RedisStore {
         async move {
             let reply = match call.routing_key() {
                 Some(key) => run(&store.transport, &call, key).await,
-                None => Ok(script::no_reply()),
+                None => Ok(wire::no_reply()),
             };
             // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
             #[cfg(feature = "cluster")]
@@ -85,7 +85,7 @@ impl RedisStore {
                 let operations = operations.as_ref().to_vec();
                 return store.unshared().call_by_key(operations).await;
             }
-            let replies = script::read_replies(operations.as_ref(), &reply?);
+            let replies = wire::read_replies(operations.as_ref(), &reply?);
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }
@@ -94,12 +94,12 @@ impl RedisStore {
     }
 
     /// The time where it is not the server's clock that counts.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     pub(super) fn set_now_ms(&self) -> Option<u64> {
-        self.clock.as_ref().map(TestClock::now_ms)
+        self.clock.as_ref().map(ManualClock::now_ms)
     }
 
-    #[cfg(not(feature = "test-util"))]
+    #[cfg(not(feature = "manual-clock"))]
     #[expect(clippy::unused_self, reason = "only tests set a clock")]
     pub(super) const fn set_now_ms(&self) -> Option<u64> {
         None
@@ -115,7 +115,7 @@ impl RedisStore {
 
     fn script_call(&self, near_ms: u64, operations: &[Operation]) -> Call {
         let call = Call::new(&self.names, self.set_now_ms(), near_ms, operations);
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "manual-clock")]
         let call = call.of_half(self.half);
         call
     }
@@ -135,7 +135,7 @@ impl RedisStore {
             return results;
         };
         let answers = match run(&self.transport, &call, key).await {
-            Ok(reply) => script::read_replies(&again, &reply).results,
+            Ok(reply) => wire::read_replies(&again, &reply).results,
             Err(error) => places.iter().map(|_| Err(error.clone())).collect(),
         };
         for (place, answer) in places.into_iter().zip(answers) {

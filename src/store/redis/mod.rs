@@ -9,7 +9,6 @@ use crate::{
     store::{CallFuture, Operation, Properties, Reply, Store, StoreFuture, one_by_one},
 };
 
-mod batch;
 mod block_index;
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -17,6 +16,7 @@ mod connect;
 mod connection;
 mod contributors;
 mod denials;
+mod shared_calls;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
@@ -27,20 +27,20 @@ mod execute;
 #[doc(hidden)]
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;
-mod names;
+mod key_names;
 mod policies;
-mod script;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(feature = "bb8")]
 pub mod transactions;
 mod transport;
+mod wire;
 
-use batch::Lines;
 #[cfg(feature = "sentinel")]
 pub use connection::SentinelPrimary;
 use inspect::Inspector;
-use names::Names;
+use key_names::Names;
+use shared_calls::CallQueues;
 use transport::Transport;
 
 /// Keeps the counts in Redis, so that all replicas of a service share them. Cheap to clone.
@@ -48,12 +48,12 @@ use transport::Transport;
 pub struct RedisStore {
     transport: Transport,
     names: Arc<Names>,
-    #[cfg(feature = "test-util")]
-    clock: Option<crate::test_util::TestClock>,
-    #[cfg(feature = "test-util")]
-    half: Option<script::Half>,
+    #[cfg(feature = "manual-clock")]
+    clock: Option<crate::manual_clock::ManualClock>,
+    #[cfg(feature = "manual-clock")]
+    half: Option<wire::Half>,
     in_flight: usize,
-    shared: Option<Lines>,
+    shared: Option<CallQueues>,
 }
 
 /// The default number of calls in flight before operations gather.
@@ -64,9 +64,9 @@ impl RedisStore {
         let store = Self {
             transport,
             names: Arc::new(Names::new("sluicegate")),
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             clock: None,
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             half: None,
             in_flight,
             shared: None,
@@ -100,28 +100,28 @@ impl RedisStore {
     }
 
     /// Decides by this clock instead of the server's.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
+    pub fn clock(mut self, clock: crate::manual_clock::ManualClock) -> Self {
         self.clock = Some(clock);
         self.with_lines()
     }
 
     /// Runs the plain script alone, which answers the same more slowly.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     #[must_use]
     pub fn without_fast_path(mut self) -> Self {
-        self.half = Some(script::Half::Plain);
+        self.half = Some(wire::Half::Plain);
         self.with_lines()
     }
 
     /// Runs the fast path alone, whose operations are errors where it would hand them over.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     #[must_use]
     pub fn without_plain_script(mut self) -> Self {
-        self.half = Some(script::Half::Fast);
+        self.half = Some(wire::Half::Fast);
         self.with_lines()
     }
 
@@ -162,7 +162,7 @@ impl RedisStore {
     /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.
     fn with_lines(mut self) -> Self {
         let by_slot = self.transport.is_cluster();
-        let lines = || Lines::new(self.unshared(), self.in_flight, by_slot);
+        let lines = || CallQueues::new(self.unshared(), self.in_flight, by_slot);
         self.shared = (self.in_flight > 0).then(lines);
         self
     }

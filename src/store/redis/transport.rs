@@ -44,7 +44,7 @@ impl Transport {
     }
 
     /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
-    pub(super) async fn greet(&self) -> RedisResult<()> {
+    pub(super) async fn ping(&self) -> RedisResult<()> {
         #[cfg(feature = "cluster")]
         if let Route::Cluster(cluster) = &self.route {
             return cluster.refresh().await;
@@ -90,7 +90,7 @@ impl Transport {
     }
 
     /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn give_up_after(&self) -> Duration {
         match &self.route {
             Route::Server(connection) => connection.lost_after(),
             #[cfg(feature = "cluster")]

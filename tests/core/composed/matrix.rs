@@ -13,8 +13,8 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     block::Until,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -101,7 +101,7 @@ impl Store for Faulty {
 }
 
 /// A store with layers, and the leases among these.
-type Layers = fn(Faulty, TestClock) -> (Arc<dyn Store>, Option<Leases>);
+type Layers = fn(Faulty, ManualClock) -> (Arc<dyn Store>, Option<Leases>);
 
 const LAYERS: [(&str, Layers); 5] = [
     ("the store", |store, _| (Arc::new(store), None)),
@@ -166,7 +166,7 @@ fn shared() -> Policy {
 }
 
 struct Cell {
-    clock: TestClock,
+    clock: ManualClock,
     store: Faulty,
     leases: Option<Leases>,
     limiter: Limiter,
@@ -178,7 +178,7 @@ struct Cell {
 
 impl Cell {
     fn new(layers: Layers, fault: Fault) -> Self {
-        let clock = TestClock::new(START_MS);
+        let clock = ManualClock::new(START_MS);
         let store = Faulty {
             store: MemoryStore::new().clock(clock.clone()),
             fault,
@@ -219,7 +219,7 @@ impl Cell {
     /// Makes requests until the shared limit is hot, and has a lease if there are leases.
     async fn begin(&mut self) {
         let eve = Key::new("user", "eve");
-        self.limiter.block(&eve, Until::ForEver).await.unwrap();
+        self.limiter.block(&eve, Until::Forever).await.unwrap();
         let first = self.limiter.check(Caller::Mallory.charges()).await.unwrap();
         assert!(first.is_allowed());
         for _ in 0..WARM_UP {

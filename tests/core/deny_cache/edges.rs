@@ -68,7 +68,7 @@ fn repeated(decision: &Decision) -> Option<Duration> {
     };
     denial
         .usage()
-        .is_repeated()
+        .is_cached()
         .then(|| denial.retry_after().unwrap())
 }
 

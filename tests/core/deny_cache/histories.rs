@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use proptest::prelude::*;
-use sluicegate::{MemoryStore, store::DenyCache, test_util::TestClock};
+use sluicegate::{MemoryStore, manual_clock::ManualClock, store::DenyCache};
 
 use support::{
     history::{
@@ -19,8 +19,8 @@ use support::{
     verified::Verified,
 };
 
-fn memory() -> (MemoryStore, TestClock) {
-    let clock = TestClock::new(START_MS);
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
     (MemoryStore::new().clock(clock.clone()), clock)
 }
 

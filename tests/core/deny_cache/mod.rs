@@ -6,7 +6,7 @@ mod repeats;
 mod slots;
 
 mod contract {
-    use sluicegate::{MemoryStore, test_util::TestClock};
+    use sluicegate::{MemoryStore, manual_clock::ManualClock};
 
     use support::verified::Verified;
 
@@ -17,8 +17,8 @@ mod contract {
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (Verified<MemoryStore>, TestClock) {
-        let clock = TestClock::new(0);
+    async fn new() -> (Verified<MemoryStore>, ManualClock) {
+        let clock = ManualClock::new(0);
         Verified::new((MemoryStore::new().clock(clock.clone()), clock))
     }
 }

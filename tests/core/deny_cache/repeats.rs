@@ -15,9 +15,9 @@ use sluicegate::{
     StoreError, Usage,
     block::{Ban, BlockedBy, Until},
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     observe::{CompletionEvent, DecisionEvent, Observer},
     store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::sync::Notify;
 use tower::{Layer, ServiceExt, service_fn};
@@ -69,7 +69,7 @@ impl Store for Counting {
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let checks = operations.iter().map(|it| match it {
             Operation::Check(_) => 1,
-            Operation::Fill { count, .. } => (*count).into(),
+            Operation::CheckBatch { count, .. } => (*count).into(),
             _ => 0,
         });
         self.checks.fetch_add(checks.sum(), Relaxed);
@@ -80,11 +80,11 @@ impl Store for Counting {
 struct Site {
     cache: DenyCache,
     store: Counting,
-    clock: TestClock,
+    clock: ManualClock,
 }
 
 fn site() -> Site {
-    let clock = TestClock::new(START_MS);
+    let clock = ManualClock::new(START_MS);
     let store = Counting {
         store: MemoryStore::new().clock(clock.clone()),
         checks: Arc::default(),
@@ -124,8 +124,8 @@ impl Site {
     async fn exhaust(&self, check: &Check) -> Decision {
         let admitted = self.check(check).await;
         assert!(admitted.is_allowed());
-        assert!(!is_repeated(&self.check(check).await));
-        assert!(is_repeated(&self.check(check).await));
+        assert!(!is_cached(&self.check(check).await));
+        assert!(is_cached(&self.check(check).await));
         admitted
     }
 
@@ -135,9 +135,9 @@ impl Site {
 }
 
 /// Whether a refusal was repeated.
-fn is_repeated(decision: &Decision) -> bool {
+fn is_cached(decision: &Decision) -> bool {
     assert!(!decision.is_allowed());
-    decision.usage().is_repeated()
+    decision.usage().is_cached()
 }
 
 fn denial(decision: &Decision) -> &Denial {
@@ -158,28 +158,25 @@ async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its
     let retry_after_ms = |decision: &Decision| denial(decision).retry_after().unwrap().as_millis();
     site.advance_ms(999);
     let repeated = site.check(&small).await;
-    assert!(is_repeated(&repeated));
+    assert!(is_cached(&repeated));
     assert_eq!(
         retry_after_ms(&repeated),
         u128::from(end_ms - START_MS - 999)
     );
     site.advance_ms(1);
-    assert!(
-        !is_repeated(&site.check(&small).await),
-        "the second is over"
-    );
+    assert!(!is_cached(&site.check(&small).await), "the second is over");
     // A raised limit is another policy: through this cache at once, and through another, too.
-    assert!(is_repeated(&site.check(&small).await));
+    assert!(is_cached(&site.check(&small).await));
     assert!(site.check(&large).await.is_allowed());
     let elsewhere = DenyCache::new(site.store.clone()).clock(site.clock.clone());
-    assert!(!is_repeated(&elsewhere.check(&large).await.unwrap()));
+    assert!(!is_cached(&elsewhere.check(&large).await.unwrap()));
     // Units that come back elsewhere are seen after a second.
     let key = user("alice");
     site.store
         .reset(small.charges()[0].policy(), &key)
         .await
         .unwrap();
-    assert!(is_repeated(&site.check(&small).await));
+    assert!(is_cached(&site.check(&small).await));
     site.advance_ms(1_000);
     assert!(site.check(&small).await.is_allowed());
     // And no denial outlasts its period.
@@ -200,7 +197,7 @@ async fn a_denial_is_repeated_for_a_second_and_ages() {
     for age_ms in 1..1_000 {
         site.advance_ms(1);
         let decision = site.check(&check).await;
-        assert!(is_repeated(&decision));
+        assert!(is_cached(&decision));
         let retry_after = denial(&first).retry_after().unwrap() - Duration::from_millis(age_ms);
         assert_eq!(denial(&decision).retry_after(), Some(retry_after));
         let usage = decision.usage();
@@ -217,7 +214,7 @@ async fn a_denial_is_repeated_for_a_second_and_ages() {
     }
     assert_eq!(site.store.checks(), 2);
     site.advance_ms(1);
-    assert!(!is_repeated(&site.check(&check).await));
+    assert!(!is_cached(&site.check(&check).await));
     assert_eq!(site.store.checks(), 3);
 }
 
@@ -229,7 +226,7 @@ async fn a_rule_that_would_admit_by_now_denies_no_longer() {
     for (at_ms, exceeded) in [(0, [true, true]), (100, [true, true]), (101, [false, true])] {
         site.clock.set(START_MS + at_ms);
         let decision = site.check(&check).await;
-        assert!(is_repeated(&decision));
+        assert!(is_cached(&decision));
         let rules = decision.usage().rules();
         assert_eq!(
             rules.map(|it| it.is_exceeded()).collect::<Vec<_>>(),
@@ -249,7 +246,7 @@ async fn whoever_comes_back_at_the_time_told_is_admitted_by_the_store() {
         site.clock.advance(told - Duration::from_millis(early_ms));
         let decision = site.check(&check).await;
         assert_eq!(decision.is_allowed(), early_ms == 0);
-        assert!(!decision.usage().is_repeated());
+        assert!(!decision.usage().is_cached());
     }
 }
 
@@ -257,12 +254,12 @@ async fn whoever_comes_back_at_the_time_told_is_admitted_by_the_store() {
 async fn what_can_never_fit_is_repeated_and_stays_never() {
     let site = site();
     let check = check([Charge::new(&policy("p", "1/1s"), user("alice"), 2)]);
-    assert!(!is_repeated(&site.check(&check).await));
+    assert!(!is_cached(&site.check(&check).await));
     let decision = site.check(&check).await;
-    assert!(is_repeated(&decision));
+    assert!(is_cached(&decision));
     assert_eq!(denial(&decision).retry_after(), None);
     site.advance_ms(1_000);
-    assert!(!is_repeated(&site.check(&check).await));
+    assert!(!is_cached(&site.check(&check).await));
 }
 
 #[tokio::test]
@@ -281,11 +278,11 @@ async fn only_the_same_charges_are_refused() {
     ];
     for other in others {
         let decision = site.check(&other).await;
-        assert!(!decision.usage().is_repeated(), "{other:?}");
+        assert!(!decision.usage().is_cached(), "{other:?}");
     }
     // These checks differ in parts that cannot change the decision.
     let alike = [
-        check([charge(&api, "alice").by(user("carol"))]),
+        check([charge(&api, "alice").with_contributor(user("carol"))]),
         check([
             charge(&api, "alice"),
             charge(&policy("s", "9/1h").shadow(), "alice"),
@@ -294,7 +291,7 @@ async fn only_the_same_charges_are_refused() {
     ];
     for alike in alike {
         let decision = site.check(&alike).await;
-        assert!(is_repeated(&decision));
+        assert!(is_cached(&decision));
         assert_eq!(decision.usage().check().charges(), alike.charges());
     }
 }
@@ -328,7 +325,7 @@ async fn what_is_left_is_answered_by_the_store() {
     site.cache.settle(&settlement).await.unwrap();
     let peek = alice.without_cost();
     for _ in 0..3 {
-        assert!(!is_repeated(&site.check(&peek).await), "3 of 1 are used");
+        assert!(!is_cached(&site.check(&peek).await), "3 of 1 are used");
     }
     assert_eq!(site.store.checks(), 5);
 }
@@ -344,7 +341,7 @@ async fn errors_are_not_remembered() {
     site.store.fails.store(false, Relaxed);
     site.exhaust(&alice).await;
     site.store.fails.store(true, Relaxed);
-    assert!(is_repeated(&site.check(&alice).await));
+    assert!(is_cached(&site.check(&alice).await));
     site.advance_ms(1_000);
     assert!(site.cache.check(&alice).await.is_err());
 }
@@ -383,7 +380,7 @@ async fn a_settlement_that_gives_nothing_back_ends_nothing() {
         if let Ok(settlement) = Settlement::new(admitted.usage(), |_| cost) {
             site.cache.settle(&settlement).await.unwrap();
         }
-        assert!(is_repeated(&site.check(&alice).await));
+        assert!(is_cached(&site.check(&alice).await));
     }
 }
 
@@ -397,7 +394,7 @@ async fn what_is_given_back_to_others_or_to_what_fits_ends_nothing() {
     let bob = site.check(&of("bob")).await;
     let settlement = Settlement::new(bob.usage(), |_| 0).unwrap();
     site.cache.settle(&settlement).await.unwrap();
-    assert!(is_repeated(&site.check(&of("alice")).await));
+    assert!(is_cached(&site.check(&of("alice")).await));
 }
 
 #[tokio::test]
@@ -411,7 +408,7 @@ async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remem
     site.cache.reset(&api, &user("alice")).await.unwrap();
     site.store.waits.store(false, Relaxed);
     site.store.answers.notify_one();
-    assert!(!is_repeated(&denied.await.unwrap()));
+    assert!(!is_cached(&denied.await.unwrap()));
     assert!(site.check(&alice).await.is_allowed());
 }
 
@@ -423,7 +420,7 @@ async fn what_is_given_back_elsewhere_is_seen_a_second_later() {
     site.exhaust(&alice).await;
     site.store.reset(&api, &user("alice")).await.unwrap();
     site.advance_ms(999);
-    assert!(is_repeated(&site.check(&alice).await));
+    assert!(is_cached(&site.check(&alice).await));
     site.advance_ms(1);
     assert!(site.check(&alice).await.is_allowed());
 }
@@ -435,7 +432,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
     let block = |ms| Until::After(Duration::from_millis(ms));
     let is_blocked = async |ms: Option<u64>, repeated: bool| {
         let decision = site.check(&alice).await;
-        assert_eq!(decision.usage().is_repeated(), repeated);
+        assert_eq!(decision.usage().is_cached(), repeated);
         let Decision::Blocked(blocked) = decision else {
             panic!("it is not blocked");
         };
@@ -455,7 +452,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
     is_blocked(Some(1), false).await;
     // An extension takes effect at once, and so does the end of all blocks.
     site.cache
-        .block(&user("alice"), Until::ForEver.into())
+        .block(&user("alice"), Until::Forever.into())
         .await
         .unwrap();
     is_blocked(None, false).await;
@@ -469,7 +466,7 @@ async fn a_block_is_told_at_once_where_a_limit_has_denied() {
     let site = site();
     let alice = check([charge(&policy("api", "1/1h"), "alice")]).enforce_blocks(true);
     site.exhaust(&alice).await;
-    let block = site.cache.block(&user("alice"), Until::ForEver.into());
+    let block = site.cache.block(&user("alice"), Until::Forever.into());
     block.await.unwrap();
     assert!(matches!(site.check(&alice).await, Decision::Blocked(_)));
 }
@@ -480,7 +477,7 @@ async fn of_a_call_only_what_is_not_known_reaches_the_store() {
     let api = policy("api", "1/1h");
     let (alice, bob) = (check([charge(&api, "alice")]), check([charge(&api, "bob")]));
     site.exhaust(&alice).await;
-    let fill = |check: &Check| Operation::Fill {
+    let fill = |check: &Check| Operation::CheckBatch {
         check: check.clone(),
         count: 3,
     };
@@ -489,13 +486,13 @@ async fn of_a_call_only_what_is_not_known_reaches_the_store() {
     let told = |replies: Vec<Result<Reply, StoreError>>| -> Vec<Vec<(bool, bool)>> {
         let decisions = replies.into_iter().map(|reply| match reply.unwrap() {
             Reply::Check(decision) => vec![decision],
-            Reply::Fill(decisions) => decisions,
+            Reply::CheckBatch(decisions) => decisions,
             other => panic!("{other:?}"),
         });
         let told = |it: Vec<Decision>| {
             let told = it
                 .iter()
-                .map(|it| (it.is_allowed(), it.usage().is_repeated()));
+                .map(|it| (it.is_allowed(), it.usage().is_cached()));
             told.collect()
         };
         decisions.map(told).collect()
@@ -534,7 +531,7 @@ async fn what_takes_much_room_is_not_remembered() {
     for big in big {
         assert!(site.check(&big).await.is_allowed());
         for _ in 0..2 {
-            assert!(!is_repeated(&site.check(&big).await));
+            assert!(!is_cached(&site.check(&big).await));
         }
     }
 }
@@ -548,7 +545,7 @@ struct Told {
 
 impl Observer for Told {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.decisions.lock().unwrap().push(event.is_repeated());
+        self.decisions.lock().unwrap().push(event.is_cached());
     }
 
     fn on_completion(&self, event: &CompletionEvent<'_>) {

@@ -2,8 +2,8 @@
 
 use sluicegate::{
     Charge, Decision, Key, MemoryStore, Policy, Store,
+    manual_clock::ManualClock,
     store::{Check, DenyCache, Slots, StoreExt},
-    test_util::TestClock,
 };
 
 fn check(rules: &[&str]) -> Check {
@@ -22,7 +22,7 @@ fn check(rules: &[&str]) -> Check {
 #[tokio::test]
 async fn a_denial_by_a_concurrency_rule_is_not_repeated() {
     for rules in [&["1/30s@concurrent"][..], &["9/1m", "1/30s@concurrent"]] {
-        let clock = TestClock::new(1_700_000_000_000);
+        let clock = ManualClock::new(1_700_000_000_000);
         let store = MemoryStore::new().clock(clock.clone());
         let cache = DenyCache::new(store.clone()).clock(clock.clone());
         let slots = Slots::take(store.check(&check(rules)).await.unwrap().usage()).unwrap();
@@ -39,12 +39,12 @@ async fn a_denial_by_a_concurrency_rule_is_not_repeated() {
 
 #[tokio::test]
 async fn a_denial_by_a_rate_beside_a_free_slot_is_repeated() {
-    let clock = TestClock::new(1_700_000_000_000);
+    let clock = ManualClock::new(1_700_000_000_000);
     let cache = DenyCache::new(MemoryStore::new().clock(clock.clone())).clock(clock.clone());
     let both = check(&["0/1m", "1/30s@concurrent"]);
     let repeated = [
-        cache.check(&both).await.unwrap().usage().is_repeated(),
-        cache.check(&both).await.unwrap().usage().is_repeated(),
+        cache.check(&both).await.unwrap().usage().is_cached(),
+        cache.check(&both).await.unwrap().usage().is_cached(),
     ];
     assert_eq!(repeated, [false, true]);
 }

@@ -16,8 +16,8 @@ use std::{
 use futures::FutureExt;
 use sluicegate::{
     Charge, Decision, Key, MemoryStore, Policy, Store,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::sync::oneshot;
 
@@ -122,7 +122,7 @@ impl Store for Distant {
 
 struct Process {
     leases: Leases,
-    clock: TestClock,
+    clock: ManualClock,
     leasing: Arc<Leasing>,
     /// The number of answers that the clock has stood still for, and the remaining standstill in µs.
     noticed: u64,
@@ -131,7 +131,7 @@ struct Process {
 
 struct World {
     code: Code,
-    truth: TestClock,
+    truth: ManualClock,
     time: Arc<Time>,
     store: MemoryStore,
     processes: Vec<Process>,
@@ -143,7 +143,7 @@ struct World {
 
 impl World {
     fn new(code: Code, rng: &mut fastrand::Rng) -> Self {
-        let truth = TestClock::new(START_MS + rng.u64(0..1_000));
+        let truth = ManualClock::new(START_MS + rng.u64(0..1_000));
         truth.advance(Duration::from_micros(rng.u64(0..1_000)));
         let store = MemoryStore::new().clock(truth.clone());
         let time: Arc<Time> = Arc::default();
@@ -158,7 +158,7 @@ impl World {
                 leasing: Arc::clone(&leasing),
             };
             // Far from the store's clock.
-            let clock = TestClock::new(rng.u64(0..1_000_000));
+            let clock = ManualClock::new(rng.u64(0..1_000_000));
             Process {
                 leases: Leases::new(distant).clock(clock.clone()),
                 clock,

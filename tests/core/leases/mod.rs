@@ -5,7 +5,7 @@ mod races;
 mod spending;
 
 mod contract {
-    use sluicegate::{MemoryStore, store::Leases, test_util::TestClock};
+    use sluicegate::{MemoryStore, manual_clock::ManualClock, store::Leases};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -14,8 +14,8 @@ mod contract {
     support::blocks!(new);
     support::kinds!(new);
 
-    pub(super) async fn new() -> (Leases, TestClock) {
-        let clock = TestClock::new(0);
+    pub(super) async fn new() -> (Leases, ManualClock) {
+        let clock = ManualClock::new(0);
         let store = MemoryStore::new().clock(clock.clone());
         (Leases::new(store).clock(clock.clone()), clock)
     }

@@ -15,8 +15,8 @@ use futures::FutureExt;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use tokio::sync::Notify;
 
@@ -91,7 +91,7 @@ impl Store for Slow {
 }
 
 struct World {
-    clock: TestClock,
+    clock: ManualClock,
     store: Slow,
     leases: Leases,
     limiter: Limiter,
@@ -102,8 +102,8 @@ impl World {
         Self::with(|store, clock| Leases::new(store).clock(clock))
     }
 
-    fn with(leases: impl FnOnce(Slow, TestClock) -> Leases) -> Self {
-        let clock = TestClock::new(START_MS);
+    fn with(leases: impl FnOnce(Slow, ManualClock) -> Leases) -> Self {
+        let clock = ManualClock::new(START_MS);
         let store = Slow {
             store: MemoryStore::new().clock(clock.clone()),
             holds_checks: Arc::default(),
@@ -510,9 +510,9 @@ async fn a_refusal_that_is_repeated_within_says_nothing_about_the_store() {
     world.warm_up(std::slice::from_ref(&everybody)).await;
     let both = [everybody, charge(&own, "mallory")];
     assert!(world.check(&both).await.is_allowed());
-    assert!(!world.check(&both).await.usage().is_repeated());
+    assert!(!world.check(&both).await.usage().is_cached());
     let decision = world.check(&both).await;
-    assert!(!decision.is_allowed() && decision.usage().is_repeated());
+    assert!(!decision.is_allowed() && decision.usage().is_cached());
 }
 
 /// A cache around the leases, and a hot identity without units in the store: its units are in this process.
@@ -591,9 +591,9 @@ async fn a_denial_is_repeated_where_no_units_lie_here() {
     world.warm_up(&alice).await;
     world.leases.return_unspent().await;
     let limiter = exhausted(&world, &alice[0]).await;
-    for is_repeated in [false, true, true] {
+    for is_cached in [false, true, true] {
         let decision = limiter.check(alice.clone()).await.unwrap();
-        assert_eq!(decision.usage().is_repeated(), is_repeated);
+        assert_eq!(decision.usage().is_cached(), is_cached);
     }
 }
 

@@ -11,8 +11,8 @@ use std::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
     error::{StoreError, StoreErrorKind},
+    manual_clock::ManualClock,
     store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 
 use support::history::START_MS;
@@ -57,14 +57,14 @@ impl Store for Counting {
 
 /// Several processes over one store.
 struct World {
-    clock: TestClock,
+    clock: ManualClock,
     store: Counting,
     processes: Vec<(Leases, Limiter)>,
 }
 
 impl World {
     fn new(processes: usize) -> Self {
-        let clock = TestClock::new(START_MS);
+        let clock = ManualClock::new(START_MS);
         let store = Counting {
             store: MemoryStore::new().clock(clock.clone()),
             calls: Arc::default(),

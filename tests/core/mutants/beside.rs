@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sluicegate::{
     MemoryStore, Policy, Store, Usage,
+    manual_clock::ManualClock,
     store::{Operation, Reply, Settlement, Slots, StoreExt},
-    test_util::TestClock,
 };
 use support::{history::START_MS, outcome::Outcome};
 
@@ -186,7 +186,7 @@ pub(super) async fn all(script: &Script) {
     }
 }
 
-fn pass(clock: &TestClock, next: Next) {
+fn pass(clock: &ManualClock, next: Next) {
     match next {
         Wait(ms) => clock.advance(Duration::from_millis(ms)),
         Back(ms) => clock.set(clock.now_ms() - ms),

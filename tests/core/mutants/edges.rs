@@ -171,7 +171,7 @@ async fn a_block_that_cannot_be_read_leaves_the_strikes(script: &Script) {
     let ban = Operation::Ban {
         key: alice(),
         strikes,
-        request: Until::ForEver.into(),
+        request: Until::Forever.into(),
     };
     script.store.execute(ban.clone()).await.unwrap_err();
     assert_eq!(script.server.value(STRIKES), Some(struck));
@@ -392,7 +392,7 @@ async fn a_bucket_of_others_keeps_its_time(script: &Script) {
 async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
     script.start(START_MS);
     for by in [BlockedBy::Operator, BlockedBy::Ban] {
-        let block = script.store.block(&alice(), request(Until::ForEver, by));
+        let block = script.store.block(&alice(), request(Until::Forever, by));
         assert_eq!(
             block.await.unwrap(),
             Block::new(u64::MAX, BlockedBy::Operator)

@@ -13,15 +13,15 @@ use sluicegate::{
     decision::Blocked,
     error::ExtractError,
     extract::Keys,
+    manual_clock::ManualClock,
     middleware::Decisions,
     store::{CallFuture, Check, Operation, Reply, Settlement, StoreExt, StoreFuture},
-    test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{contract::patient, history::START_MS, outcome::ms};
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! blocks {
     ($new:path) => {
@@ -127,7 +127,7 @@ fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
 
-pub async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock: ManualClock) {
     for span in [1, 2, 999, 86_400_000 * 365] {
         let start = clock.now_ms();
         let block = block_user(&store, "alice", Duration::from_millis(span)).await;
@@ -146,7 +146,7 @@ pub async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock:
     }
 }
 
-pub async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: ManualClock) {
     block_user(&store, "alice", at(START_MS + 1_500)).await;
     // A time between two milliseconds is rounded up.
     let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
@@ -159,7 +159,7 @@ pub async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestCl
     }
 }
 
-pub async fn a_blocked_check_charges_nothing_to_anybody(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_blocked_check_charges_nothing_to_anybody(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "bob", HOUR).await;
     for users in [&["bob"][..], &["alice", "bob"], &["bob", "carol"]] {
         let decision = decide(&store, users).await;
@@ -170,7 +170,7 @@ pub async fn a_blocked_check_charges_nothing_to_anybody(store: Arc<dyn Store>, _
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 5]);
 }
 
-pub async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: ManualClock) {
     use BlockedBy::{Ban, Operator};
     let both = [(Operator, Ban), (Ban, Operator), (Operator, Operator)];
     for (number, (early, late)) in both.into_iter().enumerate() {
@@ -226,7 +226,7 @@ async fn details(store: &dyn Store) -> BlockDetails {
 
 pub async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let request = |span, reason| BlockRequest::new(span).reason(reason).author("kim@desk");
     let limiter = patient(Arc::clone(&store));
@@ -256,7 +256,10 @@ pub async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
     assert_eq!(allowed.collect::<Vec<_>>(), [true, false, true]);
 }
 
-pub async fn a_ban_keeps_the_policy_and_the_rule_that_denied(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_ban_keeps_the_policy_and_the_rule_that_denied(
+    store: Arc<dyn Store>,
+    _: ManualClock,
+) {
     let policy = Policy::parse("login", "5/1s,1/1d").unwrap();
     let policy = policy.ban("1/10m=1h".parse().unwrap());
     let limiter = patient(Arc::clone(&store));
@@ -266,8 +269,8 @@ pub async fn a_ban_keeps_the_policy_and_the_rule_that_denied(store: Arc<dyn Stor
     assert_eq!(kept.created_ms(), Some(START_MS));
 }
 
-pub async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: TestClock) {
-    let block = block_user(&store, "alice", Until::ForEver).await;
+pub async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: ManualClock) {
+    let block = block_user(&store, "alice", Until::Forever).await;
     assert_eq!(block.until_ms(), None);
     block_user(&store, "bob", Duration::MAX).await;
     for until in [Until::After(HOUR), Until::At(at(START_MS + 1))] {
@@ -286,7 +289,7 @@ pub async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: Test
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClock) {
+pub async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "alice", HOUR).await;
     block(&store, &user("alice"), 2 * HOUR, BlockedBy::Ban).await;
     block_user(&store, "bob", HOUR).await;
@@ -312,7 +315,7 @@ fn banning(strikes: &str) -> Policy {
     policy.ban(strikes.parse().unwrap())
 }
 
-pub async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: TestClock) {
+pub async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("3/10m=1h"));
     for _ in 0..2 {
         for _ in 0..2 {
@@ -334,7 +337,7 @@ pub async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: TestClock)
 
 pub async fn a_ban_follows_the_last_strike_and_lasts_its_time(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     // The strikes of both processes count together.
     let limiters = [patient(Arc::clone(&store)), patient(Arc::clone(&store))];
@@ -364,7 +367,10 @@ pub async fn a_ban_follows_the_last_strike_and_lasts_its_time(
     assert_eq!(blocked.block().until_ms(), Some(START_MS + 132_002));
 }
 
-pub async fn a_ban_needs_all_its_strikes_and_forgets_them(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_ban_needs_all_its_strikes_and_forgets_them(
+    store: Arc<dyn Store>,
+    clock: ManualClock,
+) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("9/10s@1s=1h"));
     let ban = async |strikes: &str| {
         let strikes: Rule = strikes.parse().unwrap();
@@ -432,7 +438,7 @@ impl Store for Unblocking {
 
 pub async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let between = patient(Unblocking(Arc::clone(&store)));
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("2/10m=1h"));
@@ -448,7 +454,7 @@ pub async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     }
 }
 
-pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>, _: TestClock) {
+pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "alice", HOUR).await;
     let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
     assert!(!plain.enforces_blocks());
@@ -478,7 +484,7 @@ pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>,
     assert!(is_blocked(&store, "alice").await);
 }
 
-pub async fn of_several_blocked_keys_the_latest_is_told(store: Arc<dyn Store>, _: TestClock) {
+pub async fn of_several_blocked_keys_the_latest_is_told(store: Arc<dyn Store>, _: ManualClock) {
     let all = [("alice", 1), ("bob", 3), ("carol", 2), ("dave", 3)];
     for (name, seconds) in all {
         block_user(&store, name, Duration::from_secs(seconds)).await;
@@ -504,7 +510,7 @@ pub async fn of_several_blocked_keys_the_latest_is_told(store: Arc<dyn Store>, _
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
 }
 
-pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: ManualClock) {
     let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
     let users: Vec<&str> = names.iter().map(String::as_str).collect();
     block_user(&store, "63", HOUR).await;
@@ -515,16 +521,16 @@ pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: TestClo
     assert!(decide(&store, &users).await.is_allowed());
 }
 
-pub async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "bob", HOUR).await;
     for (users, count) in [(&["bob"][..], 3), (&["alice", "bob"], 7), (&["bob"], 0)] {
         let check = check(users);
         let operations = vec![
-            Operation::Fill { check, count },
+            Operation::CheckBatch { check, count },
             Operation::Check(self::check(&["carol"])),
         ];
         let replies = store.call(operations).await.unwrap();
-        let Ok(Reply::Fill(decisions)) = &replies[0] else {
+        let Ok(Reply::CheckBatch(decisions)) = &replies[0] else {
             panic!("{replies:?}");
         };
         assert_eq!(decisions.len(), usize::from(count));
@@ -539,15 +545,17 @@ pub async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClock) {
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 2]);
     // Without a blocked identity, the batch is filled.
     let check = check(&["alice"]);
-    let replies = store.call(vec![Operation::Fill { check, count: 9 }]).await;
-    let Ok(Reply::Fill(decisions)) = &replies.unwrap()[0] else {
+    let replies = store
+        .call(vec![Operation::CheckBatch { check, count: 9 }])
+        .await;
+    let Ok(Reply::CheckBatch(decisions)) = &replies.unwrap()[0] else {
         panic!("no fill");
     };
     let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
     assert_eq!(admitted, 5);
 }
 
-pub async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: TestClock) {
+pub async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: ManualClock) {
     let trial = Policy::parse("trial", "5/1d").unwrap();
     let with_shadow = |counting: &str, shadow: &str| {
         let charges = [
@@ -574,7 +582,7 @@ pub async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: T
     assert!(store.check(&alone).await.unwrap().is_allowed());
 }
 
-pub async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "alice", HOUR).await;
     let look = || [Charge::new(&api(), user("alice"), 0)];
     let check = Check::new(look()).unwrap().enforce_blocks(true);
@@ -588,7 +596,7 @@ pub async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(store: Arc<dyn Store>
     assert_eq!(usage.rules().next().unwrap().remaining(), 5);
 }
 
-pub async fn operations_with_blocks_are_done_in_their_order(store: Arc<dyn Store>, _: TestClock) {
+pub async fn operations_with_blocks_are_done_in_their_order(store: Arc<dyn Store>, _: ManualClock) {
     let alice = || Operation::Check(check(&["alice"]));
     let operations = vec![
         alice(),
@@ -628,7 +636,7 @@ pub async fn operations_with_blocks_are_done_in_their_order(store: Arc<dyn Store
     assert_eq!(told, expected);
 }
 
-pub async fn a_block_holds_though_the_clock_steps_back(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_block_holds_though_the_clock_steps_back(store: Arc<dyn Store>, clock: ManualClock) {
     block_user(&store, "alice", Duration::from_secs(60)).await;
     clock.set(START_MS - 5_000);
     let blocked = blocked(decide(&store, &["alice"]).await);
@@ -642,7 +650,7 @@ pub async fn a_block_holds_though_the_clock_steps_back(store: Arc<dyn Store>, cl
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: ManualClock) {
     let past = [
         Until::At(UNIX_EPOCH - HOUR),
         Until::At(UNIX_EPOCH),
@@ -671,7 +679,7 @@ pub async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: Test
 
 pub async fn blocks_and_limits_of_one_identity_do_not_meet(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     assert!(decide(&store, &["alice"]).await.is_allowed());
     block_user(&store, "alice", Duration::from_secs(1)).await;
@@ -685,7 +693,7 @@ pub async fn blocks_and_limits_of_one_identity_do_not_meet(
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub async fn secret_keys_are_blocked_apart_from_plain_ones(store: Arc<dyn Store>, _: TestClock) {
+pub async fn secret_keys_are_blocked_apart_from_plain_ones(store: Arc<dyn Store>, _: ManualClock) {
     let (secret, plain) = (Key::secret("user", "alice"), user("alice"));
     let long = Key::new("user", "a".repeat(2_000));
     for (blocked_key, other) in [(&secret, &plain), (&plain, &secret), (&long, &plain)] {
@@ -700,7 +708,7 @@ pub async fn secret_keys_are_blocked_apart_from_plain_ones(store: Arc<dyn Store>
     }
 }
 
-pub async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: TestClock) {
+pub async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: ManualClock) {
     block_user(&store, "alice", HOUR).await;
     let decision = decide(&store, &["alice"]).await;
     assert!(Settlement::new(decision.usage(), |_| 0).is_err());
@@ -729,7 +737,7 @@ fn users(names: &'static [&'static str]) -> impl KeyExtractor {
 
 pub async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let limiter = patient(Arc::clone(&store));
     let layer = RateLimitLayer::new(limiter.clone())
@@ -751,7 +759,7 @@ pub async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
     assert_eq!((status, left), (429, Some(0)), "the limit denies as ever");
 }
 
-pub async fn a_layer_that_only_looks_up_denies_and_passes(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_layer_that_only_looks_up_denies_and_passes(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(Arc::clone(&store));
     let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
     for name in ["alice", "bob"] {

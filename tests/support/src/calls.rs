@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use sluicegate::{
     Charge, Decision, Key, Policy, Store, StoreError,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement, StoreExt},
-    test_util::TestClock,
 };
 
 use super::{history::START_MS, outcome::Outcome};
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! calls {
     ($new:path) => {
@@ -79,12 +79,12 @@ pub async fn check_all(
 }
 
 async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
-    match call(store, vec![Operation::Fill { check, count }])
+    match call(store, vec![Operation::CheckBatch { check, count }])
         .await
         .remove(0)
     {
-        Ok(Reply::Fill(decisions)) => decisions,
-        other => panic!("not the reply to a fill: {other:?}"),
+        Ok(Reply::CheckBatch(decisions)) => decisions,
+        other => panic!("not the reply to a batch: {other:?}"),
     }
 }
 
@@ -105,7 +105,7 @@ fn admitted(decisions: &[Decision]) -> usize {
     decisions.iter().filter(|it| it.is_allowed()).count()
 }
 
-pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store, _: TestClock) {
+pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "3/1h");
     let alice = |cost| check([charge(&api, "alice", cost)]);
     let reset = Operation::Reset {
@@ -120,7 +120,7 @@ pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store
             Operation::Check(check([charge(&api, "bob", 1)])),
             reset,
             Operation::Check(alice(2)),
-            Operation::Fill {
+            Operation::CheckBatch {
                 check: alice(1),
                 count: 2,
             },
@@ -133,7 +133,9 @@ pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store
             Reply::Check(decision) => {
                 format!("{} {:?}", decision.is_allowed(), remaining(decision))
             }
-            Reply::Fill(decisions) => format!("{} of {}", admitted(decisions), decisions.len()),
+            Reply::CheckBatch(decisions) => {
+                format!("{} of {}", admitted(decisions), decisions.len())
+            }
             Reply::Reset => "reset".to_owned(),
             other => panic!("not asked for: {other:?}"),
         })
@@ -151,13 +153,13 @@ pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store
     );
 }
 
-pub async fn a_call_of_nothing_answers_nothing(store: &dyn Store, _: TestClock) {
+pub async fn a_call_of_nothing_answers_nothing(store: &dyn Store, _: ManualClock) {
     assert!(call(store, Vec::new()).await.is_empty());
 }
 
 pub async fn a_settlement_and_a_check_in_one_call_follow_each_other(
     store: &dyn Store,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let api = policy("api", "3/1h");
     let alice = || check([charge(&api, "alice", 3)]);
@@ -187,7 +189,7 @@ pub async fn a_settlement_and_a_check_in_one_call_follow_each_other(
 
 pub async fn a_fill_answers_what_its_checks_would_one_after_another(
     store: &dyn Store,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let rules = "9/1s@100ms,20/1m,30/1h@fixed";
     let (together, apart) = (policy("together", rules), policy("apart", rules));
@@ -208,7 +210,7 @@ pub async fn a_fill_answers_what_its_checks_would_one_after_another(
 
 pub async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
     store: &dyn Store,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (ip, user) = (policy("ip", "10/1h"), policy("user", "9/1h,50/1d"));
     let charges = || [charge(&ip, "alice", 1), charge(&user, "alice", 2)];
@@ -219,14 +221,14 @@ pub async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
     assert_eq!(left(store, charges()).await, [6, 1, 42]);
 }
 
-pub async fn a_fill_at_no_cost_admits_all_and_charges_nothing(store: &dyn Store, _: TestClock) {
+pub async fn a_fill_at_no_cost_admits_all_and_charges_nothing(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "2/1h");
     let decisions = fill(store, check([charge(&api, "alice", 0)]), 5).await;
     assert_eq!(admitted(&decisions), 5);
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
 }
 
-pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Store, _: TestClock) {
+pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "2/1h");
     let decision = store
         .check(&check([charge(&api, "alice", 1)]))
@@ -242,7 +244,7 @@ pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Stor
     }
 }
 
-pub async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: TestClock) {
+pub async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "2/1h");
     let trial = policy("trial", "2/1h").shadow();
     let charges = || [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
@@ -250,7 +252,7 @@ pub async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: TestC
     assert_eq!(left(store, charges()).await, [2]);
 }
 
-pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestClock) {
+pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "5/1h");
     let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
     assert_eq!(admitted(&decisions), 2);
@@ -262,7 +264,7 @@ pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestClock) {
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [3]);
 }
 
-pub async fn shadows_are_decided_only_if_the_check_is_admitted(store: &dyn Store, _: TestClock) {
+pub async fn shadows_are_decided_only_if_the_check_is_admitted(store: &dyn Store, _: ManualClock) {
     let (api, trial) = (policy("api", "2/1h"), policy("trial", "1/1h"));
     let both = || {
         check([
@@ -285,7 +287,7 @@ pub async fn shadows_are_decided_only_if_the_check_is_admitted(store: &dyn Store
     assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [0]);
 }
 
-pub async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: TestClock) {
+pub async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "9/1h");
     let (wide, narrow) = (
         policy("wide", "9/1h").shadow(),
@@ -303,7 +305,7 @@ pub async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: T
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [7]);
 }
 
-pub async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: TestClock) {
+pub async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: ManualClock) {
     let trial = policy("trial", "1/1h").shadow();
     for shadow_allows in [true, false] {
         let decision = store
@@ -321,7 +323,7 @@ pub async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: TestCloc
 
 pub async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
     store: &dyn Store,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (api, trial) = (policy("api", "2/1h"), policy("trial", "9/1h").shadow());
     let charges = [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
@@ -333,7 +335,7 @@ pub async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
     assert_eq!(shadows, [Some(true), Some(true), None]);
 }
 
-pub async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(store: &dyn Store, _: TestClock) {
+pub async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(store: &dyn Store, _: ManualClock) {
     let (api, trial) = (policy("api", "4/1h"), policy("trial", "3/1h").shadow());
     let charges = [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
     let decisions = fill(store, check(charges), 5).await;
@@ -353,7 +355,7 @@ pub async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(store: &dyn Store
     );
 }
 
-pub async fn what_a_shadow_charged_is_settled_by_its_own_usage(store: &dyn Store, _: TestClock) {
+pub async fn what_a_shadow_charged_is_settled_by_its_own_usage(store: &dyn Store, _: ManualClock) {
     let (api, trial) = (policy("api", "5/1h"), policy("trial", "5/1h"));
     let charges = [
         charge(&api, "alice", 3),
@@ -376,7 +378,7 @@ pub async fn what_a_shadow_charged_is_settled_by_its_own_usage(store: &dyn Store
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [5]);
 }
 
-pub async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, clock: TestClock) {
+pub async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, clock: ManualClock) {
     let api = policy("api", "1/1h");
     for later in [0, 1, 999] {
         clock.set(START_MS + later);

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, Usage, error::StoreErrorKind, rule::MAX_UNITS,
-    test_util::TestClock,
+    Charge, Decision, Key, Limiter, Policy, Store, Usage, error::StoreErrorKind,
+    manual_clock::ManualClock, rule::MAX_UNITS,
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     outcome::{Outcome, ms},
 };
 
-/// Makes one test of each sentence of the contract; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence of the contract; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! contract {
     ($new:path) => {
@@ -121,7 +121,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     }
 }
 
-pub async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
+pub async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: ManualClock) {
     let (wide, narrow) = (policy("wide", "10/1m,5/1h"), policy("narrow", "10/1m,1/1h"));
     assert!(try_acquire(gate, &narrow, "bob", 1).await);
     let charges = || {
@@ -145,7 +145,7 @@ pub async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
     assert_eq!(left(gate, &narrow, "bob").await, [9, 0]);
 }
 
-pub async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: TestClock) {
+pub async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: ManualClock) {
     let (first, second) = (policy("first", "10/1m,20/1h"), policy("second", "30/1d"));
     let charges = [
         Charge::new(&first, user("alice"), 1),
@@ -160,7 +160,7 @@ pub async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: TestC
     assert_eq!(left(gate, &second, "bob").await, [30]);
 }
 
-pub async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: TestClock) {
+pub async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "5/1m");
     let twice = |cost| [cost, cost].map(|cost| Charge::new(&policy, user("alice"), cost));
     assert!(!gate.check(twice(3)).await.unwrap().is_allowed());
@@ -168,7 +168,7 @@ pub async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: 
     assert_eq!(remaining(decision.usage()), [1]);
 }
 
-pub async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock) {
+pub async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "2/1m");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     let decision = check(gate, &policy, "alice", 0).await;
@@ -179,7 +179,7 @@ pub async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock)
     assert_eq!(remaining(decision.usage()), [0, 1]);
 }
 
-pub async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
+pub async fn a_peek_changes_nothing(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2/1s@exact,3/1m");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(500));
@@ -201,7 +201,7 @@ pub async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
     );
 }
 
-pub async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: TestClock) {
+pub async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "5/1s,0/1m");
     let decision = check(gate, &policy, "alice", 1).await;
     assert_eq!(retry_after(&decision), None);
@@ -209,7 +209,7 @@ pub async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: Tes
     assert_eq!(left(gate, &policy, "alice").await, [5, 0]);
 }
 
-pub async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClock) {
+pub async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     for _ in 0..3 {
         assert!(try_acquire(gate, &policy, "alice", MAX_UNITS - 1).await);
@@ -232,7 +232,7 @@ pub async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClo
 }
 
 /// The used units and the cost add up to more than 2^53 here, where the script's numbers are not exact.
-pub async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
+pub async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(1));
@@ -244,7 +244,7 @@ pub async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock:
 }
 
 /// The script stores running totals in four bytes as long as the units that count fit.
-pub async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: TestClock) {
+pub async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: ManualClock) {
     for cost in [1 << 25, 1 << 29, 1 << 40, MAX_UNITS / 11] {
         let policy = policy("p", &format!("{}/1s@100ms", 11 * cost));
         let key = cost.to_string();
@@ -262,7 +262,7 @@ pub async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: Te
     }
 }
 
-pub async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {
+pub async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "5/1s,9007199254740991/1m");
     for cost in [6, MAX_UNITS, MAX_UNITS + 1, u64::MAX] {
         let decision = check(gate, &policy, "alice", cost).await;
@@ -271,7 +271,7 @@ pub async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {
     assert_eq!(left(gate, &policy, "alice").await, [5, MAX_UNITS]);
 }
 
-pub async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock) {
+pub async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "1/1ms");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(
@@ -284,7 +284,7 @@ pub async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock
     assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
+pub async fn a_window_of_a_year_slides(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2/365d@1h");
     let year = Duration::from_secs(365 * 86_400);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -301,7 +301,7 @@ pub async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
     assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock) {
+pub async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2/1m@fixed");
     clock.advance(Duration::from_millis(59_998));
     assert!(try_acquire(gate, &policy, "alice", 2).await);
@@ -313,7 +313,7 @@ pub async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock
     assert!(try_acquire(gate, &policy, "alice", 2).await);
 }
 
-pub async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
+pub async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "3/1s@exact,5/1h,7/1d@fixed");
     for _ in 0..3 {
         assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -324,7 +324,7 @@ pub async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
     assert_eq!(remaining(decision.usage()), [1, 3, 5]);
 }
 
-pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: TestClock) {
+pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10/1s@exact,10/1m@fixed");
     let early = check(gate, &policy, "alice", 4).await;
     let unused = check(gate, &policy, "alice", 0).await;
@@ -343,7 +343,7 @@ pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: T
     assert_eq!(left(gate, &policy, "alice").await, [7, 4]);
 }
 
-pub async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClock) {
+pub async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10/1s@exact");
     let decision = check(gate, &policy, "alice", 4).await;
     let usage = gate.settle(decision.usage(), |_| 12).await.unwrap();
@@ -354,7 +354,7 @@ pub async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClo
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
-pub async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
+pub async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     assert!(try_acquire(gate, &policy, "alice", 5).await);
     clock.advance(Duration::from_millis(1));
@@ -365,7 +365,7 @@ pub async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClo
     assert_eq!(left(gate, &policy, "alice").await, [5]);
 }
 
-pub async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: TestClock) {
+pub async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10/1s@exact,10/1m");
     let [up, down] = [
         check(gate, &policy, "alice", 4).await,
@@ -383,7 +383,7 @@ pub async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: Tes
 }
 
 /// The clock was far ahead at the charge: there are more than 2^32 steps between that step and the oldest.
-pub async fn settling_a_step_far_ahead_releases_the_oldest(gate: &Limiter, clock: TestClock) {
+pub async fn settling_a_step_far_ahead_releases_the_oldest(gate: &Limiter, clock: ManualClock) {
     let day = |day: u64| START_MS + day * 86_400_000;
     let policy = policy("p", "100/40d@exact");
     clock.set(day(79));
@@ -406,7 +406,7 @@ pub async fn settling_a_step_far_ahead_releases_the_oldest(gate: &Limiter, clock
 /// In between, the totals of the charges outgrow 16 bits.
 pub async fn the_newest_step_is_taken_back_however_much_was_charged_before(
     gate: &Limiter,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("p", "60000/1m");
     for _ in 0..4 {
@@ -421,7 +421,7 @@ pub async fn the_newest_step_is_taken_back_however_much_was_charged_before(
 }
 
 /// The reset forgot this charge. After the clock had stepped back, others charged this step and an earlier one.
-pub async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: TestClock) {
+pub async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10/1m");
     clock.advance(Duration::from_secs(5));
     let forgotten = check(gate, &policy, "alice", 5).await;
@@ -434,7 +434,7 @@ pub async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: Tes
     assert_eq!(left(gate, &policy, "alice").await, [6]);
 }
 
-pub async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
+pub async fn settling_twice_is_an_error(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "10/1m");
     let decision = check(gate, &policy, "alice", 4).await;
     gate.settle(decision.usage(), |_| 0).await.unwrap();
@@ -443,7 +443,7 @@ pub async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
-pub async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock) {
+pub async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: ManualClock) {
     let (first, second) = (policy("first", "10/1m"), policy("second", "10/1m"));
     for key in ["alice", "bob"] {
         assert!(try_acquire(gate, &first, key, 4).await);
@@ -456,7 +456,7 @@ pub async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock
     assert_eq!(left(gate, &second, "alice").await, [6]);
 }
 
-pub async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
+pub async fn hostile_keys_never_meet(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "1/1h");
     let long = vec![b'x'; 65_536];
     let plain: [(&'static str, &[u8]); 20] = [
@@ -491,7 +491,7 @@ pub async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
     }
 }
 
-pub async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
+pub async fn policies_do_not_meet(gate: &Limiter, _: ManualClock) {
     for name in ["p", "P", "p.", "p-q", "pp", "user"] {
         let policy = policy(name, "1/1h");
         assert!(try_acquire(gate, &policy, "p", 1).await, "{name}");
@@ -499,7 +499,7 @@ pub async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
     }
 }
 
-pub async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: TestClock) {
+pub async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: ManualClock) {
     let (few, many) = (policy("p", "5/1m"), policy("p", "20/1m"));
     assert!(try_acquire(gate, &many, "alice", 8).await);
     assert_eq!(left(gate, &few, "alice").await, [0]);
@@ -507,7 +507,7 @@ pub async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: Test
     assert_eq!(left(gate, &many, "alice").await, [12]);
 }
 
-pub async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
+pub async fn a_new_window_starts_empty(gate: &Limiter, _: ManualClock) {
     assert!(try_acquire(gate, &policy("p", "10/1m"), "alice", 8).await);
     for rules in ["10/2m", "10/1m@2s", "10/1m@fixed"] {
         assert_eq!(
@@ -520,7 +520,7 @@ pub async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
 
 pub async fn sections_of_other_rules_are_carried_until_they_are_released(
     gate: &Limiter,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let (old, new) = (
         policy("p", "10/1s@exact,10/1h,10/2h"),
@@ -540,7 +540,7 @@ pub async fn sections_of_other_rules_are_carried_until_they_are_released(
     assert_eq!(left(gate, &old, "alice").await, [10, 7, 3]);
 }
 
-pub async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: TestClock) {
+pub async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2/1s@100ms");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 1_000);
@@ -559,7 +559,7 @@ pub async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: 
 }
 
 /// A key without units has no newest step, even if it had one before.
-pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, clock: TestClock) {
+pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "5/1s@100ms,5/1m");
     clock.set(START_MS - 30_000);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
@@ -573,7 +573,7 @@ pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, c
     assert_eq!(remaining(&settled), [3, 2]);
 }
 
-pub async fn a_write_of_other_rules_releases_steps_for_good(gate: &Limiter, clock: TestClock) {
+pub async fn a_write_of_other_rules_releases_steps_for_good(gate: &Limiter, clock: ManualClock) {
     let (before, after) = (policy("p", "7/10s@10s"), policy("p", "7/1d"));
     for at_ms in [START_MS, START_MS + 10_000] {
         clock.set(at_ms);
@@ -587,7 +587,7 @@ pub async fn a_write_of_other_rules_releases_steps_for_good(gate: &Limiter, cloc
 }
 
 /// Each write drops the step, also a write with other rules.
-pub async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: TestClock) {
+pub async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: ManualClock) {
     let (own, other) = (policy("p", "10/1m"), policy("p", "10/1s"));
     clock.advance(Duration::from_secs(3_600));
     assert!(try_acquire(gate, &other, "alice", 4).await);
@@ -597,7 +597,7 @@ pub async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock:
     assert_eq!(left(gate, &other, "alice").await, [10]);
 }
 
-pub async fn a_bucket_admits_its_burst_and_what_comes_back(gate: &Limiter, clock: TestClock) {
+pub async fn a_bucket_admits_its_burst_and_what_comes_back(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "20+10/1s@bucket");
     assert!(try_acquire(gate, &policy, "alice", 20).await);
     assert_eq!(
@@ -620,7 +620,7 @@ pub async fn a_bucket_admits_its_burst_and_what_comes_back(gate: &Limiter, clock
     assert_eq!(retry_after(&check(gate, &policy, "alice", 21).await), None);
 }
 
-pub async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: TestClock) {
+pub async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "3+1/1s@bucket,4/1m@exact,2/1d@fixed");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
@@ -630,7 +630,7 @@ pub async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: T
     assert_eq!(left(gate, &policy, "alice").await, [2, 2, 0]);
 }
 
-pub async fn settling_a_bucket_changes_what_is_missing_now(gate: &Limiter, clock: TestClock) {
+pub async fn settling_a_bucket_changes_what_is_missing_now(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10+1/1s@bucket");
     let first = check(gate, &policy, "alice", 4).await;
     let second = check(gate, &policy, "alice", 2).await;
@@ -651,7 +651,7 @@ pub async fn settling_a_bucket_changes_what_is_missing_now(gate: &Limiter, clock
     assert_eq!(remaining(&all), [10]);
 }
 
-pub async fn time_stands_still_for_a_bucket_but_not_far_ahead(gate: &Limiter, clock: TestClock) {
+pub async fn time_stands_still_for_a_bucket_but_not_far_ahead(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2+1/1s@bucket");
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 2_000);
@@ -675,7 +675,7 @@ pub async fn time_stands_still_for_a_bucket_but_not_far_ahead(gate: &Limiter, cl
 }
 
 /// They write while the clock is ahead by more than a full refill takes, and would be believed no longer.
-pub async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(gate: &Limiter, clock: TestClock) {
+pub async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(gate: &Limiter, clock: ManualClock) {
     let (own, others) = (policy("p", "2+1/1s@bucket"), policy("p", "9/1h"));
     let usage = check(gate, &own, "alice", 1).await;
     gate.settle(usage.usage(), |_| 100).await.unwrap();
@@ -687,7 +687,10 @@ pub async fn a_write_of_other_rules_leaves_a_bucket_as_it_is(gate: &Limiter, clo
     assert_eq!(left(gate, &own, "alice").await, [1]);
 }
 
-pub async fn a_new_burst_takes_effect_and_another_refill_starts_full(gate: &Limiter, _: TestClock) {
+pub async fn a_new_burst_takes_effect_and_another_refill_starts_full(
+    gate: &Limiter,
+    _: ManualClock,
+) {
     let rules = ["2+1/1s@bucket", "5+1/1s@bucket", "5+2/1s@bucket", "5/1s"];
     let policies = rules.map(|rules| policy("p", rules));
     assert!(try_acquire(gate, &policies[0], "alice", 2).await);
@@ -698,7 +701,7 @@ pub async fn a_new_burst_takes_effect_and_another_refill_starts_full(gate: &Limi
     assert_eq!(left(gate, &policies[0], "alice").await, [0]);
 }
 
-pub async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
+pub async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "2/1s@100ms");
     assert!(try_acquire(gate, &policy, "alice", 2).await);
     clock.set(START_MS - 1_100);
@@ -714,7 +717,7 @@ pub async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) 
     assert_eq!(left(gate, &policy, "alice").await, [2]);
 }
 
-pub async fn the_clock_may_show_the_epoch_or_its_latest_time(gate: &Limiter, clock: TestClock) {
+pub async fn the_clock_may_show_the_epoch_or_its_latest_time(gate: &Limiter, clock: ManualClock) {
     for (key, now_ms) in [("first", 0), ("last", u64::MAX)] {
         clock.set(now_ms);
         let now_ms = clock.now_ms();
@@ -735,7 +738,7 @@ pub async fn the_clock_may_show_the_epoch_or_its_latest_time(gate: &Limiter, clo
     }
 }
 
-pub async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: TestClock) {
+pub async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: ManualClock) {
     let rules = (1..=16).map(|minutes| format!("{}/{minutes}m", minutes + 1));
     let policy = policy("p", &rules.collect::<Vec<_>>().join(","));
     let charge = |key: u32, cost| Charge::new(&policy, user(&key.to_string()), cost);
@@ -750,20 +753,20 @@ pub async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: TestClo
     assert!(gate.check(charges(1)).await.unwrap().is_allowed());
 }
 
-pub async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
+pub async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "2/1m");
     assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
     assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
 }
 
-pub async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: TestClock) {
+pub async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: ManualClock) {
     let policy = policy("p", "1000/1h,500/1d");
     let admitted = by_64_tasks(gate, move |_| vec![Charge::new(&policy, user("alice"), 1)]);
     assert_eq!(admitted.await, 500);
 }
 
-pub async fn a_check_over_many_keys_is_atomic_under_concurrency(gate: &Limiter, _: TestClock) {
+pub async fn a_check_over_many_keys_is_atomic_under_concurrency(gate: &Limiter, _: ManualClock) {
     let (policy, shared) = (policy("own", "12/1h"), policy("shared", "500/1h"));
     // Different orders of the keys, and one key that all tasks share.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];

@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, contributors::Contributors, test_util::TestClock,
+    Charge, Decision, Key, Limiter, Policy, Store, contributors::Contributors,
+    manual_clock::ManualClock,
 };
 
 use super::{contract::patient, history::START_MS};
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! contributors {
     ($new:path) => {
@@ -50,7 +51,7 @@ fn acme() -> Key {
 }
 
 fn charge(policy: &Policy, user: &str, cost: u64) -> Charge {
-    Charge::new(policy, acme(), cost).by(Key::new("user", user))
+    Charge::new(policy, acme(), cost).with_contributor(Key::new("user", user))
 }
 
 async fn check(limiter: &Limiter, policy: &Policy, user: &str, cost: u64) -> Decision {
@@ -74,7 +75,7 @@ async fn told(limiter: &Limiter, policy: &Policy) -> String {
     text(&contributors(limiter, policy).await)
 }
 
-pub async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     assert_eq!(told(&limiter, &policy).await, "");
     for (user, cost) in [("bob", 5), ("alice", 7), ("carol", 1), ("bob", 9)] {
@@ -87,7 +88,7 @@ pub async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: Test
 
 pub async fn what_is_denied_or_only_looked_at_is_no_contribution(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     check(&limiter, &policy, "alice", 6).await;
@@ -97,7 +98,7 @@ pub async fn what_is_denied_or_only_looked_at_is_no_contribution(
     assert_eq!(told(&limiter, &policy).await, "alice 6");
 }
 
-pub async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     let charge = Charge::new(&policy, acme(), 3);
     limiter.check([charge]).await.unwrap();
@@ -105,7 +106,7 @@ pub async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _:
     assert_eq!((contributors.iter().len(), contributors.total()), (0, 0));
 }
 
-pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     for (user, cost) in [("alice", 0), ("bob", 25), ("carol", 4)] {
         let decision = check(&limiter, &policy, user, 10).await;
@@ -122,7 +123,7 @@ pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: Tes
 
 pub async fn settling_late_goes_to_the_span_that_was_charged(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     let first = check(&limiter, &policy, "alice", 10).await;
@@ -136,7 +137,7 @@ pub async fn settling_late_goes_to_the_span_that_was_charged(
     assert_eq!(told(&limiter, &policy).await, "alice 3");
 }
 
-pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: TestClock) {
+pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(store);
     let counting = policy("100/1m");
     let shadow = Policy::parse("trial", "5/1m").unwrap().shadow();
@@ -148,7 +149,7 @@ pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: TestClock) 
     assert_eq!(told(&limiter, &shadow).await, "alice 4");
 }
 
-pub async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
+pub async fn replicas_are_added_up(store: Arc<dyn Store>, _: ManualClock) {
     let (first, second) = (patient(store.clone()), patient(store));
     let policy = policy("100/1m");
     check(&first, &policy, "alice", 5).await;
@@ -161,13 +162,13 @@ pub async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
     assert_eq!(told(&first, &policy).await, "bob 17, alice 11");
 }
 
-pub async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
+pub async fn accounts_do_not_meet(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(store);
     let (api, other) = (policy("9/1m"), Policy::parse("other", "9/1m").unwrap());
     check(&limiter, &api, "alice", 1).await;
     check(&limiter, &other, "bob", 2).await;
     let globex = Key::new("account", "globex");
-    let carol = Charge::new(&api, globex.clone(), 3).by(Key::new("user", "carol"));
+    let carol = Charge::new(&api, globex.clone(), 3).with_contributor(Key::new("user", "carol"));
     limiter.check([carol]).await.unwrap();
     assert_eq!(told(&limiter, &api).await, "alice 1");
     assert_eq!(told(&limiter, &other).await, "bob 2");
@@ -175,7 +176,7 @@ pub async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
     assert_eq!(text(&contributors), "carol 3");
 }
 
-pub async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: ManualClock) {
     // If there are several rules, the longest window counts.
     let (limiter, policy) = (patient(store), policy("100/1s,100/1m"));
     let span_ms = 10_000;
@@ -197,7 +198,7 @@ pub async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: T
     }
 }
 
-pub async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: ManualClock) {
     let (limiter, policy) = (patient(store), policy("100/1m@fixed"));
     let start = START_MS - START_MS % 60_000;
     for (at_ms, user) in [(0, "alice"), (59_999, "bob"), (60_000, "carol")] {
@@ -217,7 +218,7 @@ pub async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: TestClock)
 
 pub async fn who_emptied_a_bucket_is_known_until_it_is_full(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let (limiter, policy) = (patient(store), policy("600+1/1s@bucket"));
     check(&limiter, &policy, "alice", 600).await;
@@ -229,7 +230,7 @@ pub async fn who_emptied_a_bucket_is_known_until_it_is_full(
 
 pub async fn of_many_contributors_the_greatest_are_kept_within_the_error(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (limiter, policy) = (patient(store), policy("1000000/1m"));
     for round in 0..3 {
@@ -253,7 +254,7 @@ pub async fn of_many_contributors_the_greatest_are_kept_within_the_error(
     }
 }
 
-pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     let long = "x".repeat(100_000);
     for (cost, label) in [
@@ -263,7 +264,7 @@ pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _:
         (2, Key::new("user", "a\r\nb")),
         (1, Key::new("user", "")),
     ] {
-        let charge = Charge::new(&policy, acme(), cost).by(label);
+        let charge = Charge::new(&policy, acme(), cost).with_contributor(label);
         limiter.check([charge]).await.unwrap();
     }
     let contributors = contributors(&limiter, &policy).await;
@@ -277,7 +278,7 @@ pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _:
     assert!(!format!("{contributors:?}").contains('#'));
 }
 
-pub async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     check(&limiter, &policy, "alice", 10).await;
     limiter.reset(&policy, &acme()).await.unwrap();

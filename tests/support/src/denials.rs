@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Store, block::Until, denials::DeniedIdentity,
-    test_util::TestClock,
+    manual_clock::ManualClock,
 };
 
 use super::{contract::patient, history::START_MS};
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! denials {
     ($new:path) => {
@@ -63,7 +63,7 @@ async fn listed(limiter: &Limiter) -> Vec<String> {
 
 pub async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (limiter, api) = (patient(store), policy("api", "0/1m"));
     let spacious = policy("api", "1000/1h");
@@ -77,7 +77,7 @@ pub async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
     assert_eq!(listed(&limiter).await, ["api user=office 48/100 48/100"]);
 }
 
-pub async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, api) = (patient(store), policy("api", "2/1h"));
     for (user, requests) in [("alice", 3), ("bob", 7), ("carol", 5), ("dave", 2)] {
         for _ in 0..requests {
@@ -91,7 +91,7 @@ pub async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: T
 
 pub async fn admissions_before_the_first_denial_do_not_count(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let (limiter, api) = (patient(store), policy("api", "3/1s"));
     for _ in 0..4 {
@@ -104,12 +104,12 @@ pub async fn admissions_before_the_first_denial_do_not_count(
     assert_eq!(listed(&limiter).await, ["api user=alice 1/4 1/4"]);
 }
 
-pub async fn a_blocked_identity_is_listed_under_no_policy(store: Arc<dyn Store>, _: TestClock) {
+pub async fn a_blocked_identity_is_listed_under_no_policy(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, api) = (patient(store), policy("api", "1/1h"));
     check(&limiter, &api, "mallory", 1).await;
     check(&limiter, &api, "mallory", 1).await;
     let mallory = Key::new("user", "mallory");
-    limiter.block(&mallory, Until::ForEver).await.unwrap();
+    limiter.block(&mallory, Until::Forever).await.unwrap();
     for _ in 0..3 {
         check(&limiter, &api, "mallory", 1).await;
     }
@@ -117,7 +117,7 @@ pub async fn a_blocked_identity_is_listed_under_no_policy(store: Arc<dyn Store>,
     assert_eq!(listed(&limiter).await, expected);
 }
 
-pub async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(store);
     let key = || Key::new("user", "alice");
     let [tight, tighter, loose] = [("a", 2), ("b", 1), ("c", 9)]
@@ -131,7 +131,7 @@ pub async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: TestClo
     assert_eq!(listed(&limiter).await, expected);
 }
 
-pub async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _: TestClock) {
+pub async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(store);
     let (shadow, full) = (policy("trial", "0/1h").shadow(), policy("full", "0/1h"));
     check(&limiter, &shadow, "alice", 1).await;
@@ -140,7 +140,7 @@ pub async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _:
     assert_eq!(listed(&limiter).await, [""; 0]);
 }
 
-pub async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: TestClock) {
+pub async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: ManualClock) {
     let (first, second) = (patient(store.clone()), patient(store));
     let api = policy("api", "1/1h");
     for (limiter, requests) in [(&first, 4), (&second, 7)] {
@@ -154,7 +154,10 @@ pub async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: TestC
     assert_eq!(listed(&first).await, ["api user=alice 11/11 11/11"]);
 }
 
-pub async fn a_minute_and_an_hour_later_denials_have_left(store: Arc<dyn Store>, clock: TestClock) {
+pub async fn a_minute_and_an_hour_later_denials_have_left(
+    store: Arc<dyn Store>,
+    clock: ManualClock,
+) {
     let (limiter, api) = (patient(store), policy("api", "0/1m"));
     let start_ms = START_MS - START_MS % 600_000;
     for (at_ms, expected) in [
@@ -176,7 +179,7 @@ pub async fn a_minute_and_an_hour_later_denials_have_left(store: Arc<dyn Store>,
     assert_eq!(listed(&limiter).await, [""; 0]);
 }
 
-pub async fn an_identity_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
+pub async fn an_identity_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, api) = (patient(store), policy("api", "0/1h"));
     for key in [
         Key::secret("api-key", "s3cret"),
@@ -197,7 +200,7 @@ pub async fn an_identity_is_short_and_hides_what_is_secret(store: Arc<dyn Store>
 
 pub async fn of_many_identities_those_that_were_denied_most_are_kept(
     store: Arc<dyn Store>,
-    _: TestClock,
+    _: ManualClock,
 ) {
     let (limiter, api) = (patient(store), policy("api", "0/1h"));
     for user in 0..600 {
@@ -214,7 +217,7 @@ pub async fn of_many_identities_those_that_were_denied_most_are_kept(
 
 pub async fn a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it(
     store: Arc<dyn Store>,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let (limiter, api) = (patient(store), policy("api", "0/1h"));
     clock.set(START_MS - START_MS % 600_000);

@@ -7,8 +7,8 @@ use std::{
 
 use sluicegate::{
     Decision, MemoryStore, Store,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 
 use super::{history::START_MS, scripted::unavailable};
@@ -32,8 +32,8 @@ pub struct Flaky {
 }
 
 impl Flaky {
-    pub fn new() -> (Self, TestClock) {
-        let clock = TestClock::new(START_MS);
+    pub fn new() -> (Self, ManualClock) {
+        let clock = ManualClock::new(START_MS);
         let store = Self {
             memory: MemoryStore::new().clock(clock.clone()),
             state: Arc::new(Mutex::new(State::Up)),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Store, Usage,
     error::StoreErrorKind,
+    manual_clock::ManualClock,
     store::{Check, Operation, Renewed, Reply, Settlement, Slots},
-    test_util::TestClock,
 };
 
 use super::history::START_MS;
@@ -20,7 +20,7 @@ struct Counting {
 }
 
 impl Counting {
-    fn new(store: &RedisStore, clock: &TestClock, name: &str, rules: &str) -> Self {
+    fn new(store: &RedisStore, clock: &ManualClock, name: &str, rules: &str) -> Self {
         clock.set(START_MS);
         Self {
             fast: store.clone().without_plain_script(),
@@ -69,7 +69,7 @@ impl Counting {
 }
 
 /// A key that is new is handed over, and then nothing: charges in place, denials, looks, and settlements.
-pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: TestClock) {
+pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: ManualClock) {
     let kinds = [
         ("sliding", "9/1m"),
         ("three", "99/1s,99/1m,9/1h"),
@@ -102,7 +102,7 @@ pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: TestCloc
 }
 
 /// A section begins with room for eight steps, and then its room is doubled.
-pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, clock: TestClock) {
+pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, clock: ManualClock) {
     for (name, rules) in [("sliding", "1000/1m"), ("slots", "1000/1m@concurrent")] {
         let mut calls = Counting::new(&store, &clock, name, rules);
         let mut handed_over_at = Vec::new();
@@ -122,7 +122,7 @@ pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, c
 
 pub async fn a_denial_while_steps_are_released_is_not_handed_over(
     store: RedisStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let mut calls = Counting::new(&store, &clock, "sliding", "5/1m");
     for _ in 0..5 {
@@ -140,7 +140,7 @@ pub async fn a_denial_while_steps_are_released_is_not_handed_over(
     assert_eq!(calls.handed_over(), 0);
 }
 
-pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: TestClock) {
+pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: ManualClock) {
     let mut calls = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
     let (_, usage) = calls.check(1).await;
     let mut slots = Slots::take(&usage).unwrap();
@@ -158,7 +158,7 @@ pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: TestCl
 /// Each replica renews under the limit that it knows.
 pub async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path(
     store: RedisStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let mut before = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
     let mut lowered = Counting::new(&store, &clock, "slots", "5/30s@concurrent");

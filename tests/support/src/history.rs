@@ -11,9 +11,9 @@ use sluicegate::{
     Charge, Decision, Key, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     calendar::Period,
+    manual_clock::ManualClock,
     rule::MAX_UNITS,
     store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
-    test_util::TestClock,
 };
 
 use super::outcome::Outcome;
@@ -63,7 +63,7 @@ pub enum Act {
 pub enum Part {
     /// A single check, and whether it enforces blocks.
     Check(Vec<(usize, usize, u64)>, bool),
-    Fill(Vec<(usize, usize, u64)>, u16, bool),
+    CheckBatch(Vec<(usize, usize, u64)>, u16, bool),
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
     Block(usize, Until, BlockedBy),
@@ -302,7 +302,7 @@ fn parts() -> impl Strategy<Value = Part> {
     prop_oneof![
         6 => (charges(), any::<bool>()).prop_map(|(charges, enforces)| Part::Check(charges, enforces)),
         6 => (charges(), counts, any::<bool>())
-            .prop_map(|(charges, count, enforces)| Part::Fill(charges, count, enforces)),
+            .prop_map(|(charges, count, enforces)| Part::CheckBatch(charges, count, enforces)),
         3 => (0..3_usize, ends(), by).prop_map(|(key, until, by)| Part::Block(key, until, by)),
         1 => (0..3_usize).prop_map(Part::Unblock),
         4 => (any::<Index>(), vec(costs(), 1..=3)).prop_map(|(check, costs)| Part::Settle(check, costs)),
@@ -317,7 +317,7 @@ fn ends() -> impl Strategy<Value = Until> {
         8 => (0..=2_000_u64).prop_map(|ms| Until::After(Duration::from_millis(ms))),
         4 => (0..=100_000_u64).prop_map(move |ms| Until::At(time(START_MS + ms))),
         1 => (0..=2_000_u64).prop_map(move |ms| Until::At(time(ms))),
-        1 => Just(Until::ForEver),
+        1 => Just(Until::Forever),
     ]
 }
 
@@ -694,7 +694,7 @@ impl<'a> Player<'a> {
         };
         let answers = replies.into_iter().map(|reply| match reply {
             Some(Reply::Check(decision)) => self.decided(&[decision]),
-            Some(Reply::Fill(decisions)) => self.decided(&decisions),
+            Some(Reply::CheckBatch(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
             Some(Reply::Renew(renewed)) => {
                 self.held.extend(renewed.slots());
@@ -712,7 +712,7 @@ impl<'a> Player<'a> {
     fn operation(&mut self, part: &Part) -> Option<Operation> {
         Some(match part {
             Part::Check(charges, enforces) => Operation::Check(self.check_in(charges, *enforces)),
-            Part::Fill(charges, count, enforces) => Operation::Fill {
+            Part::CheckBatch(charges, count, enforces) => Operation::CheckBatch {
                 check: self.check_in(charges, *enforces),
                 count: *count,
             },
@@ -735,7 +735,7 @@ impl<'a> Player<'a> {
     async fn alone(&mut self, operation: Operation) -> Option<Reply> {
         Some(match operation {
             Operation::Check(check) => Reply::Check(self.check_alone(&check).await?),
-            Operation::Fill { check, count } => {
+            Operation::CheckBatch { check, count } => {
                 let mut decisions = Vec::new();
                 for _ in 0..count {
                     let decision = self.check_alone(&check).await?;
@@ -747,7 +747,7 @@ impl<'a> Player<'a> {
                         break;
                     }
                 }
-                Reply::Fill(decisions)
+                Reply::CheckBatch(decisions)
             }
             Operation::Settle(settlement) => {
                 self.can_read(settlement.check().charges()).then_some(())?;
@@ -843,12 +843,12 @@ pub fn key_of(index: usize) -> Key {
 }
 
 /// Moves the clock by the time in a step, but never before the epoch.
-pub fn move_clock(clock: &TestClock, gap_ms: i64) {
+pub fn move_clock(clock: &ManualClock, gap_ms: i64) {
     clock.set(clock.now_ms().saturating_add_signed(gap_ms));
 }
 
 /// Plays a history on two empty stores that share one clock. They must agree at every step.
-pub async fn agree(first: &dyn Store, second: &dyn Store, clock: &TestClock, history: &History) {
+pub async fn agree(first: &dyn Store, second: &dyn Store, clock: &ManualClock, history: &History) {
     let players = (Player::new(first, history), Player::new(second, history));
     same(players, clock, history).await;
 }
@@ -856,7 +856,7 @@ pub async fn agree(first: &dyn Store, second: &dyn Store, clock: &TestClock, his
 /// The same with the given players.
 pub async fn same(
     (mut first, mut second): (Player<'_>, Player<'_>),
-    clock: &TestClock,
+    clock: &ManualClock,
     history: &History,
 ) {
     clock.set(history.start_ms);

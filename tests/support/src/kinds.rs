@@ -4,15 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     Charge, Decision, Key, Policy, Store, Usage,
+    manual_clock::ManualClock,
     store::{Check, Operation, Renewed, Reply, Settlement, Slots, StoreExt},
-    test_util::TestClock,
 };
 
 use super::{history::START_MS, outcome::ms};
 
 type AnyStore = Arc<dyn Store>;
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! kinds {
     ($new:path) => {
@@ -107,12 +107,12 @@ async fn settle(store: &AnyStore, usage: &Usage, cost: u64) -> Usage {
 }
 
 /// Sets the clock to this time in UTC.
-fn at(clock: &TestClock, text: &str) {
+fn at(clock: &ManualClock, text: &str) {
     let time: jiff::Timestamp = text.parse().unwrap();
     clock.set(time.as_millisecond().try_into().unwrap());
 }
 
-pub async fn a_slot_is_free_once_it_is_given_back(store: &AnyStore, clock: TestClock) {
+pub async fn a_slot_is_free_once_it_is_given_back(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "2/30s@concurrent");
     let first = take(store, &policy, "alice").await;
     clock.advance(Duration::from_secs(1));
@@ -131,7 +131,7 @@ pub async fn a_slot_is_free_once_it_is_given_back(store: &AnyStore, clock: TestC
 
 pub async fn a_slot_that_is_not_renewed_is_free_when_it_expires(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("exports", "1/30s@concurrent@1s");
     clock.advance(Duration::from_millis(200));
@@ -145,7 +145,7 @@ pub async fn a_slot_that_is_not_renewed_is_free_when_it_expires(
     drop(slots.give_back());
 }
 
-pub async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: TestClock) {
+pub async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "1/30s@concurrent@1s");
     let mut slots = take(store, &policy, "alice").await;
     for _ in 0..10 {
@@ -161,7 +161,7 @@ pub async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: TestCloc
     assert!(is_free(store, &policy, "alice").await);
 }
 
-pub async fn a_renewal_takes_no_slot_that_is_free(store: &AnyStore, clock: TestClock) {
+pub async fn a_renewal_takes_no_slot_that_is_free(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "3/30s@concurrent@1s");
     let slots = take(store, &policy, "alice").await;
     clock.advance(Duration::from_secs(5));
@@ -172,7 +172,7 @@ pub async fn a_renewal_takes_no_slot_that_is_free(store: &AnyStore, clock: TestC
 
 pub async fn a_lost_slot_is_neither_renewed_nor_taken_from_others(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("exports", "1/30s@concurrent@1s");
     let lost = take(store, &policy, "alice").await;
@@ -186,7 +186,7 @@ pub async fn a_lost_slot_is_neither_renewed_nor_taken_from_others(
     assert!(renew(store, other).await.is_renewed());
 }
 
-pub async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore, clock: TestClock) {
+pub async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "2/30s@concurrent@1s");
     let moved = take(store, &policy, "alice").await;
     let stays = take(store, &policy, "alice").await;
@@ -200,7 +200,7 @@ pub async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore, clock:
     assert!(!renew(store, stays).await.is_renewed());
 }
 
-pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: TestClock) {
+pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: ManualClock) {
     let (rate, exports) = (
         policy("rate", "9/1m"),
         policy("exports", "1/30s@concurrent"),
@@ -221,7 +221,7 @@ pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: TestClock) {
     assert_eq!(left(store, &rate, "alice").await, 9);
 }
 
-pub async fn slots_are_taken_with_other_charges_or_not_at_all(store: &AnyStore, _: TestClock) {
+pub async fn slots_are_taken_with_other_charges_or_not_at_all(store: &AnyStore, _: ManualClock) {
     let (rate, exports) = (
         policy("rate", "1/1m"),
         policy("exports", "1/30s@concurrent"),
@@ -239,7 +239,7 @@ pub async fn slots_are_taken_with_other_charges_or_not_at_all(store: &AnyStore, 
 
 pub async fn slots_of_several_keys_are_renewed_together_or_not_at_all(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let short = policy("short", "2/10s@concurrent@1s");
     let long = policy("long", "2/30s@concurrent@1s");
@@ -257,7 +257,7 @@ pub async fn slots_of_several_keys_are_renewed_together_or_not_at_all(
     assert_eq!(left(store, &long, "alice").await, 2);
 }
 
-pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: TestClock) {
+pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "0/30s@concurrent");
     for cost in [1, 2] {
         let Decision::Denied(denial) = check(store, [charge(&policy, "alice", cost)]).await else {
@@ -269,7 +269,7 @@ pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: TestClock) {
     assert!(look.is_allowed() && Slots::take(look.usage()).is_none());
 }
 
-pub async fn a_check_may_take_several_slots(store: &AnyStore, clock: TestClock) {
+pub async fn a_check_may_take_several_slots(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "5/30s@concurrent@1s");
     let admitted = check(store, [charge(&policy, "alice", 3)]).await;
     assert!(
@@ -284,12 +284,12 @@ pub async fn a_check_may_take_several_slots(store: &AnyStore, clock: TestClock) 
     assert_eq!(remaining(&settled), [4]);
 }
 
-pub async fn each_check_of_a_fill_has_slots_of_its_own(store: &AnyStore, _: TestClock) {
+pub async fn each_check_of_a_fill_has_slots_of_its_own(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "3/30s@concurrent");
     let check = Check::new([charge(&policy, "alice", 1)]).unwrap();
-    let fill = Operation::Fill { check, count: 5 };
-    let Reply::Fill(decisions) = store.execute(fill).await.unwrap() else {
-        panic!("not the reply to a fill");
+    let fill = Operation::CheckBatch { check, count: 5 };
+    let Reply::CheckBatch(decisions) = store.execute(fill).await.unwrap() else {
+        panic!("not the reply to a batch");
     };
     let taken = decisions.iter().map(|it| Slots::take(it.usage()));
     let taken: Vec<Slots> = taken.flatten().collect();
@@ -300,7 +300,7 @@ pub async fn each_check_of_a_fill_has_slots_of_its_own(store: &AnyStore, _: Test
     }
 }
 
-pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: TestClock) {
+pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: ManualClock) {
     let rate = policy("rate", "9/1m");
     let trial = policy("trial", "1/30s@concurrent").shadow();
     let both = || [charge(&rate, "alice", 1), charge(&trial, "alice", 1)];
@@ -321,7 +321,7 @@ pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: TestClock) {
     );
 }
 
-pub async fn slots_are_taken_and_given_back_by_their_keys(store: &AnyStore, _: TestClock) {
+pub async fn slots_are_taken_and_given_back_by_their_keys(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "1/30s@concurrent");
     let alice = take(store, &policy, "alice").await;
     let bob = take(store, &policy, "bob").await;
@@ -337,7 +337,7 @@ pub async fn slots_are_taken_and_given_back_by_their_keys(store: &AnyStore, _: T
 
 pub async fn time_stands_still_for_slots_while_the_clock_is_behind(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("exports", "1/30s@concurrent@1s");
     let slots = take(store, &policy, "alice").await;
@@ -350,7 +350,7 @@ pub async fn time_stands_still_for_slots_while_the_clock_is_behind(
     assert!(is_free(store, &policy, "alice").await);
 }
 
-pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: TestClock) {
+pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: ManualClock) {
     let rate = policy("rate", "1/10s@1s");
     let exports = policy("exports", "1/30s@concurrent@1s");
     let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
@@ -381,7 +381,7 @@ pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: Test
     give_back(store, slots).await;
 }
 
-pub async fn a_quota_begins_anew_with_its_period(store: &AnyStore, clock: TestClock) {
+pub async fn a_quota_begins_anew_with_its_period(store: &AnyStore, clock: ManualClock) {
     let periods = [
         // Days of 24, 23 and 25 hours.
         (
@@ -450,7 +450,7 @@ pub async fn a_quota_begins_anew_with_its_period(store: &AnyStore, clock: TestCl
     }
 }
 
-pub async fn a_month_may_begin_on_another_day(store: &AnyStore, clock: TestClock) {
+pub async fn a_month_may_begin_on_another_day(store: &AnyStore, clock: ManualClock) {
     let policy = policy("billing", "1/month:31@UTC");
     let mut admitted = Vec::new();
     for day in 1..=366_u64 {
@@ -470,7 +470,7 @@ pub async fn a_month_may_begin_on_another_day(store: &AnyStore, clock: TestClock
     );
 }
 
-pub async fn a_quota_and_a_window_are_charged_together(store: &AnyStore, clock: TestClock) {
+pub async fn a_quota_and_a_window_are_charged_together(store: &AnyStore, clock: ManualClock) {
     at(&clock, "2024-05-31T23:59:58Z");
     let policy = policy("plan", "1/1s@exact,2/month@UTC");
     assert!(
@@ -501,7 +501,7 @@ pub async fn a_quota_and_a_window_are_charged_together(store: &AnyStore, clock: 
 
 pub async fn a_settlement_reaches_the_period_that_was_charged_if_it_is_current(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("quota", "9/month@UTC");
     at(&clock, "2024-05-10T00:00:00Z");
@@ -521,7 +521,7 @@ pub async fn a_settlement_reaches_the_period_that_was_charged_if_it_is_current(
     assert_eq!(left(store, &policy, "alice").await, 6);
 }
 
-pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: TestClock) {
+pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: ManualClock) {
     at(&clock, "2024-05-10T00:00:00Z");
     let small = policy("plan", "2/month@Europe/Berlin");
     let large = policy("plan", "9/month@Europe/Berlin");
@@ -546,7 +546,7 @@ pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: T
 
 pub async fn another_zone_or_day_starts_empty_and_the_first_is_carried_along(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     at(&clock, "2024-05-10T00:00:00Z");
     let first = policy("plan", "9/month@UTC");
@@ -575,7 +575,7 @@ pub async fn another_zone_or_day_starts_empty_and_the_first_is_carried_along(
 
 pub async fn time_stands_still_for_a_quota_while_the_clock_is_behind(
     store: &AnyStore,
-    clock: TestClock,
+    clock: ManualClock,
 ) {
     let policy = policy("quota", "5/month@UTC");
     at(&clock, "2024-06-01T00:00:00Z");
@@ -602,7 +602,10 @@ pub async fn time_stands_still_for_a_quota_while_the_clock_is_behind(
     assert_eq!(left(store, &policy, "alice").await, 5);
 }
 
-pub async fn a_period_after_the_one_after_next_is_not_believed(store: &AnyStore, clock: TestClock) {
+pub async fn a_period_after_the_one_after_next_is_not_believed(
+    store: &AnyStore,
+    clock: ManualClock,
+) {
     let policy = policy("quota", "5/day@UTC");
     at(&clock, "2024-06-04T12:00:00Z");
     assert!(
@@ -623,7 +626,7 @@ pub async fn a_period_after_the_one_after_next_is_not_believed(store: &AnyStore,
     assert_eq!(left(store, &policy, "alice").await, 4);
 }
 
-pub async fn a_quota_is_forgotten_when_it_is_reset(store: &AnyStore, clock: TestClock) {
+pub async fn a_quota_is_forgotten_when_it_is_reset(store: &AnyStore, clock: ManualClock) {
     let policy = policy("quota", "5/year@UTC");
     at(&clock, "2024-06-04T12:00:00Z");
     let admitted = check(store, [charge(&policy, "alice", 5)]).await;

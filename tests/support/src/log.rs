@@ -10,7 +10,7 @@ use sluicegate::{
     block::BlockedBy,
     observe::{
         BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKey, Observer, PauseEvent,
+        MissingKeyEvent, Observer, PauseEvent,
     },
 };
 
@@ -77,7 +77,7 @@ impl Observer for Log {
         self.add(it, format!("open {} {kind:?}", it.is_open()));
     }
 
-    fn on_missing_key(&self, it: &MissingKey<'_>) {
+    fn on_missing_key(&self, it: &MissingKeyEvent<'_>) {
         let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
         let policy = it.policy().map_or("?", Policy::name);
         self.add(it, format!("{policy} {kind} {outcome}"));
@@ -89,7 +89,7 @@ impl Observer for Log {
             it,
             format!(
                 "{policy} blocked by {}",
-                it.by().map_or("list", BlockedBy::as_str)
+                it.source().map_or("list", BlockedBy::as_str)
             ),
         );
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluicegate::{Rule, Store, test_util::TestClock};
+use sluicegate::{Rule, Store, manual_clock::ManualClock};
 
 use super::history::{Act, History, Player, move_clock};
 
@@ -12,7 +12,7 @@ pub type Admitted = (u64, usize, usize, u64);
 /// Plays the checks of a history. The processes take turns.
 pub async fn admitted(
     processes: &[&dyn Store],
-    clock: &TestClock,
+    clock: &ManualClock,
     history: &History,
 ) -> Vec<Admitted> {
     let players = processes.iter().map(|it| Player::new(*it, history));

@@ -5,7 +5,7 @@
 
 use std::{pin::Pin, sync::Arc};
 
-use sluicegate::{Limiter, Store, test_util::TestClock};
+use sluicegate::{Limiter, Store, manual_clock::ManualClock};
 use tokio::runtime::Builder;
 
 use super::{contract::patient, history::START_MS};
@@ -14,9 +14,9 @@ use super::{contract::patient, history::START_MS};
 pub type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Tests a sentence about the answers of a store.
-pub fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
+pub fn about_a_store<S: Store, N: Future<Output = (S, ManualClock)>>(
     new: fn() -> N,
-    sentence: for<'a> fn(&'a Arc<dyn Store>, TestClock) -> Sentence<'a>,
+    sentence: for<'a> fn(&'a Arc<dyn Store>, ManualClock) -> Sentence<'a>,
 ) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -28,9 +28,9 @@ pub fn about_a_store<S: Store, N: Future<Output = (S, TestClock)>>(
 }
 
 /// Tests a sentence about the decisions of a limiter, on several threads.
-pub fn about_a_limiter<S: Store, N: Future<Output = (S, TestClock)>>(
+pub fn about_a_limiter<S: Store, N: Future<Output = (S, ManualClock)>>(
     new: fn() -> N,
-    sentence: for<'a> fn(&'a Limiter, TestClock) -> Sentence<'a>,
+    sentence: for<'a> fn(&'a Limiter, ManualClock) -> Sentence<'a>,
 ) {
     let mut builder = Builder::new_multi_thread();
     let runtime = builder.worker_threads(4).enable_all().build().unwrap();

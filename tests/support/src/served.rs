@@ -10,8 +10,8 @@ use std::{
 
 use sluicegate::{
     Decision, RedisStore, Store,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 
 use super::{redis::Server, sharing::shared};
@@ -43,38 +43,38 @@ pub const CONTRIBUTORS_RIGHTS: [&str; 4] = ["+pexpire", "+zincrby", "+zrange", "
 
 impl Served {
     /// Like [`start`](Self::start), for a user with only the least rights.
-    pub async fn start_with_least_rights() -> (Self, TestClock) {
+    pub async fn start_with_least_rights() -> (Self, ManualClock) {
         Self::start_with(&LEAST_RIGHTS).await
     }
 
     /// The same, with the rights for contributors.
-    pub async fn start_with_contributors_rights() -> (Self, TestClock) {
+    pub async fn start_with_contributors_rights() -> (Self, ManualClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
     }
 
     /// The same, with the rights for a list of blocks.
-    pub async fn start_with_blocks_rights() -> (Self, TestClock) {
+    pub async fn start_with_blocks_rights() -> (Self, ManualClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &BLOCKS_RIGHTS].concat()).await
     }
 
-    async fn start_with(rights: &[&str]) -> (Self, TestClock) {
+    async fn start_with(rights: &[&str]) -> (Self, ManualClock) {
         let server = shared_server();
         let (url, prefix) = limited_apart(&server, rights);
-        let clock = TestClock::new(0);
+        let clock = ManualClock::new(0);
         let store = RedisStore::connect(url).await.unwrap();
         let store = store.prefix(&prefix).clock(clock.clone());
         (Self::by(server, store), clock)
     }
 
     /// An empty store over the shared server, with a separate clock.
-    pub async fn start() -> (Self, TestClock) {
+    pub async fn start() -> (Self, ManualClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store), clock)
     }
 
     /// The same, over a store that does not share calls.
-    pub async fn start_without_sharing() -> (Self, TestClock) {
+    pub async fn start_without_sharing() -> (Self, ManualClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store.in_flight(0)), clock)
@@ -126,9 +126,9 @@ async fn connected(server: &Server) -> RedisStore {
 }
 
 /// An empty store and a clock. The store uses the socket, since random histories make many calls.
-pub async fn fresh(server: &Server) -> (RedisStore, TestClock) {
+pub async fn fresh(server: &Server) -> (RedisStore, ManualClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
-    let clock = TestClock::new(0);
+    let clock = ManualClock::new(0);
     let store = connected(server).await;
     let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
     (store.prefix(&prefix).clock(clock.clone()), clock)

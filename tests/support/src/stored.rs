@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use sluicegate::{
     Charge, Decision, MemoryStore, RedisStore, Rule, Store,
+    manual_clock::ManualClock,
     store::{
         Check,
         redis::inspect::{Inspector, Section, StoredValue, decide},
     },
-    test_util::TestClock,
 };
 
 use super::{
@@ -29,7 +29,11 @@ async fn value(inspector: &Inspector, policy: &str, key: usize) -> Option<Stored
 }
 
 /// After each step, the stored value has the steps of the model that keeps every charge.
-pub async fn has_the_steps_of_the_model(store: &RedisStore, clock: &TestClock, history: &History) {
+pub async fn has_the_steps_of_the_model(
+    store: &RedisStore,
+    clock: &ManualClock,
+    history: &History,
+) {
     clock.set(history.start_ms);
     let (mut player, mut model) = (Player::new(store, history), Model::new(history));
     let inspector = store.inspector();
@@ -63,7 +67,11 @@ pub async fn has_the_steps_of_the_model(store: &RedisStore, clock: &TestClock, h
 
 /// After each step, the stored value gives all callers the answers of a memory store with the same history, also
 /// callers with other rules. It does not expire before its last unit is released.
-pub async fn answers_as_the_memory_store(store: &RedisStore, clock: &TestClock, history: &History) {
+pub async fn answers_as_the_memory_store(
+    store: &RedisStore,
+    clock: &ManualClock,
+    history: &History,
+) {
     clock.set(history.start_ms);
     let memory = MemoryStore::new().clock(clock.clone());
     let mut players = (Player::new(store, history), Player::new(&memory, history));
@@ -110,7 +118,7 @@ pub async fn answers_as_the_memory_store(store: &RedisStore, clock: &TestClock, 
 }
 
 /// A decision from the stored value before a check is the same as the script's decision.
-pub async fn foretells_the_script(store: &RedisStore, clock: &TestClock, history: &History) {
+pub async fn foretells_the_script(store: &RedisStore, clock: &ManualClock, history: &History) {
     use super::history::Act;
 
     clock.set(history.start_ms);

@@ -12,8 +12,8 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     calendar::Period,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
-    test_util::TestClock,
 };
 
 use super::{
@@ -91,7 +91,7 @@ struct ChargeText {
     cost: u64,
 }
 
-/// A check, a settlement or a renewal has `usage` or `blocked`; a fill has `decisions`.
+/// A check, a settlement or a renewal has `usage` or `blocked`; a batch has `decisions`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
@@ -131,7 +131,7 @@ struct DeniedBy {
 }
 
 /// Replays the vectors of this repository, and those in the folder that `SLUICEGATE_VECTORS` names.
-pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     let own = root().join("tests/vectors");
     replay_folder(&own, &new).await;
     replay_folder(&own.join("calls"), &new).await;
@@ -142,20 +142,20 @@ pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
 }
 
 /// The vectors of concurrency and calendar rules, in a store that knows them.
-pub async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+pub async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     let own = root().join("tests/vectors");
     replay_folder(&own.join("concurrency"), &new).await;
     replay_folder(&own.join("calendar"), &new).await;
 }
 
 /// The vectors of blocks and bans, in a store that keeps them.
-pub async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+pub async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     let own = root().join("tests/vectors/blocks");
     replay_folder(&own, &new).await;
 }
 
 /// Replays every `*.json` of a folder with a new store for each. Fails if there is none.
-async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
+async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, ManualClock)) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let mut replayed = 0;
     for path in entries.map(|entry| entry.unwrap().path()) {
@@ -176,7 +176,7 @@ async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestC
     assert!(replayed > 0, "{folder:?} holds no vectors");
 }
 
-async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
+async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str) {
     let policies = policies(file);
     let mut usages: BTreeMap<usize, Usage> = BTreeMap::new();
     let mut held: BTreeMap<usize, Slots> = BTreeMap::new();
@@ -236,7 +236,7 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
 }
 
 /// Waits until the strikes of a denial are counted before the next step.
-async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name: &str) {
+async fn replay_limiter(limiter: &Limiter, clock: &ManualClock, file: &File, name: &str) {
     let mut policies = policies(file);
     for (name, ban) in file.bans.iter().flatten() {
         let policy = policies.get_mut(name.as_str()).unwrap();
@@ -261,10 +261,10 @@ async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name:
 }
 
 async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
-    let operations = vec![Operation::Fill { check, count }];
+    let operations = vec![Operation::CheckBatch { check, count }];
     match store.call(operations).await.unwrap().remove(0).unwrap() {
-        Reply::Fill(decisions) => decisions,
-        other => panic!("not the reply to a fill: {other:?}"),
+        Reply::CheckBatch(decisions) => decisions,
+        other => panic!("not the reply to a batch: {other:?}"),
     }
 }
 
@@ -332,7 +332,7 @@ impl Step {
         match (self.for_ms, self.until_ms) {
             (Some(ms), _) => Until::After(Duration::from_millis(ms)),
             (_, Some(ms)) => Until::At(UNIX_EPOCH + Duration::from_millis(ms)),
-            _ => Until::ForEver,
+            _ => Until::Forever,
         }
     }
 }

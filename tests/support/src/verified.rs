@@ -7,8 +7,8 @@ use std::sync::{
 
 use sluicegate::{
     Decision, Store, StoreError,
+    manual_clock::ManualClock,
     store::{CallFuture, Check, DenyCache, Operation, Reply, StoreFuture},
-    test_util::TestClock,
 };
 
 /// Asks the store again for each repeated refusal, and returns the store's answer. This changes nothing, because a
@@ -22,7 +22,7 @@ pub struct Verified<S> {
 
 impl<S: Store> Verified<S> {
     /// The cache and the store share one clock.
-    pub fn new((store, clock): (S, TestClock)) -> (Self, TestClock) {
+    pub fn new((store, clock): (S, ManualClock)) -> (Self, ManualClock) {
         let store = Arc::new(store);
         let verified = Self {
             cache: DenyCache::new(Arc::clone(&store)).clock(clock.clone()),
@@ -47,19 +47,19 @@ impl<S: Store> Verified<S> {
             (Reply::Check(decision), Operation::Check(check)) => {
                 Ok(Reply::Check(self.verify(&check, decision).await?))
             }
-            (Reply::Fill(decisions), Operation::Fill { check, .. }) => {
+            (Reply::CheckBatch(decisions), Operation::CheckBatch { check, .. }) => {
                 let mut verified = Vec::new();
                 for decision in decisions {
                     verified.push(self.verify(&check, decision).await?);
                 }
-                Ok(Reply::Fill(verified))
+                Ok(Reply::CheckBatch(verified))
             }
             (reply, _) => Ok(reply),
         }
     }
 
     async fn verify(&self, check: &Check, decision: Decision) -> Result<Decision, StoreError> {
-        if !decision.usage().is_repeated() {
+        if !decision.usage().is_cached() {
             return Ok(decision);
         }
         self.repeated.fetch_add(1, Relaxed);

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 
 /// This process's clock, which never steps back. It may stand still while the machine sleeps.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
     System(Instant),
-    #[cfg(feature = "test-util")]
-    Test(TestClock),
+    #[cfg(feature = "manual-clock")]
+    Test(ManualClock),
 }
 
 impl Clock {
@@ -24,7 +24,7 @@ impl Clock {
     pub(super) fn now(&self) -> Duration {
         match self {
             Self::System(start) => start.elapsed(),
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             Self::Test(clock) => Duration::from_millis(clock.now_ms()),
         }
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     domain::{check::Check, decision::Decision, key::Key, policy::Policy, settlement::Settlement},
-    store::{Operation, layers::give_backs::GiveBacks},
+    store::{Operation, layers::refund_epochs::RefundEpochs},
 };
 
 /// Enough that a refund to one identity rarely drops the refusals of another.
@@ -19,7 +19,7 @@ const SLOTS: usize = 16_384;
 pub(super) struct Memory {
     hasher: RandomState,
     table: Table,
-    give_backs: GiveBacks,
+    refund_epochs: RefundEpochs,
 }
 
 impl Memory {
@@ -27,13 +27,13 @@ impl Memory {
         Self {
             hasher: RandomState::new(),
             table: Table::new(),
-            give_backs: GiveBacks::new(SLOTS),
+            refund_epochs: RefundEpochs::new(SLOTS),
         }
     }
 
-    /// See [`GiveBacks::last`].
+    /// See [`RefundEpochs::last`].
     pub(super) fn given_back(&self) -> u64 {
-        self.give_backs.last()
+        self.refund_epochs.last()
     }
 
     /// The cached refusal of a check, and its age in ms.
@@ -42,7 +42,7 @@ impl Memory {
         self.table.read(hash, check, |entry| {
             let mut slots = entry.slots.iter();
             let holds = entry.validity.holds(now)
-                && slots.all(|it| self.give_backs.none_since(entry.given_back, *it));
+                && slots.all(|it| self.refund_epochs.none_since(entry.given_back, *it));
             holds.then(|| (entry.refusal.clone(), entry.validity.age_ms(now)))
         })
     }
@@ -78,11 +78,11 @@ impl Memory {
 
     fn charge_slot(&self, policy: &Policy, key: &Key) -> usize {
         let hash = self.hasher.hash_one((policy.name(), key));
-        self.give_backs.slot(hash)
+        self.refund_epochs.slot(hash)
     }
 
     fn block_slot(&self, key: &Key) -> usize {
-        self.give_backs.slot(self.hasher.hash_one(key))
+        self.refund_epochs.slot(self.hasher.hash_one(key))
     }
 }
 
@@ -133,7 +133,7 @@ impl GivenBack {
 impl Drop for GivenBack {
     fn drop(&mut self) {
         for slot in &self.slots {
-            self.memory.give_backs.note(*slot);
+            self.memory.refund_epochs.note(*slot);
         }
     }
 }

@@ -15,8 +15,8 @@ use self::{
     subject::may_be_remembered,
     validity::Validity,
 };
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         check::Check,
@@ -52,9 +52,9 @@ impl DenyCache {
     }
 
     /// Measures time with `clock` instead of this process's clock. For tests in which the store uses the same one.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(self, clock: TestClock) -> Self {
+    pub fn clock(self, clock: ManualClock) -> Self {
         Self {
             clock: Clock::Test(clock),
             ..self
@@ -168,7 +168,7 @@ impl Store for DenyCache {
 
 impl DenyCache {
     fn look_up_operation(&self, operation: &Operation) -> LookUp<Reply> {
-        let (Operation::Check(check) | Operation::Fill { check, .. }) = operation else {
+        let (Operation::Check(check) | Operation::CheckBatch { check, .. }) = operation else {
             return LookUp::Unknown(None);
         };
         let refusal = match self.look_up(check) {
@@ -176,14 +176,19 @@ impl DenyCache {
             LookUp::Unknown(question) => return LookUp::Unknown(question),
         };
         LookUp::Refused(match operation {
-            Operation::Fill { count, .. } => Reply::Fill(vec![refusal; usize::from(*count)]),
+            Operation::CheckBatch { count, .. } => {
+                Reply::CheckBatch(vec![refusal; usize::from(*count)])
+            }
             _ => Reply::Check(refusal),
         })
     }
 }
 
 fn decides(operation: &Operation) -> bool {
-    matches!(operation, Operation::Check(_) | Operation::Fill { .. })
+    matches!(
+        operation,
+        Operation::Check(_) | Operation::CheckBatch { .. }
+    )
 }
 
 /// Caches a reply if it is a refusal and there is a question for it.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 
 /// The clocks of this process.
 #[derive(Clone, Debug)]
@@ -11,8 +11,8 @@ pub(super) enum Clock {
     System {
         anchor: Instant,
     },
-    #[cfg(feature = "test-util")]
-    Test(TestClock),
+    #[cfg(feature = "manual-clock")]
+    Test(ManualClock),
 }
 
 /// A reading of this process's clocks: one that never steps back, and the date.
@@ -40,7 +40,7 @@ impl Clock {
                     .duration_since(UNIX_EPOCH)
                     .unwrap_or_default(),
             },
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             Self::Test(clock) => Moment {
                 monotonic: clock.now(),
                 date: clock.now(),

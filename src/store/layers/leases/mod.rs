@@ -23,8 +23,8 @@ use self::{
     table::Table,
     transfer::Unspent,
 };
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         charge::Charge,
@@ -100,9 +100,9 @@ impl Leases {
 
     /// Returns a layer without leases that uses `clock` instead of the process's clocks. Pass the clock of the wrapped
     /// store, so that time passes equally in both.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(self, clock: TestClock) -> Self {
+    pub fn clock(self, clock: ManualClock) -> Self {
         Self::build(Arc::clone(&self.inner.store), Clock::Test(clock))
     }
 
@@ -381,7 +381,7 @@ impl OutcomeGuard {
         };
         let usage = match result {
             // A repeated denial says nothing about the store, and may cover only some of the charges.
-            Ok(decision) if decision.usage().is_repeated() => return,
+            Ok(decision) if decision.usage().is_cached() => return,
             Ok(decision) => decision.usage(),
             Err(error) => return note_failure(&entries, error),
         };
@@ -414,7 +414,7 @@ impl Store for Leases {
             return inner.check(check).map(Reply::Check);
         }
         let revocation = Revocation::of(&inner, &operation);
-        if revocation.is_none() && !matches!(operation, Operation::Fill { .. }) {
+        if revocation.is_none() && !matches!(operation, Operation::CheckBatch { .. }) {
             return inner.store.execute(operation);
         }
         Revocation::call(revocation.into_iter().collect(), move || {

@@ -104,7 +104,7 @@ impl Several {
                     joined.usage().forbid_repeats();
                 }
                 // A repeated denial says nothing about the store.
-                if denial.usage().is_repeated() {
+                if denial.usage().is_cached() {
                     return Ok(joined.repeated(&self.check, 0));
                 }
                 Ok(joined)

@@ -10,7 +10,7 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-use crate::{domain::settlement::Settlement, store::layers::give_backs::GiveBacks};
+use crate::{domain::settlement::Settlement, store::layers::refund_epochs::RefundEpochs};
 
 /// More slots than entries, so that few entries share one.
 const SLOTS: usize = 16_384;
@@ -22,7 +22,7 @@ const RESET: u64 = 1 << 32;
 #[derive(Debug)]
 pub(super) struct Transfers {
     slots: Box<[AtomicU64]>,
-    give_backs: GiveBacks,
+    refund_epochs: RefundEpochs,
     ended: Notify,
 }
 
@@ -48,25 +48,25 @@ impl Transfers {
     pub(super) fn new() -> Self {
         Self {
             slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
-            give_backs: GiveBacks::new(SLOTS),
+            refund_epochs: RefundEpochs::new(SLOTS),
             ended: Notify::new(),
         }
     }
 
     pub(super) fn slot(&self, hash: u64) -> usize {
-        self.give_backs.slot(hash)
+        self.refund_epochs.slot(hash)
     }
 
-    /// See [`GiveBacks::last`].
+    /// See [`RefundEpochs::last`].
     pub(super) fn given_back(&self) -> u64 {
-        self.give_backs.last()
+        self.refund_epochs.last()
     }
 
     /// Whether units may have arrived since the number was read, or may arrive soon.
     ///
     /// The order of both reads matters: a transfer records its number before it ends.
     pub(super) fn may_arrive(&self, given_back: u64, slot: usize) -> bool {
-        self.is_under_way(slot) || !self.give_backs.none_since(given_back, slot)
+        self.is_under_way(slot) || !self.refund_epochs.none_since(given_back, slot)
     }
 
     /// Begins a transfer. Call this before the units leave their place.
@@ -122,7 +122,7 @@ impl Transfers {
 impl Drop for Transfer {
     fn drop(&mut self) {
         let transfers = &self.transfers;
-        transfers.give_backs.note(self.slot);
+        transfers.refund_epochs.note(self.slot);
         transfers.slots[self.slot].fetch_sub(1, AcqRel);
         transfers.ended.notify_waiters();
     }

@@ -53,7 +53,7 @@ impl RedisStore {
 
     /// Decides identical checks of several slots one after the other. The first denial is the decision of all that
     /// follow. If one fails, or the caller leaves, those that were admitted are rolled back.
-    pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+    pub(super) fn check_batch(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let mut filled = PartlyFilled {
@@ -82,9 +82,12 @@ impl RedisStore {
     ) -> Option<StoreFuture<Reply>> {
         match operation {
             Operation::Check(check) => Some(self.check_several_slots(check)?.map(Reply::Check)),
-            Operation::Fill { check, count } => {
+            Operation::CheckBatch { check, count } => {
                 self.several_slots(check)?;
-                Some(self.fill(check.clone(), *count).map(Reply::Fill))
+                Some(
+                    self.check_batch(check.clone(), *count)
+                        .map(Reply::CheckBatch),
+                )
             }
             Operation::Settle(settlement) => {
                 let slots = self.several_slots(settlement.check())?;
@@ -147,7 +150,7 @@ impl RedisStore {
     }
 }
 
-/// The first decisions of a fill. If this is dropped, they are rolled back in the background.
+/// The first decisions of a batch. If this is dropped, they are rolled back in the background.
 struct PartlyFilled {
     store: RedisStore,
     /// That of the caller, which may drop this outside of any.

@@ -107,7 +107,7 @@ impl RedisStore {
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
         let (policy, key) = match operation {
             Operation::Check(_)
-            | Operation::Fill { .. }
+            | Operation::CheckBatch { .. }
             | Operation::Settle(_)
             | Operation::Renew(_) => {
                 let first = operation.check()?.all_charges().first()?;

@@ -43,8 +43,8 @@ impl RedisStore {
     async fn do_by_key(&self, operation: Operation) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => self.check_by_key(check).await.map(Reply::Check),
-            Operation::Fill { check, count } => {
-                self.fill_by_key(check, count).await.map(Reply::Fill)
+            Operation::CheckBatch { check, count } => {
+                self.batch_by_key(check, count).await.map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => {
                 let slots = self.slots_by_key(settlement.check());
@@ -77,17 +77,17 @@ impl RedisStore {
         cross_slot::check(self.clone(), check, slots).await
     }
 
-    async fn fill_by_key(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
+    async fn batch_by_key(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
         if check.all_charges().len() > 1 {
-            return self.fill(check, count).await;
+            return self.check_batch(check, count).await;
         }
         if let Some(blocked) = self.blocked_by_key(&check).await? {
             return Ok(vec![Decision::Blocked(blocked); count.into()]);
         }
         let check = check.enforce_blocks(false);
-        let fill = Operation::Fill { check, count };
-        match self.execute_alone(fill).await? {
-            Reply::Fill(decisions) => Ok(decisions),
+        let batch = Operation::CheckBatch { check, count };
+        match self.execute_alone(batch).await? {
+            Reply::CheckBatch(decisions) => Ok(decisions),
             _ => Err(ANOTHER_REPLY),
         }
     }

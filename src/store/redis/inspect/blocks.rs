@@ -12,7 +12,7 @@ use crate::{
     store::redis::{
         contributors::send_all,
         error::store_error,
-        script::{VERSION, number},
+        wire::{VERSION, number},
     },
 };
 
@@ -177,10 +177,13 @@ mod tests {
     fn only_what_the_script_writes_is_a_block() {
         let (block, details) = read(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
         assert_eq!(details, BlockDetails::default());
-        assert_eq!((block.until_ms(), block.by()), (Some(513), BlockedBy::Ban));
+        assert_eq!(
+            (block.until_ms(), block.source()),
+            (Some(513), BlockedBy::Ban)
+        );
         let (for_ever, _) = read(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
         assert_eq!(
-            (for_ever.until_ms(), for_ever.by()),
+            (for_ever.until_ms(), for_ever.source()),
             (None, BlockedBy::Operator)
         );
         assert_eq!(

@@ -33,7 +33,7 @@ use super::{
     RedisStore,
     connection::within,
     error::{code, store_error},
-    milliseconds, names,
+    key_names, milliseconds,
 };
 use crate::domain::{
     Text,
@@ -57,7 +57,7 @@ pub use value::{Section, Step, StoredValue, UnreadableValue};
 /// The key stands for the identity only over Redis, with the prefix and secret of that hash, and over no other store.
 #[must_use]
 pub fn hashed_key(kind: impl Into<Text>, token: &str) -> Option<Key> {
-    names::hashed(kind, token)
+    key_names::hashed(kind, token)
 }
 
 /// The value of one key, `None` if the key does not exist, or the reason why the value cannot be read.
@@ -102,7 +102,7 @@ impl Inspector {
     ///
     /// If the server cannot be reached within the timeout, or refuses the user.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let greeting = within(self.timeout, self.store.transport.greet()).await;
+        let greeting = within(self.timeout, self.store.transport.ping()).await;
         greeting.map_err(|error| store_error(&error))
     }
 

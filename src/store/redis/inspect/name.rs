@@ -5,7 +5,7 @@ use crate::{
         block::{BLOCKS, STRIKES},
         key::Key,
     },
-    store::redis::names::Names,
+    store::redis::key_names::Names,
 };
 
 /// The name of a stored key: its identity and its policy.

@@ -11,7 +11,7 @@ use crate::{
             StepSpec,
         },
     },
-    store::redis::script::{VERSION, is_of_a_later_kind, labelled, number},
+    store::redis::wire::{VERSION, is_of_a_later_kind, labelled, number},
 };
 
 /// The bytes of one label.

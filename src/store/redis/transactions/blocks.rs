@@ -6,10 +6,10 @@ use redis::Pipeline;
 use tokio::time::Instant;
 
 use super::{
-    attempts::{Attempts, Settings, renew},
-    held::Held,
     layout::read_block,
     plan::SUFFIX,
+    runner::{OptimisticRunner, Settings, renew},
+    session::Session,
 };
 use crate::domain::{
     block::{BLOCKS, BlockedIdentity},
@@ -21,11 +21,11 @@ const BATCH: u32 = 500;
 
 /// The current blocks, up to a maximum number.
 pub(super) async fn list(
-    attempts: Arc<Attempts>,
+    attempts: Arc<OptimisticRunner>,
     most: usize,
 ) -> Result<Vec<BlockedIdentity>, StoreError> {
     let settings = &attempts.settings;
-    let mut held = Held::check_out(&settings.pool, Settings::end()).await?;
+    let mut held = Session::check_out(&settings.pool, Settings::end()).await?;
     let listed = match scan(&mut held, settings, most).await {
         // The connection may have ended while it was idle.
         Err(_) if held.is_lost() => match held.renew(&settings.pool, Settings::end()).await {
@@ -42,7 +42,7 @@ pub(super) async fn list(
 
 /// Scans with pauses, so that the server is busy for at most half of the time.
 async fn scan(
-    held: &mut Held,
+    held: &mut Session,
     settings: &Settings,
     most: usize,
 ) -> Result<Vec<BlockedIdentity>, StoreError> {

@@ -175,7 +175,7 @@ pub(super) fn write_block(block: Block, details: &BlockDetails) -> Vec<u8> {
         &mut bytes,
         [
             block.stored_until_ms(),
-            block.by().code().into(),
+            block.source().code().into(),
             details.created_ms().unwrap_or(0),
         ],
     );
@@ -277,7 +277,7 @@ mod tests {
     }
 
     /// The contents of each section.
-    fn told(entry: &Entry) -> Vec<String> {
+    fn shown(entry: &Entry) -> Vec<String> {
         let sections = entry.sections().iter();
         sections.map(|section| format!("{section:?}")).collect()
     }
@@ -305,11 +305,11 @@ mod tests {
         ];
         for entry in entries.map(Entry::of) {
             let read = read_counts(&write_counts(&entry)).unwrap();
-            assert_eq!(told(&read), told(&entry));
+            assert_eq!(shown(&read), shown(&entry));
         }
         for (until_ms, by) in [(1, BlockedBy::Ban), ((1 << 48) - 1, BlockedBy::Operator)] {
             let block = Block::new(until_ms, by);
-            let request = BlockRequest::new(Until::ForEver).reason("why");
+            let request = BlockRequest::new(Until::Forever).reason("why");
             let details = request.details().clone().created_at(7);
             let read = read_block(&write_block(block, &details)).unwrap();
             assert_eq!(read, (block, details));
@@ -367,7 +367,7 @@ mod tests {
                     section.clone().charge(now_ms, 10, 1);
                     section.clone().settle(now_ms, 10, now_ms + 1, -1);
                 }
-                prop_assert_eq!(told(&read_counts(&write_counts(&entry)).unwrap()), told(&entry));
+                prop_assert_eq!(shown(&read_counts(&write_counts(&entry)).unwrap()), shown(&entry));
             }
         }
     }

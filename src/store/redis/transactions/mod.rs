@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, names::Names};
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+use super::{RedisStore, key_names::Names};
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         check::Check,
@@ -19,15 +19,15 @@ use crate::{
     },
     store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one},
 };
-use attempts::{Attempts, Settings};
+use runner::{OptimisticRunner, Settings};
 
-mod attempts;
 mod blocks;
-mod held;
-mod image;
 mod layout;
 mod plan;
 mod queue;
+mod runner;
+mod session;
+mod snapshot;
 
 impl RedisStore {
     /// A store that decides by transactions instead of scripts, over the connections of this pool: see
@@ -37,11 +37,11 @@ impl RedisStore {
         let settings = Settings {
             pool,
             names: Names::new("sluicegate"),
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             clock: None,
         };
         TransactionStore {
-            attempts: Attempts::new(settings),
+            attempts: OptimisticRunner::new(settings),
         }
     }
 }
@@ -51,7 +51,7 @@ impl RedisStore {
 /// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
 #[derive(Clone, Debug)]
 pub struct TransactionStore {
-    attempts: Arc<Attempts>,
+    attempts: Arc<OptimisticRunner>,
 }
 
 impl TransactionStore {
@@ -72,9 +72,9 @@ impl TransactionStore {
     }
 
     /// Decides by this clock instead of the server's.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     #[must_use]
-    pub fn clock(self, clock: TestClock) -> Self {
+    pub fn clock(self, clock: ManualClock) -> Self {
         self.with(|settings| settings.clock = Some(clock))
     }
 
@@ -82,7 +82,7 @@ impl TransactionStore {
     fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = self.attempts.settings.clone();
         change(&mut settings);
-        let attempts = Attempts::new(settings);
+        let attempts = OptimisticRunner::new(settings);
         Self { attempts }
     }
 

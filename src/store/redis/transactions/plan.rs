@@ -8,7 +8,7 @@ use crate::{
         charge::Charge,
         key::Key,
     },
-    store::{Operation, redis::names::Names},
+    store::{Operation, redis::key_names::Names},
 };
 
 /// The suffix of all keys. No key of the script has this suffix.
@@ -58,7 +58,9 @@ impl Plan {
 /// The identities of an operation, possibly with duplicates.
 pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
     let (charges, key): (&[Charge], _) = match operation {
-        Operation::Check(check) | Operation::Fill { check, .. } => (check.all_charges(), None),
+        Operation::Check(check) | Operation::CheckBatch { check, .. } => {
+            (check.all_charges(), None)
+        }
         Operation::Settle(settlement) => (settlement.check().charges(), None),
         Operation::Renew(renewal) => (renewal.check().charges(), None),
         Operation::Reset { key, .. }
@@ -80,7 +82,7 @@ impl Keys<'_> {
     fn of(&mut self, operation: &Operation) -> Places {
         let mut places = Places::default();
         match operation {
-            Operation::Check(check) | Operation::Fill { check, .. } => {
+            Operation::Check(check) | Operation::CheckBatch { check, .. } => {
                 // A check that enforces no blocks reads and watches no key for them.
                 if check.enforces_blocks() {
                     places.blocks = check.keys().map(|key| self.block(key)).collect();

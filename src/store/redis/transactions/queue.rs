@@ -305,15 +305,15 @@ mod tests {
     use super::*;
 
     type Names = Queue<&'static str, u8>;
-    type Told = Vec<(Vec<u64>, Vec<&'static str>)>;
+    type Groups = Vec<(Vec<u64>, Vec<&'static str>)>;
 
     fn enter(queue: &Names, identities: &[u64], job: &'static str) -> bool {
         queue.enter(identities.to_vec(), 0, job).is_some()
     }
 
     /// The groups that begin when a group about these identities ends.
-    fn end(queue: &Names, identities: &[u64]) -> Told {
-        told(queue.end(number(queue, identities), |_| false))
+    fn end(queue: &Names, identities: &[u64]) -> Groups {
+        named(queue.end(number(queue, identities), |_| false))
     }
 
     fn number(queue: &Names, identities: &[u64]) -> u64 {
@@ -326,7 +326,7 @@ mod tests {
         *groups.find(|(_, it)| is_asked(it)).unwrap().0
     }
 
-    fn told(groups: Vec<Group<&'static str, u8>>) -> Told {
+    fn named(groups: Vec<Group<&'static str, u8>>) -> Groups {
         let groups = groups.into_iter().map(|mut it| {
             it.identities.sort_unstable();
             (it.identities, it.jobs)
@@ -425,7 +425,7 @@ mod tests {
         assert!(!enter(&queue, &[1, 2], "gone"));
         assert!(!enter(&queue, &[2], "b"));
         let begun = queue.end(number(&queue, &[1]), |job| *job == "gone");
-        assert_eq!(told(begun), [(vec![2], vec!["b"])]);
+        assert_eq!(named(begun), [(vec![2], vec!["b"])]);
         assert!(enter(&queue, &[1], "c"));
         assert_eq!(end(&queue, &[1]), []);
         assert_eq!(end(&queue, &[2]), []);
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn a_group_that_is_old_is_taken_over_and_ends_nothing_any_more() {
         let queue = Names::new();
-        let take_over = |after| told(queue.take_over(&[1], after, |_| false));
+        let take_over = |after| named(queue.take_over(&[1], after, |_| false));
         assert!(enter(&queue, &[1, 2], "parked"));
         let parked = number(&queue, &[1, 2]);
         assert!(!enter(&queue, &[2], "parked, too"));
@@ -448,7 +448,7 @@ mod tests {
             "what waited for it has been dropped"
         );
         assert!(!enter(&queue, &[1], "c"));
-        assert_eq!(told(queue.end(parked, |_| false)), []);
+        assert_eq!(named(queue.end(parked, |_| false)), []);
         assert_eq!(end(&queue, &[1]), [(vec![1], vec!["c"])]);
     }
 
@@ -500,11 +500,11 @@ mod tests {
 
         fn begin(&mut self, group: Group<usize, u8>) {
             let of_all = group.jobs.iter().flat_map(|it| &self.jobs[*it].0);
-            let [all, told]: [HashSet<u64>; 2] = [
+            let [all, named]: [HashSet<u64>; 2] = [
                 of_all.copied().collect(),
                 group.identities.iter().copied().collect(),
             ];
-            assert_eq!(all, told);
+            assert_eq!(all, named);
             for job in &group.jobs {
                 assert_eq!(self.jobs[*job].1, group.kind);
                 self.waiting.retain(|it| it != job);

@@ -95,7 +95,7 @@ fn of_an_unblocking_that_failed_both_answers_are_read() {
     let unblock = Operation::Unblock { key: key() };
     let block = Operation::Block {
         key: key(),
-        request: crate::domain::block::Until::ForEver.into(),
+        request: crate::domain::block::Until::Forever.into(),
     };
     let operations = [unblock, block];
     for failed in [
@@ -125,12 +125,12 @@ proptest! {
         let settlement = Settlement::new(admitted.usage(), |_| 2).unwrap();
         let policy = Policy::parse("p", "1/1s").unwrap();
         let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
-        let fill = Operation::Fill { check: check(), count: 3 };
+        let fill = Operation::CheckBatch { check: check(), count: 3 };
         let reply = Value::BulkString(reply);
         let key = Key::new("user", "alice");
-        let enforcing = Operation::Fill { check: check().enforce_blocks(true), count: 3 };
+        let enforcing = Operation::CheckBatch { check: check().enforce_blocks(true), count: 3 };
         let unblock = Operation::Unblock { key: key.clone() };
-        let request = crate::domain::block::BlockRequest::from(crate::domain::block::Until::ForEver);
+        let request = crate::domain::block::BlockRequest::from(crate::domain::block::Until::Forever);
         let block = Operation::Block { key: key.clone(), request: request.clone() };
         let ban = Operation::Ban { key, strikes: Rule::per_minute(1), request };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];

@@ -1,4 +1,4 @@
-//! [`Extension`]: keys from an identity in the request's extensions.
+//! [`FromExtension`]: keys from an identity in the request's extensions.
 
 use std::{any::type_name, fmt};
 
@@ -22,12 +22,12 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// | neither | [misconfigured](crate::error::ExtractErrorKind::Misconfigured): a 500, and a warning that names `T`; nothing above changes that |
 ///
 /// ```
-/// use sluicegate::{Key, KeyExtractor, error::ExtractErrorKind, extract::{Extension, Keys}};
+/// use sluicegate::{Key, KeyExtractor, error::ExtractErrorKind, extract::{FromExtension, Keys}};
 ///
 /// #[derive(Clone)]
 /// struct User { id: u64 }
 ///
-/// let user = Extension::new(|user: &User| Key::new("user", user.id.to_string())).or_skip();
+/// let user = FromExtension::new(|user: &User| Key::new("user", user.id.to_string())).or_skip();
 ///
 /// let mut head = http::Request::get("/").body(())?.into_parts().0;
 /// assert_eq!(user.extract(&head).unwrap_err().kind(), ExtractErrorKind::Misconfigured);
@@ -41,11 +41,11 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// If your authentication inserts nothing for requests without a user, and you cannot change that, use a closure
 /// instead: `|head: &Parts| head.extensions.get::<User>().map(…)`. You then get no error if the layers are in the wrong
 /// order.
-pub struct Extension<T> {
+pub struct FromExtension<T> {
     read: Box<Read<T>>,
 }
 
-impl<T: Clone + Send + Sync + 'static> Extension<T> {
+impl<T: Clone + Send + Sync + 'static> FromExtension<T> {
     /// Creates an extractor that makes keys from a `T`. `read` returns one of the types that an extractor's closure can
     /// return.
     #[must_use]
@@ -56,7 +56,7 @@ impl<T: Clone + Send + Sync + 'static> Extension<T> {
     }
 }
 
-impl<T: Clone + Send + Sync + 'static> KeyExtractor for Extension<T> {
+impl<T: Clone + Send + Sync + 'static> KeyExtractor for FromExtension<T> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         if let Some(value) = head.extensions.get::<T>() {
             return (self.read)(value);
@@ -74,8 +74,8 @@ const NOT_INSERTED: ExtractError = ExtractError::misconfigured(
      for requests without a user",
 );
 
-impl<T> fmt::Debug for Extension<T> {
+impl<T> fmt::Debug for FromExtension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", type_name::<T>())
+        write!(f, "FromExtension<{}>", type_name::<T>())
     }
 }

@@ -1,4 +1,4 @@
-//! [`Eventual`]: a value that is ready, or a future of one.
+//! [`MaybeReady`]: a value that is ready, or a future of one.
 
 use std::{
     future::poll_fn,
@@ -8,17 +8,17 @@ use std::{
 
 /// A value that is ready, or a future of one.
 ///
-/// A value that is ready needs no allocation, and [`known`](Self::known) takes it without a task. So a decision in
+/// A value that is ready needs no allocation, and [`take_ready`](Self::take_ready) takes it without a task. So a decision in
 /// memory and the inner service share one poll of the request.
-pub(crate) enum Eventual<T> {
+pub(crate) enum MaybeReady<T> {
     /// `None` after you took the value.
-    Known(Option<T>),
+    Ready(Option<T>),
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
-impl<T> Eventual<T> {
+impl<T> MaybeReady<T> {
     pub(crate) const fn ready(value: T) -> Self {
-        Self::Known(Some(value))
+        Self::Ready(Some(value))
     }
 
     pub(crate) fn pending(future: impl Future<Output = T> + Send + 'static) -> Self {
@@ -26,17 +26,17 @@ impl<T> Eventual<T> {
     }
 
     /// Takes the value if it is ready.
-    pub(crate) const fn known(&mut self) -> Option<T> {
+    pub(crate) const fn take_ready(&mut self) -> Option<T> {
         match self {
-            Self::Known(value) => value.take(),
+            Self::Ready(value) => value.take(),
             Self::Pending(_) => None,
         }
     }
 }
 
-impl<T> Unpin for Eventual<T> {}
+impl<T> Unpin for MaybeReady<T> {}
 
-impl<T> Future for Eventual<T> {
+impl<T> Future for MaybeReady<T> {
     type Output = T;
 
     /// # Panics
@@ -44,7 +44,7 @@ impl<T> Future for Eventual<T> {
     /// When polled again after it returned the value.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         match &mut *self {
-            Self::Known(value) => match value.take() {
+            Self::Ready(value) => match value.take() {
                 Some(value) => Poll::Ready(value),
                 None => panic!("polled after completion"),
             },

@@ -1,4 +1,4 @@
-//! [`GiveBacks`]: numbers the refunds and blocks through this process, to find out whether one came after a question.
+//! [`RefundEpochs`]: numbers the refunds and blocks through this process, to find out whether one came after a question.
 
 use super::sync::atomic::{
     AtomicU64,
@@ -8,12 +8,12 @@ use super::sync::atomic::{
 /// Numbers everything that is given back, and keeps the last number of each slot. Policies and keys are hashed to
 /// slots. If two share a slot, a refusal may be dropped without need.
 #[derive(Debug)]
-pub(super) struct GiveBacks {
+pub(super) struct RefundEpochs {
     last: AtomicU64,
     slots: Box<[AtomicU64]>,
 }
 
-impl GiveBacks {
+impl RefundEpochs {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             last: AtomicU64::new(0),

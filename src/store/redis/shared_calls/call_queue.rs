@@ -1,4 +1,4 @@
-//! [`Line`]: the waiting callers and the number of calls in flight. This file knows neither Redis nor runtimes.
+//! [`CallQueue`]: the waiting callers and the number of calls in flight. This file knows neither Redis nor runtimes.
 
 use std::{collections::VecDeque, sync::PoisonError, time::Duration};
 
@@ -11,15 +11,15 @@ use super::sync::{Mutex, MutexGuard};
 /// A caller that arrives while fewer than `most` calls are in flight begins a call. A call that ends begins the next
 /// one with the callers that wait. One lock guards both, so no caller can begin to wait while the last call ends.
 ///
-/// A call may never end, because its runtime may be parked. If no call has begun or ended for a while, the line gives
+/// A call may never end, because its runtime may be parked. If no call has begun or ended for a while, the queue gives
 /// up all calls in flight and counts from zero. Each call belongs to an *epoch*, and its end has no effect in a later
 /// one.
 ///
-/// A line that [gathers](Self::gathering) begins a second call only when many charges wait.
+/// A queue that [gathers](Self::gathering) begins a second call only when many charges wait.
 ///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
-pub(super) struct Line<T> {
+pub(super) struct CallQueue<T> {
     most: usize,
     /// The number of waiting charges that begin another call while one is in flight.
     full: usize,
@@ -28,7 +28,7 @@ pub(super) struct Line<T> {
 
 struct State<T> {
     waiting: Waiting<T>,
-    /// How many times the line has given up the calls in flight.
+    /// How many times the queue has given up the calls in flight.
     epoch: u64,
     /// The number of calls of this epoch.
     in_flight: usize,
@@ -38,7 +38,7 @@ struct State<T> {
     moved: Instant,
 }
 
-impl<T> Line<T> {
+impl<T> CallQueue<T> {
     pub(super) fn new(most: usize, now: Instant) -> Self {
         let state = State {
             waiting: Waiting::new(),
@@ -54,7 +54,7 @@ impl<T> Line<T> {
         }
     }
 
-    /// The same line for callers in no hurry: while a call is in flight, they wait until it ends or `full` charges
+    /// The same queue for callers in no hurry: while a call is in flight, they wait until it ends or `full` charges
     /// wait.
     pub(super) const fn gathering(mut self, full: usize) -> Self {
         self.full = full;
@@ -62,21 +62,21 @@ impl<T> Line<T> {
     }
 
     /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin
-    /// now, if any, with its epoch. If no call has begun or ended for `patience`, the line gives up all calls in
+    /// now, if any, with its epoch. If no call has begun or ended for `give_up_after`, the queue gives up all calls in
     /// flight.
     pub(super) fn enter<C>(
         &self,
         one: T,
         charges: usize,
         now: Instant,
-        patience: Duration,
+        give_up_after: Duration,
         gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
     ) -> (u64, Option<(C, u64)>) {
         let mut state = self.lock();
         let ticket = state.waiting.push(one, charges);
         let gathers = state.in_flight > 0 && state.waiting.charges < self.full;
         if gathers || state.in_flight >= self.most {
-            if !state.is_stuck(now, patience) {
+            if !state.is_stuck(now, give_up_after) {
                 return (ticket, None);
             }
             state.give_up();
@@ -84,16 +84,16 @@ impl<T> Line<T> {
         (ticket, self.begin(&mut state, now, gather))
     }
 
-    /// Begins a call for the callers that wait, if the calls in flight have not moved for `patience`: no other caller
+    /// Begins a call for the callers that wait, if the calls in flight have not moved for `give_up_after`: no other caller
     /// may enter.
     pub(super) fn revive<C>(
         &self,
         now: Instant,
-        patience: Duration,
+        give_up_after: Duration,
         gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
     ) -> Option<(C, u64)> {
         let mut state = self.lock();
-        if state.waiting.first().is_none() || !state.is_stuck(now, patience) {
+        if state.waiting.first().is_none() || !state.is_stuck(now, give_up_after) {
             return None;
         }
         state.give_up();
@@ -115,7 +115,7 @@ impl<T> Line<T> {
     /// Records that a call of this epoch has ended, and begins the next if a caller waits.
     ///
     /// If `begin` fails, the call ends inside of `begin`, and this function is entered again. The inner call only
-    /// counts the end and leaves the rest to the loop of the outer one, so a line of any length needs no more stack.
+    /// counts the end and leaves the rest to the loop of the outer one, so a queue of any length needs no more stack.
     pub(super) fn end<C>(
         &self,
         epoch: u64,
@@ -170,8 +170,8 @@ impl<T> Line<T> {
 
 impl<T> State<T> {
     /// Whether nothing has moved for too long, so that the calls in flight may never end.
-    fn is_stuck(&self, now: Instant, patience: Duration) -> bool {
-        now.saturating_duration_since(self.moved) >= patience
+    fn is_stuck(&self, now: Instant, give_up_after: Duration) -> bool {
+        now.saturating_duration_since(self.moved) >= give_up_after
     }
 
     fn give_up(&mut self) {

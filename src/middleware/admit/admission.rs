@@ -1,4 +1,4 @@
-//! [`Step`]: the stages of a request's admission.
+//! [`Admission`]: from the head of a request to the decision about it, in stages.
 
 use std::{
     mem,
@@ -9,106 +9,103 @@ use std::{
 
 use http::request::Parts;
 
-use super::{
-    look_ups::LookUps,
-    plan::{Draft, Plan},
-};
+use super::{CheckDraft, LayerConfig, look_ups::LookUps};
 use crate::{
     domain::{check::Check, decision::Decision},
     limiter::{Resolution, WhereOpen},
     middleware::Rejection,
-    store::eventual::Eventual,
+    store::maybe_ready::MaybeReady,
 };
 
 /// Whether to serve a request: with the decision that admitted the request, or without one if no limit applies or the
 /// failure policy lets the request pass.
-pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
+pub(in crate::middleware) type Admitted = Result<Option<Decision>, Rejection>;
 
 /// The current stage of a request's admission.
 ///
 /// ```text
-/// begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admission
+/// begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admitted
 /// ```
-pub(in crate::middleware) enum Step {
+pub(in crate::middleware) enum Admission {
     LookingUp {
         look_ups: Pin<Box<LookUps>>,
-        draft: Box<Draft>,
+        draft: Box<CheckDraft>,
     },
-    Deciding(Eventual<Resolution>),
+    Deciding(MaybeReady<Resolution>),
 }
 
 /// The admission, or the next stage.
-pub(in crate::middleware) type Next = ControlFlow<Admission, Step>;
+pub(in crate::middleware) type Next = ControlFlow<Admitted, Admission>;
 
-impl Step {
+impl Admission {
     /// Evaluates the head, and asks the store if there are no look-ups.
-    pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Next {
-        match plan.skips(head) {
+    pub(in crate::middleware) fn begin(config: &LayerConfig, head: &Parts) -> Next {
+        match config.skips(head) {
             Ok(false) => {}
             Ok(true) => return Break(Ok(None)),
-            Err(rejection) => return Self::reject(plan, rejection),
+            Err(rejection) => return Self::reject(config, rejection),
         }
-        let mut draft = plan.draft();
-        match plan.charge_known(&mut draft, head) {
-            Err(rejection) => Self::reject(plan, rejection),
-            Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),
+        let mut draft = CheckDraft::new(config);
+        match draft.charge_known(config, head) {
+            Err(rejection) => Self::reject(config, rejection),
+            Ok(()) if !config.looks_up() => Self::submit(config, draft.build()),
             Ok(()) => Continue(Self::LookingUp {
-                look_ups: Box::pin(plan.look_up(head)),
+                look_ups: Box::pin(config.look_up(head)),
                 draft: Box::new(draft),
             }),
         }
     }
 
-    /// Polls the stages. `plan` must be that of [`begin`](Self::begin).
+    /// Polls the stages. `config` must be that of [`begin`](Self::begin).
     pub(in crate::middleware) fn poll(
         &mut self,
-        plan: &Plan,
+        config: &LayerConfig,
         head: &Parts,
         cx: &mut Context<'_>,
-    ) -> Poll<Admission> {
+    ) -> Poll<Admitted> {
         loop {
             let next = match self {
                 Self::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
-                    match plan.charge_found(draft, found, head) {
-                        Ok(()) => Self::submit(plan, mem::take(&mut **draft).build()),
-                        Err(rejection) => Self::reject(plan, rejection),
+                    match draft.charge_found(config, found, head) {
+                        Ok(()) => Self::submit(config, mem::take(&mut **draft).build()),
+                        Err(rejection) => Self::reject(config, rejection),
                     }
                 }
                 Self::Deciding(resolution) => {
                     let resolution = ready!(Pin::new(resolution).poll(cx));
-                    Break(admission(plan, resolution))
+                    Break(admitted(config, resolution))
                 }
             };
             match next {
-                Break(admission) => return Poll::Ready(admission),
-                Continue(step) => *self = step,
+                Break(admitted) => return Poll::Ready(admitted),
+                Continue(next) => *self = next,
             }
         }
     }
 
-    fn submit(plan: &Plan, check: Option<Check>) -> Next {
-        plan.warnings.found_out();
+    fn submit(config: &LayerConfig, check: Option<Check>) -> Next {
+        config.warnings.found_out();
         let Some(check) = check else {
             return Break(Ok(None));
         };
-        let Some(max_wait) = plan.max_wait else {
-            let mut resolution = plan.limiter.decide(check);
-            return match resolution.known() {
-                Some(resolution) => Break(admission(plan, resolution)),
+        let Some(max_wait) = config.max_wait else {
+            let mut resolution = config.limiter.decide(check);
+            return match resolution.take_ready() {
+                Some(resolution) => Break(admitted(config, resolution)),
                 None => Continue(Self::Deciding(resolution)),
             };
         };
-        let limiter = plan.limiter.clone();
-        Continue(Self::Deciding(Eventual::pending(async move {
+        let limiter = config.limiter.clone();
+        Continue(Self::Deciding(MaybeReady::pending(async move {
             limiter.wait(&check, max_wait, WhereOpen::Pass).await
         })))
     }
 
     /// The policies of a shadow layer reject no request; its deny lists do.
-    fn reject(plan: &Plan, rejection: Rejection) -> Next {
+    fn reject(config: &LayerConfig, rejection: Rejection) -> Next {
         Break(
-            if plan.shadow && !matches!(rejection, Rejection::OnDenyList) {
+            if config.shadow && !matches!(rejection, Rejection::OnDenyList) {
                 Ok(None)
             } else {
                 Err(rejection)
@@ -117,9 +114,9 @@ impl Step {
     }
 }
 
-fn admission(plan: &Plan, resolution: Resolution) -> Admission {
+fn admitted(config: &LayerConfig, resolution: Resolution) -> Admitted {
     if let Resolution::Decided(decision) = &resolution {
-        plan.limiter.count_outcome(decision);
+        config.limiter.count_outcome(decision);
     }
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),

@@ -4,18 +4,18 @@
 //!   check ──▶ fewer than n in flight? ── yes ──▶ call ──▶ server
 //!                     │ no                        ▲
 //!                     ▼                           │ a call has ended
-//!                   Line ─────────────────────────┘
+//!                   CallQueue ─────────────────────────┘
 //! ```
 //!
-//! Renewals of slots have a line of their own, where one call is in flight as long as fewer than 256 renewals wait.
+//! Renewals of slots have a queue of their own, where one call is in flight as long as fewer than 256 renewals wait.
 //!
 //! No operation waits for a timer: while no call is in flight, none waits. Each call runs in a task of its own, in the
 //! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down. A call in
-//! a parked runtime may not end: see [`Line`].
+//! a parked runtime may not end: see [`CallQueue`].
 
 mod call;
-mod line;
-mod lines;
+mod call_queue;
+mod call_queues;
 mod sync {
     pub(super) use std::sync::*;
 }
@@ -35,14 +35,14 @@ use crate::{
     store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY},
 };
 use call::{MAX_CHARGES, Request, SharedCall, Waiter};
-use line::{Line, Waiting};
-pub(super) use lines::Lines;
+use call_queue::{CallQueue, Waiting};
+pub(super) use call_queues::CallQueues;
 
 /// The calls to one server, or to one slot of a cluster.
 pub(super) struct SharedCalls {
     /// Sends the calls. This store shares none.
     store: RedisStore,
-    line: Line<Request>,
+    queue: CallQueue<Request>,
     /// The least share of a call.
     least: usize,
 }
@@ -58,7 +58,7 @@ impl SharedCalls {
     fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
         Arc::new(Self {
             store,
-            line: Line::new(in_flight, Instant::now()),
+            queue: CallQueue::new(in_flight, Instant::now()),
             least: 0,
         })
     }
@@ -68,7 +68,7 @@ impl SharedCalls {
     fn in_no_hurry(store: RedisStore, in_flight: usize) -> Arc<Self> {
         Arc::new(Self {
             store,
-            line: Line::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
+            queue: CallQueue::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
             least: MAX_CHARGES,
         })
     }
@@ -104,7 +104,10 @@ impl SharedCalls {
         journey: Journey,
         runtime: Handle,
     ) -> Result<Reply, StoreError> {
-        let is_check = matches!(operation, Operation::Check(_) | Operation::Fill { .. });
+        let is_check = matches!(
+            operation,
+            Operation::Check(_) | Operation::CheckBatch { .. }
+        );
         let (reply, answer) = oneshot::channel();
         let request = Request {
             operation,
@@ -115,10 +118,12 @@ impl SharedCalls {
             runtime,
         };
         let (charges, now) = (request.charges(), Instant::now());
-        let patience = self.store.transport.patience();
+        let give_up_after = self.store.transport.give_up_after();
         let gather = |waiting: &mut _, share| self.gather(waiting, share);
-        let (ticket, begun) = self.line.enter(request, charges, now, patience, gather);
-        // If the caller is dropped while it waits, its operation must leave the line.
+        let (ticket, begun) = self
+            .queue
+            .enter(request, charges, now, give_up_after, gather);
+        // If the caller is dropped while it waits, its operation must leave the queue.
         let caller = Caller {
             calls: &self,
             ticket,
@@ -129,7 +134,7 @@ impl SharedCalls {
         }
         let answer = match is_check {
             true => answer.await,
-            false => self.patiently(answer, patience).await,
+            false => self.patiently(answer, give_up_after).await,
         };
         answer.unwrap_or_else(|_| {
             let error = SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO)));
@@ -143,14 +148,14 @@ impl SharedCalls {
     async fn patiently<T>(
         self: &Arc<Self>,
         mut answer: oneshot::Receiver<T>,
-        patience: Duration,
+        give_up_after: Duration,
     ) -> Result<T, RecvError> {
         loop {
-            if let Ok(answer) = timeout(patience, &mut answer).await {
+            if let Ok(answer) = timeout(give_up_after, &mut answer).await {
                 return answer;
             }
             let gather = |waiting: &mut _, share| self.gather(waiting, share);
-            if let Some((call, epoch)) = self.line.revive(Instant::now(), patience, gather) {
+            if let Some((call, epoch)) = self.queue.revive(Instant::now(), give_up_after, gather) {
                 self.begin(call, epoch);
             }
         }
@@ -183,11 +188,11 @@ impl Drop for Place {
         let (calls, epoch) = (&self.calls, self.epoch);
         let gather = |waiting: &mut _, share| calls.gather(waiting, share);
         let begin = |call| calls.begin(call, epoch);
-        calls.line.end(epoch, Instant::now(), gather, begin);
+        calls.queue.end(epoch, Instant::now(), gather, begin);
     }
 }
 
-/// A caller that waits. If it is dropped before its operation was sent, the operation leaves the line.
+/// A caller that waits. If it is dropped before its operation was sent, the operation leaves the queue.
 struct Caller<'a> {
     calls: &'a SharedCalls,
     ticket: u64,
@@ -197,7 +202,7 @@ struct Caller<'a> {
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
         if self.journey.leave() {
-            self.calls.line.leave(self.ticket);
+            self.calls.queue.leave(self.ticket);
         }
     }
 }

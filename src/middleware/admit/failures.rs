@@ -1,17 +1,39 @@
 //! Follows the failure policy when a limit has no key.
 
-use super::Plan;
+use super::{LayerConfig, PolicySelector};
 use crate::{
     domain::{FailurePolicy, error::ExtractErrorKind, policy::Policy},
     middleware::Rejection,
 };
 
-impl Plan {
+impl LayerConfig {
+    /// Rejects no request if the selector can choose only shadows.
+    #[cold]
+    pub(super) fn fail_without_policy(
+        &self,
+        selector: &PolicySelector,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        let known = selector.known();
+        let shadow = !known.is_empty() && known.iter().all(Policy::is_shadow);
+        self.on_limit_failure(None, shadow, rejection)
+    }
+
+    #[cold]
+    pub(super) fn fail(
+        &self,
+        policy: Option<&Policy>,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        let shadow = policy.is_some_and(Policy::is_shadow);
+        self.on_limit_failure(policy, shadow, rejection)
+    }
+
     /// Reports a limit that could not be charged, and returns `Ok` to leave the limit out: for a shadow, or if the
     /// service could not determine the key and the failure policy is open. Without a key, `Local` cannot count either.
     ///
     /// `policy` is `None` if unknown; `shadow` says whether every possible policy is a shadow.
-    pub(super) fn leave_out(
+    fn on_limit_failure(
         &self,
         policy: Option<&Policy>,
         shadow: bool,

@@ -3,9 +3,8 @@
 mod sync {
     pub(super) use loom::sync::*;
 }
-#[path = "../../src/store/redis/batch/line.rs"]
-#[expect(clippy::module_inception, reason = "the name of the file in src")]
-mod line;
+#[path = "../../src/store/redis/shared_calls/call_queue.rs"]
+mod call_queue;
 
 use std::{
     cell::RefCell,
@@ -14,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use line::{Line, Waiting};
+use call_queue::{CallQueue, Waiting};
 use loom::{sync::Arc, thread};
 use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Uses plain flags instead of loom's: only the order in which threads reach the line matters.
+/// Uses plain flags instead of loom's: only the order in which threads reach the queue matters.
 #[derive(Clone)]
 struct Caller {
     ticket: Arc<AtomicU64>,
@@ -48,7 +47,7 @@ type Call = (Vec<Caller>, u64);
 /// Calls to a server. Each ends when this thread is about to do something else. In a runtime that was shut down, each
 /// ends at once.
 struct Calls {
-    line: Line<Caller>,
+    queue: CallQueue<Caller>,
     start: Instant,
     shut_down: bool,
 }
@@ -61,7 +60,7 @@ impl Calls {
     fn gathering(most: usize, full: usize, shut_down: bool) -> Arc<Self> {
         let start = Instant::now();
         Arc::new(Self {
-            line: Line::new(most, start).gathering(full),
+            queue: CallQueue::new(most, start).gathering(full),
             start,
             shut_down,
         })
@@ -75,7 +74,7 @@ impl Calls {
 
     fn enter_after(&self, time: Duration, caller: &Caller) -> Option<Call> {
         let now = self.start + time;
-        let (ticket, call) = self.line.enter(caller.clone(), 1, now, PATIENCE, gather);
+        let (ticket, call) = self.queue.enter(caller.clone(), 1, now, PATIENCE, gather);
         caller.ticket.store(ticket, SeqCst);
         call
     }
@@ -87,7 +86,7 @@ impl Calls {
             let call = begun.borrow_mut().pop();
             let Some(call) = call else { return };
             send(&call);
-            self.line.end(epoch, self.start, gather, |call| {
+            self.queue.end(epoch, self.start, gather, |call| {
                 if self.shut_down {
                     self.run((call, epoch));
                 } else {
@@ -98,7 +97,7 @@ impl Calls {
     }
 
     fn leave(&self, caller: &Caller) {
-        self.line.leave(caller.ticket.load(SeqCst));
+        self.queue.leave(caller.ticket.load(SeqCst));
     }
 
     /// The number of callers that begin a call before another caller has to wait.
@@ -224,7 +223,7 @@ fn a_caller_whose_call_does_not_begin_begins_another_when_the_patience_runs_out(
             let calls = Arc::clone(&calls);
             thread::spawn(move || calls.run(late))
         };
-        let revive = |after| calls.line.revive(calls.start + after, PATIENCE, gather);
+        let revive = |after| calls.queue.revive(calls.start + after, PATIENCE, gather);
         assert!(revive(PATIENCE - Duration::from_millis(1)).is_none());
         if let Some(call) = revive(PATIENCE) {
             calls.run(call);
@@ -269,7 +268,7 @@ fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, V
 #[test]
 fn calls_share_what_waits_now_without_those_who_have_left() {
     every_order(|| {
-        let (line, now) = (Line::new(4, Instant::now()), Instant::now());
+        let (line, now) = (CallQueue::new(4, Instant::now()), Instant::now());
         let enter = |charges| line.enter(Caller::new(), charges, now, PATIENCE, gather_share);
         for _ in 0..4 {
             let (_, call) = enter(3);

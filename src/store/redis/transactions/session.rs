@@ -1,4 +1,4 @@
-//! [`Held`]: a pooled connection for consecutive transactions, never returned to the pool in mid-transaction.
+//! [`Session`]: a pooled connection for consecutive transactions, never returned to the pool in mid-transaction.
 
 use std::{
     pin::pin,
@@ -10,7 +10,7 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{image::Change, plan::StoredKey};
+use super::{plan::StoredKey, snapshot::Change};
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
@@ -29,7 +29,7 @@ use crate::{
 ///
 /// MULTI is answered before any write is sent: if MULTI is forbidden, no SET can run outside of a transaction. EXEC
 /// also ends a transaction without writes, so the user needs no other right for that.
-pub(super) struct Held {
+pub(super) struct Session {
     pooled: PooledConnection<'static, RedisConnectionManager>,
     handle: MultiplexedConnection,
     /// Whether a transaction may have begun on the server whose end was not confirmed.
@@ -48,7 +48,7 @@ pub(super) struct Reading {
     pub(super) values: Vec<Result<Option<Vec<u8>>, StoreError>>,
 }
 
-impl Held {
+impl Session {
     /// Waits for a connection of the pool.
     ///
     /// # Panics
@@ -153,7 +153,7 @@ impl Held {
             }
         }
         cmds.cmd("EXEC");
-        // Without a reply this returns early, so that dropping `Held` sends another EXEC.
+        // Without a reply this returns early, so that dropping `Session` sends another EXEC.
         let replies = self.send(&cmds, end).await?;
         self.in_transaction = false;
         let mut last = Value::Nil;
@@ -224,7 +224,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for Session {
     /// Ends an open transaction, before the next user of the connection can send anything.
     fn drop(&mut self) {
         if !self.in_transaction {

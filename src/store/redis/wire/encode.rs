@@ -15,7 +15,7 @@ use crate::{
         slots::Renewal,
         window::Spec,
     },
-    store::redis::names::Names,
+    store::redis::key_names::Names,
 };
 
 use super::label::label;
@@ -28,7 +28,7 @@ const SOURCE: &str = include!("../../../../lua/source.rs");
 
 /// The script without its fast path, which is slower and answers the same; and the fast path alone, which raises an
 /// error where it would hand over.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "manual-clock")]
 static HALVES: LazyLock<[(String, Script); 2]> = LazyLock::new(|| {
     [
         ("fast_path = true", "fast_path = false"),
@@ -46,7 +46,7 @@ static HALVES: LazyLock<[(String, Script); 2]> = LazyLock::new(|| {
 });
 
 /// Half of the script, for tests.
-#[cfg(feature = "test-util")]
+#[cfg(feature = "manual-clock")]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store::redis) enum Half {
     Plain = 0,
@@ -87,7 +87,7 @@ pub(in crate::store::redis) struct Call {
     near_ms: u64,
     /// The policies of the latest parts, and the numbers of these parts from 1: later parts name them.
     policies: Vec<(u16, Range<usize>)>,
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     half: Option<Half>,
 }
 
@@ -130,7 +130,7 @@ impl Call {
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
             policies: Vec::new(),
-            #[cfg(feature = "test-util")]
+            #[cfg(feature = "manual-clock")]
             half: None,
         };
         for equal in equal_renewals(operations) {
@@ -139,7 +139,7 @@ impl Call {
             };
             match operation {
                 Operation::Check(check) => call.push_check(names, check, 1),
-                Operation::Fill { check, count } => call.push_check(names, check, *count),
+                Operation::CheckBatch { check, count } => call.push_check(names, check, *count),
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
                 Operation::Renew(renewal) => call.push_renewals(names, renewal, equal.len()),
                 Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
@@ -170,7 +170,7 @@ impl Call {
     }
 
     /// The same call, of half of the script.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "manual-clock")]
     pub(in crate::store::redis) fn of_half(mut self, half: Option<Half>) -> Self {
         self.half = half;
         self
@@ -178,7 +178,7 @@ impl Call {
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "manual-clock")]
         if let Some(half) = self.half {
             return self.cmd("EVALSHA", HALVES[half as usize].1.get_hash());
         }
@@ -187,7 +187,7 @@ impl Call {
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "manual-clock")]
         if let Some(half) = self.half {
             return self.cmd("EVAL", &HALVES[half as usize].0);
         }
@@ -286,7 +286,7 @@ impl Call {
         self.args.bytes.extend(policy);
         self.args
             .bytes
-            .extend([rules, request.by().code(), VERSION]);
+            .extend([rules, request.source().code(), VERSION]);
         request.details().write_texts(&mut self.args.bytes);
         self.args.end();
     }

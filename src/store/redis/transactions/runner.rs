@@ -1,4 +1,4 @@
-//! [`Attempts`]: queues jobs on the same identities in this process, and retries each when another process writes
+//! [`OptimisticRunner`]: queues jobs on the same identities in this process, and retries each when another process writes
 //! first.
 
 use std::{
@@ -17,13 +17,13 @@ use tokio::{
 };
 
 use super::{
-    held::Held,
-    image::Image,
     plan::{Plan, identities},
     queue::{Group, Queue},
+    session::Session,
+    snapshot::Snapshot,
 };
-#[cfg(feature = "test-util")]
-use crate::test_util::TestClock;
+#[cfg(feature = "manual-clock")]
+use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         error::{StoreError, StoreErrorKind},
@@ -31,7 +31,7 @@ use crate::{
     },
     store::{
         Operation, Reply,
-        redis::{error::SHUT_DOWN, names::Names},
+        redis::{error::SHUT_DOWN, key_names::Names},
     },
 };
 
@@ -50,7 +50,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 
 /// Executes operations over the connections of a pool.
-pub(super) struct Attempts {
+pub(super) struct OptimisticRunner {
     pub(super) settings: Settings,
     queue: Queue<Job, runtime::Id>,
     hasher: RandomState,
@@ -60,8 +60,8 @@ pub(super) struct Attempts {
 pub(super) struct Settings {
     pub(super) pool: Pool<RedisConnectionManager>,
     pub(super) names: Names,
-    #[cfg(feature = "test-util")]
-    pub(super) clock: Option<TestClock>,
+    #[cfg(feature = "manual-clock")]
+    pub(super) clock: Option<ManualClock>,
 }
 
 /// The operations of one caller.
@@ -88,13 +88,13 @@ impl Job {
     }
 }
 
-impl fmt::Debug for Attempts {
+impl fmt::Debug for OptimisticRunner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Attempts")
+        f.write_str("OptimisticRunner")
     }
 }
 
-impl Attempts {
+impl OptimisticRunner {
     pub(super) fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
             settings,
@@ -154,7 +154,7 @@ impl Attempts {
             let end = Settings::end();
             let sent = SentCall::now();
             group.jobs.retain(|job| job.journey.begin(&sent));
-            let held = Held::check_out(&settings.pool, end).await;
+            let held = Session::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
                 // All callers left while waiting for the connection.
                 Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
@@ -168,7 +168,7 @@ impl Attempts {
             drop(place);
             let blame = Some(Blame::Call(sent));
             answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
-            if let Some(held) = held.filter(Held::is_lost) {
+            if let Some(held) = held.filter(Session::is_lost) {
                 renew(held, attempts).await;
             }
         });
@@ -176,7 +176,7 @@ impl Attempts {
 }
 
 /// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
-pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
+pub(super) async fn renew(mut held: Session, attempts: Weak<OptimisticRunner>) {
     while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
         if held.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
@@ -204,7 +204,7 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
 
 /// The identities of a group under way. Dropping this frees them for the next group.
 struct Place {
-    attempts: Arc<Attempts>,
+    attempts: Arc<OptimisticRunner>,
     number: u64,
 }
 
@@ -225,13 +225,13 @@ impl Settings {
     /// Reads, decides and writes, repeatedly until no other process has written in between.
     async fn attempt(
         &self,
-        held: &mut Held,
+        held: &mut Session,
         jobs: &[Job],
         end: Instant,
     ) -> Result<Vec<Replies>, StoreError> {
         let plan = Plan::new(&self.names, jobs.iter().flat_map(|it| &it.operations));
         if plan.keys.is_empty() {
-            return Ok(decide(jobs, &plan, &mut Image::new(0, [])));
+            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, [])));
         }
         // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
@@ -248,7 +248,7 @@ impl Settings {
                 reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.now_ms(reading.now_ms);
-            let mut image = Image::new(now_ms, plan.keys.iter().zip(reading.values));
+            let mut image = Snapshot::new(now_ms, plan.keys.iter().zip(reading.values));
             let replies = decide(jobs, &plan, &mut image);
             let mut changes = image.changes().peekable();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
@@ -267,11 +267,11 @@ impl Settings {
     }
 
     #[cfg_attr(
-        not(feature = "test-util"),
+        not(feature = "manual-clock"),
         expect(clippy::unused_self, reason = "the server's clock decides")
     )]
     pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "manual-clock")]
         if let Some(clock) = &self.clock {
             return clock.now_ms();
         }
@@ -280,12 +280,12 @@ impl Settings {
 
     /// How long a key is kept, in ms from the write, which is no earlier than the read.
     #[cfg_attr(
-        not(feature = "test-util"),
+        not(feature = "manual-clock"),
         expect(clippy::unused_self, reason = "the server's clock decides")
     )]
     fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
         let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
-        #[cfg(feature = "test-util")]
+        #[cfg(feature = "manual-clock")]
         if self.clock.is_some() {
             return ttl_ms + 86_400_000; // a clock that is set by hand must not meet real expiry
         }
@@ -294,7 +294,7 @@ impl Settings {
 }
 
 /// Executes the operations of all jobs whose callers still wait.
-fn decide(jobs: &[Job], plan: &Plan, image: &mut Image) -> Vec<Replies> {
+fn decide(jobs: &[Job], plan: &Plan, image: &mut Snapshot) -> Vec<Replies> {
     let mut places = plan.places.iter();
     let replies = jobs.iter().map(|job| {
         let places = places.by_ref().take(job.operations.len());

@@ -140,7 +140,7 @@ enum Field {
 
 impl Fields {
     fn of(policy: &Policy) -> Self {
-        let ban = policy.banned_by();
+        let ban = policy.ban_config();
         Self {
             name: None,
             rules: Rules(policy.to_string()),
@@ -201,7 +201,7 @@ enum Entry {
 impl Entry {
     fn of(policy: &Policy) -> Self {
         let is_plain = policy.failure_policy().is_none()
-            && policy.banned_by().is_none()
+            && policy.ban_config().is_none()
             && policy.set_unit().is_none()
             && !policy.is_shadow()
             && !policy.is_hidden();
@@ -450,14 +450,17 @@ mod tests {
         let text = r#"{"login":{"rules":"10/1m","strikes":"5/10m","ban":"1h"}}"#;
         let policies: Policies = serde_json::from_str(text).unwrap();
         let login = policies.get("login").unwrap();
-        assert_eq!(login.banned_by(), Some("5/10m=1h".parse().unwrap()));
+        assert_eq!(login.ban_config(), Some("5/10m=1h".parse().unwrap()));
         assert_eq!(serde_json::to_string(&policies).unwrap(), text);
         let toml = toml::to_string(&policies).unwrap();
         assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
 
         let text = r#"{"name":"login","rules":"10/1m","strikes":"5/10m@exact","ban":"90s","on_failure":"closed","shadow":true}"#;
         let policy: Policy = serde_json::from_str(text).unwrap();
-        assert_eq!(policy.banned_by(), Some("5/10m@exact=90s".parse().unwrap()));
+        assert_eq!(
+            policy.ban_config(),
+            Some("5/10m@exact=90s".parse().unwrap())
+        );
         assert!(policy.is_shadow());
         assert_eq!(serde_json::to_string(&policy).unwrap(), text);
         let text = r#"{"name":"login","rules":"10/1m","ban":"1h"}"#;

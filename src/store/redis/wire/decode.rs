@@ -2,12 +2,12 @@
 
 use redis::Value;
 
-use super::call::equal_renewals;
+use super::encode::equal_renewals;
 use crate::{
     domain::{
         block::{Block, BlockedBy},
         check::Check,
-        decision::{Blocked, Count, Filled, Usage},
+        decision::{BatchOutcome, Blocked, Count, Usage},
         error::StoreError,
         operation::{Operation, Reply},
         policy::Policy,
@@ -95,10 +95,10 @@ impl Reader<'_> {
                 let decision = self.decide(check, 1, |filled, shadows| filled.decision(shadows));
                 decision.map(Reply::Check)
             }
-            Operation::Fill { check, count } => {
+            Operation::CheckBatch { check, count } => {
                 let decisions =
                     self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
-                decisions.map(Reply::Fill)
+                decisions.map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => {
                 let check = settlement.check().without_shadows();
@@ -146,7 +146,7 @@ impl Reader<'_> {
         &mut self,
         check: &Check,
         count: u16,
-        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+        answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let shadows = check.shadow_check();
         let (mut counts, mut shadow_counts) = (Vec::new(), Vec::new());
@@ -157,14 +157,14 @@ impl Reader<'_> {
         answer(filled?, shadows.and_then(Result::ok))
     }
 
-    /// Reads how many checks of a fill were admitted, and the counts after them. A check without charges has no
+    /// Reads how many checks of a batch were admitted, and the counts after them. A check without charges has no
     /// reply: all are admitted.
     fn fill<'a>(
         &mut self,
         check: &'a Check,
         count: u16,
         counts: &'a mut Vec<Count>,
-    ) -> Result<Filled<'a>, StoreError> {
+    ) -> Result<BatchOutcome<'a>, StoreError> {
         let mut blocked = None;
         let admitted = match self.bytes {
             _ if check.charges().is_empty() => count,
@@ -185,9 +185,9 @@ impl Reader<'_> {
                 u16::try_from(admitted).map_err(|_| self.garbled())?
             }
         };
-        Ok(Filled {
+        Ok(BatchOutcome {
             blocked,
-            ..Filled::new(check, count, admitted, self.now_ms, counts)
+            ..BatchOutcome::new(check, count, admitted, self.now_ms, counts)
         })
     }
 

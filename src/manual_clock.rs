@@ -1,11 +1,11 @@
-//! [`TestClock`]: a clock that tests move, so that no test has to sleep (feature `test-util`).
+//! [`ManualClock`]: a clock that tests move, so that no test has to sleep (feature `manual-clock`).
 //!
 //! ```
 //! use std::time::Duration;
-//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, test_util::TestClock};
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, manual_clock::ManualClock};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let clock = TestClock::new(1_700_000_000_000);
+//! let clock = ManualClock::new(1_700_000_000_000);
 //! let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
 //! let policy = Policy::parse("api", "1/1s@exact")?;
 //! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
@@ -35,11 +35,11 @@ const LATEST_MS: u64 = 1 << 47;
 
 /// A clock that stands still until you move it; clones show the same time.
 #[derive(Clone, Debug)]
-pub struct TestClock {
+pub struct ManualClock {
     now_us: Arc<AtomicU64>,
 }
 
-impl TestClock {
+impl ManualClock {
     /// Creates a clock that shows `ms` milliseconds since the Unix epoch, at most 2^47.
     #[must_use]
     pub fn new(ms: u64) -> Self {

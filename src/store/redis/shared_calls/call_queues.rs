@@ -1,4 +1,4 @@
-//! [`Lines`]: one line for a server, or one for each slot of a cluster.
+//! [`CallQueues`]: one queue for a server, or one for each slot of a cluster.
 
 use std::sync::Arc;
 #[cfg(feature = "cluster")]
@@ -15,7 +15,7 @@ use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
 #[derive(Clone, Debug)]
-pub(in crate::store::redis) enum Lines {
+pub(in crate::store::redis) enum CallQueues {
     Server(Pair),
     #[cfg(feature = "cluster")]
     Cluster(Arc<BySlot>),
@@ -54,7 +54,7 @@ pub(in crate::store::redis) struct BySlot {
     slots: Mutex<HashMap<Slot, Pair>>,
 }
 
-impl Lines {
+impl CallQueues {
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")

@@ -5,7 +5,7 @@ use std::{future::poll_fn, iter, pin::pin, sync::Arc, task::Poll};
 use smallvec::{SmallVec, smallvec};
 use tokio::{runtime::Handle, sync::oneshot};
 
-use super::line::Waiting;
+use super::call_queue::Waiting;
 use crate::{
     domain::error::StoreError,
     domain::sent_call::{Blame, Journey, SentCall},
@@ -169,7 +169,9 @@ impl SharedCall {
             waiters.retain(|it| !it.reply.is_closed() && it.journey.begin(sent));
             let count = u16::try_from(waiters.len()).ok().filter(|it| *it > 0)?;
             Some(match operation {
-                Operation::Check(check) if count > 1 => (Operation::Fill { check, count }, waiters),
+                Operation::Check(check) if count > 1 => {
+                    (Operation::CheckBatch { check, count }, waiters)
+                }
                 other => (other, waiters),
             })
         });
@@ -190,7 +192,7 @@ impl Returned {
         for (reply, waiters) in self.replies.into_iter().zip(self.waiters) {
             match reply {
                 // With one waiter, the caller asked for a batch. With more, `fold` made the batch from their checks.
-                Ok(Reply::Fill(decisions)) if waiters.len() > 1 => {
+                Ok(Reply::CheckBatch(decisions)) if waiters.len() > 1 => {
                     let decisions = decisions.into_iter().map(|it| Ok(Reply::Check(it)));
                     answer(waiters, decisions);
                 }

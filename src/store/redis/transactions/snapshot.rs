@@ -1,4 +1,4 @@
-//! [`Image`]: the values of some keys at one time. Operations on them run in memory.
+//! [`Snapshot`]: the values of some keys at one time. Operations on them run in memory.
 //!
 //! This module knows nothing of Redis. Each operation is decided as in the [`MemoryStore`](crate::MemoryStore), by the
 //! same [`Entry`], and the changes are written afterwards.
@@ -12,7 +12,7 @@ use crate::{
         block::{Block, BlockDetails, BlockRequest},
         charge::Charge,
         check::Check,
-        decision::{Blocked, Count, Filled, Usage},
+        decision::{BatchOutcome, Blocked, Count, Usage},
         error::StoreError,
         key::Key,
         operation::{Operation, Reply},
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The values of some keys.
-pub(super) struct Image {
+pub(super) struct Snapshot {
     now_ms: u64,
     values: Vec<Value>,
 }
@@ -47,7 +47,7 @@ pub(super) enum Change {
     Delete,
 }
 
-impl Image {
+impl Snapshot {
     /// The values of these keys at this time: `None` for no value, or the reason why a value cannot be used.
     pub(super) fn new<'a>(
         now_ms: u64,
@@ -84,11 +84,11 @@ impl Image {
             Operation::Check(check) => self
                 .decide(check, 1, places, |filled, shadows| filled.decision(shadows))
                 .map(Reply::Check),
-            Operation::Fill { check, count } => self
+            Operation::CheckBatch { check, count } => self
                 .decide(check, *count, places, |filled, shadows| {
                     filled.decisions(shadows)
                 })
-                .map(Reply::Fill),
+                .map(Reply::CheckBatch),
             Operation::Settle(settlement) => self.settle(settlement, places).map(Reply::Settle),
             Operation::Renew(renewal) => self.renew(renewal, places).map(Reply::Renew),
             Operation::Reset { .. } => {
@@ -115,27 +115,27 @@ impl Image {
         check: &Check,
         count: u16,
         places: &Places,
-        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+        answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let now_ms = self.now_ms;
         if let Some(blocked) = self.blocked(check, places)? {
-            let blocked = Filled {
+            let blocked = BatchOutcome {
                 blocked: Some(blocked),
-                ..Filled::new(check, count, 0, now_ms, &[])
+                ..BatchOutcome::new(check, count, 0, now_ms, &[])
             };
             return answer(blocked, None);
         }
-        let (admitted, counts) = self.fill(check.charges(), &places.charges, count)?;
+        let (admitted, counts) = self.check_batch(check.charges(), &places.charges, count)?;
         let shadows = check.shadow_check();
         let shadows = shadows.as_ref().and_then(|shadows| {
             // An error of the shadows changes nothing else.
-            let fill = self.fill(shadows.charges(), &places.shadows, admitted);
-            fill.ok().map(|fill| (shadows, fill))
+            let batch = self.check_batch(shadows.charges(), &places.shadows, admitted);
+            batch.ok().map(|batch| (shadows, batch))
         });
         let shadows = shadows.as_ref().map(|(check, (fitting, counts))| {
-            Filled::new(check, admitted, *fitting, now_ms, counts)
+            BatchOutcome::new(check, admitted, *fitting, now_ms, counts)
         });
-        let filled = Filled::new(check, count, admitted, now_ms, &counts);
+        let filled = BatchOutcome::new(check, count, admitted, now_ms, &counts);
         answer(filled, shadows)
     }
 
@@ -162,7 +162,7 @@ impl Image {
 
     /// Charges as many of `count` identical checks as fit, and returns their number. The counts are taken after the
     /// charge; if some checks did not fit, the counts show when one more does.
-    fn fill(
+    fn check_batch(
         &mut self,
         charges: &[Charge],
         places: &[usize],
@@ -248,7 +248,7 @@ impl Image {
     /// Adds a block, unless a current one ends later. Returns the block that applies.
     fn block(&mut self, request: &BlockRequest, places: &Places) -> Result<Block, StoreError> {
         let (place, now_ms) = (places.blocks[0], self.now_ms);
-        let block = Block::begin(request.until(), request.by(), now_ms);
+        let block = Block::begin(request.until(), request.source(), now_ms);
         let known = self.held_block(place)?;
         if let Some(known) = known.filter(|it| it.or_later(block) == *it) {
             return Ok(known);

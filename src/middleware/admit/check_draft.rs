@@ -1,0 +1,212 @@
+//! [`CheckDraft`]: the check of a request while the charges of its limits are gathered.
+
+use std::{borrow::Cow, sync::Arc};
+
+use http::request::Parts;
+
+use super::{LayerConfig, Limit, PolicySelector, look_ups::Found};
+use crate::{
+    domain::{
+        charge::Charge,
+        check::{Check, CheckBuilder},
+        contributors::label,
+        error::{ExtractError, ExtractErrorKind},
+        key::Key,
+        policies::PoliciesRead,
+        policy::Policy,
+    },
+    extract::{KeyExtractor, Keys},
+    middleware::Rejection,
+};
+
+/// The unfinished check of one request.
+#[derive(Default)]
+pub(in crate::middleware) struct CheckDraft {
+    charges: CheckBuilder,
+    read: PoliciesRead,
+}
+
+impl CheckDraft {
+    pub(super) fn new(config: &LayerConfig) -> Self {
+        Self {
+            charges: CheckBuilder::with_capacity(config.limits.len()),
+            read: PoliciesRead::default(),
+        }
+    }
+
+    /// The check; `None` if no limit applies to the request.
+    pub(super) fn build(self) -> Option<Check> {
+        (!self.charges.is_empty()).then(|| self.charges.build())
+    }
+
+    /// Adds the charges of all limits whose keys come from the head alone.
+    pub(super) fn charge_known(
+        &mut self,
+        config: &LayerConfig,
+        head: &Parts,
+    ) -> Result<(), Rejection> {
+        let mut reads_peer = false;
+        let mut extract = |extractor: &dyn KeyExtractor| {
+            let found = extractor.extract(head);
+            reads_peer |= found.as_ref().is_ok_and(Keys::are_of_peer);
+            found
+        };
+        for limit in &config.limits {
+            let found = extract(&*limit.extractor);
+            self.charge(config, limit, found, head)?;
+        }
+        for extractor in &config.deny_blocked {
+            let found = extract(&**extractor);
+            self.look_up_blocks(config, found)?;
+        }
+        config.warnings.watch(head, reads_peer);
+        Ok(())
+    }
+
+    /// Adds the identities whose blocks deny the request.
+    fn look_up_blocks(
+        &mut self,
+        config: &LayerConfig,
+        found: Result<Keys, ExtractError>,
+    ) -> Result<(), Rejection> {
+        let mut keys = match found {
+            Ok(keys) => keys,
+            Err(error) => return config.fail(None, Rejection::MissingKey(error)),
+        };
+        if let Err(rejection) = config.access_lists.filter(&mut keys) {
+            return config.fail(None, rejection);
+        }
+        for key in keys {
+            if let Err(error) = self.charges.look_up(key) {
+                return config.fail(None, Rejection::Undecided(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the charges of all look-ups.
+    pub(super) fn charge_found(
+        &mut self,
+        config: &LayerConfig,
+        found: Vec<Found>,
+        head: &Parts,
+    ) -> Result<(), Rejection> {
+        for (limit, charges) in config.charge_look_ups.iter().zip(found) {
+            let contributor = || contributor(limit.contributor.as_ref(), head);
+            self.charge_as_found(config, charges, contributor)?;
+        }
+        Ok(())
+    }
+
+    /// Charges the keys of one limit. Selects the policy once, and only if the limit may apply.
+    fn charge(
+        &mut self,
+        config: &LayerConfig,
+        limit: &Limit,
+        found: Result<Keys, ExtractError>,
+        head: &Parts,
+    ) -> Result<(), Rejection> {
+        let selector = &limit.selector;
+        let mut keys = match found {
+            Ok(keys) => keys,
+            Err(error) => {
+                let rejection = Rejection::MissingKey(error);
+                return self.fail_without_keys(config, selector, head, rejection);
+            }
+        };
+        if let Err(rejection) = config.access_lists.filter(&mut keys) {
+            return self.fail_without_keys(config, selector, head, rejection);
+        }
+        // The extractor skips the request: no policy may be selected, since the selector could fail.
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (policy, weight) = match selector.choose(head, &mut self.read) {
+            Ok(Some(choice)) => choice,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                return config.fail_without_policy(selector, Rejection::MissingKey(error));
+            }
+        };
+        let policy = if config.shadow {
+            Cow::Owned(policy.into_owned().shadow())
+        } else {
+            policy
+        };
+        let cost = config.cost.as_ref().map_or(1, |cost| cost(head, &policy));
+        let cost = cost.saturating_mul(weight);
+        let contributor = contributor(limit.contributor.as_ref(), head);
+        for key in keys {
+            let charge = Charge::labelled(&policy, key, cost, contributor.clone());
+            self.add(config, &policy, charge)?;
+        }
+        Ok(())
+    }
+
+    /// Charges the result of one look-up, which has already chosen policies and costs.
+    fn charge_as_found(
+        &mut self,
+        config: &LayerConfig,
+        found: Found,
+        contributor: impl Fn() -> Option<Arc<Key>>,
+    ) -> Result<(), Rejection> {
+        let charges = match found {
+            Ok(charges) => charges,
+            Err(error) => return config.fail(None, Rejection::MissingKey(error)),
+        };
+        for charge in charges {
+            match config.access_lists.charges(charge.key()) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(rejection) => return config.fail(Some(charge.policy()), rejection),
+            }
+            let charge = charge.or_label(&contributor);
+            let charge = if config.shadow {
+                charge.with_policy(&charge.policy().clone().shadow())
+            } else {
+                charge
+            };
+            let policy = charge.policy().clone();
+            self.add(config, &policy, charge)?;
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        config: &LayerConfig,
+        policy: &Policy,
+        charge: Charge,
+    ) -> Result<(), Rejection> {
+        match self.charges.add(charge) {
+            Ok(()) => Ok(()),
+            Err(error) => config.fail(Some(policy), Rejection::Undecided(error)),
+        }
+    }
+
+    /// Cold, like [`fail`](Self::fail), to keep the code out of the path of every request.
+    #[cold]
+    fn fail_without_keys(
+        &mut self,
+        config: &LayerConfig,
+        selector: &PolicySelector,
+        head: &Parts,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        match selector.choose(head, &mut self.read) {
+            Ok(Some((policy, _))) => config.fail(Some(&policy), rejection),
+            // A limit that does not apply needs no key; a deny list still applies.
+            Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
+            Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
+                config.fail_without_policy(selector, Rejection::MissingKey(error))
+            }
+            Ok(None) | Err(_) => config.fail_without_policy(selector, rejection),
+        }
+    }
+}
+
+/// The contributor of this request; `None` if the extractor finds no key.
+fn contributor(extractor: Option<&Arc<dyn KeyExtractor>>, head: &Parts) -> Option<Arc<Key>> {
+    let keys = extractor?.extract(head).ok()?;
+    keys.into_iter().next().map(label::bounded)
+}
