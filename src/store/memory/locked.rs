@@ -4,7 +4,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::{clock::Clock, shard::Shard, token::Token};
+use super::{
+    clock::Clock,
+    shard::{NO_ENTRY, Shard},
+    token::Token,
+};
 use crate::{
     domain::{charge::Charge, decision::Count},
     store::entry::by_charge,
@@ -106,9 +110,10 @@ impl<'a> Locked<'a> {
     fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> (u16, bool) {
         let (mut fitting, mut are_known, now_ms) = (u16::MAX, true, self.now_ms);
         for (charge, token, counts) in by_charge(charges, tokens, counts) {
-            let shard = self.shard(token);
-            are_known &= shard.get(token).is_some();
-            fitting = fitting.min(shard.entry(token).look(charge, now_ms, counts));
+            let known = self.shard(token).get(token);
+            are_known &= known.is_some();
+            let entry = known.unwrap_or(&NO_ENTRY);
+            fitting = fitting.min(entry.look(charge, now_ms, counts));
         }
         (fitting, are_known)
     }

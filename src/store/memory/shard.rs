@@ -15,6 +15,9 @@ const SWEEP_ABOVE: usize = 64;
 /// background task.
 const PER_KEY: usize = 2;
 
+/// The entry of a key that has no place.
+pub(super) static NO_ENTRY: Entry = Entry::new();
+
 type Queue = BTreeSet<(Standing, Token)>;
 
 /// A part of the keys, under one lock.
@@ -53,8 +56,7 @@ impl Shard {
 
     /// The entry of a key, or an empty entry.
     pub(super) fn entry(&self, token: Token) -> &Entry {
-        static EMPTY: Entry = Entry::new();
-        self.get(token).unwrap_or(&EMPTY)
+        self.get(token).unwrap_or(&NO_ENTRY)
     }
 
     /// Reserves a place for a key, but not by dropping a key in `spared`. Returns whether the key has a place

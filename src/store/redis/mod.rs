@@ -67,7 +67,7 @@ impl RedisStore {
             #[cfg(feature = "manual-clock")]
             clock: None,
             #[cfg(feature = "manual-clock")]
-            half: None,
+            half: wire::Half::of_build(),
             in_flight,
             shared: None,
         };

@@ -53,6 +53,17 @@ pub(in crate::store::redis) enum Half {
     Fast = 1,
 }
 
+#[cfg(feature = "manual-clock")]
+impl Half {
+    /// The half that all stores of this build run: `./test plain-script` builds the tests without the fast path.
+    pub(in crate::store::redis) const fn of_build() -> Option<Self> {
+        match option_env!("SLUICEGATE_PLAIN_SCRIPT") {
+            Some(_) => Some(Self::Plain),
+            None => None,
+        }
+    }
+}
+
 /// The version of the call, of a stored block and of a stored value, which has it after the labels of the rules.
 pub(in crate::store::redis) const VERSION: u8 = 1;
 
