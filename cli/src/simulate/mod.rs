@@ -5,6 +5,7 @@
 //! lines.rs            record.rs   request.rs   order.rs              are, with other limits, without limits
 //! ```
 
+mod bound;
 mod decisions;
 mod gzip;
 mod jobs;
@@ -42,7 +43,7 @@ use super::{
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = chosen(&policies_file::load(&args.policies)?, args)?;
-    verdict::check(&args.max_refused, &policies)?;
+    bound::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
         return Err(Error::usage(format_args!(
             "--factors: {factor} is not from 0 to 1000000"
