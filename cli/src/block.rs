@@ -17,7 +17,7 @@ use sluicegate::{
 };
 
 use super::{
-    Answer,
+    answer::Answer,
     census::{self, Census},
     confirm,
     error::{Error, Result, warn},

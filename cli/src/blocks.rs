@@ -11,7 +11,7 @@ use serde::Serialize;
 use sluicegate::store::redis::inspect::{Server, StoredBlock, StoredName};
 
 use super::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census,
     error::Result,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sluicegate::{Key, Policy, Rule, contributors::Contributors};
 
 use super::{
-    Answer,
+    answer::Answer,
     census::{self, Census},
     error::{Error, Result},
     identity::IdentityArgs,

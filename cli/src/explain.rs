@@ -15,7 +15,7 @@ use sluicegate::{
 };
 
 use super::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census,
     denied::{self, DenialReport},

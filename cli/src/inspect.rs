@@ -11,7 +11,7 @@ use sluicegate::{
 };
 
 use super::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census,
     denied::{self, DenialReport},

@@ -16,7 +16,8 @@ use sluicegate::{
 };
 
 use super::{
-    Answer, census,
+    answer::Answer,
+    census,
     error::{Error, Result, warn},
     output::{Output, WARN},
     policies_file, server,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sluicegate::Policy;
 
 use super::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census, confirm, drift,
     error::{Error, Result, warn},

@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
-    Answer,
+    answer::Answer,
     error::{Error, Result},
     identity::IdentityArgs,
     inspect::Report,

@@ -34,7 +34,7 @@ use sluicegate::{Policy, Rule, policies::Policies};
 pub(crate) use self::options::SimulateArgs;
 use self::{reading::Reading, request::Mapping, result::Outcome};
 use super::{
-    Answer,
+    answer::Answer,
     error::{Error, Result, warn},
     output::Output,
     policies_file,

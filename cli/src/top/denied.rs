@@ -11,7 +11,7 @@ use sluicegate::{
 
 use super::{TopArgs, shorten, table};
 use crate::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census::{self, Census},
     denied::{CountsReport, DenialReport},

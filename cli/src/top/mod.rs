@@ -16,7 +16,7 @@ use sluicegate::{
 
 use self::ranking::{Ranked, Ranking};
 use super::{
-    Answer,
+    answer::Answer,
     block::BlockReport,
     census::{self, Census},
     drift::OtherRule,
