@@ -3,7 +3,7 @@
 mod sync {
     pub(super) use loom::sync::*;
 }
-#[path = "../../src/store/redis/batch/line.rs"]
+#[path = "../../../src/store/redis/batch/line.rs"]
 #[expect(clippy::module_inception, reason = "the name of the file in src")]
 mod line;
 

@@ -13,7 +13,7 @@ mod sync {
     pub(super) use loom::sync::atomic;
 }
 
-#[path = "../../src/store/layers/give_backs.rs"]
+#[path = "../../../src/store/layers/give_backs.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod give_backs;
 
