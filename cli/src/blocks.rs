@@ -12,7 +12,7 @@ use sluicegate::store::redis::inspect::{Server, StoredBlock, StoredName};
 
 use super::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census,
     error::Result,
     output::{Output, WARN},

@@ -16,7 +16,7 @@ use sluicegate::{
 
 use super::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census,
     denied::{self, DenialReport},
     drift::{self, OtherRule},

@@ -12,7 +12,7 @@ use sluicegate::{
 
 use super::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census,
     denied::{self, DenialReport},
     drift,

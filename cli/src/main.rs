@@ -3,6 +3,7 @@
 mod answer;
 mod args;
 mod block;
+mod block_report;
 mod blocks;
 mod census;
 mod check;

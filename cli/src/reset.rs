@@ -8,7 +8,7 @@ use sluicegate::Policy;
 
 use super::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census, confirm, drift,
     error::{Error, Result, warn},
     identity::IdentityArgs,

@@ -12,7 +12,7 @@ use sluicegate::{
 use super::{TopArgs, shorten, table};
 use crate::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census::{self, Census},
     denied::{CountsReport, DenialReport},
     error::{Error, Result},

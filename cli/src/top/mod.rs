@@ -17,7 +17,7 @@ use sluicegate::{
 use self::ranking::{Ranked, Ranking};
 use super::{
     answer::Answer,
-    block::BlockReport,
+    block_report::BlockReport,
     census::{self, Census},
     drift::OtherRule,
     error::{Error, Result},
