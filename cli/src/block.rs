@@ -15,6 +15,7 @@ use sluicegate::{
     policies::PublishedPolicy,
     store::redis::inspect::Inspector,
 };
+use tokio::sync::OnceCell;
 
 use super::{
     answer::Answer,
@@ -172,7 +173,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
         let limiter = server::limiter(store, settings);
-        let mut doubts = Doubts::new(&inspector, settings);
+        let doubts = Doubts::new(&inspector, settings);
         if !args.force {
             doubts.refuse_other_prefix().await?;
         }
@@ -244,9 +245,7 @@ fn write_blocked(report: &Report, asked_ms: Option<u64>, output: &mut Output) ->
     };
     let (title, text) = (&report.title, block.text(report.now_ms));
     writeln!(output, "{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
-    if let Some(origin) = block.origin() {
-        output.hint(&origin)?;
-    }
+    output.hint(&block.origin().unwrap_or_default())?;
     if report.kept == Some(true) {
         let asked = asked_ms.map_or_else(String::new, date_time);
         warn(format_args!(
@@ -277,9 +276,9 @@ impl Report {
 struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
-    census: Option<Result<Census, String>>,
-    denials: Option<Denials>,
-    published: Option<Vec<PublishedPolicy>>,
+    census: OnceCell<Result<Census, String>>,
+    denials: OnceCell<Denials>,
+    published: OnceCell<Vec<PublishedPolicy>>,
 }
 
 impl<'a> Doubts<'a> {
@@ -287,14 +286,14 @@ impl<'a> Doubts<'a> {
         Self {
             inspector,
             settings,
-            census: None,
-            denials: None,
-            published: None,
+            census: OnceCell::const_new(),
+            denials: OnceCell::const_new(),
+            published: OnceCell::const_new(),
         }
     }
 
     /// The reason why a block of this identity may have no effect, or why the service may not know the identity.
-    async fn of(&mut self, key: &Key) -> Option<String> {
+    async fn of(&self, key: &Key) -> Option<String> {
         let unenforced = published::why_unenforced(self.published().await, key);
         let reasons = [unenforced, self.of_name(key).await];
         let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join("; ");
@@ -303,7 +302,7 @@ impl<'a> Doubts<'a> {
 
     /// The reason why the service may not know this identity. Missing counts prove nothing: those of a blocked identity
     /// expire.
-    async fn of_name(&mut self, key: &Key) -> Option<String> {
+    async fn of_name(&self, key: &Key) -> Option<String> {
         let inspector = self.inspector;
         let why = match self.census().await {
             Ok(census) => census.why_unknown(inspector, key).await,
@@ -323,21 +322,21 @@ impl<'a> Doubts<'a> {
     }
 
     /// Whether the service has denied the identity within the last hour. False if the tool may not read denials.
-    async fn was_denied(&mut self, identity: &str) -> bool {
-        if self.denials.is_none() {
+    async fn was_denied(&self, identity: &str) -> bool {
+        let read = async || {
             let denials = match self.inspector.index_now_ms().await {
                 Ok(now_ms) => self.inspector.denials(now_ms).await,
                 Err(error) => Err(error),
             };
-            self.denials = Some(denials.unwrap_or_default());
-        }
-        let denials = self.denials.iter().flat_map(Denials::iter);
-        { denials }.any(|it| it.identity() == identity)
+            denials.unwrap_or_default()
+        };
+        let mut denials = self.denials.get_or_init(read).await.iter();
+        denials.any(|it| it.identity() == identity)
     }
 
     /// An error if services use other prefixes and none uses this one, since you probably mistyped or forgot the
     /// prefix. A doubt without proof is only a warning: a fresh server has no keys of the service yet.
-    async fn refuse_other_prefix(&mut self) -> Result<()> {
+    async fn refuse_other_prefix(&self) -> Result<()> {
         if !self.published().await.is_empty() {
             return Ok(());
         }
@@ -350,24 +349,18 @@ impl<'a> Doubts<'a> {
     }
 
     /// Empty if the tool cannot read them.
-    async fn published(&mut self) -> &[PublishedPolicy] {
-        if self.published.is_none() {
-            let published = self.inspector.policies().await;
-            self.published = Some(published.unwrap_or_default());
-        }
-        self.published.as_deref().unwrap_or_default()
+    async fn published(&self) -> &[PublishedPolicy] {
+        let read = async || self.inspector.policies().await.unwrap_or_default();
+        self.published.get_or_init(read).await
     }
 
-    async fn census(&mut self) -> Result<&Census, &str> {
-        if self.census.is_none() {
+    async fn census(&self) -> Result<&Census, &str> {
+        let take = async || {
             let census = Census::take(self.inspector, self.settings).await;
-            self.census = Some(census.map_err(|error| error.message().to_owned()));
-        }
-        match &self.census {
-            Some(Ok(census)) => Ok(census),
-            Some(Err(error)) => Err(error),
-            None => Err("nothing was looked at"),
-        }
+            census.map_err(|error| error.message().to_owned())
+        };
+        let census = self.census.get_or_init(take).await;
+        census.as_ref().map_err(String::as_str)
     }
 }
 
@@ -425,7 +418,7 @@ fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<An
         write_documents(&reports, true, output)?;
         if count == 0 && !output.is_json() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::reason(&inspector, settings, None, &[]).await)?;
+            output.hint(&census::why_empty(&inspector, settings).await)?;
         }
         Ok((count > 0).into())
     })
@@ -453,7 +446,7 @@ async fn unblock_each(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<Vec<Report>> {
-    let mut doubts = Doubts::new(inspector, settings);
+    let doubts = Doubts::new(inspector, settings);
     let mut reports = Vec::new();
     for named in named {
         let ended = unblock_one(named, limiter, inspector).await;
@@ -498,10 +491,7 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
         (true, Some(true)) => writeln!(output, "{BOLD}{title}{BOLD:#} is no longer blocked.")?,
         (true, _) => writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked.")?,
     }
-    report
-        .warning
-        .as_deref()
-        .map_or(Ok(()), |why| output.hint(why))
+    output.hint(report.warning.as_deref().unwrap_or_default())
 }
 
 /// The user that runs the tool, if the system says so.

@@ -78,17 +78,11 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
     let verdicts = verdict::verdicts(&args.max_refused, &outcome);
+    let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.
-    let (verdicts, missing) = match verdicts {
-        Ok(verdicts) => (verdicts, None),
-        Err(error) => (Vec::new(), Some(error)),
-    };
-    outcome.verdicts = verdicts;
     output.report(&outcome, write::write)?;
-    match missing {
-        Some(error) => Err(error),
-        None => Ok(outcome.verdicts.iter().all(|it| it.kept).into()),
-    }
+    judged?;
+    Ok(outcome.verdicts.iter().all(|it| it.kept).into())
 }
 
 /// The policies in `--policy`, or all policies without this argument; none that limits concurrency.
