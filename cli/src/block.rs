@@ -106,7 +106,7 @@ struct UntilArgs {
     until: Option<SystemTime>,
 
     /// Until you unblock the identity
-    #[arg(long = "forever", alias = "for-ever")]
+    #[arg(long = "forever")]
     for_ever: bool,
 }
 
