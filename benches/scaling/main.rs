@@ -4,6 +4,8 @@
 //! results differ by more than a quarter. Then the capacity of more servers than this machine has, simulated with the
 //! costs in `costs.rs`, and the pictures `target/figures/scaling.svg` and `scaling_latency.svg`. With the argument
 //! `compare` or `simulate`, runs only one part.
+//!
+//! This is a bench because the measurement needs the profile of benches, and the simulation the costs that they find.
 
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 

@@ -4,6 +4,7 @@
 
 #[path = "../common/chart.rs"]
 mod chart;
+mod figures;
 mod measure;
 mod picture;
 mod renewing;

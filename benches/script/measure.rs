@@ -17,7 +17,11 @@ use sluicegate::{
 };
 use support::redis::Server;
 
-use crate::{picture, renewing::renewing};
+use crate::{
+    figures::{Error, Figures, bar, median},
+    picture,
+    renewing::renewing,
+};
 
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
@@ -34,8 +38,6 @@ const GET_SET: &str = "local v = redis.call('GET', KEYS[1]) redis.call('SET', KE
 const HASH_LAYOUT: &str = include_str!("hash_layout.lua");
 
 const PLENTY: u64 = 1_000_000_000;
-
-pub(crate) type Error = Box<dyn std::error::Error>;
 
 /// One way to use the server, repeated again and again.
 struct Case {
@@ -69,15 +71,6 @@ enum Blocks {
     Enforced,
     /// All identities are blocked.
     All,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Figures {
-    /// The time of scripts.
-    pub(crate) micros: f64,
-    /// The processor time of the whole server, which also reads, parses and answers calls.
-    cpu: f64,
-    commands: f64,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -428,11 +421,6 @@ impl Case {
     }
 }
 
-pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
-}
-
 /// A check with a charge under each policy, each with a different key. All checks of this user share the keys.
 fn check_of(policies: &[Policy], user: u64) -> Result<Check, Error> {
     let charges = policies.iter().enumerate().map(|(place, policy)| {
@@ -457,37 +445,6 @@ async fn connect(server: &Server) -> Result<MultiplexedConnection, Error> {
     Ok(client
         .get_multiplexed_async_connection_with_config(&config)
         .await?)
-}
-
-impl Figures {
-    /// Reads the server's statistics since their reset: the time of script calls, and the number of all commands,
-    /// including those inside scripts.
-    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-    pub(crate) fn read(server: &Server, decisions: u64) -> Self {
-        let info: String = server.run("INFO commandstats");
-        let (mut micros, mut commands) = (0, 0);
-        for line in info
-            .lines()
-            .filter_map(|line| line.strip_prefix("cmdstat_"))
-        {
-            let field = |name: &str| {
-                line.split([',', ':'])
-                    .find_map(|field| field.strip_prefix(name)?.parse::<u64>().ok())
-            };
-            let calls = field("calls=").unwrap_or(0);
-            match line.split(':').next() {
-                Some("evalsha" | "eval") => micros += field("usec=").unwrap_or(0),
-                Some("info" | "config|resetstat" | "client|setinfo" | "command") => continue,
-                _ => {}
-            }
-            commands += calls;
-        }
-        Self {
-            micros: micros as f64 / decisions as f64,
-            cpu: f64::NAN, // until it is measured
-            commands: commands as f64 / decisions as f64,
-        }
-    }
 }
 
 fn print_cases(cases: &[Case]) {
@@ -598,15 +555,6 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         met &= bar(&what, ratio.await?, most);
     }
     Ok(met)
-}
-
-pub(crate) fn bar(what: &str, figure: f64, most: f64) -> bool {
-    let met = figure <= most;
-    println!(
-        "{} {what}: {figure:.2}, at most {most:.2}",
-        if met { "ok    " } else { "MISSED" }
-    );
-    met
 }
 
 /// The cost of settling a check at once, and 20 ms later, when the charged step of the first rule is no longer its

@@ -17,7 +17,7 @@ use sluicegate::{
 
 use support::redis::Server;
 
-use crate::measure::{Error, Figures, bar, median};
+use crate::figures::{Error, Figures, bar, median};
 
 const SLOTS: u64 = 100;
 /// A third of the time in which slots expire: so often they are renewed.

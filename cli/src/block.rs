@@ -10,14 +10,16 @@ use clap::Args;
 use serde::Serialize;
 use sluicegate::{
     Key, Limiter,
-    block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
+    block::{BlockDetails, BlockRequest, BlockedBy, Until},
     denials::Denials,
     policies::PublishedPolicy,
-    store::redis::inspect::{Inspector, StoredBlock},
+    store::redis::inspect::Inspector,
 };
+use tokio::sync::OnceCell;
 
 use super::{
-    Answer,
+    answer::Answer,
+    block_report::BlockReport,
     census::{self, Census},
     confirm,
     error::{Error, Result, warn},
@@ -27,7 +29,7 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
-    text::{self, date_time, millis, printable, span},
+    text::{self, date_time, millis},
 };
 
 const EXAMPLES: &str = "\
@@ -104,7 +106,7 @@ struct UntilArgs {
     until: Option<SystemTime>,
 
     /// Until you unblock the identity
-    #[arg(long = "forever", alias = "for-ever")]
+    #[arg(long = "forever")]
     for_ever: bool,
 }
 
@@ -121,23 +123,6 @@ pub(crate) struct UnblockArgs {
     /// With --all, do not ask
     #[arg(long, short, requires = "all")]
     yes: bool,
-}
-
-/// A block as JSON; fields are only ever added.
-#[derive(Serialize)]
-pub(crate) struct BlockReport {
-    /// In ms since the Unix epoch; null: forever.
-    pub(crate) until_ms: Option<u64>,
-    /// `operator`, `ban` or `pause`.
-    pub(crate) by: &'static str,
-    /// The time of the block, in ms since the Unix epoch. Blocks of an older version have null here and in the next
-    /// fields.
-    pub(crate) created_ms: Option<u64>,
-    pub(crate) reason: Option<String>,
-    pub(crate) author: Option<String>,
-    /// For a ban: the policy and the rule that denied.
-    pub(crate) policy: Option<String>,
-    pub(crate) rule: Option<String>,
 }
 
 /// The answer about one identity as JSON; fields are only ever added.
@@ -166,81 +151,6 @@ struct ListReport<'a> {
     identities: &'a [Report],
 }
 
-impl BlockReport {
-    fn new(block: Block, details: &BlockDetails) -> Self {
-        let owned = |text: Option<&str>| text.map(str::to_owned);
-        Self {
-            until_ms: block.until_ms(),
-            by: block.source().as_str(),
-            created_ms: details.created_ms(),
-            reason: owned(details.reason()),
-            author: owned(details.author()),
-            policy: owned(details.policy()),
-            rule: owned(details.rule()),
-        }
-    }
-
-    /// The block in force at this time, from the stored value.
-    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
-        let block = stored.map_err(|error| {
-            Error::server(format_args!(
-                "the block of the identity: {error}. No check that enforces it can be decided: the service's failure policy \
-                 applies. `sluicegate unblock` deletes it"
-            ))
-        })?;
-        let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        let block = block.map(|(block, details)| Self::new(block, &details));
-        Ok(block.filter(holds))
-    }
-
-    pub(crate) fn is_ban(&self) -> bool {
-        self.by == BlockedBy::Ban.as_str()
-    }
-
-    /// `blocked by an operator until 2026-11-22 16:40:03.123 UTC (1h 59m)`
-    pub(crate) fn text(&self, now_ms: u64) -> String {
-        let text = self.text_without_span();
-        match self.until_ms {
-            None => text,
-            Some(until) => format!("{text} ({})", span(until.saturating_sub(now_ms))),
-        }
-    }
-
-    /// The same without the remaining time, so that the text changes only with the block.
-    pub(crate) fn text_without_span(&self) -> String {
-        let by = match self.by {
-            by if by == BlockedBy::Ban.as_str() => "banned",
-            by if by == BlockedBy::Pause.as_str() => "paused",
-            _ => "blocked by an operator",
-        };
-        match self.until_ms {
-            None => format!("{by} for ever"),
-            Some(until) => format!("{by} until {}", date_time(until)),
-        }
-    }
-
-    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, without the parts that are not stored.
-    pub(crate) fn origin(&self) -> Option<String> {
-        let since = format!("since {}", date_time(self.created_ms?));
-        Some(match self.why() {
-            Some(why) => format!("{since}, {why}"),
-            None => since,
-        })
-    }
-
-    /// `by kim@host: scrapes prices`, or `by 10/1m of login`.
-    pub(crate) fn why(&self) -> Option<String> {
-        let by = match (&self.policy, &self.rule, &self.author) {
-            (Some(policy), Some(rule), _) => Some(format!("by {rule} of {policy}")),
-            (_, _, Some(author)) => Some(format!("by {author}")),
-            _ => None,
-        };
-        let parts = [by, self.reason.clone()].into_iter().flatten();
-        let why = parts.collect::<Vec<_>>().join(": ");
-        (!why.is_empty()).then(|| printable(why.as_bytes()))
-    }
-}
-
 impl UntilArgs {
     fn get(&self) -> Until {
         match (self.span, self.until) {
@@ -263,7 +173,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
         let limiter = server::limiter(store, settings);
-        let mut doubts = Doubts::new(&inspector, settings);
+        let doubts = Doubts::new(&inspector, settings);
         if !args.force {
             doubts.refuse_other_prefix().await?;
         }
@@ -335,9 +245,7 @@ fn write_blocked(report: &Report, asked_ms: Option<u64>, output: &mut Output) ->
     };
     let (title, text) = (&report.title, block.text(report.now_ms));
     writeln!(output, "{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
-    if let Some(origin) = block.origin() {
-        output.hint(&origin)?;
-    }
+    output.hint(&block.origin().unwrap_or_default())?;
     if report.kept == Some(true) {
         let asked = asked_ms.map_or_else(String::new, date_time);
         warn(format_args!(
@@ -368,9 +276,9 @@ impl Report {
 struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
-    census: Option<Result<Census, String>>,
-    denials: Option<Denials>,
-    published: Option<Vec<PublishedPolicy>>,
+    census: OnceCell<Result<Census, String>>,
+    denials: OnceCell<Denials>,
+    published: OnceCell<Vec<PublishedPolicy>>,
 }
 
 impl<'a> Doubts<'a> {
@@ -378,14 +286,14 @@ impl<'a> Doubts<'a> {
         Self {
             inspector,
             settings,
-            census: None,
-            denials: None,
-            published: None,
+            census: OnceCell::const_new(),
+            denials: OnceCell::const_new(),
+            published: OnceCell::const_new(),
         }
     }
 
     /// The reason why a block of this identity may have no effect, or why the service may not know the identity.
-    async fn of(&mut self, key: &Key) -> Option<String> {
+    async fn of(&self, key: &Key) -> Option<String> {
         let unenforced = published::why_unenforced(self.published().await, key);
         let reasons = [unenforced, self.of_name(key).await];
         let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join("; ");
@@ -394,7 +302,7 @@ impl<'a> Doubts<'a> {
 
     /// The reason why the service may not know this identity. Missing counts prove nothing: those of a blocked identity
     /// expire.
-    async fn of_name(&mut self, key: &Key) -> Option<String> {
+    async fn of_name(&self, key: &Key) -> Option<String> {
         let inspector = self.inspector;
         let why = match self.census().await {
             Ok(census) => census.why_unknown(inspector, key).await,
@@ -414,21 +322,21 @@ impl<'a> Doubts<'a> {
     }
 
     /// Whether the service has denied the identity within the last hour. False if the tool may not read denials.
-    async fn was_denied(&mut self, identity: &str) -> bool {
-        if self.denials.is_none() {
+    async fn was_denied(&self, identity: &str) -> bool {
+        let read = async || {
             let denials = match self.inspector.index_now_ms().await {
                 Ok(now_ms) => self.inspector.denials(now_ms).await,
                 Err(error) => Err(error),
             };
-            self.denials = Some(denials.unwrap_or_default());
-        }
-        let denials = self.denials.iter().flat_map(Denials::iter);
-        { denials }.any(|it| it.identity() == identity)
+            denials.unwrap_or_default()
+        };
+        let mut denials = self.denials.get_or_init(read).await.iter();
+        denials.any(|it| it.identity() == identity)
     }
 
     /// An error if services use other prefixes and none uses this one, since you probably mistyped or forgot the
     /// prefix. A doubt without proof is only a warning: a fresh server has no keys of the service yet.
-    async fn refuse_other_prefix(&mut self) -> Result<()> {
+    async fn refuse_other_prefix(&self) -> Result<()> {
         if !self.published().await.is_empty() {
             return Ok(());
         }
@@ -441,24 +349,18 @@ impl<'a> Doubts<'a> {
     }
 
     /// Empty if the tool cannot read them.
-    async fn published(&mut self) -> &[PublishedPolicy] {
-        if self.published.is_none() {
-            let published = self.inspector.policies().await;
-            self.published = Some(published.unwrap_or_default());
-        }
-        self.published.as_deref().unwrap_or_default()
+    async fn published(&self) -> &[PublishedPolicy] {
+        let read = async || self.inspector.policies().await.unwrap_or_default();
+        self.published.get_or_init(read).await
     }
 
-    async fn census(&mut self) -> Result<&Census, &str> {
-        if self.census.is_none() {
+    async fn census(&self) -> Result<&Census, &str> {
+        let take = async || {
             let census = Census::take(self.inspector, self.settings).await;
-            self.census = Some(census.map_err(|error| error.message().to_owned()));
-        }
-        match &self.census {
-            Some(Ok(census)) => Ok(census),
-            Some(Err(error)) => Err(error),
-            None => Err("nothing was looked at"),
-        }
+            census.map_err(|error| error.message().to_owned())
+        };
+        let census = self.census.get_or_init(take).await;
+        census.as_ref().map_err(String::as_str)
     }
 }
 
@@ -516,7 +418,7 @@ fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<An
         write_documents(&reports, true, output)?;
         if count == 0 && !output.is_json() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::reason(&inspector, settings, None, &[]).await)?;
+            output.hint(&census::why_empty(&inspector, settings).await)?;
         }
         Ok((count > 0).into())
     })
@@ -544,7 +446,7 @@ async fn unblock_each(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<Vec<Report>> {
-    let mut doubts = Doubts::new(inspector, settings);
+    let doubts = Doubts::new(inspector, settings);
     let mut reports = Vec::new();
     for named in named {
         let ended = unblock_one(named, limiter, inspector).await;
@@ -589,10 +491,7 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
         (true, Some(true)) => writeln!(output, "{BOLD}{title}{BOLD:#} is no longer blocked.")?,
         (true, _) => writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked.")?,
     }
-    report
-        .warning
-        .as_deref()
-        .map_or(Ok(()), |why| output.hint(why))
+    output.hint(report.warning.as_deref().unwrap_or_default())
 }
 
 /// The user that runs the tool, if the system says so.

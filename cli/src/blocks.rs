@@ -8,11 +8,11 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate::store::redis::inspect::{Server, StoredBlock, StoredName};
+use sluicegate::store::redis::inspect::{Inspector, Server, StoredBlock, StoredName};
 
 use super::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census,
     error::Result,
     output::{Output, WARN},
@@ -90,7 +90,7 @@ struct Row {
 }
 
 pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let report = server::block_on(settings, find(args, settings))?;
+    let report = server::inspect(settings, async |inspector| find(args, &inspector).await)?;
     output.report(&report, |report, output| {
         write(report, args, settings, output)
     })?;
@@ -114,7 +114,7 @@ fn write(
             writeln!(output, "No identity is blocked by this origin: {by}.")?;
         } else if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::ask_reason(settings, None, &[]))?;
+            output.hint(&census::ask_why_empty(settings))?;
             if !report.scanned {
                 output.hint("Blocks that are not in the index are found by --scan")?;
             }
@@ -144,8 +144,7 @@ fn write(
     Ok(())
 }
 
-async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
-    let (_, inspector) = server::connect(settings).await?;
+async fn find(args: &BlocksArgs, inspector: &Inspector) -> Result<Report> {
     let mut found = Found {
         number: usize::try_from(args.number).unwrap_or(usize::MAX),
         by: args.by.clone(),
@@ -154,7 +153,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
         unreadable: BTreeMap::new(),
     };
     if args.scan {
-        let scan = Scan::new(&inspector, args.load).await?;
+        let scan = Scan::new(inspector, args.load).await?;
         let batch = async |server: &Server, names: Vec<StoredName>| {
             let now_ms = server.now_ms().await?;
             found.add(&names, server.blocks(&names).await?, now_ms)

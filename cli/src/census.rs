@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use sluicegate::{Key, store::redis::inspect::Inspector};
+use sluicegate::{
+    Key,
+    store::redis::inspect::{Inspector, StoredName},
+};
 
 use super::{
-    error::{Error, Result},
+    error::Result,
     scan::of_node,
     server,
     settings::Settings,
@@ -55,12 +58,7 @@ impl Census {
                 let batch = server.scan(cursor, &selection, BATCH).await;
                 let (next, names) = batch.map_err(|error| of_node(error.into(), server))?;
                 for name in names {
-                    census.add(
-                        name.prefix(),
-                        name.identity(),
-                        name.policy(),
-                        name.is_of_block(),
-                    );
+                    census.add(&name);
                 }
                 looked_at += u64::from(BATCH);
                 cursor = next;
@@ -76,18 +74,18 @@ impl Census {
         Ok(census)
     }
 
-    fn add(&mut self, prefix: &str, identity: &str, policy: &str, is_block: bool) {
+    fn add(&mut self, name: &StoredName) {
         // Ignore blocks: an operator can block an identity that does not exist, under a prefix that no service has.
-        if is_block {
+        if name.is_of_block() {
             return;
         }
-        self.prefixes.insert(prefix.to_owned());
-        if prefix != self.prefix {
+        self.prefixes.insert(name.prefix().to_owned());
+        if name.prefix() != self.prefix {
             return;
         }
-        let (kind, value) = identity.split_once('=').unwrap_or_default();
+        let (kind, value) = name.identity().split_once('=').unwrap_or_default();
         self.kinds.insert(kind.to_owned());
-        self.policies.insert(policy.to_owned());
+        self.policies.insert(name.policy().to_owned());
         self.ipv6_prefixes.extend(ipv6_prefix(kind, value));
     }
 
@@ -211,44 +209,58 @@ impl Census {
     }
 }
 
-/// One sentence that says why there is nothing for this identity under the `asked` policies. With no key, why there is
-/// nothing under the prefix. Empty without a reason.
-pub(crate) async fn reason(
-    inspector: &Inspector,
-    settings: &Settings,
-    key: Option<&Key>,
-    asked: &[&str],
-) -> String {
-    let reason = async {
-        let mut census = Census::take(inspector, settings).await?;
-        let Some(key) = key else {
-            return Ok::<_, Error>(census.why_empty());
-        };
-        match census.why_unknown(inspector, key).await? {
-            None => {
-                // An `asked` policy may have a stored value whose units no longer count.
-                census.policies.retain(|it| !asked.contains(&it.as_str()));
-                let others = census.stored_under(inspector, key).await?;
-                let text =
-                    |others| format!("Counts are stored for it under other policies: {others}");
-                Ok((!others.is_empty()).then(|| text(listed(others.into_iter()))))
-            }
-            why => Ok(why),
-        }
-    };
-    match reason.await {
-        Ok(reason) => reason.unwrap_or_default(),
-        Err(error) => unknown(error.message()),
-    }
+/// One sentence that says why there is nothing under the prefix; empty if there is something.
+pub(crate) async fn why_empty(inspector: &Inspector, settings: &Settings) -> String {
+    let census = Census::take(inspector, settings).await;
+    said(census.map(|it| it.why_empty())).unwrap_or_default()
 }
 
 /// The same, over a new connection.
-pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str]) -> String {
-    let asked = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
-        Ok(reason(&inspector, settings, key, asked).await)
+pub(crate) fn ask_why_empty(settings: &Settings) -> String {
+    let asked = server::inspect(settings, async |inspector| {
+        Ok(why_empty(&inspector, settings).await)
     });
     asked.unwrap_or_else(|error| unknown(error.message()))
+}
+
+/// One sentence that says why there is nothing for this identity under the `asked` policies; `None` without a reason.
+pub(crate) async fn why_nothing<'a>(
+    inspector: &Inspector,
+    settings: &Settings,
+    key: &Key,
+    asked: impl Iterator<Item = &'a str>,
+) -> Option<String> {
+    let why = async {
+        let mut census = Census::take(inspector, settings).await?;
+        if let Some(why) = census.why_unknown(inspector, key).await? {
+            return Ok(Some(why));
+        }
+        // An `asked` policy may have a stored value whose units no longer count.
+        for policy in asked {
+            census.policies.remove(policy);
+        }
+        let others = listed(census.stored_under(inspector, key).await?.into_iter());
+        let why = format!("Counts are stored for it under other policies: {others}");
+        Ok((!others.is_empty()).then_some(why))
+    };
+    said(why.await)
+}
+
+/// The same, over a new connection.
+pub(crate) fn ask_why_nothing<'a>(
+    settings: &Settings,
+    key: &Key,
+    asked: impl Iterator<Item = &'a str>,
+) -> Option<String> {
+    let asked = server::inspect(settings, async |inspector| {
+        Ok(why_nothing(&inspector, settings, key, asked).await)
+    });
+    said(asked)
+}
+
+/// The reason, or why none could be found.
+fn said(why: Result<Option<String>>) -> Option<String> {
+    why.unwrap_or_else(|error| Some(unknown(error.message())))
 }
 
 /// The policies with a stored value for an identity that are not `known`, within the sample. Empty if the user may not
@@ -258,8 +270,7 @@ pub(crate) fn ask_other_policies<'a>(
     key: &Key,
     known: impl Iterator<Item = &'a str>,
 ) -> Vec<String> {
-    let stored = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let stored = server::inspect(settings, async |inspector| {
         other_policies(&inspector, settings, key, known).await
     });
     stored.unwrap_or_default()

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::{Answer, error::Result, output::Output};
+use super::{answer::Answer, error::Result, output::Output};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sluicegate::{Key, Policy, Rule, contributors::Contributors};
 
 use super::{
-    Answer,
+    answer::Answer,
     census::{self, Census},
     error::{Error, Result},
     identity::IdentityArgs,
@@ -87,8 +87,7 @@ pub(crate) fn run(
 ) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
-    let told = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let told = server::inspect(settings, async |inspector| {
         Ok(inspector.contributors(&policy, &key).await?)
     })?;
     let report = report(&policy, &told, args.number.into());
@@ -165,8 +164,7 @@ fn window_ms(rule: &Rule) -> u64 {
 }
 
 fn why_none(policy: &str, key: &Key, settings: &Settings) -> String {
-    let why = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let why = server::inspect(settings, async |inspector| {
         let census = Census::take(&inspector, settings).await?;
         match census.why_no_policy(policy) {
             None => census.why_unknown(&inspector, key).await,

@@ -1,4 +1,4 @@
-//! [`Error`]: the reason why a verb failed. A "no" is not an error but an [`Answer`](super::Answer).
+//! [`Error`]: the reason why a verb failed. A "no" is not an error but an [`Answer`](super::answer::Answer).
 
 use std::{fmt, io, path::Path, process::ExitCode};
 

@@ -15,8 +15,8 @@ use sluicegate::{
 };
 
 use super::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census,
     denied::{self, DenialReport},
     drift::{self, OtherRule},
@@ -28,7 +28,7 @@ use super::{
     published::{Differing, Source},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
-    text::{date_time, grouped, in_use, millis, span, time},
+    text::{date_time, grouped, millis, span, time, used},
 };
 
 const EXAMPLES: &str = "\
@@ -166,13 +166,8 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() {
-        let asked: Vec<&str> = report
-            .policies
-            .iter()
-            .map(|it| it.policy.as_str())
-            .collect();
-        let why = census::ask_reason(settings, Some(&key), &asked);
-        report.why = Some(why).filter(|why| !why.is_empty());
+        let asked = report.policies.iter().map(|it| it.policy.as_str());
+        report.why = census::ask_why_nothing(settings, &key, asked);
     }
     output.report(&report, write)?;
     Ok(report.passes.into())
@@ -346,11 +341,7 @@ impl RuleReport {
         vec![
             Cell::new(policy),
             Cell::new(&self.rule),
-            Cell::new(if self.slots {
-                in_use(self.used, Some(self.limit))
-            } else {
-                grouped(self.used)
-            }),
+            Cell::new(used(self.used, Some(self.limit), self.slots)),
             Cell::new(grouped(self.left)),
             fits,
             Cell::new(self.released_first()),
@@ -470,9 +461,7 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
             output,
             "{BAD}It is denied, where blocks are enforced:{BAD:#}\n{text}."
         )?;
-        if let Some(origin) = block.origin() {
-            output.hint(&origin)?;
-        }
+        output.hint(&block.origin().unwrap_or_default())?;
         if let Some(warning) = &report.warning {
             writeln!(output, "{WARN}{warning}{WARN:#}")?;
         }

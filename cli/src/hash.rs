@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Answer,
+    answer::Answer,
     error::{Error, Result},
     identity::{self, Identity},
     output::Output,

@@ -326,6 +326,8 @@ pub(crate) fn leaked(kind: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate::extract::{BearerToken, Host};
+
     use super::*;
 
     fn key(text: &str, hashed: bool) -> Result<Key, Error> {
@@ -367,6 +369,12 @@ mod tests {
                 "cookie:__Host-SID=s3cret",
                 false,
                 Cookie::new("__Host-SID").key("s3cret"),
+            ),
+            ("bearer=mF_9.B5f", true, BearerToken.key("mF_9.B5f")),
+            (
+                "host=acme.example.com",
+                false,
+                Host.key("Acme.example.com:8080"),
             ),
             (
                 "header=#5877c54e0123456789abcdef01234567",

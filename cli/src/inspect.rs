@@ -11,8 +11,8 @@ use sluicegate::{
 };
 
 use super::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census,
     denied::{self, DenialReport},
     drift,
@@ -24,7 +24,7 @@ use super::{
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
-    text::{date_time, grouped, in_use, millis, span, without_limit},
+    text::{date_time, grouped, millis, span, used, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -155,13 +155,8 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() {
-        let asked: Vec<&str> = report
-            .policies
-            .iter()
-            .map(|it| it.policy.as_str())
-            .collect();
-        let why = census::ask_reason(settings, Some(&key), &asked);
-        report.why = Some(why).filter(|why| !why.is_empty());
+        let asked = report.policies.iter().map(|it| it.policy.as_str());
+        report.why = census::ask_why_nothing(settings, &key, asked);
     }
     output.report(&report, |report, output| {
         report.write(output)?;
@@ -205,9 +200,7 @@ impl Report {
         writeln!(output, "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}", self.title)?;
         if let Some(block) = &self.blocked {
             writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
-            if let Some(origin) = block.origin() {
-                output.hint(&origin)?;
-            }
+            output.hint(&block.origin().unwrap_or_default())?;
             if let Some(warning) = &self.warning {
                 writeln!(output, "{WARN}{warning}{WARN:#}")?;
             }
@@ -381,55 +374,30 @@ impl RuleReport {
         self.left == Some(0)
     }
 
-    /// All columns except the picture.
+    /// All columns except the picture. A slot comes back when its request ends: its times say only when it would expire,
+    /// if its process were dead.
     fn row(&self, policy: &str, now_ms: u64) -> [(String, Option<Color>); 6] {
         let until = |ms: u64| format!("in {}", span(ms.saturating_sub(now_ms)));
-        let left = self.left.map_or("?".into(), grouped);
-        let fits = match (self.fits_ms, self.left) {
-            (Some(ms), _) => until(ms),
-            (None, Some(0)) => "never".into(),
-            (None, Some(_)) => "now".into(),
-            (None, None) => "?".into(),
+        let fits = match (self.left, self.fits_ms) {
+            (None, _) => "?".into(),
+            (Some(0), _) if self.slots && self.limit != Some(0) => "when one ends".into(),
+            (_, Some(ms)) if !self.slots => until(ms),
+            (Some(0), _) => "never".into(),
+            (Some(_), _) => "now".into(),
+        };
+        let empty = match self.free_ms {
+            _ if self.slots && self.used > 0 => "when all end".into(),
+            Some(ms) if !self.slots => until(ms),
+            _ => "now".into(),
         };
         let color = self.is_exceeded().then_some(Color::Red);
-        if self.slots {
-            return self.row_of_slots(policy, left, color);
-        }
         [
             (policy.into(), None),
             (self.rule.clone(), None),
-            (grouped(self.used), None),
-            (left, color),
+            (used(self.used, self.limit, self.slots), None),
+            (self.left.map_or("?".into(), grouped), color),
             (fits, color),
-            (self.free_ms.map_or("now".into(), until), None),
-        ]
-    }
-
-    /// A slot comes back when its request ends. Its times say only when it would expire, if its process were dead.
-    fn row_of_slots(
-        &self,
-        policy: &str,
-        left: String,
-        color: Option<Color>,
-    ) -> [(String, Option<Color>); 6] {
-        let fits = match self.left {
-            Some(0) if self.limit == Some(0) => "never",
-            Some(0) => "when one ends",
-            Some(_) => "now",
-            None => "?",
-        };
-        let empty = if self.used == 0 {
-            "now"
-        } else {
-            "when all end"
-        };
-        [
-            (policy.into(), None),
-            (self.rule.clone(), None),
-            (in_use(self.used, self.limit), None),
-            (left, color),
-            (fits.into(), color),
-            (empty.into(), None),
+            (empty, None),
         ]
     }
 

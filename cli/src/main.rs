@@ -1,7 +1,9 @@
 //! `sluicegate`: the operators' tool. You find its documentation in the `README.md` of this package.
 
+mod answer;
 mod args;
 mod block;
+mod block_report;
 mod blocks;
 mod census;
 mod check;
@@ -36,25 +38,12 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 
 use self::{
+    answer::Answer,
     args::{Cli, Command},
     error::Result,
     output::Output,
     settings::Settings,
 };
-
-/// The answer of a verb that succeeded.
-enum Answer {
-    /// Done, or "yes".
-    Yes,
-    /// Done, and the answer is "no": exit code 1.
-    No,
-}
-
-impl From<bool> for Answer {
-    fn from(is_yes: bool) -> Self {
-        if is_yes { Self::Yes } else { Self::No }
-    }
-}
 
 fn main() -> ExitCode {
     match run(args::parse()) {

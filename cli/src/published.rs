@@ -16,7 +16,8 @@ use sluicegate::{
 };
 
 use super::{
-    Answer, census,
+    answer::Answer,
+    census,
     error::{Error, Result, warn},
     output::{Output, WARN},
     policies_file, server,
@@ -71,8 +72,7 @@ struct Row {
 }
 
 pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let report = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let report = server::inspect(settings, async |inspector| {
         let now_ms = inspector.index_now_ms().await?;
         Ok(Report::of(inspector.policies().await?, now_ms))
     })?;
@@ -133,7 +133,7 @@ impl Row {
 fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     if report.policies.is_empty() {
         writeln!(output, "No policies are published.")?;
-        return output.hint(&census::ask_reason(settings, None, &[]));
+        return output.hint(&census::ask_why_empty(settings));
     }
     let mut table = output.table([
         "policy",
@@ -284,26 +284,23 @@ pub(crate) async fn limits(
     for it in &differing {
         warn(it.text());
     }
-    if let Some(file) = file {
-        return Ok(Limits {
-            policies: Some(file),
-            differing,
-            source: Source::File,
-            unpublished,
-        });
-    }
-    let newest = published
-        .into_values()
-        .filter_map(|it| it.into_iter().next());
-    let policies: Vec<Policy> = newest.map(|it| it.policy().clone()).collect();
-    let policies = match policies.is_empty() {
-        true => None,
-        false => Some(Policies::new(policies).map_err(Error::usage)?),
+    let source = match file {
+        Some(_) => Source::File,
+        None => Source::Service,
+    };
+    let policies = match file {
+        None if published.is_empty() => None,
+        None => {
+            let newest = published.values().filter_map(|it| it.first());
+            let newest = newest.map(|it| it.policy().clone());
+            Some(Policies::new(newest).map_err(Error::usage)?)
+        }
+        file => file,
     };
     Ok(Limits {
         policies,
         differing,
-        source: Source::Service,
+        source,
         unpublished,
     })
 }

@@ -89,8 +89,7 @@ pub(crate) struct Reader {
 impl ReadArgs {
     /// Reads once.
     pub(crate) fn read(&self, settings: &Settings, key: &Key) -> Result<Reading> {
-        server::block_on(settings, async {
-            let (_, inspector) = server::connect(settings).await?;
+        server::inspect(settings, async |inspector| {
             let reader = self.reader(settings, inspector, key.clone()).await?;
             let mut reading = reader.read().await?;
             reading.denied = reader.denied(&reading).await;
@@ -159,12 +158,9 @@ impl ReadArgs {
 impl Reader {
     /// The reason why nothing is stored for the identity under these policies.
     pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
-        let asked: Vec<&str> = self
-            .policies
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect();
-        census::reason(&self.inspector, settings, Some(&self.key), &asked).await
+        let asked = self.policies.iter().map(|(name, _)| name.as_str());
+        let why = census::why_nothing(&self.inspector, settings, &self.key, asked).await;
+        why.unwrap_or_default()
     }
 
     pub(crate) async fn read(&self) -> Result<Reading> {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use sluicegate::Policy;
 
 use super::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census, confirm, drift,
     error::{Error, Result, warn},
     identity::IdentityArgs,
@@ -84,7 +84,8 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             let why = reader.why_nothing(settings).await;
             return nothing(&reading, &title, &why, stays, output);
         }
-        if !args.yes && !agrees(&title, &stored)? {
+        let question = format!("Delete what {title} has used under {}?", stored.join(", "));
+        if !args.yes && !confirm::asked(question)? {
             anstream::eprintln!("Nothing was deleted.");
             return Ok(Answer::No);
         }
@@ -127,13 +128,6 @@ fn stored(reading: &Reading) -> Vec<String> {
     let entries = reading.entries.iter();
     let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));
     stored.map(|entry| entry.name.clone()).collect()
-}
-
-fn agrees(identity: &str, policies: &[String]) -> Result<bool> {
-    let policies = policies.join(", ");
-    confirm::asked(format_args!(
-        "Delete what {identity} has used under {policies}?"
-    ))
 }
 
 fn nothing(

@@ -27,6 +27,17 @@ pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result
     })
 }
 
+/// Runs a verb that only reads.
+pub(crate) fn inspect<T>(
+    settings: &Settings,
+    verb: impl AsyncFnOnce(Inspector) -> Result<T>,
+) -> Result<T> {
+    block_on(settings, async {
+        let (_, inspector) = connect(settings).await?;
+        verb(inspector).await
+    })
+}
+
 /// Connects to the server in these settings. Returns a store, and an inspector that reads through it.
 pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspector)> {
     let (_, origin) = name(settings)?;

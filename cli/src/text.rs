@@ -114,11 +114,12 @@ pub(crate) fn without_limit(rule: &Rule) -> String {
     )
 }
 
-/// The slots of a concurrency rule: `3/20 in use`.
-pub(crate) fn in_use(used: u64, limit: Option<u64>) -> String {
+/// The used units of a rule: `1 204`, or for slots `3/20 in use`.
+pub(crate) fn used(units: u64, limit: Option<u64>, are_slots: bool) -> String {
     match limit {
-        Some(limit) => format!("{}/{} in use", grouped(used), grouped(limit)),
-        None => format!("{} in use", grouped(used)),
+        _ if !are_slots => grouped(units),
+        Some(limit) => format!("{}/{} in use", grouped(units), grouped(limit)),
+        None => format!("{} in use", grouped(units)),
     }
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
-    Answer,
+    answer::Answer,
     error::{Error, Result},
     identity::IdentityArgs,
     inspect::Report,
@@ -17,7 +17,7 @@ use super::{
     reading::{ReadArgs, Reader},
     server,
     settings::Settings,
-    text::{self, date_time, grouped, in_use},
+    text::{self, date_time},
 };
 
 const EXAMPLES: &str = "\
@@ -51,8 +51,7 @@ pub(crate) struct WatchArgs {
 
 pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    server::inspect(settings, async |inspector| {
         let reader = args.read.reader(settings, inspector, key).await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
@@ -157,11 +156,7 @@ fn used(report: &Report) -> String {
         }
         let rules = policy.rules.iter().map(|rule| {
             let full = if rule.is_exceeded() { " full" } else { "" };
-            let used = if rule.slots {
-                in_use(rule.used, rule.limit)
-            } else {
-                grouped(rule.used)
-            };
+            let used = text::used(rule.used, rule.limit, rule.slots);
             format!("{} {used}{full}", rule.rule)
         });
         format!("{} {}", policy.policy, rules.collect::<Vec<_>>().join(", "))

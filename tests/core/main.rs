@@ -1,4 +1,5 @@
-//! Without a server: the limiter, the memory store, the local decisions and the script in another Lua.
+//! Without a server: the limiter, the memory store, the local decisions, the protocols as state machines, and the script
+//! in another Lua.
 
 mod acquire;
 mod blocks;
@@ -25,6 +26,7 @@ mod near_limit;
 mod pauses;
 mod plain;
 mod prose;
+mod protocols;
 mod published;
 mod reload;
 mod script_example;

@@ -1,4 +1,4 @@
-//! Tests with real Redis servers, clusters, sentinels and twemproxies, which they start.
+//! Tests with real Redis servers, clusters, sentinels and twemproxies, and with the examples, which they start.
 
 mod acl;
 mod blocks;
@@ -10,6 +10,7 @@ mod contract;
 mod contributors;
 mod denials;
 mod deny_cache;
+mod examples;
 mod footprint;
 mod foreign;
 mod histories;

@@ -1,6 +1,7 @@
 //! Draws the output of `inspect` at a terminal of 80 columns, for the README.
 //!
-//! `cargo bench -p sluicegate-cli --bench picture` writes `target/figures/inspect.svg`.
+//! `cargo bench -p sluicegate-cli --bench picture` writes `target/figures/inspect.svg`. This is a bench because Cargo
+//! gives the paths of the tool's program and of the target folder to benches and tests alone.
 
 use std::{
     fmt::Write as _,

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use self::warnings::Level;
 use super::{
-    Answer,
+    answer::Answer,
     error::Result,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN},
     policies_file::{self, PoliciesFile},

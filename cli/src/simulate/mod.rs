@@ -5,6 +5,7 @@
 //! lines.rs            record.rs   request.rs   order.rs              are, with other limits, without limits
 //! ```
 
+mod bound;
 mod decisions;
 mod gzip;
 mod jobs;
@@ -33,7 +34,7 @@ use sluicegate::{Policy, Rule, policies::Policies};
 pub(crate) use self::options::SimulateArgs;
 use self::{reading::Reading, request::Mapping, result::Outcome};
 use super::{
-    Answer,
+    answer::Answer,
     error::{Error, Result, warn},
     output::Output,
     policies_file,
@@ -42,7 +43,7 @@ use super::{
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = chosen(&policies_file::load(&args.policies)?, args)?;
-    verdict::check(&args.max_refused, &policies)?;
+    bound::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
         return Err(Error::usage(format_args!(
             "--factors: {factor} is not from 0 to 1000000"
@@ -77,17 +78,11 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
     let verdicts = verdict::verdicts(&args.max_refused, &outcome);
+    let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.
-    let (verdicts, missing) = match verdicts {
-        Ok(verdicts) => (verdicts, None),
-        Err(error) => (Vec::new(), Some(error)),
-    };
-    outcome.verdicts = verdicts;
     output.report(&outcome, write::write)?;
-    match missing {
-        Some(error) => Err(error),
-        None => Ok(outcome.verdicts.iter().all(|it| it.kept).into()),
-    }
+    judged?;
+    Ok(outcome.verdicts.iter().all(|it| it.kept).into())
 }
 
 /// The policies in `--policy`, or all policies without this argument; none that limits concurrency.

@@ -10,7 +10,7 @@ use same_file::Handle;
 
 use super::{
     super::{error::Error, text},
-    verdict::{self, Bound},
+    bound::{self, Bound},
 };
 
 const EXAMPLES: &str = "\
@@ -76,7 +76,7 @@ pub(crate) struct SimulateArgs {
     pub(super) factors: Vec<f64>,
 
     /// The share of requests that may be refused, SHARE of all or POLICY=SHARE of a policy's; else exit code 1
-    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = verdict::parse)]
+    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = bound::parse)]
     pub(super) max_refused: Vec<Bound>,
 
     /// The maximum time by which lines may be out of order

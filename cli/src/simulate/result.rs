@@ -12,7 +12,6 @@ use super::{
     request::Mapping,
     tally::{RuleTally, Tally},
     timeline::Span,
-    verdict::Verdict,
 };
 
 /// The maximum number of spans in a plot.
@@ -164,6 +163,20 @@ pub(super) struct Identity {
     /// The times of the first and the last refusal, in ms since the Unix epoch.
     pub(super) first_ms: u64,
     pub(super) last_ms: u64,
+}
+
+/// A bound, compared with the outcome.
+#[derive(Serialize)]
+pub(super) struct Verdict {
+    /// Null: all requests.
+    pub(super) policy: Option<String>,
+    /// As you wrote it.
+    pub(super) max_refused: String,
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    /// The most refusals that the bound allows.
+    pub(super) most: u64,
+    pub(super) kept: bool,
 }
 
 impl Outcome {

@@ -7,11 +7,10 @@ use comfy_table::{Cell, CellAlignment, Color};
 use super::{
     super::{
         error::Result,
-        output::{BAD, BOLD, DIM, Output, WARN},
+        output::{BAD, BOLD, DIM, GOOD, Output, WARN},
         text::{date, grouped, short_date},
     },
-    result::{Outcome, OverTime, PolicyOutcome},
-    verdict,
+    result::{Outcome, OverTime, PolicyOutcome, Verdict},
 };
 
 /// The maximum length of a bar.
@@ -26,7 +25,7 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     other_limits(outcome, output)?;
     chart(&outcome.few, output)?;
     hardest_hit(outcome, output)?;
-    verdict::write(&outcome.verdicts, output)
+    verdicts(&outcome.verdicts, output)
 }
 
 pub(super) fn share(part: u64, whole: u64) -> String {
@@ -228,4 +227,28 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<()> {
     };
     writeln!(output, "\n{BOLD}Hit hardest{BOLD:#}; {identities}")?;
     output.write_table(&table)
+}
+
+/// Writes a line for each bound.
+fn verdicts(verdicts: &[Verdict], output: &mut Output) -> Result<()> {
+    if !verdicts.is_empty() {
+        writeln!(output)?;
+    }
+    for it in verdicts {
+        let (style, word) = if it.kept {
+            (GOOD, "kept")
+        } else {
+            (BAD, "broken")
+        };
+        writeln!(
+            output,
+            "{style}{word}{style:#}: --max-refused {}: {} of {} refused ({}); it allows {}",
+            it.max_refused,
+            grouped(it.refused),
+            grouped(it.requests),
+            share(it.refused, it.requests),
+            grouped(it.most),
+        )?;
+    }
+    Ok(())
 }

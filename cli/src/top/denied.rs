@@ -2,17 +2,17 @@
 
 use std::{collections::HashSet, io::Write};
 
-use comfy_table::{Cell, Color, ColumnConstraint, Width};
+use comfy_table::{ColumnConstraint, Width};
 use serde::Serialize;
 use sluicegate::{
     denials::{Denials, DeniedIdentity},
     store::redis::inspect::Inspector,
 };
 
-use super::{TopArgs, shorten, table};
+use super::{TopArgs, add_rows, shorten, table};
 use crate::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census::{self, Census},
     denied::{CountsReport, DenialReport},
     error::{Error, Result},
@@ -51,8 +51,7 @@ struct Row {
 }
 
 pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let report = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let report = server::inspect(settings, async |inspector| {
         let mut report = report(args, &inspector).await?;
         if let (Some(policy), true) = (&args.policy, report.denied.is_empty()) {
             report.why = why_none(policy, &inspector, settings).await?;
@@ -153,7 +152,7 @@ fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Outp
     if report.denied.is_empty() {
         let Some(policy) = &args.policy else {
             writeln!(output, "No identity was denied within the last hour.")?;
-            return output.hint(&census::ask_reason(settings, None, &[]));
+            return output.hint(&census::ask_why_empty(settings));
         };
         let policy = printable(policy.as_bytes());
         writeln!(
@@ -185,13 +184,7 @@ fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Outp
     if let Some(blocks) = table.column_mut(6).filter(|_| has_blocks && !args.wide) {
         blocks.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(END_OF_BLOCK)));
     }
-    for row in rows {
-        let cells = row.into_iter().enumerate();
-        table.add_row(cells.map(|(column, text)| match column {
-            3 => Cell::new(text).fg(Color::Red),
-            _ => Cell::new(text),
-        }));
-    }
+    add_rows(&mut table, rows, 3);
     align_right(&mut table, 2..=5);
     output.write_table(&table)
 }

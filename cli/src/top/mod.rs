@@ -16,8 +16,8 @@ use sluicegate::{
 
 use self::ranking::{Ranked, Ranking};
 use super::{
-    Answer,
-    block::BlockReport,
+    answer::Answer,
+    block_report::BlockReport,
     census::{self, Census},
     drift::OtherRule,
     error::{Error, Result},
@@ -27,7 +27,7 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    text::{grouped, in_use, span, without_limit},
+    text::{grouped, span, used, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -159,8 +159,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         return denied::run(args, settings, output);
     }
     let file = settings.policies_or(args.policies.as_deref());
-    let report = server::block_on(settings, async {
-        let (_, inspector) = server::connect(settings).await?;
+    let report = server::inspect(settings, async |inspector| {
         let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
         if let (Some(policies), Some(file), Some(name)) = (&limits.policies, file, &args.policy) {
             policies_file::named(policies, file, name)?;
@@ -176,7 +175,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
                 return Err(Error::usage(why));
             }
         }
-        report.why = census::reason(&inspector, settings, None, &[]).await;
+        report.why = census::why_empty(&inspector, settings).await;
         Ok(report)
     })?;
     output.report(&report, |report, output| write(report, args, output))?;
@@ -301,14 +300,11 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
-    fn report(&self, keys: u64) -> Report {
+    fn report(self, keys: u64) -> Report {
         let has_limits = self.policies.is_some();
         let rows = self.ranking.first.iter();
-        let others = self.others.iter().map(|((policy, rule), keys)| OtherRow {
-            policy: policy.clone(),
-            rule: rule.clone(),
-            keys: *keys,
-        });
+        let others = self.others.into_iter();
+        let others = others.map(|((policy, rule), keys)| OtherRow { policy, rule, keys });
         let (other_rules, other_policies) = others.partition(|it| it.rule.is_some());
         Report {
             now_ms: self.now_ms,
@@ -323,7 +319,7 @@ impl<'a> Top<'a> {
             other_rules,
             other_policies,
             source: self.source,
-            unpublished: self.unpublished.clone(),
+            unpublished: self.unpublished,
             why: String::new(),
         }
     }
@@ -364,11 +360,7 @@ impl Row {
             self.identity.clone(),
             self.policy.clone(),
             self.rule.clone(),
-            if self.slots {
-                in_use(self.used, self.limit)
-            } else {
-                grouped(self.used)
-            },
+            used(self.used, self.limit, self.slots),
         ];
         match self.limit {
             None => cells.push(self.steps.to_string()),
@@ -429,6 +421,20 @@ fn table(header: &[&str], is_wide: bool, output: &Output) -> Table {
         }
     }
     table
+}
+
+/// Adds rows with this column in red.
+fn add_rows(table: &mut Table, rows: Vec<Vec<String>>, red: usize) {
+    for row in rows {
+        table.add_row(row.into_iter().enumerate().map(|(column, text)| {
+            let cell = Cell::new(text);
+            if column == red {
+                cell.fg(Color::Red)
+            } else {
+                cell
+            }
+        }));
+    }
 }
 
 fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
@@ -509,13 +515,7 @@ fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()>
         shorten(&mut rows, &header, output.width().into());
     }
     let mut table = table(&header, is_wide, output);
-    for row in rows {
-        let cells = row.into_iter().enumerate();
-        table.add_row(cells.map(|(column, text)| match column {
-            5 => Cell::new(text).fg(Color::Red),
-            _ => Cell::new(text),
-        }));
-    }
+    add_rows(&mut table, rows, 5);
     align_right(&mut table, 3..=4);
     output.write_table(&table)
 }

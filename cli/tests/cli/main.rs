@@ -1,6 +1,6 @@
 //! The operators' tool, run as a program.
 
-#[path = "../../../tests/examples/chromium.rs"]
+#[path = "../../../tests/redis/examples/chromium.rs"]
 #[allow(dead_code, reason = "the tests of the examples use all of it")]
 mod chromium;
 

@@ -13,7 +13,7 @@ mod sync {
     pub(super) use loom::sync::atomic;
 }
 
-#[path = "../../src/store/layers/refund_epochs.rs"]
+#[path = "../../../src/store/layers/refund_epochs.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod refund_epochs;
 

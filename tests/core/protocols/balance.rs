@@ -4,7 +4,7 @@ mod sync {
     pub(super) use loom::sync::atomic;
 }
 
-#[path = "../../src/store/layers/leases/balance.rs"]
+#[path = "../../../src/store/layers/leases/balance.rs"]
 mod core;
 
 use core::{Balance, MOST};

@@ -3,7 +3,7 @@
 mod sync {
     pub(super) use loom::sync::*;
 }
-#[path = "../../src/store/redis/shared_calls/call_queue.rs"]
+#[path = "../../../src/store/redis/shared_calls/call_queue.rs"]
 mod call_queue;
 
 use std::{

@@ -13,7 +13,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use validity::{MAX_AGE, Validity};
 
-#[path = "../../src/store/layers/deny_cache/validity.rs"]
+#[path = "../../../src/store/layers/deny_cache/validity.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod validity;
 

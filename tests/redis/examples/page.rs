@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::chromium::Page;
+use super::chromium::Page;
 use support::{example::Example, redis::Server};
 
 const TAB: (&str, &str, u32) = ("Tab", "", 9);

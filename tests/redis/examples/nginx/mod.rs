@@ -287,7 +287,7 @@ impl Site {
 
 #[test]
 fn nginx_is_configured_as_the_example_shows() {
-    let example = include_str!("../../../examples/behind_a_proxy.rs");
+    let example = include_str!("../../../../examples/behind_a_proxy.rs");
     let head = example
         .lines()
         .map_while(|line| line.strip_prefix("//!"))

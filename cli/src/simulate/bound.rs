@@ -1,0 +1,108 @@
+//! [`Bound`]: an argument of `--max-refused`, the share of refused requests above which the verdict is "no".
+
+use sluicegate::policies::Policies;
+
+use super::super::error::{Error, Result};
+
+/// Parts of a whole: a hundredth of a percent has 10 000, so that six decimals of a percentage are exact.
+pub(super) const WHOLE: u64 = 100_000_000;
+
+const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
+
+/// An argument of `--max-refused`.
+#[derive(Clone, Debug)]
+pub(super) struct Bound {
+    /// `None`: all requests.
+    pub(super) policy: Option<String>,
+    pub(super) parts: u64,
+    pub(super) text: String,
+}
+
+/// Reads `0.5%` and `POLICY=0.1%`.
+pub(super) fn parse(text: &str) -> Result<Bound, String> {
+    let (policy, share) = match text.rsplit_once('=') {
+        Some(("", _)) => return Err(FORM.into()),
+        Some((policy, share)) => (Some(policy.to_owned()), share),
+        None => (None, text),
+    };
+    let parts = share.strip_suffix('%').and_then(parts_of_percent);
+    Ok(Bound {
+        policy,
+        parts: parts.ok_or(FORM)?,
+        text: text.to_owned(),
+    })
+}
+
+/// Reads a decimal number exactly, which a float would not.
+fn parts_of_percent(text: &str) -> Option<u64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(decimals) || whole.len() > 3 || decimals.len() > 6 {
+        return None;
+    }
+    let parts: u64 = format!("{whole}{decimals:0<6}").parse().ok()?;
+    (parts <= WHOLE).then_some(parts)
+}
+
+/// Refuses a bound of a policy that is not replayed, and a second bound of the same requests.
+pub(super) fn check(bounds: &[Bound], policies: &Policies) -> Result<()> {
+    for (index, bound) in bounds.iter().enumerate() {
+        let wrong = |problem: &str| {
+            let text = &bound.text;
+            Err(Error::usage(format_args!(
+                "--max-refused {text}: {problem}"
+            )))
+        };
+        if let Some(name) = &bound.policy
+            && policies.get(name).is_none()
+        {
+            return wrong(&format!("no policy `{name}` is replayed"));
+        }
+        if bounds[..index].iter().any(|it| it.policy == bound.policy) {
+            return wrong("this is the second bound of the same requests");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_read_exactly_or_refused() {
+        for (text, policy, parts) in [
+            ("0%", None, 0),
+            ("0.5%", None, 500_000),
+            ("0.29%", None, 290_000),
+            ("ip=0.000001%", Some("ip"), 1),
+            ("a=b=100%", Some("a=b"), WHOLE),
+            ("007.50%", None, 7_500_000),
+        ] {
+            let bound = parse(text).unwrap();
+            assert_eq!((bound.policy.as_deref(), bound.parts), (policy, parts));
+        }
+        for text in [
+            "",
+            "%",
+            "0.5",
+            "=1%",
+            "ip=",
+            "ip=%",
+            "-1%",
+            "+1%",
+            "100.1%",
+            "101%",
+            "1.%",
+            ".5%",
+            "1e1%",
+            "NaN%",
+            "0.0000001%",
+            "0,5%",
+            "1 %",
+            "99999999999999999999%",
+        ] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}
