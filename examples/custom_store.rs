@@ -136,7 +136,13 @@ fn count(counts: &mut Counts, check: &Check, now_ms: u64) -> Vec<Count> {
 
 fn rules(check: &Check) -> impl Iterator<Item = (&Charge, &Rule)> {
     let charges = check.charges().iter();
-    charges.flat_map(|charge| charge.policy().rules().iter().map(move |it| (charge, it)))
+    charges.flat_map(|charge| {
+        charge
+            .policy()
+            .rules()
+            .iter()
+            .map(move |rule| (charge, rule))
+    })
 }
 
 fn place(charge: &Charge, rule: &Rule) -> (String, Key, String) {

@@ -54,7 +54,10 @@ fn row(page: &mut Page, text: &str, label: &str, records: &[Record]) {
         beyond = beyond.max(bucket.beyond(&history));
         early += bucket.denied_early(&history);
     }
-    let admitted = records.iter().filter(|it| it.answer.is_admission()).count();
+    let admitted = records
+        .iter()
+        .filter(|record| record.answer.is_admission())
+        .count();
     let (rule_text, promised) = (format!("`{text}`"), 2 * bucket.burst);
     line(&[
         &rule_text,

@@ -110,7 +110,7 @@ fn failover(page: &mut Page) {
 /// Adds a row for each rule. The server may have lost the counts `losses` times.
 fn rows(page: &mut Page, processes: usize, what: &str, records: &[Record], losses: u64) {
     for (index, text) in RULES.into_iter().enumerate() {
-        let of_rule = records.iter().filter(|it| it.rule == index);
+        let of_rule = records.iter().filter(|record| record.rule == index);
         let of_rule: Vec<Record> = of_rule.copied().collect();
         let rule = rule(text);
         let verdict = Verdict::of(&rule, &of_rule);

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         ("transactions", transactions::transactions),
     ];
     let wanted: Vec<String> = env::args().skip(1).collect();
-    let is_wanted = |name: &str| wanted.iter().any(|it| it == name);
+    let is_wanted = |name: &str| wanted.iter().any(|argument| argument == name);
     let is_none_wanted = !sections.iter().any(|(name, _)| is_wanted(name));
     for (name, section) in sections {
         if is_none_wanted || is_wanted(name) {

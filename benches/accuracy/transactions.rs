@@ -67,7 +67,9 @@ pub(crate) fn transactions(page: &mut Page) {
 }
 
 fn per_second(page: &mut Page, processes: usize, records: &[Record]) -> u64 {
-    let admitted = records.iter().filter(|it| it.answer == Answer::Admitted);
+    let admitted = records
+        .iter()
+        .filter(|record| record.answer == Answer::Admitted);
     let admitted = admitted.count();
     page.promise(
         admitted == records.len(),

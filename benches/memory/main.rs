@@ -27,7 +27,7 @@ const BUDGET_KIB: u64 = 16 * 1_024;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let holds_under_flood = flood::run();
-    if env::args().any(|it| it == "flood") {
+    if env::args().any(|argument| argument == "flood") {
         return exit(holds_under_flood);
     }
     let server = Server::start();
@@ -100,7 +100,7 @@ fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status
         .lines()
-        .find_map(|it| it.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix("VmRSS:"))
         .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }

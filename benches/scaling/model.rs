@@ -119,7 +119,7 @@ pub(crate) struct Model<'a> {
 impl<'a> Model<'a> {
     pub(crate) fn new(setting: &'a Setting, traffic: &'a Traffic) -> Self {
         let identities = 0..IDENTITIES + 1_000;
-        let places = identities.map(|it| place(setting.placement, setting.servers, it));
+        let places = identities.map(|identity| place(setting.placement, setting.servers, identity));
         Self {
             setting,
             traffic,
@@ -290,10 +290,10 @@ impl<'a> Model<'a> {
         let costs = &self.setting.costs;
         let state = &mut self.servers[server];
         state.current = std::mem::take(&mut state.pending);
-        let mut connections: Vec<usize> = state.current.iter().map(|it| it.process).collect();
+        let mut connections: Vec<usize> = state.current.iter().map(|call| call.process).collect();
         connections.sort_unstable();
         connections.dedup();
-        let calls: f64 = state.current.iter().map(|it| it.work).sum();
+        let calls: f64 = state.current.iter().map(|call| call.work).sum();
         let work = calls + connections.len() as f64 * costs.server_read;
         if now >= self.warm_up {
             state.busy += work;
@@ -352,11 +352,11 @@ impl<'a> Model<'a> {
                 ..Seen::default()
             };
         }
-        let busy = self.servers.iter().map(|it| it.busy / time);
+        let busy = self.servers.iter().map(|server| server.busy / time);
         Seen {
             rate: answered * 1e6 / time,
             calls: self.calls / answered,
-            process: most(self.processes.iter().map(|it| it.busy / time)),
+            process: most(self.processes.iter().map(|process| process.busy / time)),
             server: most(busy.clone()),
             servers: busy.sum::<f64>() / self.servers.len() as f64,
             is_overloaded,

@@ -39,7 +39,7 @@ pub(crate) fn draw(carried: &[Carried], latencies: &[Latencies]) -> io::Result<(
                 label: format!("{:.0} 000/s", rate / 1e3),
                 value: p99[place].unwrap_or(0.0),
                 figure: p99[place]
-                    .map_or("more than it carries".into(), |it| format!("{it:.2} ms")),
+                    .map_or("more than it carries".into(), |ms| format!("{ms:.2} ms")),
                 is_ours: place == 1,
             })
             .collect(),

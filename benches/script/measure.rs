@@ -87,7 +87,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     let mut cases = cases(&store)?;
     let chosen: Vec<String> = std::env::args()
         .skip(1)
-        .filter(|it| !it.starts_with("--"))
+        .filter(|argument| !argument.starts_with("--"))
         .collect();
     for case in &cases {
         case.block_all().await?;
@@ -403,7 +403,8 @@ impl Case {
                 } => {
                     let checks = (0..self.checks).map(|_| check_of(policies, user()));
                     let enforces = *blocks != Blocks::Unread;
-                    let checks = checks.map(|check| check.map(|it| it.enforce_blocks(enforces)));
+                    let checks =
+                        checks.map(|check| check.map(|check| check.enforce_blocks(enforces)));
                     let operations = checks.map(|check| check.map(Operation::Check));
                     call(store, operations.collect::<Result<_, _>>()?).await?;
                 }
@@ -508,8 +509,8 @@ async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Res
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
         let case = find(cases, name);
-        let micros = case.ratio(server, first, |it| it.micros).await?;
-        let cpu = case.ratio(server, first, |it| it.cpu).await?;
+        let micros = case.ratio(server, first, |time| time.micros).await?;
+        let cpu = case.ratio(server, first, |time| time.cpu).await?;
         println!(
             "{name} / {}: the script {micros:.2}, the server {cpu:.2}",
             first.name
@@ -528,7 +529,7 @@ fn cpu_micros(server: &Server) -> f64 {
     let info: String = server.run("INFO cpu");
     let seconds = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|it| it.parse::<f64>().ok())
+        line.and_then(|value| value.parse::<f64>().ok())
             .expect("a server tells of its processor")
     };
     let parts = ["used_cpu_user_main_thread:", "used_cpu_sys_main_thread:"];
@@ -575,7 +576,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),
     ] {
-        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
+        let ratio = find(cases, one).ratio(server, find(cases, other), |time| time.micros);
         met &= bar(&format!("{one} / {other}"), ratio.await?, most);
     }
     // The server has another string to parse, so compare the time of the whole server.
@@ -593,7 +594,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
             1.15,
         ),
     ] {
-        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.cpu);
+        let ratio = find(cases, one).ratio(server, find(cases, other), |time| time.cpu);
         let what = format!("{one} / {other}, the whole server");
         met &= bar(&what, ratio.await?, most);
     }

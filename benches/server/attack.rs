@@ -49,13 +49,13 @@ pub(crate) fn run() -> bool {
     for (name, rounds) in names.iter().zip(&results) {
         let figures: [fn(&Measured) -> f64; 5] = [
             Measured::rate,
-            |it| it.round.latency_ms(0.50),
-            |it| it.round.latency_ms(0.99),
-            |it| it.server_us,
-            |it| it.redis_us,
+            |measured| measured.round.latency_ms(0.50),
+            |measured| measured.round.latency_ms(0.99),
+            |measured| measured.server_us,
+            |measured| measured.redis_us,
         ];
         let [rate, p50, p99, server, redis] =
-            figures.map(|figure| median(rounds.iter().map(|(it, _)| figure(it))));
+            figures.map(|figure| median(rounds.iter().map(|(measured, _)| figure(measured))));
         let per_call = requests_per_call(rounds);
         println!(
             "{name:<24} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1} {per_call:>14.1}"
@@ -79,7 +79,7 @@ fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
     median(
         rounds
             .iter()
-            .map(|(it, calls)| it.round.requests() / calls.max(1.0)),
+            .map(|(measured, calls)| measured.round.requests() / calls.max(1.0)),
     )
 }
 
@@ -116,8 +116,9 @@ fn connect(server: SocketAddr) -> TcpStream {
 
 fn retry_after_ms(answer: &str) -> u64 {
     let value = answer.split("\"retry_after_ms\":").nth(1);
-    let digits = value.and_then(|it| it.split(|it: char| !it.is_ascii_digit()).next());
+    let digits =
+        value.and_then(|value| value.split(|letter: char| !letter.is_ascii_digit()).next());
     digits
-        .and_then(|it| it.parse().ok())
+        .and_then(|digits| digits.parse().ok())
         .unwrap_or_else(|| panic!("no time in {answer}"))
 }

@@ -56,8 +56,8 @@ async fn burst(away: Duration) -> bool {
     }
     let answers = checks.join_all().await;
     let failures = |kind| {
-        let errors = answers.iter().filter_map(|it| it.as_ref().err());
-        errors.filter(|it| it.kind() == kind).count()
+        let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
+        errors.filter(|error| error.kind() == kind).count()
     };
     let (timeouts, refused) = (
         failures(StoreErrorKind::Timeout),

@@ -169,7 +169,7 @@ impl Census {
         if !self.kinds.contains(kind) {
             let kinds = listed(self.kinds.iter().map(String::as_str));
             let meant = nearest(kind, self.kinds.iter().map(String::as_str));
-            let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
+            let meant = meant.map_or_else(String::new, |kind| format!(". Did you mean {kind}=?"));
             return Some(format!(
                 "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
             ));
@@ -227,7 +227,9 @@ pub(crate) async fn reason(
         match census.why_unknown(inspector, key).await? {
             None => {
                 // An `asked` policy may have a stored value whose units no longer count.
-                census.policies.retain(|it| !asked.contains(&it.as_str()));
+                census
+                    .policies
+                    .retain(|policy| !asked.contains(&policy.as_str()));
                 let others = census.stored_under(inspector, key).await?;
                 let text =
                     |others| format!("Counts are stored for it under other policies: {others}");

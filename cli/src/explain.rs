@@ -162,14 +162,14 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     report.title = args.identity.title(&reading.identity);
     // With --policy you know that other policies are left out.
     if args.read.only.is_empty() {
-        let known = report.policies.iter().map(|it| it.policy.as_str());
+        let known = report.policies.iter().map(|policy| policy.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() {
         let asked: Vec<&str> = report
             .policies
             .iter()
-            .map(|it| it.policy.as_str())
+            .map(|policy| policy.policy.as_str())
             .collect();
         let why = census::ask_reason(settings, Some(&key), &asked);
         report.why = Some(why).filter(|why| !why.is_empty());
@@ -221,7 +221,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         let differs = reading
             .differing
             .iter()
-            .any(|it| it.may_deny && it.policy == entry.name);
+            .any(|differing| differing.may_deny && differing.policy == entry.name);
         // If the service may have other limits, these prove neither a denial nor a pass.
         let is_certain = !policy.is_shadow() && !differs;
         if let (Decision::Denied(denial), true) = (&decision, is_certain) {
@@ -296,7 +296,7 @@ impl PolicyReport {
 
     /// Whether the service counts other rules than these.
     fn has_drifted(&self) -> bool {
-        self.other_rules.iter().any(|it| it.is_charged)
+        self.other_rules.iter().any(|rule| rule.is_charged)
     }
 
     fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
@@ -308,7 +308,7 @@ impl PolicyReport {
             rules: rules
                 .map(|rule| RuleReport::of(rule, now_ms, value))
                 .collect(),
-            other_rules: value.map_or(Vec::new(), |it| OtherRule::of(it, policy, now_ms)),
+            other_rules: value.map_or(Vec::new(), |value| OtherRule::of(value, policy, now_ms)),
         }
     }
 }
@@ -375,12 +375,15 @@ impl RuleReport {
 impl Report {
     /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
-        let differing = self.published_differs.iter().filter(|it| it.may_deny);
+        let differing = self
+            .published_differs
+            .iter()
+            .filter(|differing| differing.may_deny);
         let differing: Vec<String> = differing.map(Differing::text).collect();
         if !differing.is_empty() {
             return Some(differing.join("; "));
         }
-        let is_drifted = |it: &PolicyReport| !it.shadow && it.has_drifted();
+        let is_drifted = |policy: &PolicyReport| !policy.shadow && policy.has_drifted();
         let why = match self.source {
             Source::File => "the file is not that of the service",
             Source::Service => "the service also counts rules that it does not publish",
@@ -392,7 +395,11 @@ impl Report {
     /// Whether nothing but slots is missing.
     fn waits_for_slot(&self) -> bool {
         let by = self.denied_by.as_ref();
-        by.is_some_and(|by| self.no_slot.iter().any(|it| it.policy == by.policy))
+        by.is_some_and(|by| {
+            self.no_slot
+                .iter()
+                .any(|missing| missing.policy == by.policy)
+        })
     }
 
     /// Whether there is nothing to show.
@@ -411,7 +418,8 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         report.title
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
-    let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
+    let (empty, used): (Vec<_>, Vec<_>) =
+        report.policies.iter().partition(|policy| policy.is_empty());
     for policy in &used {
         for (index, rule) in policy.rules.iter().enumerate() {
             let name = match (index, policy.shadow) {
@@ -435,7 +443,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         output.hint("*: a shadow, which denies no request")?;
     }
     if !empty.is_empty() {
-        let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
+        let empty: Vec<&str> = empty.iter().map(|policy| policy.policy.as_str()).collect();
         let empty = empty.join(", ");
         output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }

@@ -138,7 +138,7 @@ impl Publisher {
         let entry = known.policies.entry(policy.clone());
         // Mark only the policy that the map keeps alive: the address of any other may be reused.
         let is_kept = match &entry {
-            Entry::Occupied(it) => it.key().address() == policy.address(),
+            Entry::Occupied(entry) => entry.key().address() == policy.address(),
             Entry::Vacant(_) => true,
         };
         let mut is_new = false;
@@ -233,7 +233,10 @@ impl Publisher {
         let mut known = self.lock();
         known.begun += 1;
         let used = known.policies.values().filter(|noted| noted.is_used);
-        (known.begun, used.map(|it| it.published.clone()).collect())
+        (
+            known.begun,
+            used.map(|noted| noted.published.clone()).collect(),
+        )
     }
 
     /// Makes the next request under each policy note the policy again, after the publication of this number.

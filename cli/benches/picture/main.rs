@@ -118,7 +118,7 @@ fn svg(text: &str) -> String {
     for (row, line) in lines.iter().enumerate() {
         let (mut column, mut class) = (0, "");
         for part in line.split('\x1b') {
-            let run = match part.strip_prefix('[').and_then(|it| it.split_once('m')) {
+            let run = match part.strip_prefix('[').and_then(|code| code.split_once('m')) {
                 Some((code, run)) => {
                     class = match code {
                         "1" => "bold",

@@ -70,7 +70,11 @@ async fn main() -> ExitCode {
     );
     for (running, name) in ["without", "with top"].into_iter().enumerate() {
         let of = |figure: fn(&Span) -> f64| median(pairs.iter().map(|pair| figure(&pair[running])));
-        let [rate, p50, p99] = [of(|it| it.rate), of(|it| it.p50_us), of(|it| it.p99_us)];
+        let [rate, p50, p99] = [
+            of(|span| span.rate),
+            of(|span| span.p50_us),
+            of(|span| span.p99_us),
+        ];
         println!("{name:<10} {rate:>9.0} {p50:>9.0} {p99:>9.0}");
     }
     let ratio = median(pairs.iter().map(|[without, with]| without.rate / with.rate));

@@ -43,7 +43,11 @@ use super::{
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = chosen(&policies_file::load(&args.policies)?, args)?;
     verdict::check(&args.max_refused, &policies)?;
-    if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
+    if let Some(factor) = args
+        .factors
+        .iter()
+        .find(|factor| !(0.0..=1e6).contains(*factor))
+    {
         return Err(Error::usage(format_args!(
             "--factors: {factor} is not from 0 to 1000000"
         )));
@@ -66,7 +70,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
     let mut outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
-    let mistyped = outcome.policies.iter().find(|it| it.is_mistyped());
+    let mistyped = outcome.policies.iter().find(|policy| policy.is_mistyped());
     if let Some(policy) = mistyped.filter(|_| outcome.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);
         return Err(Error::usage(format_args!(
@@ -86,7 +90,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     output.report(&outcome, write::write)?;
     match missing {
         Some(error) => Err(error),
-        None => Ok(outcome.verdicts.iter().all(|it| it.kept).into()),
+        None => Ok(outcome.verdicts.iter().all(|verdict| verdict.kept).into()),
     }
 }
 
@@ -103,10 +107,13 @@ fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
             return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
         }
     }
-    let is_chosen =
-        |it: &&Policy| args.policy.is_empty() || args.policy.iter().any(|name| name == it.name());
-    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) =
-        all.iter().filter(is_chosen).partition(|it| is_of_slots(it));
+    let is_chosen = |policy: &&Policy| {
+        args.policy.is_empty() || args.policy.iter().any(|name| name == policy.name())
+    };
+    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) = all
+        .iter()
+        .filter(is_chosen)
+        .partition(|policy| is_of_slots(policy));
     if chosen.is_empty() {
         return Err(Error::usage(NO_ENDS));
     }

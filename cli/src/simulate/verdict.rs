@@ -61,7 +61,8 @@ pub(super) fn parse(text: &str) -> Result<Bound, String> {
 /// Reads a decimal number exactly, which a float would not.
 fn parts_of_percent(text: &str) -> Option<u64> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(whole) || !is_number(decimals) || whole.len() > 3 || decimals.len() > 6 {
         return None;
     }
@@ -83,7 +84,10 @@ pub(super) fn check(bounds: &[Bound], policies: &Policies) -> Result<()> {
         {
             return wrong(&format!("no policy `{name}` is replayed"));
         }
-        if bounds[..index].iter().any(|it| it.policy == bound.policy) {
+        if bounds[..index]
+            .iter()
+            .any(|other| other.policy == bound.policy)
+        {
             return wrong("this is the second bound of the same requests");
         }
     }
@@ -109,7 +113,7 @@ pub(super) fn verdicts(bounds: &[Bound], outcome: &Outcome) -> Result<Vec<Verdic
 
 impl Bound {
     fn verdict(&self, outcome: &Outcome) -> Result<Verdict, &'static str> {
-        let own = |name: &str| outcome.policies.iter().find(|it| it.name == name);
+        let own = |name: &str| outcome.policies.iter().find(|policy| policy.name == name);
         let (requests, with_key, refused) = match self.policy.as_deref().and_then(own) {
             Some(own) => (own.requests, own.requests, own.refused),
             None => {
@@ -141,8 +145,8 @@ pub(super) fn write(verdicts: &[Verdict], output: &mut Output) -> Result<()> {
     if !verdicts.is_empty() {
         writeln!(output)?;
     }
-    for it in verdicts {
-        let (style, word) = if it.kept {
+    for verdict in verdicts {
+        let (style, word) = if verdict.kept {
             (GOOD, "kept")
         } else {
             (BAD, "broken")
@@ -150,11 +154,11 @@ pub(super) fn write(verdicts: &[Verdict], output: &mut Output) -> Result<()> {
         writeln!(
             output,
             "{style}{word}{style:#}: --max-refused {}: {} of {} refused ({}); it allows {}",
-            it.max_refused,
-            grouped(it.refused),
-            grouped(it.requests),
-            share(it.refused, it.requests),
-            grouped(it.most),
+            verdict.max_refused,
+            grouped(verdict.refused),
+            grouped(verdict.requests),
+            share(verdict.refused, verdict.requests),
+            grouped(verdict.most),
         )?;
     }
     Ok(())

@@ -262,10 +262,12 @@ impl<'a> Top<'a> {
                 }
             };
             let policies = self.policies.as_ref();
-            let policy: Option<Policy> = policies.and_then(|it| it.get(name.policy())).cloned();
+            let policy: Option<Policy> = policies
+                .and_then(|policies| policies.get(name.policy()))
+                .cloned();
             if let Some(policy) = &policy {
                 let others = OtherRule::of(&value, policy, self.now_ms).into_iter();
-                for other in others.filter(|it| it.is_charged) {
+                for other in others.filter(|other| other.is_charged) {
                     self.add_other(name.policy(), Some(other.rule));
                 }
             }
@@ -309,7 +311,7 @@ impl<'a> Top<'a> {
             rule: rule.clone(),
             keys: *keys,
         });
-        let (other_rules, other_policies) = others.partition(|it| it.rule.is_some());
+        let (other_rules, other_policies) = others.partition(|other| other.rule.is_some());
         Report {
             now_ms: self.now_ms,
             keys,

@@ -129,7 +129,10 @@ pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
 /// Only rules may change. Another kind of key would need another extractor, which the running layer does not have.
 fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
-    if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {
+    if let Some(new) = policies
+        .iter()
+        .find(|policy| live.get(policy.name()).is_none())
+    {
         return Err(format!(
             "policy `{}` is new: start again to add it",
             new.name()

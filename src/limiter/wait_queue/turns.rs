@@ -135,7 +135,8 @@ impl State {
 
     /// How many callers wait ahead.
     fn rank(&self, number: u64) -> usize {
-        self.waiting.partition_point(|it| it.number < number)
+        self.waiting
+            .partition_point(|caller| caller.number < number)
     }
 
     fn waits_at(&self, rank: usize, number: u64) -> bool {
@@ -167,7 +168,7 @@ impl State {
     }
 
     fn take_granted(&mut self, number: u64) -> bool {
-        let place = self.granted.iter().position(|it| *it == number);
+        let place = self.granted.iter().position(|granted| *granted == number);
         place.map(|place| self.granted.swap_remove(place)).is_some()
     }
 }
