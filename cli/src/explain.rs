@@ -445,7 +445,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     if !empty.is_empty() {
         let empty: Vec<&str> = empty.iter().map(|policy| policy.policy.as_str()).collect();
         let empty = empty.join(", ");
-        output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
+        output.hint(&format!("no usage under {empty}: the request passes there"))?;
     }
     output.hint(report.why.as_deref().unwrap_or_default())?;
     write_drift(report, output)?;
