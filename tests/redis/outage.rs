@@ -1,5 +1,5 @@
 //! Under traffic, a Redis server that is stopped, killed or not yet started costs one timeout in each interval. Local
-//! decisions within the shares replace it, and it decides again within a second after its return.
+//! decisions within the shares replace those of the server, until a second after its return at the latest.
 
 use std::{
     convert::Infallible,
