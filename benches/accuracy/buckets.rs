@@ -22,6 +22,7 @@ pub(crate) fn buckets(page: &mut Page) {
     let loads = [("one by one", 1), ("25 at once", 25)];
     let fleets = loads.map(|(label, burst)| (label, Fleet::start(&job(burst), PROCESSES)));
     std::thread::sleep(Duration::from_secs(30));
+    // Both loads run in the same 30 seconds: they use keys of their own.
     let seen = fleets.map(|(label, fleet)| (label, fleet.end_after(Duration::ZERO)));
 
     head(
@@ -58,6 +59,7 @@ fn row(page: &mut Page, text: &str, label: &str, records: &[Record]) {
         .iter()
         .filter(|record| record.answer.is_admission())
         .count();
+    // In the time of a full refill, a full bucket admits its burst and all that is refilled.
     let (rule_text, promised) = (format!("`{text}`"), 2 * bucket.burst);
     line(&[
         &rule_text,

@@ -45,6 +45,7 @@ pub(crate) fn leases(page: &mut Page) {
         ],
     );
     for processes in [1, 2, 4, 8] {
+        // A new server has no counts of the row before.
         let server = Server::start();
         let job = job(Where::Server(server.url()), processes);
         let records = Fleet::start(&job, processes).end_after(TIME);
@@ -133,6 +134,7 @@ fn rows(page: &mut Page, processes: usize, what: &str, records: &[Record], losse
             verdict.beyond <= beyond,
             format!("{row}: beyond the limit by more than {beyond}"),
         );
+        // Far from the limit, every promise would hold.
         page.promise(
             verdict.denied > 0,
             format!("{row}: the limit was not reached"),

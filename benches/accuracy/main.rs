@@ -32,6 +32,7 @@ use sluicegate::Rule;
 type Section = (&'static str, fn(&mut Page));
 
 fn main() -> ExitCode {
+    // The bench starts itself again as each process of a fleet.
     if let Ok(job) = env::var(job::JOB) {
         worker::work(&job);
         return ExitCode::SUCCESS;

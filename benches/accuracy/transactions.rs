@@ -50,6 +50,7 @@ pub(crate) fn transactions(page: &mut Page) {
         let mut admitted = |at, keys| {
             let job = Job {
                 keys,
+                // Other names in each row, so that no row finds counts of another.
                 ..Job::crowd(at, PLENTY, format!("plenty-{processes}-{keys}-"), TASKS)
             };
             let records = Fleet::start(&job, processes).end_after(TIME);

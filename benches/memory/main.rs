@@ -54,10 +54,12 @@ async fn main() -> ExitCode {
                 let hot = Policy::parse("hot", "1000000000/1m").unwrap();
                 while next.get() < million * EACH {
                     let identity: u64 = next.replace(next.get() + 1);
+                    // A hot key, so that leases are held while identities pass through.
                     if identity.is_multiple_of(10) {
                         let all = Charge::new(&hot, Key::new("all", "all"), 1);
                         errors.set(errors.get() + u64::from(limiter.check([all]).await.is_err()));
                     }
+                    // The second check is denied, so that the deny cache has something to remember.
                     for _ in 0..2 {
                         let charge = Charge::new(&one, Key::new("user", identity.to_string()), 1);
                         match limiter.check([charge]).await {

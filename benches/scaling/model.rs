@@ -168,6 +168,7 @@ impl<'a> Model<'a> {
             Event::Arrives => {
                 self.arrive(now);
                 if let Load::Open(rate) = self.setting.load {
+                    // Requests of many independent users: the pauses between them are exponential.
                     let pause = -(1.0 - self.random.f64()).ln() * 1e6 / rate;
                     self.events.note(now + pause, Event::Arrives);
                 }
@@ -230,6 +231,7 @@ impl<'a> Model<'a> {
         let span = span(now);
         let hot = state.hot.entry(identity).or_default();
         if hot.span != span {
+            // After a span without checks, an identity has to become hot again.
             hot.was_hot = hot.span + 1 == span && hot.count >= HOT;
             (hot.span, hot.count) = (span, 0);
         }
@@ -321,6 +323,7 @@ impl<'a> Model<'a> {
                     .insert(waiting.identity, call.sent + REPEATED);
             }
             self.answered(waiting.arrived, now);
+            // A caller asks again when it has its answer.
             if let Load::Closed(_) = self.setting.load {
                 self.arrive(now);
             }

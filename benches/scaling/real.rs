@@ -47,6 +47,7 @@ const CASES: [(&str, Users, usize); 3] = [
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn compare() -> Result<bool, Error> {
     let server = Server::start();
+    // The simulation gives the server and the process a core each.
     pin(server.id(), "0");
     pin(std::process::id(), "1");
     let bench = Bench::new(server).await?;
@@ -242,6 +243,7 @@ impl Bench {
         let mut connections = Vec::new();
         for _ in 0..callers {
             let mut connection = client.get_multiplexed_async_connection().await?;
+            // The pipeline calls by hash, so the server has to know the script.
             script.prepare_invoke().load_async(&mut connection).await?;
             connections.push(connection);
         }

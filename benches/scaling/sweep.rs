@@ -100,6 +100,7 @@ fn setting(case: Case, placement: Placement, processes: usize, servers: usize) -
 fn scaled(title: &str, placement: Placement) -> Vec<Carried> {
     println!("\nsimulated: {title}, {PROCESSES} processes for each");
     print_head("servers");
+    // Cases share nothing, and each takes long.
     let all: Vec<Carried> = thread::scope(|scope| {
         let row = |case| {
             scope.spawn(move || {

@@ -99,6 +99,7 @@ pub(crate) async fn run() -> Result<(), Error> {
         Some(_) => return print_chosen(&server, &cases, &chosen).await,
         None => {}
     }
+    // In turns, so that a slow moment of the machine meets all cases.
     for _ in 0..TURNS {
         for case in &mut cases {
             case.turn(&server).await?;
@@ -224,6 +225,7 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
     if denied {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
+    // A prefix for each case, so that no case finds counts of another.
     let store = store.clone().prefix(&prefix(&name));
     let blocks = Blocks::Unread;
     Ok(case(
@@ -256,6 +258,7 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
     let (plenty, coarse, last) = (rules(PLENTY), coarse_rules(PLENTY), denied_by_the_last());
     let first = [Rule::per_second(1), plenty[1], plenty[2]];
     let mut cases = vec![
+        // The floor: any script, and one that reads and writes a value.
         script("an empty script", "return 0", vec![]),
         script("one GET, one SET PX", GET_SET, vec![vec![b'x'; 46]]),
         hash_layout("hash layout, 1 rule", &coarse[1..2]),
@@ -383,6 +386,7 @@ impl Case {
         end: Instant,
         seed: u64,
     ) -> Result<u64, Error> {
+        // Seeded, so that all cases meet the same users.
         let mut random = fastrand::Rng::with_seed(seed);
         let mut user = || random.u64(..IDENTITIES);
         let (mut decisions, prefix) = (0, prefix(&self.name));
@@ -478,6 +482,7 @@ impl Figures {
             let calls = field("calls=").unwrap_or(0);
             match line.split(':').next() {
                 Some("evalsha" | "eval") => micros += field("usec=").unwrap_or(0),
+                // The bench and its connections send these, and no decision does.
                 Some("info" | "config|resetstat" | "client|setinfo" | "command") => continue,
                 _ => {}
             }
@@ -638,6 +643,7 @@ async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
             for usage in &usages {
                 store.settle(&Settlement::new(usage, |_| 3)?).await?;
             }
+            // Before, the keys are not yet full of steps.
             if turn >= 60 {
                 ratios.push(Figures::read(server, KEYS).micros / check);
             }
@@ -674,6 +680,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     };
     let mut ratios = [Vec::new(), Vec::new()];
     for _ in 0..31 {
+        // Each check, 59 s after the one before, opens a step: 70 fill the keys.
         for _ in 0..70 {
             clock.advance(Duration::from_secs(59));
             call(
@@ -730,6 +737,7 @@ async fn memory() -> Result<bool, Error> {
         .arg("memory:{user=0}:api")
         .query_async(&mut connection)
         .await?;
+    // Copies of one value, since a hundred thousand identities with 60 checks each would take long.
     let before = server.info("memory", "used_memory");
     for thousand in 0..KEYS / 1_000 {
         let mut pipeline = redis::pipe();

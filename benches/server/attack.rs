@@ -28,6 +28,7 @@ pub(crate) fn run() -> bool {
         serve(with_limit(LIMIT).args(args).arg("--deny-cache")),
     ];
     let mut load = Load::refused(USERS);
+    // Only denials are measured, so use up all limits first.
     for server in &servers {
         load.exhaust(server.address());
     }
@@ -70,7 +71,7 @@ pub(crate) fn run() -> bool {
          {MIN_REQUESTS_PER_CALL} are"
     );
     let is_admitted = comes_back(&redis);
-    println!("whoever comes back after exactly the time told is admitted: {is_admitted}");
+    println!("a client that comes back after exactly `retry_after` is admitted: {is_admitted}");
     ratio >= BUDGET && per_call >= MIN_REQUESTS_PER_CALL && is_admitted
 }
 
@@ -102,6 +103,7 @@ fn comes_back(redis: &Server) -> bool {
             assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
             thread::sleep(Duration::from_millis(7));
         }
+        // Also the time in a repeated denial has to be exact.
         let told = ask(&mut stream);
         thread::sleep(Duration::from_millis(retry_after_ms(&told)));
         ask(&mut stream).starts_with("HTTP/1.1 200 ")

@@ -32,6 +32,7 @@ impl Settings {
         };
         let mut args = env::args().skip(1).filter(|argument| argument != "--bench");
         while let Some(name) = args.next() {
+            // Compares a server that enforces no blocks with one that does.
             if name == "--blocks" {
                 settings.servers = vec![vec!["--no-blocks".into()], vec![]];
                 continue;

@@ -114,6 +114,7 @@ fn write(
             writeln!(output, "No identity is blocked by this origin: {by}.")?;
         } else if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
+            // Under a wrong --prefix there is no block either.
             output.hint(&census::ask_reason(settings, None, &[]))?;
             if !report.scanned {
                 output.hint("Blocks that are not in the index are found by --scan")?;
@@ -191,6 +192,7 @@ impl Found {
         for (name, block) in names.iter().zip(blocks) {
             let identity = name.identity().to_owned();
             let block = match block {
+                // Bounded by --number, as the rows are.
                 Err(error) if self.unreadable.len() < self.number => {
                     self.unreadable.insert(identity, error.to_string());
                     continue;

@@ -418,6 +418,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         report.title
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
+    // Policies without counts get one line together, so that the table stays short.
     let (empty, used): (Vec<_>, Vec<_>) =
         report.policies.iter().partition(|policy| policy.is_empty());
     for policy in &used {

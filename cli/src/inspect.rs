@@ -150,6 +150,7 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
     let reading = args.read.read(settings, &key)?;
     let mut report = Report::of(&reading)?;
     report.title = args.identity.title(&reading.identity);
+    // With --policy you know that other policies are left out.
     if report.has_file && args.read.only.is_empty() {
         let known = report.policies.iter().map(|policy| policy.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
@@ -343,6 +344,7 @@ impl PolicyReport {
             }));
         }
         let sections = stored.into_iter().flat_map(|value| value.sections());
+        // The service may count rules that the file does not have.
         let others = sections.filter(|section| !known.iter().any(|rule| section.is_of(rule)));
         rules.extend(
             others.map(|section| RuleReport::of(&section.rule(0), None, Some(section), now_ms)),

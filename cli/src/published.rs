@@ -341,6 +341,7 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
 /// Layers that look up keys without a policy are not published. `None` if nothing is published for the kind.
 pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
     let published = by_name(published.to_vec());
+    // A definition that no process uses any more says nothing about blocks now.
     let in_use = published
         .values()
         .flat_map(|definitions| in_use(definitions));

@@ -174,6 +174,7 @@ impl Reader {
     }
 
     async fn read_from_home(&self) -> Result<Reading> {
+        // A proxy such as twemproxy does not pass TIME on.
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             millis(since.unwrap_or_default())

@@ -144,6 +144,7 @@ fn nothing(
     output: &mut Output,
 ) -> Result<Answer> {
     let nothing = format!("Nothing is stored for {title}: nothing was deleted.");
+    // A document has one field for all of this.
     if output.is_json() {
         let parts = [Some(nothing), Some(why.to_owned()), stays];
         let parts = parts.into_iter().flatten().filter(|part| !part.is_empty());

@@ -130,6 +130,7 @@ fn svg(text: &str) -> String {
                 }
                 None => part,
             };
+            // A text starts at its first letter, since SVG drops blanks in front of it.
             let length = run.chars().count();
             let blanks = run.chars().take_while(|c| *c == ' ').count();
             let shown = run.trim();

@@ -53,6 +53,7 @@ async fn main() -> ExitCode {
     let mut pairs = Vec::new();
     for pair in 0..PAIRS {
         let mut spans = [Span::default(); 2]; // without the tool, and with it
+        // In turns, so that a slow drift of the machine favours neither.
         let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
         for running in order {
             if tool.has_ended() {
@@ -123,6 +124,7 @@ async fn fill(server: &Server) {
         }
         let name = format!("kinds:{{user={kind}}}:api");
         values.push(
+            // Only the copies are measured.
             redis::cmd("GETDEL")
                 .arg(name)
                 .query(&mut connection)

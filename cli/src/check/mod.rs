@@ -139,6 +139,7 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
         ("note", DIM, &report.notes),
     ] {
         for finding in findings {
+            // As compilers write it, so that editors find the place.
             let place = file.place(finding.span.as_ref());
             write!(output, "{BOLD}{place}:{BOLD:#} {style}{label}:{style:#} ")?;
             if let (Some(policy), Some(rule)) = (&finding.policy, &finding.rule) {

@@ -68,6 +68,7 @@ impl Decisions {
             file: request.file,
             line: request.line,
             time_ms: request.ms,
+            // Without a key for any policy, the middleware lets the request pass.
             allowed: decision.is_none_or(Decision::is_allowed),
             policy: denial.map(|denial| denial.policy().name()),
             rule: denial.map(|denial| denial.rule().rule().to_string()),

@@ -102,6 +102,7 @@ fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
             args.policies.display()
         )));
     }
+    // You have asked for these, so leaving one out with a warning would not do.
     for name in &args.policy {
         if is_of_slots(policies_file::named(all, &args.policies, name)?) {
             return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));

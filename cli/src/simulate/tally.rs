@@ -81,6 +81,7 @@ impl Tally {
             timeline: Timeline::default(),
             hits: HashMap::new(),
             full: false,
+            // Last, because it takes the policies.
             replay: Replay::new(policies, capacity)?,
         })
     }

@@ -124,8 +124,10 @@ impl Bound {
         if with_key == 0 {
             return Err("no request has a key for it, so that there is nothing to judge");
         }
+        // In integers, since a float could miss a bound that is met exactly.
         let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
         let most = u64::try_from(most).unwrap_or(u64::MAX);
+        // A store that forgets counts refuses too few, so a broken bound is broken all the same.
         if outcome.full && refused <= most {
             return Err("a store was full and may have forgotten counts: give it more --keys");
         }

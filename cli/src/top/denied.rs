@@ -96,6 +96,7 @@ async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
         rows.push(Row {
             identity: denied.identity().to_owned(),
             denials: DenialReport::of(denied),
+            // Only for the rows that are shown: each takes a call.
             blocked: blocked(inspector, denied.identity(), now_ms).await?,
         });
     }

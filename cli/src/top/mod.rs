@@ -319,6 +319,7 @@ impl<'a> Top<'a> {
             counting: self.ranking.seen,
             full: has_limits.then_some(self.ranking.full),
             unreadable: self.unreadable,
+            // A block is of an identity, under all policies.
             blocked: self.args.policy.is_none().then_some(self.blocked),
             banned: self.args.policy.is_none().then_some(self.banned),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
@@ -377,6 +378,7 @@ impl Row {
             Some(limit) => {
                 let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
                 let denied = match (self.full, self.fits_ms) {
+                    // Full, without a time: not even one unit will ever fit.
                     (Some(true), None) => "ever".to_owned(),
                     (_, None) => String::new(),
                     (_, Some(_)) if self.slots => "as long as all run".to_owned(),
@@ -507,6 +509,7 @@ fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()>
     }
     let rows = report.top.iter().map(|row| row.cells(report.now_ms));
     let mut rows: Vec<Vec<String>> = rows.collect();
+    // Programs that read the output need whole identities.
     if output.is_terminal() && !is_wide {
         shorten(&mut rows, &header, output.width().into());
     }

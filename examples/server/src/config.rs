@@ -98,6 +98,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
             Ok(limit)
         });
     let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
+    // Two limits may be valid alone, and have the same name.
     policies(&limits).map_err(of_file)?;
     Ok(limits)
 }
