@@ -92,7 +92,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let address = args.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
     let header = args.next().unwrap_or_else(|| "x-forwarded-for".to_owned());
     let header: HeaderName = header.parse()?;
-    let mut proxies: Vec<Cidr> = args.map(|it| it.parse()).collect::<Result<_, _>>()?;
+    let mut proxies: Vec<Cidr> = args
+        .map(|network| network.parse())
+        .collect::<Result<_, _>>()?;
     if proxies.is_empty() {
         proxies.push("127.0.0.1".parse()?);
     }

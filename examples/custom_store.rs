@@ -15,6 +15,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    iter::repeat,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -25,7 +26,7 @@ use std::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, StoreError, Usage,
     error::StoreErrorKind,
-    store::{Check, Count, Operation, Reply, Settlement, StoreFuture},
+    store::{CallFuture, Check, Count, Operation, Reply, Settlement, StoreFuture},
 };
 
 /// By the policy's name, the key, and how the rule counts time (its limit may change): the units of each step, by the
@@ -136,7 +137,7 @@ fn count(counts: &mut Counts, check: &Check, now_ms: u64) -> Vec<Count> {
 
 fn rules(check: &Check) -> impl Iterator<Item = (&Charge, &Rule)> {
     let charges = check.charges().iter();
-    charges.flat_map(|charge| charge.policy().rules().iter().map(move |it| (charge, it)))
+    charges.flat_map(|charge| repeat(charge).zip(charge.policy().rules()))
 }
 
 fn place(charge: &Charge, rule: &Rule) -> (String, Key, String) {
@@ -164,14 +165,27 @@ impl<S: Store> Store for Counting<S> {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if let Operation::Check(_) = operation {
-            self.checks.fetch_add(1, Relaxed);
-        }
+        self.checks.fetch_add(checks(&operation), Relaxed);
         self.store.execute(operation)
+    }
+
+    // Forwarded, since the store within may execute operations together.
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let checks = operations.iter().map(checks).sum();
+        self.checks.fetch_add(checks, Relaxed);
+        self.store.call(operations)
     }
 
     fn inner(&self) -> Option<&dyn Store> {
         Some(&self.store)
+    }
+}
+
+fn checks(operation: &Operation) -> u64 {
+    match operation {
+        Operation::Check(_) => 1,
+        Operation::CheckBatch { count, .. } => (*count).into(),
+        _ => 0,
     }
 }
 

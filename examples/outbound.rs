@@ -65,7 +65,7 @@ impl Server {
         let now = Instant::now();
         let takes = self.takes.load(SeqCst);
         let is_taken = self.taken.lock().is_ok_and(|mut taken| {
-            let recent = taken.iter().filter(|it| now - **it < SECOND).count();
+            let recent = taken.iter().filter(|at| now - **at < SECOND).count();
             if recent < takes {
                 taken.push(now);
             }

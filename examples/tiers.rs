@@ -38,7 +38,10 @@ struct User {
 /// Stands for a service's own authentication, which knows the plan of each user.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let name = request.headers().get("x-user");
-    let Some(name) = name.and_then(|it| it.to_str().ok()).map(str::to_owned) else {
+    let Some(name) = name
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned)
+    else {
         return StatusCode::UNAUTHORIZED.into_response();
     };
     let plan = match &*name {

@@ -22,6 +22,7 @@ pub(crate) fn buckets(page: &mut Page) {
     let loads = [("one by one", 1), ("25 at once", 25)];
     let fleets = loads.map(|(label, burst)| (label, Fleet::start(&job(burst), PROCESSES)));
     std::thread::sleep(Duration::from_secs(30));
+    // Both loads run in the same 30 seconds: they use keys of their own.
     let seen = fleets.map(|(label, fleet)| (label, fleet.end_after(Duration::ZERO)));
 
     head(
@@ -54,7 +55,11 @@ fn row(page: &mut Page, text: &str, label: &str, records: &[Record]) {
         beyond = beyond.max(bucket.beyond(&history));
         early += bucket.denied_early(&history);
     }
-    let admitted = records.iter().filter(|it| it.answer.is_admission()).count();
+    let admitted = records
+        .iter()
+        .filter(|record| record.answer.is_admission())
+        .count();
+    // In the time of a full refill, a full bucket admits its burst and all that is refilled.
     let (rule_text, promised) = (format!("`{text}`"), 2 * bucket.burst);
     line(&[
         &rule_text,

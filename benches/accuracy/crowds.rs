@@ -60,6 +60,7 @@ pub(crate) fn clocks(page: &mut Page) {
             .minutes_ahead()
             .map(|minutes| format!("{minutes:+} min"));
         let ahead = ahead.collect::<Vec<_>>().join(", ");
+        // If the clocks had not reached the processes, the row would prove nothing.
         page.promise(!ahead.ends_with("+0 min"), "no clock is wrong");
         let records = fleet.end_after(Duration::from_secs(2));
         page.row(&[&ahead], &rule(CROWDED), &records, Promise::Intact);

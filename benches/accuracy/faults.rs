@@ -53,6 +53,7 @@ fn slots_moved(page: &mut Page) {
         let user = format!("user={}{key}", job.load);
         let (slot, from) = (cluster.slot(&user), cluster.home(&user));
         let to = (from + 1) % 3;
+        // Requests have to meet each stage of the move, so give each some time.
         cluster.begin_move(slot, from, to);
         sleep(Duration::from_millis(100));
         cluster.move_a_key(slot, from, to);
@@ -112,6 +113,7 @@ fn outage(page: &mut Page) {
     const RULE: &str = "60/2s";
     let server = Server::start();
     let job = Job {
+        // Each client decides its share, so that all of them together keep the limit.
         replicas: u32::try_from(PROCESSES).ok(),
         timeout: Duration::from_millis(100),
         ..job(Where::Server(server.url()), RULE, 20)

@@ -89,6 +89,7 @@ impl Verdict {
                     self.note_early(&mut early_since, record.at);
                 }
                 Answer::Denied(retry_after) => {
+                    // The oldest of the counted admissions must have left the window.
                     let open = newest[0] + window_ms(rule) + 1;
                     if record.at >= open {
                         self.early += 1;

@@ -45,6 +45,7 @@ pub(crate) fn leases(page: &mut Page) {
         ],
     );
     for processes in [1, 2, 4, 8] {
+        // A new server has no counts of the row before.
         let server = Server::start();
         let job = job(Where::Server(server.url()), processes);
         let records = Fleet::start(&job, processes).end_after(TIME);
@@ -110,7 +111,7 @@ fn failover(page: &mut Page) {
 /// Adds a row for each rule. The server may have lost the counts `losses` times.
 fn rows(page: &mut Page, processes: usize, what: &str, records: &[Record], losses: u64) {
     for (index, text) in RULES.into_iter().enumerate() {
-        let of_rule = records.iter().filter(|it| it.rule == index);
+        let of_rule = records.iter().filter(|record| record.rule == index);
         let of_rule: Vec<Record> = of_rule.copied().collect();
         let rule = rule(text);
         let verdict = Verdict::of(&rule, &of_rule);
@@ -133,6 +134,7 @@ fn rows(page: &mut Page, processes: usize, what: &str, records: &[Record], losse
             verdict.beyond <= beyond,
             format!("{row}: beyond the limit by more than {beyond}"),
         );
+        // Far from the limit, every promise would hold.
         page.promise(
             verdict.denied > 0,
             format!("{row}: the limit was not reached"),

@@ -32,6 +32,7 @@ use sluicegate::Rule;
 type Section = (&'static str, fn(&mut Page));
 
 fn main() -> ExitCode {
+    // The bench starts itself again as each process of a fleet.
     if let Ok(job) = env::var(job::JOB) {
         worker::work(&job);
         return ExitCode::SUCCESS;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         ("transactions", transactions::transactions),
     ];
     let wanted: Vec<String> = env::args().skip(1).collect();
-    let is_wanted = |name: &str| wanted.iter().any(|it| it == name);
+    let is_wanted = |name: &str| wanted.iter().any(|argument| argument == name);
     let is_none_wanted = !sections.iter().any(|(name, _)| is_wanted(name));
     for (name, section) in sections {
         if is_none_wanted || is_wanted(name) {

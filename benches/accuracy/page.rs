@@ -77,6 +77,7 @@ impl Page {
     }
 
     fn hold(&mut self, row: &str, rule: &Rule, records: &[Record], promise: Promise) {
+        // Without an admission, every promise would hold.
         let by_store = only(records, Answer::Admitted);
         self.promise(!by_store.is_empty(), format!("{row}: nothing was admitted"));
         match promise {

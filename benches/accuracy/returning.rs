@@ -86,6 +86,7 @@ async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
     let mut returns = Returns::default();
     for round in 0..ROUNDS {
         let (told_at, wait) = until_denied(limiter, policy, key).await;
+        // Every other round obeys. The rest asks too early, to find the millisecond from which on it is admitted.
         if round % 2 == 0 {
             tokio::time::sleep(wait).await;
             let (_, answer) = ask(limiter, policy, key.clone()).await;

@@ -50,6 +50,7 @@ pub(crate) fn transactions(page: &mut Page) {
         let mut admitted = |at, keys| {
             let job = Job {
                 keys,
+                // Other names in each row, so that no row finds counts of another.
                 ..Job::crowd(at, PLENTY, format!("plenty-{processes}-{keys}-"), TASKS)
             };
             let records = Fleet::start(&job, processes).end_after(TIME);
@@ -67,7 +68,9 @@ pub(crate) fn transactions(page: &mut Page) {
 }
 
 fn per_second(page: &mut Page, processes: usize, records: &[Record]) -> u64 {
-    let admitted = records.iter().filter(|it| it.answer == Answer::Admitted);
+    let admitted = records
+        .iter()
+        .filter(|record| record.answer == Answer::Admitted);
     let admitted = admitted.count();
     page.promise(
         admitted == records.len(),

@@ -35,6 +35,7 @@ pub(crate) fn windows(page: &mut Page) {
     let loads = [("one by one", 1), ("25 at once", BURST)];
     let fleets = loads.map(|(label, burst)| (label, Fleet::start(&job(burst), PROCESSES)));
     std::thread::sleep(Duration::from_secs(30));
+    // Both loads run in the same 30 seconds: they use keys of their own.
     let seen = fleets.map(|(label, fleet)| (label, fleet.end_after(Duration::ZERO)));
 
     table(
@@ -79,6 +80,7 @@ fn compare(seen: &[(&str, Vec<Record>)]) {
         ],
     );
     let mut groups = Vec::new();
+    // The other algorithms have no precision, so one rule of each window is enough.
     for index in [0, 4] {
         for (label, records) in seen {
             let (text, records) = (RULES[index], of(records, index));

@@ -86,6 +86,7 @@ impl Chart {
             }
             drawing.axis(top);
         }
+        // Known only now: notes and labels decide how many rows there are.
         let height = drawing.y + ROW / 2 + MARGIN;
         let (title, desc) = (escaped(&self.title), escaped(self.described()));
         let body = drawing.svg;

@@ -40,6 +40,7 @@ pub(crate) fn show() {
         Server::start("tower_governor", app().layer(governor())),
     ];
     let mut load = Load::new();
+    // In turns, so that a slow moment of the machine meets all servers.
     for _ in 0..ROUNDS {
         for server in &mut servers {
             server.measure(&mut load);

@@ -199,6 +199,7 @@ fn contributed() -> [Row; 2] {
 fn denied(clients: &[Client]) -> [Row; 4] {
     let limiter = |counts| Limiter::new(MemoryStore::new()).count_denials(counts);
     let once_denied = |counts| {
+        // The same limiter counts the denials of the first layer and the admissions of the second.
         let limiter = limiter(counts);
         let mut full = limited_by(limiter.clone(), FULL, 1);
         for client in clients {
@@ -235,6 +236,7 @@ fn followed() -> [Row; 3] {
         meter.expect("the layer meters").set(7);
         ready(Ok::<_, Infallible>(Response::new(Body::empty())))
     });
+    // Enough slots for all requests, and so long an expiry that the run renews none.
     let slots = policy("1000000000/1h@concurrent");
     let meters = layer().limit(policy(ONE), PeerIp).meter_costs();
     let mut rows = [

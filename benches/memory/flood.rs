@@ -27,8 +27,9 @@ pub(crate) fn run() -> bool {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = Policy::parse("p", "5/1h").unwrap();
     let before_kib = resident_kib();
+    // The flood counts from 0, so it never has the name of a limited client.
     let limited = |client: u64| ask(&limiter, &policy, u64::MAX - client);
-    let admitted = || (0..LIMITED).filter(|it| limited(*it)).count();
+    let admitted = || (0..LIMITED).filter(|client| limited(*client)).count();
     for _ in 0..LIMIT {
         assert_eq!(admitted(), usize::try_from(LIMITED).unwrap());
     }

@@ -27,7 +27,7 @@ const BUDGET_KIB: u64 = 16 * 1_024;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let holds_under_flood = flood::run();
-    if env::args().any(|it| it == "flood") {
+    if env::args().any(|argument| argument == "flood") {
         return exit(holds_under_flood);
     }
     let server = Server::start();
@@ -54,10 +54,12 @@ async fn main() -> ExitCode {
                 let hot = Policy::parse("hot", "1000000000/1m").unwrap();
                 while next.get() < million * EACH {
                     let identity: u64 = next.replace(next.get() + 1);
+                    // A hot key, so that leases are held while identities pass through.
                     if identity.is_multiple_of(10) {
                         let all = Charge::new(&hot, Key::new("all", "all"), 1);
                         errors.set(errors.get() + u64::from(limiter.check([all]).await.is_err()));
                     }
+                    // The second check is denied, so that the deny cache has something to remember.
                     for _ in 0..2 {
                         let charge = Charge::new(&one, Key::new("user", identity.to_string()), 1);
                         match limiter.check([charge]).await {
@@ -100,7 +102,7 @@ fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status
         .lines()
-        .find_map(|it| it.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix("VmRSS:"))
         .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -31,7 +31,7 @@ impl<E> Events<E> {
     }
 
     pub(crate) fn next(&mut self) -> Option<(f64, E)> {
-        self.heap.pop().map(|it| (it.at, it.event))
+        self.heap.pop().map(|next| (next.at, next.event))
     }
 }
 

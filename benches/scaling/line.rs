@@ -64,7 +64,9 @@ impl Line {
         let mut operations: Vec<(u32, bool, usize)> = Vec::new();
         let mut charges = 0;
         while let Some(&next) = self.waiting.front() {
-            let same = |it: &&mut (u32, bool, usize)| !it.1 && it.0 == next.identity;
+            let same = |(identity, is_lease, _): &&mut (u32, bool, usize)| {
+                !*is_lease && *identity == next.identity
+            };
             match operations.iter_mut().rev().take(COMPARED).find(same) {
                 Some(operation) if !next.is_lease => operation.2 += 1,
                 _ => {

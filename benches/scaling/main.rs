@@ -21,7 +21,7 @@ mod sweep;
 mod traffic;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let only = |name: &str| std::env::args().any(|it| it == name);
+    let only = |name: &str| std::env::args().any(|argument| argument == name);
     let is_close = only("simulate") || real::compare()?;
     if !only("compare") {
         let (carried, latencies) = sweep::run();

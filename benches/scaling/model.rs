@@ -119,7 +119,7 @@ pub(crate) struct Model<'a> {
 impl<'a> Model<'a> {
     pub(crate) fn new(setting: &'a Setting, traffic: &'a Traffic) -> Self {
         let identities = 0..IDENTITIES + 1_000;
-        let places = identities.map(|it| place(setting.placement, setting.servers, it));
+        let places = identities.map(|identity| place(setting.placement, setting.servers, identity));
         Self {
             setting,
             traffic,
@@ -168,6 +168,7 @@ impl<'a> Model<'a> {
             Event::Arrives => {
                 self.arrive(now);
                 if let Load::Open(rate) = self.setting.load {
+                    // Requests of many independent users: the pauses between them are exponential.
                     let pause = -(1.0 - self.random.f64()).ln() * 1e6 / rate;
                     self.events.note(now + pause, Event::Arrives);
                 }
@@ -230,6 +231,7 @@ impl<'a> Model<'a> {
         let span = span(now);
         let hot = state.hot.entry(identity).or_default();
         if hot.span != span {
+            // After a span without checks, an identity has to become hot again.
             hot.was_hot = hot.span + 1 == span && hot.count >= HOT;
             (hot.span, hot.count) = (span, 0);
         }
@@ -290,10 +292,10 @@ impl<'a> Model<'a> {
         let costs = &self.setting.costs;
         let state = &mut self.servers[server];
         state.current = std::mem::take(&mut state.pending);
-        let mut connections: Vec<usize> = state.current.iter().map(|it| it.process).collect();
+        let mut connections: Vec<usize> = state.current.iter().map(|call| call.process).collect();
         connections.sort_unstable();
         connections.dedup();
-        let calls: f64 = state.current.iter().map(|it| it.work).sum();
+        let calls: f64 = state.current.iter().map(|call| call.work).sum();
         let work = calls + connections.len() as f64 * costs.server_read;
         if now >= self.warm_up {
             state.busy += work;
@@ -321,6 +323,7 @@ impl<'a> Model<'a> {
                     .insert(waiting.identity, call.sent + REPEATED);
             }
             self.answered(waiting.arrived, now);
+            // A caller asks again when it has its answer.
             if let Load::Closed(_) = self.setting.load {
                 self.arrive(now);
             }
@@ -352,11 +355,11 @@ impl<'a> Model<'a> {
                 ..Seen::default()
             };
         }
-        let busy = self.servers.iter().map(|it| it.busy / time);
+        let busy = self.servers.iter().map(|server| server.busy / time);
         Seen {
             rate: answered * 1e6 / time,
             calls: self.calls / answered,
-            process: most(self.processes.iter().map(|it| it.busy / time)),
+            process: most(self.processes.iter().map(|process| process.busy / time)),
             server: most(busy.clone()),
             servers: busy.sum::<f64>() / self.servers.len() as f64,
             is_overloaded,

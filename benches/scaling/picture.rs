@@ -37,9 +37,10 @@ pub(crate) fn draw(carried: &[Carried], latencies: &[Latencies]) -> io::Result<(
             .iter()
             .map(|(rate, p99)| Bar {
                 label: format!("{:.0} 000/s", rate / 1e3),
+                // An overloaded server has no latency to draw: its text says so.
                 value: p99[place].unwrap_or(0.0),
                 figure: p99[place]
-                    .map_or("more than it carries".into(), |it| format!("{it:.2} ms")),
+                    .map_or("more than it carries".into(), |ms| format!("{ms:.2} ms")),
                 is_ours: place == 1,
             })
             .collect(),

@@ -47,6 +47,7 @@ const CASES: [(&str, Users, usize); 3] = [
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn compare() -> Result<bool, Error> {
     let server = Server::start();
+    // The simulation gives the server and the process a core each.
     pin(server.id(), "0");
     pin(std::process::id(), "1");
     let bench = Bench::new(server).await?;
@@ -78,14 +79,14 @@ pub(crate) async fn compare() -> Result<bool, Error> {
         is_close &= (ratio - 1.0).abs() <= MOST;
         println!(
             "{name:<28} {:>10.0} {:>10.0} {ratio:>7.2} {:>8.3} and {:>5.3} {:>6.2} and {:>5.2} {:>6.2} and {:>5.2}",
-            of(|it| it.0.rate()),
-            of(|it| it.1.rate),
-            of(|it| it.0.calls / it.0.decisions),
-            of(|it| it.1.calls),
-            of(|it| it.0.server_us / it.0.time.as_secs_f64() / 1e6),
-            of(|it| it.1.server),
-            of(|it| it.0.process_us / it.0.time.as_secs_f64() / 1e6),
-            of(|it| it.1.process),
+            of(|(real, _)| real.rate()),
+            of(|(_, seen)| seen.rate),
+            of(|(real, _)| real.calls / real.decisions),
+            of(|(_, seen)| seen.calls),
+            of(|(real, _)| real.server_us / real.time.as_secs_f64() / 1e6),
+            of(|(_, seen)| seen.server),
+            of(|(real, _)| real.process_us / real.time.as_secs_f64() / 1e6),
+            of(|(_, seen)| seen.process),
         );
     }
     Ok(is_close)
@@ -242,6 +243,7 @@ impl Bench {
         let mut connections = Vec::new();
         for _ in 0..callers {
             let mut connection = client.get_multiplexed_async_connection().await?;
+            // The pipeline calls by hash, so the server has to know the script.
             script.prepare_invoke().load_async(&mut connection).await?;
             connections.push(connection);
         }
@@ -303,7 +305,7 @@ impl Bench {
             .lines()
             .find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
         let line = line.ok_or("no script was called")?;
-        let field = |name| line.split(',').find_map(|it| it.strip_prefix(name));
+        let field = |name| line.split(',').find_map(|field| field.strip_prefix(name));
         let calls = field("calls=").ok_or("no calls")?.parse()?;
         Ok((calls, field("usec=").ok_or("no usec")?.parse()?))
     }
@@ -323,7 +325,7 @@ fn pin(process: u32, core: &str) {
         .args(["-apc", core, &process])
         .stdout(Stdio::null())
         .status();
-    if !status.is_ok_and(|it| it.success()) {
+    if !status.is_ok_and(|status| status.success()) {
         println!(
             "process {process} is not held to a core: there is no taskset, or there is one core"
         );
@@ -348,14 +350,14 @@ type Figure = fn(&Costs) -> f64;
 fn print_costs(turns: &[Costs]) {
     println!("costs in µs, the median of {TURNS} turns");
     let figures: [(&str, Figure); 8] = [
-        ("server_read", |it| it.server_read),
-        ("server_call", |it| it.server_call),
-        ("check", |it| it.check),
-        ("further", |it| it.further),
-        ("fill", |it| it.fill),
-        ("process_check", |it| it.process_check),
-        ("process_operation", |it| it.process_operation),
-        ("round_trip", |it| it.round_trip),
+        ("server_read", |costs| costs.server_read),
+        ("server_call", |costs| costs.server_call),
+        ("check", |costs| costs.check),
+        ("further", |costs| costs.further),
+        ("fill", |costs| costs.fill),
+        ("process_check", |costs| costs.process_check),
+        ("process_operation", |costs| costs.process_operation),
+        ("round_trip", |costs| costs.round_trip),
     ];
     for (name, figure) in figures {
         println!("  {name:<18} {:>7.2}", median(turns.iter().map(figure)));

@@ -100,6 +100,7 @@ fn setting(case: Case, placement: Placement, processes: usize, servers: usize) -
 fn scaled(title: &str, placement: Placement) -> Vec<Carried> {
     println!("\nsimulated: {title}, {PROCESSES} processes for each");
     print_head("servers");
+    // Cases share nothing, and each takes long.
     let all: Vec<Carried> = thread::scope(|scope| {
         let row = |case| {
             scope.spawn(move || {
@@ -112,7 +113,7 @@ fn scaled(title: &str, placement: Placement) -> Vec<Carried> {
         };
         let threads = CASES.map(row);
         threads
-            .map(|it| it.join().expect("a simulation ends"))
+            .map(|thread| thread.join().expect("a simulation ends"))
             .into()
     });
     for (case, row) in &all {
@@ -163,7 +164,7 @@ fn latencies() -> Vec<Latencies> {
             let seen = simulate(&setting, &Traffic::new(case.users));
             (!seen.is_overloaded).then_some(seen.p99 / 1e3)
         });
-        let [each, shared] = p99.map(|it| it.map_or("too much".into(), |it| format!("{it:.2}")));
+        let [each, shared] = p99.map(|p99| p99.map_or("too much".into(), |ms| format!("{ms:.2}")));
         println!("  {rate:>8.0}/s {each:>9} {shared:>9}");
         (rate, p99)
     });

@@ -46,7 +46,7 @@ impl Traffic {
             Users::Zipf => {
                 let drawn = random.f64();
                 let place = self.shares.partition_point(|share| *share < drawn);
-                u32::try_from(place).map_or(0, |it| it.min(IDENTITIES - 1))
+                u32::try_from(place).map_or(0, |place| place.min(IDENTITIES - 1))
             }
         }
     }

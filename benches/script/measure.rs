@@ -80,7 +80,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     let mut cases = cases(&store)?;
     let chosen: Vec<String> = std::env::args()
         .skip(1)
-        .filter(|it| !it.starts_with("--"))
+        .filter(|argument| !argument.starts_with("--"))
         .collect();
     for case in &cases {
         case.block_all().await?;
@@ -92,6 +92,7 @@ pub(crate) async fn run() -> Result<(), Error> {
         Some(_) => return print_chosen(&server, &cases, &chosen).await,
         None => {}
     }
+    // In turns, so that a slow moment of the machine meets all cases.
     for _ in 0..TURNS {
         for case in &mut cases {
             case.turn(&server).await?;
@@ -217,6 +218,7 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
     if denied {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
+    // A prefix for each case, so that no case finds counts of another.
     let store = store.clone().prefix(&prefix(&name));
     let blocks = Blocks::Unread;
     Ok(case(
@@ -249,6 +251,7 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
     let (plenty, coarse, last) = (rules(PLENTY), coarse_rules(PLENTY), denied_by_the_last());
     let first = [Rule::per_second(1), plenty[1], plenty[2]];
     let mut cases = vec![
+        // The floor: any script, and one that reads and writes a value.
         script("an empty script", "return 0", vec![]),
         script("one GET, one SET PX", GET_SET, vec![vec![b'x'; 46]]),
         hash_layout("hash layout, 1 rule", &coarse[1..2]),
@@ -376,6 +379,7 @@ impl Case {
         end: Instant,
         seed: u64,
     ) -> Result<u64, Error> {
+        // Seeded, so that all cases meet the same users.
         let mut random = fastrand::Rng::with_seed(seed);
         let mut user = || random.u64(..IDENTITIES);
         let (mut decisions, prefix) = (0, prefix(&self.name));
@@ -396,7 +400,8 @@ impl Case {
                 } => {
                     let checks = (0..self.checks).map(|_| check_of(policies, user()));
                     let enforces = *blocks != Blocks::Unread;
-                    let checks = checks.map(|check| check.map(|it| it.enforce_blocks(enforces)));
+                    let checks =
+                        checks.map(|check| check.map(|check| check.enforce_blocks(enforces)));
                     let operations = checks.map(|check| check.map(Operation::Check));
                     call(store, operations.collect::<Result<_, _>>()?).await?;
                 }
@@ -465,8 +470,8 @@ async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Res
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
         let case = find(cases, name);
-        let micros = case.ratio(server, first, |it| it.micros).await?;
-        let cpu = case.ratio(server, first, |it| it.cpu).await?;
+        let micros = case.ratio(server, first, |time| time.micros).await?;
+        let cpu = case.ratio(server, first, |time| time.cpu).await?;
         println!(
             "{name} / {}: the script {micros:.2}, the server {cpu:.2}",
             first.name
@@ -485,7 +490,7 @@ fn cpu_micros(server: &Server) -> f64 {
     let info: String = server.run("INFO cpu");
     let seconds = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|it| it.parse::<f64>().ok())
+        line.and_then(|value| value.parse::<f64>().ok())
             .expect("a server tells of its processor")
     };
     let parts = ["used_cpu_user_main_thread:", "used_cpu_sys_main_thread:"];
@@ -532,7 +537,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),
     ] {
-        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
+        let ratio = find(cases, one).ratio(server, find(cases, other), |time| time.micros);
         met &= bar(&format!("{one} / {other}"), ratio.await?, most);
     }
     // The server has another string to parse, so compare the time of the whole server.
@@ -550,7 +555,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
             1.15,
         ),
     ] {
-        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.cpu);
+        let ratio = find(cases, one).ratio(server, find(cases, other), |time| time.cpu);
         let what = format!("{one} / {other}, the whole server");
         met &= bar(&what, ratio.await?, most);
     }
@@ -585,6 +590,7 @@ async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
             for usage in &usages {
                 store.settle(&Settlement::new(usage, |_| 3)?).await?;
             }
+            // Before, the keys are not yet full of steps.
             if turn >= 60 {
                 ratios.push(Figures::read(server, KEYS).micros / check);
             }
@@ -621,6 +627,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     };
     let mut ratios = [Vec::new(), Vec::new()];
     for _ in 0..31 {
+        // Each check, 59 s after the one before, opens a step: 70 fill the keys.
         for _ in 0..70 {
             clock.advance(Duration::from_secs(59));
             call(
@@ -677,6 +684,7 @@ async fn memory() -> Result<bool, Error> {
         .arg("memory:{user=0}:api")
         .query_async(&mut connection)
         .await?;
+    // Copies of one value, since a hundred thousand identities with 60 checks each would take long.
     let before = server.info("memory", "used_memory");
     for thousand in 0..KEYS / 1_000 {
         let mut pipeline = redis::pipe();

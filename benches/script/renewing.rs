@@ -126,7 +126,9 @@ async fn ratio(server: &Server, store: &RedisStore, keys: u64) -> Result<f64, Er
 }
 
 async fn renew(store: &RedisStore, slots: Vec<Slots>) -> Result<Vec<Slots>, Error> {
-    let renewals = slots.into_iter().map(|it| Operation::Renew(it.renew()));
+    let renewals = slots
+        .into_iter()
+        .map(|slots| Operation::Renew(slots.renew()));
     let mut renewed = Vec::new();
     for reply in store.call(renewals.collect()).await? {
         match reply? {

@@ -28,6 +28,7 @@ pub(crate) fn run() -> bool {
         serve(with_limit(LIMIT).args(args).arg("--deny-cache")),
     ];
     let mut load = Load::refused(USERS);
+    // Only denials are measured, so use up all limits first.
     for server in &servers {
         load.exhaust(server.address());
     }
@@ -49,13 +50,13 @@ pub(crate) fn run() -> bool {
     for (name, rounds) in names.iter().zip(&results) {
         let figures: [fn(&Measured) -> f64; 5] = [
             Measured::rate,
-            |it| it.round.latency_ms(0.50),
-            |it| it.round.latency_ms(0.99),
-            |it| it.server_us,
-            |it| it.redis_us,
+            |measured| measured.round.latency_ms(0.50),
+            |measured| measured.round.latency_ms(0.99),
+            |measured| measured.server_us,
+            |measured| measured.redis_us,
         ];
         let [rate, p50, p99, server, redis] =
-            figures.map(|figure| median(rounds.iter().map(|(it, _)| figure(it))));
+            figures.map(|figure| median(rounds.iter().map(|(measured, _)| figure(measured))));
         let per_call = requests_per_call(rounds);
         println!(
             "{name:<24} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1} {per_call:>14.1}"
@@ -70,7 +71,7 @@ pub(crate) fn run() -> bool {
          {MIN_REQUESTS_PER_CALL} are"
     );
     let is_admitted = comes_back(&redis);
-    println!("whoever comes back after exactly the time told is admitted: {is_admitted}");
+    println!("a client that comes back after exactly `retry_after` is admitted: {is_admitted}");
     ratio >= BUDGET && per_call >= MIN_REQUESTS_PER_CALL && is_admitted
 }
 
@@ -79,7 +80,7 @@ fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
     median(
         rounds
             .iter()
-            .map(|(it, calls)| it.round.requests() / calls.max(1.0)),
+            .map(|(measured, calls)| measured.round.requests() / calls.max(1.0)),
     )
 }
 
@@ -102,6 +103,7 @@ fn comes_back(redis: &Server) -> bool {
             assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
             thread::sleep(Duration::from_millis(7));
         }
+        // Also the time in a repeated denial has to be exact.
         let told = ask(&mut stream);
         thread::sleep(Duration::from_millis(retry_after_ms(&told)));
         ask(&mut stream).starts_with("HTTP/1.1 200 ")
@@ -116,8 +118,9 @@ fn connect(server: SocketAddr) -> TcpStream {
 
 fn retry_after_ms(answer: &str) -> u64 {
     let value = answer.split("\"retry_after_ms\":").nth(1);
-    let digits = value.and_then(|it| it.split(|it: char| !it.is_ascii_digit()).next());
+    let digits =
+        value.and_then(|value| value.split(|letter: char| !letter.is_ascii_digit()).next());
     digits
-        .and_then(|it| it.parse().ok())
+        .and_then(|digits| digits.parse().ok())
         .unwrap_or_else(|| panic!("no time in {answer}"))
 }

@@ -52,12 +52,13 @@ async fn burst(away: Duration) -> bool {
     let mut checks = JoinSet::new();
     for user in 0..BURST {
         let limiter = limiter.clone();
+        // A user for each, since the store decides identical checks as one.
         checks.spawn(async move { limiter.check(charges(user)).await.map(drop) });
     }
     let answers = checks.join_all().await;
     let failures = |kind| {
-        let errors = answers.iter().filter_map(|it| it.as_ref().err());
-        errors.filter(|it| it.kind() == kind).count()
+        let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
+        errors.filter(|error| error.kind() == kind).count()
     };
     let (timeouts, refused) = (
         failures(StoreErrorKind::Timeout),
@@ -145,6 +146,7 @@ async fn carry(client: TcpStream, server: SocketAddr, away: Duration) -> io::Res
     server.set_nodelay(true)?;
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
+    // As on a long line, many answers are on their way at once: a delay must not hold up the next answer.
     let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let read = async move {
         let mut bytes = vec![0; 65_536];

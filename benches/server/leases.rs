@@ -59,15 +59,16 @@ fn row(name: &str, limit: &str, load: &mut Load, beside_memory: bool) {
     for (kind, rounds) in names.iter().zip(&results) {
         let median_of = |figure: fn(&(Measured, f64)) -> f64| median(rounds.iter().map(figure));
         let ratios = rounds.iter().zip(&results[0]);
-        let ratio = median(ratios.map(|(it, other)| it.0.rate() / other.0.rate()));
+        let ratio =
+            median(ratios.map(|((measured, _), (other, _))| measured.rate() / other.rate()));
         println!(
             "{:<44} {:>9.0} {ratio:>8.2} {:>10.1} {:>10.1} {:>14.4}",
             format!("{name}: {kind}"),
-            median_of(|it| it.0.rate()),
-            median_of(|it| it.0.server_us),
-            median_of(|it| it.0.redis_us),
+            median_of(|(measured, _)| measured.rate()),
+            median_of(|(measured, _)| measured.server_us),
+            median_of(|(measured, _)| measured.redis_us),
             // The warm-up adds a third.
-            median_of(|it| it.1 / (it.0.round.requests() * 4.0 / 3.0)),
+            median_of(|(measured, calls)| calls / (measured.round.requests() * 4.0 / 3.0)),
         );
     }
 }

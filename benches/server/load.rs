@@ -102,6 +102,7 @@ impl Load {
         for connection in &mut connections {
             connection.send(self.request(), Instant::now());
         }
+        // Enough for a round: growing in the middle would delay an answer.
         let mut latencies = Vec::with_capacity(1 << 20);
         let mut events = Events::with_capacity(self.connections);
         let mut busy = self.connections;

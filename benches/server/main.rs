@@ -59,13 +59,13 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // Only this part if you name it.
-    if env::args().any(|it| it == "attack") {
+    if env::args().any(|argument| argument == "attack") {
         return exit(attack::run());
     }
-    if env::args().any(|it| it == "leases") {
+    if env::args().any(|argument| argument == "leases") {
         return leases::measure_all();
     }
-    if env::args().any(|it| it == "latency") {
+    if env::args().any(|argument| argument == "latency") {
         return exit(latency::run());
     }
     if let Some(settings) = settings::Settings::read() {
@@ -112,11 +112,11 @@ fn print_rows<'a, N: fmt::Display>(rows: impl Iterator<Item = (N, &'a Vec<Measur
 /// Requests a second, latencies in ms, and CPU time in µs of each request.
 const FIGURES: [fn(&Measured) -> f64; 6] = [
     Measured::rate,
-    |it| it.round.latency_ms(0.50),
-    |it| it.round.latency_ms(0.99),
-    |it| it.server_us,
-    |it| it.redis_us,
-    |it| it.load_us,
+    |measured| measured.round.latency_ms(0.50),
+    |measured| measured.round.latency_ms(0.99),
+    |measured| measured.server_us,
+    |measured| measured.redis_us,
+    |measured| measured.load_us,
 ];
 
 fn run_floor(redis: &Server) -> Example {
@@ -168,7 +168,7 @@ fn measure(load: &mut Load, server: &Example, redis: &Server) -> Measured {
     let round = load.run(server.address(), MEASURED);
     let after = used();
     let [server_us, redis_us, load_us] =
-        [0, 1, 2].map(|it| (after[it] - before[it]) * TICK_US / round.requests());
+        [0, 1, 2].map(|process| (after[process] - before[process]) * TICK_US / round.requests());
     Measured {
         round,
         server_us,

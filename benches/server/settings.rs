@@ -30,8 +30,9 @@ impl Settings {
             exponent: 0.0,
             rounds: ROUNDS,
         };
-        let mut args = env::args().skip(1).filter(|it| it != "--bench");
+        let mut args = env::args().skip(1).filter(|argument| argument != "--bench");
         while let Some(name) = args.next() {
+            // Compares a server that enforces no blocks with one that does.
             if name == "--blocks" {
                 settings.servers = vec![vec!["--no-blocks".into()], vec![]];
                 continue;
@@ -40,7 +41,9 @@ impl Settings {
             match &*name {
                 "--in-flight" => {
                     let values = value.split(',');
-                    settings.servers = values.map(|it| vec![name.clone(), it.into()]).collect();
+                    settings.servers = values
+                        .map(|number| vec![name.clone(), number.into()])
+                        .collect();
                 }
                 "--limit" => settings.limit = value,
                 "--connections" => settings.connections = value.parse().unwrap(),

@@ -142,7 +142,7 @@ mod tests {
             let examples = help.lines().filter(|line| line.starts_with("  "));
             cut.extend(
                 examples
-                    .filter(|it| it.chars().count() > 80)
+                    .filter(|line| line.chars().count() > 80)
                     .map(str::to_owned),
             );
         }

@@ -203,15 +203,17 @@ async fn block_one(
 ) -> Result<(Report, Option<u64>)> {
     let (key, until) = (&named.key, &args.until);
     let now_ms = inspector.now_ms(key).await?;
-    if until.ms(now_ms).is_some_and(|it| it <= now_ms) {
+    if until.ms(now_ms).is_some_and(|end_ms| end_ms <= now_ms) {
         return Err(Error::usage(
             "this time has passed by the server's clock: no block would hold",
         ));
     }
     let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
     let author = args.author.clone().or_else(user_and_host);
-    let earlier = before.as_ref().and_then(|it| it.reason.as_deref());
-    let reason = Some(&*args.reason).filter(|it| !it.is_empty()).or(earlier);
+    let earlier = before.as_ref().and_then(|report| report.reason.as_deref());
+    let reason = Some(&*args.reason)
+        .filter(|reason| !reason.is_empty())
+        .or(earlier);
     let request = BlockRequest::new(until.get()).reason(reason.unwrap_or_default());
     let request = request.author(author.as_deref().unwrap_or_default());
     let block = limiter.block(key, request).await?;
@@ -395,7 +397,9 @@ pub(crate) fn unblock(
         let limiter = server::limiter(store, settings);
         let reports = unblock_each(&named, &limiter, &inspector, settings, output).await?;
         write_documents(&reports, args.identities.is_list(), output)?;
-        let were_blocked = reports.iter().all(|it| it.was_blocked == Some(true));
+        let were_blocked = reports
+            .iter()
+            .all(|report| report.was_blocked == Some(true));
         Ok(were_blocked.into())
     })
 }
@@ -435,7 +439,7 @@ async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
     .await?;
     Ok(identities
         .iter()
-        .filter_map(|it| Named::listed(it))
+        .filter_map(|identity| Named::listed(identity))
         .collect())
 }
 
@@ -496,7 +500,7 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
 
 /// The user that runs the tool, if the system says so.
 fn user_and_host() -> Option<String> {
-    let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set);
     let user = user.or_else(user_id)?;
     let host = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(set);

@@ -190,6 +190,7 @@ impl Found {
         for (name, block) in names.iter().zip(blocks) {
             let identity = name.identity().to_owned();
             let block = match block {
+                // Bounded by --number, as the rows are.
                 Err(error) if self.unreadable.len() < self.number => {
                     self.unreadable.insert(identity, error.to_string());
                     continue;

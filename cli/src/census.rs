@@ -131,6 +131,7 @@ impl Census {
         let stored = inspector.name(key, "");
         let identity = stored.identity();
         Ok(Some(self.why_misnamed(identity).unwrap_or_else(|| {
+            // The policies are known from a sample, so the identity may have counts under others.
             let under = match self.among() {
                 whole if whole.is_empty() => whole,
                 among => format!(" under the policies{among}"),
@@ -167,11 +168,12 @@ impl Census {
         if !self.kinds.contains(kind) {
             let kinds = listed(self.kinds.iter().map(String::as_str));
             let meant = nearest(kind, self.kinds.iter().map(String::as_str));
-            let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
+            let meant = meant.map_or_else(String::new, |kind| format!(". Did you mean {kind}=?"));
             return Some(format!(
                 "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
             ));
         }
+        // The service may group IPv6 addresses otherwise than the tool does.
         if let Some(bits) = ipv6_prefix(kind, value)
             && !self.ipv6_prefixes.is_empty()
             && !self.ipv6_prefixes.contains(&bits)

@@ -121,12 +121,19 @@ fn parse_window(text: &str) -> Result<Rule, String> {
 
 fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     // If two windows are equal, use the first rule.
-    let longest = policy.rules().iter().rev().max_by_key(|it| window_ms(it));
-    let contributors = told.iter().take(number).map(|it| ContributorReport {
-        label: it.label().to_owned(),
-        units: it.units(),
-        at_most: it.units().saturating_add(told.error()),
-    });
+    let longest = policy
+        .rules()
+        .iter()
+        .rev()
+        .max_by_key(|rule| window_ms(rule));
+    let contributors = told
+        .iter()
+        .take(number)
+        .map(|contributor| ContributorReport {
+            label: contributor.label().to_owned(),
+            units: contributor.units(),
+            at_most: contributor.units().saturating_add(told.error()),
+        });
     Report {
         policy: policy.name().to_owned(),
         window_ms: longest.map_or(0, window_ms),
@@ -196,20 +203,24 @@ fn write(report: &Report, why: &str, output: &mut Output) -> Result<()> {
         "{BOLD}{total}{BOLD:#} units under `{policy}` {period}\n"
     )?;
     let mut table = output.table(["contributor", "units", "at most", "share"]);
-    for it in &report.contributors {
+    for contributor in &report.contributors {
         let total = report.total.max(1);
-        let share = (it.units.saturating_mul(100) + total / 2) / total;
+        let share = (contributor.units.saturating_mul(100) + total / 2) / total;
         table.add_row([
-            printable(it.label.as_bytes()),
-            grouped(it.units),
-            grouped(it.at_most),
+            printable(contributor.label.as_bytes()),
+            grouped(contributor.units),
+            grouped(contributor.at_most),
             format!("{share}%"),
         ]);
     }
     align_right(&mut table, 1..=3);
     output.write_table(&table)?;
     // The service does not keep labels with few units, so the rest includes units without a label.
-    let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
+    let listed: u64 = report
+        .contributors
+        .iter()
+        .map(|contributor| contributor.units)
+        .sum();
     let others = report.total.saturating_sub(listed);
     if others > 0 {
         let others = grouped(others);

@@ -31,8 +31,8 @@ pub(crate) struct CountsReport {
 
 impl DenialReport {
     pub(crate) fn of(denied: &DeniedIdentity) -> Self {
-        let policy = denied.policy().map(|it| printable(it.as_bytes()));
-        let counts = |it| CountsReport::of(it, policy.is_some());
+        let policy = denied.policy().map(|name| printable(name.as_bytes()));
+        let counts = |counted| CountsReport::of(counted, policy.is_some());
         Self {
             last_minute: counts(denied.last_minute()),
             last_hour: counts(denied.last_hour()),
@@ -53,11 +53,11 @@ impl CountsReport {
     #[expect(clippy::cast_precision_loss, reason = "for a share")]
     fn of(counts: RequestCounts, has_requests: bool) -> Self {
         let requests = has_requests.then_some(counts.total());
-        let some = requests.filter(|it| *it > 0);
+        let some = requests.filter(|total| *total > 0);
         Self {
             denied: counts.denied(),
             requests,
-            share: some.map(|it| counts.denied() as f64 / it as f64),
+            share: some.map(|total| counts.denied() as f64 / total as f64),
         }
     }
 
@@ -72,7 +72,7 @@ impl CountsReport {
 
     /// `48%`, or nothing for a block or without requests.
     pub(crate) fn percent(&self) -> String {
-        let percent = self.share.map(|it| format!("{:.0}%", it * 100.0));
+        let percent = self.share.map(|share| format!("{:.0}%", share * 100.0));
         percent.unwrap_or_default()
     }
 

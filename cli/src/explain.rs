@@ -162,7 +162,7 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     report.title = args.identity.title(&reading.identity);
     // With --policy you know that other policies are left out.
     if args.read.only.is_empty() {
-        let known = report.policies.iter().map(|it| it.policy.as_str());
+        let known = report.policies.iter().map(|policy| policy.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() {
@@ -216,7 +216,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         let differs = reading
             .differing
             .iter()
-            .any(|it| it.may_deny && it.policy == entry.name);
+            .any(|differing| differing.may_deny && differing.policy == entry.name);
         // If the service may have other limits, these prove neither a denial nor a pass.
         let is_certain = !policy.is_shadow() && !differs;
         if let (Decision::Denied(denial), true) = (&decision, is_certain) {
@@ -291,7 +291,7 @@ impl PolicyReport {
 
     /// Whether the service counts other rules than these.
     fn has_drifted(&self) -> bool {
-        self.other_rules.iter().any(|it| it.is_charged)
+        self.other_rules.iter().any(|rule| rule.is_charged)
     }
 
     fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
@@ -303,7 +303,7 @@ impl PolicyReport {
             rules: rules
                 .map(|rule| RuleReport::of(rule, now_ms, value))
                 .collect(),
-            other_rules: value.map_or(Vec::new(), |it| OtherRule::of(it, policy, now_ms)),
+            other_rules: value.map_or(Vec::new(), |value| OtherRule::of(value, policy, now_ms)),
         }
     }
 }
@@ -366,12 +366,15 @@ impl RuleReport {
 impl Report {
     /// The reason why the limits prove nothing; `None` if they do.
     fn why_unknown(&self) -> Option<String> {
-        let differing = self.published_differs.iter().filter(|it| it.may_deny);
+        let differing = self
+            .published_differs
+            .iter()
+            .filter(|differing| differing.may_deny);
         let differing: Vec<String> = differing.map(Differing::text).collect();
         if !differing.is_empty() {
             return Some(differing.join("; "));
         }
-        let is_drifted = |it: &PolicyReport| !it.shadow && it.has_drifted();
+        let is_drifted = |policy: &PolicyReport| !policy.shadow && policy.has_drifted();
         let why = match self.source {
             Source::File => "the file is not that of the service",
             Source::Service => "the service also counts rules that it does not publish",
@@ -383,7 +386,11 @@ impl Report {
     /// Whether nothing but slots is missing.
     fn waits_for_slot(&self) -> bool {
         let by = self.denied_by.as_ref();
-        by.is_some_and(|by| self.no_slot.iter().any(|it| it.policy == by.policy))
+        by.is_some_and(|by| {
+            self.no_slot
+                .iter()
+                .any(|missing| missing.policy == by.policy)
+        })
     }
 
     /// Whether there is nothing to show.
@@ -402,7 +409,9 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         report.title
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
-    let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
+    // Policies without counts get one line together, so that the table stays short.
+    let (empty, used): (Vec<_>, Vec<_>) =
+        report.policies.iter().partition(|policy| policy.is_empty());
     for policy in &used {
         for (index, rule) in policy.rules.iter().enumerate() {
             let name = match (index, policy.shadow) {
@@ -426,9 +435,9 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         output.hint("*: a shadow, which denies no request")?;
     }
     if !empty.is_empty() {
-        let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
+        let empty: Vec<&str> = empty.iter().map(|policy| policy.policy.as_str()).collect();
         let empty = empty.join(", ");
-        output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
+        output.hint(&format!("no usage under {empty}: the request passes there"))?;
     }
     output.hint(report.why.as_deref().unwrap_or_default())?;
     write_drift(report, output)?;

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
         let identity = inspector.name(&key, "").identity().to_owned();
         let digits = identity.split_once("=#").map(|(_, digits)| digits);
         has_hashes |= digits.is_some();
-        let is_hash = |wanted: &&String| digits.is_some_and(|it| it.starts_with(&**wanted));
+        let is_hash = |wanted: &&String| digits.is_some_and(|digits| digits.starts_with(&**wanted));
         let wanted: Vec<&String> = args.find.iter().filter(is_hash).collect();
         if wanted.is_empty() && !args.find.is_empty() {
             return Ok(());
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
         "-" => each_line(|value| add(value, output))?,
         value => add(value, output)?,
     }
-    let missing = args.find.iter().filter(|it| !found.contains(it));
+    let missing = args.find.iter().filter(|digits| !found.contains(digits));
     let missing: Vec<String> = missing.map(|digits| format!("#{digits}")).collect();
     if output.is_json() {
         output.document(&Report { identities: rows })?;

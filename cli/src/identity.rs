@@ -105,7 +105,11 @@ impl IdentitiesArgs {
     /// written.
     pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
         // The first reader of stdin takes all input, so there can be only one.
-        let from_stdin = self.identities.iter().filter(|it| it.value == "-").count();
+        let from_stdin = self
+            .identities
+            .iter()
+            .filter(|identity| identity.value == "-")
+            .count();
         let is_stdin = |file: &PathBuf| file.as_os_str() == "-";
         if from_stdin + usize::from(self.file.as_ref().is_some_and(is_stdin)) > 1 {
             return Err(Error::usage("only one value can be read from stdin"));
@@ -234,7 +238,7 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
     }
     if let Some(kind) = ["header", "cookie"]
         .into_iter()
-        .find(|it| kind.eq_ignore_ascii_case(it))
+        .find(|known| kind.eq_ignore_ascii_case(known))
     {
         let value = printable(value.as_bytes());
         return Err(Error::usage(format_args!(

@@ -150,8 +150,9 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
     let reading = args.read.read(settings, &key)?;
     let mut report = Report::of(&reading)?;
     report.title = args.identity.title(&reading.identity);
+    // With --policy you know that other policies are left out.
     if report.has_file && args.read.only.is_empty() {
-        let known = report.policies.iter().map(|it| it.policy.as_str());
+        let known = report.policies.iter().map(|policy| policy.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() {
@@ -171,7 +172,7 @@ impl Report {
         Ok(Self {
             identity: reading.identity.clone(),
             title: reading.identity.clone(),
-            has_file: reading.entries.iter().any(|it| it.policy.is_some()),
+            has_file: reading.entries.iter().any(|entry| entry.policy.is_some()),
             source: reading.source,
             unpublished: reading.unpublished.clone(),
             why: None,
@@ -213,14 +214,14 @@ impl Report {
             return output.hint(self.why.as_deref().unwrap_or_default());
         }
         // Policies without counts get one line together, so that the table stays short.
-        let empty = self.policies.iter().filter(|it| it.is_empty());
-        let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
+        let empty = self.policies.iter().filter(|policy| policy.is_empty());
+        let empty: Vec<&str> = empty.map(|policy| policy.policy.as_str()).collect();
         if empty.len() < self.policies.len() {
             let table = self.table(output);
             output.write_table(&table)?;
         }
-        let used = self.policies.iter().filter(|it| !it.is_empty());
-        for rule in used.flat_map(|it| &it.rules) {
+        let used = self.policies.iter().filter(|policy| !policy.is_empty());
+        for rule in used.flat_map(|policy| &policy.rules) {
             if let Some(period) = &rule.period {
                 output.hint(&period.text(&rule.rule, self.now_ms))?;
             }
@@ -235,7 +236,7 @@ impl Report {
                 writeln!(output, "{}: {error}", policy.policy)?;
             }
         }
-        let mut rules = self.policies.iter().flat_map(|it| &it.rules);
+        let mut rules = self.policies.iter().flat_map(|policy| &policy.rules);
         if rules.any(|rule| rule.limit.is_none()) {
             let lacks = self.source.lacks();
             output.hint(&match (self.has_file, &self.unpublished) {
@@ -253,7 +254,7 @@ impl Report {
         let header = ["policy", "rule", "used", "left", "one more", "empty"];
         let mut rows: Vec<[(String, Option<Color>); 6]> = Vec::new();
         let mut rules = Vec::new();
-        for policy in self.policies.iter().filter(|it| !it.is_empty()) {
+        for policy in self.policies.iter().filter(|policy| !policy.is_empty()) {
             for (index, rule) in policy.rules.iter().enumerate() {
                 let name = if index == 0 {
                     policy.policy.as_str()
@@ -289,7 +290,10 @@ fn strikes(reading: &Reading) -> Vec<StrikesReport> {
     let Ok(Some(stored)) = &reading.strikes else {
         return Vec::new();
     };
-    let policies = reading.entries.iter().filter_map(|it| it.policy.as_ref());
+    let policies = reading
+        .entries
+        .iter()
+        .filter_map(|entry| entry.policy.as_ref());
     let bans: Vec<Rule> = policies
         .filter_map(|policy| Some(policy.ban_config()?.strikes()))
         .collect();
@@ -333,6 +337,7 @@ impl PolicyReport {
             }));
         }
         let sections = stored.into_iter().flat_map(|value| value.sections());
+        // The service may count rules that the file does not have.
         let others = sections.filter(|section| !known.iter().any(|rule| section.is_of(rule)));
         rules.extend(
             others.map(|section| RuleReport::of(&section.rule(0), None, Some(section), now_ms)),

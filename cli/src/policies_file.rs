@@ -53,7 +53,7 @@ impl PoliciesFile {
         let text = fs::read_to_string(path).map_err(|error| Error::file(path, &error))?;
         let is_json = path
             .extension()
-            .is_some_and(|it| it.eq_ignore_ascii_case("json"));
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
         let (policies, errors) = if is_json { json(&text) } else { toml(&text) };
         Ok(Self {
             path: path.into(),
@@ -87,7 +87,7 @@ pub(crate) fn load(path: &Path) -> Result<Policies> {
             mistake.message
         )));
     }
-    Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
+    Policies::new(file.policies.into_iter().map(|found| found.policy)).map_err(Error::usage)
 }
 
 /// The policy with this name from this file.
@@ -125,8 +125,8 @@ fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
             Err(error) => mistakes.push(narrowed(mistake(&error), text)),
         }
     }
-    found.sort_by_key(|it| it.span.as_ref().map(|span| span.start));
-    mistakes.sort_by_key(|it| it.span.as_ref().map(|span| span.start));
+    found.sort_by_key(|policy| policy.span.as_ref().map(|span| span.start));
+    mistakes.sort_by_key(|mistake| mistake.span.as_ref().map(|span| span.start));
     (found, mistakes)
 }
 
@@ -210,7 +210,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     let is_nested = serde_json::from_str::<serde_json::Value>(text)
         .is_ok_and(|root| root[TABLE].is_object() && root[TABLE].get("rules").is_none());
     let read = if is_nested {
-        serde_json::from_str(text).map(|it: Nested| it.policies)
+        serde_json::from_str(text).map(|file: Nested| file.policies)
     } else {
         serde_json::from_str(text)
     };
@@ -241,7 +241,7 @@ fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
     let is_rule = message.contains("rule `");
     let start = match start {
         _ if !is_rule => end.saturating_sub(1),
-        line => line.map_or(0, |it| it + 1),
+        line => line.map_or(0, |line_end| line_end + 1),
     };
     Mistake {
         message: message.strip_suffix(&place).unwrap_or(&message).to_owned(),

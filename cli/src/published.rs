@@ -85,7 +85,11 @@ impl Report {
         let mut rows = Vec::new();
         for definitions in by_name(published).into_values() {
             let differs = in_use(&definitions).nth(1).is_some();
-            rows.extend(definitions.iter().map(|it| Row::of(it, differs, now_ms)));
+            rows.extend(
+                definitions
+                    .iter()
+                    .map(|published| Row::of(published, differs, now_ms)),
+            );
         }
         Self { policies: rows }
     }
@@ -100,7 +104,9 @@ impl Row {
             rules: policy.to_string(),
             ban: policy.ban_config().map(|ban| ban.to_string()),
             shadow: policy.is_shadow(),
-            on_failure: policy.failure_policy().map(|it| it.as_str()),
+            on_failure: policy
+                .failure_policy()
+                .map(|on_failure| on_failure.as_str()),
             kinds: kinds.collect(),
             enforces_blocks: published.enforces_blocks(),
             version: printable(published.version().as_bytes()),
@@ -215,10 +221,10 @@ impl Differing {
             }
         }
         let newest = *published.first()?;
-        let is_file_other = of_file.is_some_and(|it| is_other(it, newest));
+        let is_file_other = of_file.is_some_and(|policy| is_other(policy, newest));
         (published.len() > 1 || is_file_other).then(|| Self {
             policy: newest.name().to_owned(),
-            published: published.iter().map(|it| definition(it)).collect(),
+            published: published.iter().map(|policy| definition(policy)).collect(),
             file: of_file.map(definition),
             may_deny: !published
                 .iter()
@@ -281,8 +287,8 @@ pub(crate) async fn limits(
         Differing::of(definitions, of_file)
     });
     let differing: Vec<Differing> = differing.collect();
-    for it in &differing {
-        warn(it.text());
+    for differing in &differing {
+        warn(differing.text());
     }
     let source = match file {
         Some(_) => Source::File,
@@ -308,14 +314,14 @@ pub(crate) async fn limits(
 /// The definitions of each name, the newest first.
 fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPolicy>> {
     let mut by_name = BTreeMap::<String, Vec<PublishedPolicy>>::new();
-    for it in published {
+    for definition in published {
         by_name
-            .entry(it.policy().name().to_owned())
+            .entry(definition.policy().name().to_owned())
             .or_default()
-            .push(it);
+            .push(definition);
     }
     for definitions in by_name.values_mut() {
-        definitions.sort_by_key(|it| std::cmp::Reverse(it.seen_ms()));
+        definitions.sort_by_key(|published| std::cmp::Reverse(published.seen_ms()));
     }
     by_name
 }
@@ -325,21 +331,27 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
     let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
     definitions
         .iter()
-        .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
+        .filter(move |published| published.seen_ms() + IN_USE_MS > newest_ms)
 }
 
 /// The reason why a block of this key may have no effect: no published policy for keys of this kind enforces blocks.
 /// Layers that look up keys without a policy are not published. `None` if nothing is published for the kind.
 pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
     let published = by_name(published.to_vec());
-    let in_use = published.values().flat_map(|it| in_use(it));
+    // A definition that no process uses any more says nothing about blocks now.
+    let in_use = published
+        .values()
+        .flat_map(|definitions| in_use(definitions));
     let of_kind: Vec<_> = in_use
-        .filter(|it| it.kinds().any(|kind| kind == key.kind()))
+        .filter(|published| published.kinds().any(|kind| kind == key.kind()))
         .collect();
-    if of_kind.is_empty() || of_kind.iter().any(|it| it.enforces_blocks()) {
+    if of_kind.is_empty() || of_kind.iter().any(|published| published.enforces_blocks()) {
         return None;
     }
-    let names: BTreeSet<&str> = of_kind.iter().map(|it| it.policy().name()).collect();
+    let names: BTreeSet<&str> = of_kind
+        .iter()
+        .map(|published| published.policy().name())
+        .collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
     Some(format!(
         "no published policy for the kind `{}` enforces blocks ({names}): the block holds only where a layer has \

@@ -124,7 +124,8 @@ impl ReadArgs {
                 names.map(|name| (name, None)).collect()
             }
         };
-        let is_read = |it: &Differing| policies.iter().any(|(name, _)| *name == it.policy);
+        let is_read =
+            |differing: &Differing| policies.iter().any(|(name, _)| *name == differing.policy);
         let differing = limits.differing.into_iter().filter(is_read).collect();
         Ok(Reader {
             inspector,
@@ -169,6 +170,7 @@ impl Reader {
     }
 
     async fn read_from_home(&self) -> Result<Reading> {
+        // A proxy such as twemproxy does not pass TIME on.
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             millis(since.unwrap_or_default())
@@ -213,10 +215,10 @@ impl Reader {
                 return None;
             }
         };
-        let is_read = |policy: &str| reading.entries.iter().any(|it| it.name == policy);
-        let denied = denials
-            .iter()
-            .filter(|it| it.identity() == reading.identity && it.policy().is_none_or(is_read));
+        let is_read = |policy: &str| reading.entries.iter().any(|entry| entry.name == policy);
+        let denied = denials.iter().filter(|denied| {
+            denied.identity() == reading.identity && denied.policy().is_none_or(is_read)
+        });
         Some(denied.map(DenialReport::of).collect())
     }
 }

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let mut others = Vec::new();
         if reading.has_limits && args.read.only.is_empty() {
-            let known = reading.entries.iter().map(|it| it.name.as_str());
+            let known = reading.entries.iter().map(|entry| entry.name.as_str());
             let found = census::other_policies(&reader.inspector, settings, &key, known).await;
             others = found.unwrap_or_default();
         }
@@ -138,9 +138,10 @@ fn nothing(
     output: &mut Output,
 ) -> Result<Answer> {
     let nothing = format!("Nothing is stored for {title}: nothing was deleted.");
+    // A document has one field for all of this.
     if output.is_json() {
         let parts = [Some(nothing), Some(why.to_owned()), stays];
-        let parts = parts.into_iter().flatten().filter(|it| !it.is_empty());
+        let parts = parts.into_iter().flatten().filter(|part| !part.is_empty());
         output.document(&Report {
             identity: reading.identity.clone(),
             deleted: Vec::new(),

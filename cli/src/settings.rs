@@ -93,7 +93,7 @@ impl Settings {
     /// Adds the environment and the configuration file to the command line's settings.
     pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self> {
         let environment = Self::from_environment(|name| env::var(name).ok())?;
-        let variable = env::var_os("SLUICEGATE_CONFIG").filter(|it| !it.is_empty());
+        let variable = env::var_os("SLUICEGATE_CONFIG").filter(|path| !path.is_empty());
         let default = Path::new(DEFAULT_FILE);
         let file = file
             .or(variable.as_ref().map(Path::new))
@@ -177,7 +177,7 @@ impl Settings {
             self.cluster.is_some(),
             self.sentinel.is_some(),
         ];
-        named.into_iter().filter(|it| *it).count()
+        named.into_iter().filter(|is_named| *is_named).count()
     }
 
     fn validate(&self) -> Result<()> {

@@ -9,9 +9,11 @@ use sluicegate::{Key, Rule};
 /// Reads a span of time: `100ms`, `2s`, `10m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let span = text.parse::<Span>();
-    let span = span.and_then(|it| it.to_duration(SpanRelativeTo::days_are_24_hours()));
-    let span = span.ok().and_then(|it| Duration::try_from(it).ok());
-    span.filter(|it| !it.is_zero())
+    let span = span.and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()));
+    let span = span
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok());
+    span.filter(|span| !span.is_zero())
         .ok_or_else(|| "write a time such as 100ms, 90s, 2h, 7d or 1h30m".into())
 }
 
@@ -77,7 +79,10 @@ pub(crate) fn formatted(ms: u64, format: &str) -> String {
     let timestamp = i64::try_from(ms)
         .ok()
         .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    timestamp.map_or_else(|| format!("{ms} ms"), |it| it.strftime(format).to_string())
+    timestamp.map_or_else(
+        || format!("{ms} ms"),
+        |time| time.strftime(format).to_string(),
+    )
 }
 
 /// A place in a text: line and column, both from 1. Columns are characters.
@@ -110,7 +115,7 @@ pub(crate) fn without_limit(rule: &Rule) -> String {
     let rule = rule.to_string();
     format!(
         "?{}",
-        rule.trim_start_matches(|it: char| it.is_ascii_digit())
+        rule.trim_start_matches(|digit: char| digit.is_ascii_digit())
     )
 }
 
@@ -145,10 +150,10 @@ pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) 
     let word = word.to_lowercase();
     let distances = words
         .into_iter()
-        .map(|it| (distance(&word, &it.to_lowercase()), it));
-    let close =
-        distances.filter(|(distance, it)| *distance <= 2 && *distance < it.len().min(word.len()));
-    close.min().map(|(_, it)| it)
+        .map(|other| (distance(&word, &other.to_lowercase()), other));
+    let close = distances
+        .filter(|(distance, other)| *distance <= 2 && *distance < other.len().min(word.len()));
+    close.min().map(|(_, other)| other)
 }
 
 /// The number of letters to insert, delete or replace to get from one word to the other.

@@ -154,6 +154,7 @@ fn used(report: &Report) -> String {
         if policy.is_empty() {
             return format!("{} nothing", policy.policy);
         }
+        // A change is one line of output, so all rules go on one line.
         let rules = policy.rules.iter().map(|rule| {
             let full = if rule.is_exceeded() { " full" } else { "" };
             let used = text::used(rule.used, rule.limit, rule.slots);

@@ -154,9 +154,9 @@ impl StrikeQueue {
 fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
-    let all = charges.filter_map(|(charge, it)| {
+    let all = charges.filter_map(|(charge, usage)| {
         let ban = charge.policy().ban_config()?;
-        let rule = it.rules().iter().find(|rule| rule.is_exceeded())?.rule();
+        let rule = usage.rules().iter().find(|rule| rule.is_exceeded())?.rule();
         Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();
@@ -188,7 +188,7 @@ impl Waiting {
             return;
         }
         let all = self.by_identity.entry(charge.key().clone()).or_default();
-        if let Some(strikes) = all.iter_mut().find(|it| it.ban == ban) {
+        if let Some(strikes) = all.iter_mut().find(|strikes| strikes.ban == ban) {
             strikes.count += 1;
             strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
         } else {
@@ -245,14 +245,14 @@ impl Counting {
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
 async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
-    strikes.sort_by_key(|it| Reverse(order(&it.ban)));
-    let checks = strikes.iter().map(|it| it.check(&key));
+    strikes.sort_by_key(|strikes| Reverse(order(&strikes.ban)));
+    let checks = strikes.iter().map(|strikes| strikes.check(&key));
     let now = Instant::now();
     let replies = call(&limiter, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
-    let banned = counted.filter_map(|(it, reply)| match reply {
-        Some(Reply::Check(decision)) if it.reach_limit(&decision) => {
-            Some((it, it.left(decision.usage().decided_at_ms())))
+    let banned = counted.filter_map(|(strikes, reply)| match reply {
+        Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
+            Some((strikes, strikes.left(decision.usage().decided_at_ms())))
         }
         _ => None,
     });
@@ -261,11 +261,11 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
         return;
     }
     // Longest ban first: making a ban deletes the strikes, so the store makes none of the shorter ones.
-    banned.sort_by_key(|(it, _)| Reverse(it.until()));
-    let bans = banned.iter().map(|(it, _)| Operation::Ban {
+    banned.sort_by_key(|(strikes, _)| Reverse(strikes.until()));
+    let bans = banned.iter().map(|(strikes, _)| Operation::Ban {
         key: key.clone(),
-        strikes: it.ban.strikes(),
-        request: BlockRequest::ban(Until::At(it.until()), &it.policy, &it.rule),
+        strikes: strikes.ban.strikes(),
+        request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
     });
     let replies = call(&limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
@@ -302,7 +302,7 @@ impl Strikes {
     fn reach_limit(&self, charged: &Decision) -> bool {
         let limit = self.ban.strikes().limit();
         match charged {
-            Decision::Allowed(usage) => usage.rules().any(|it| it.remaining() <= limit),
+            Decision::Allowed(usage) => usage.rules().any(|rule| rule.remaining() <= limit),
             Decision::Denied(_) => true,
             Decision::Blocked(_) => false,
         }

@@ -115,7 +115,7 @@ impl Breaker {
         error: Option<&StoreError>,
         observer: &SwitchObserver,
     ) {
-        match error.filter(|it| is_failure(it.kind())) {
+        match error.filter(|error| is_failure(error.kind())) {
             None => self.answered(permit),
             Some(error) if self.is_alive(permit, error) || !error.take_report(&self.waited) => {}
             Some(error) => self.failed(permit, error, observer),
@@ -126,7 +126,8 @@ impl Breaker {
     /// still queued.
     fn is_alive(&self, permit: Permit, error: &StoreError) -> bool {
         let answers = self.answers.load(Relaxed);
-        error.kind() == StoreErrorKind::Timeout && permit.answers.is_some_and(|it| it != answers)
+        error.kind() == StoreErrorKind::Timeout
+            && permit.answers.is_some_and(|before| before != answers)
     }
 
     fn answered(&self, Permit { switches, answers }: Permit) {

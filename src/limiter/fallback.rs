@@ -107,9 +107,9 @@ impl Limiter {
         };
         let policies = charges
             .iter()
-            .map(|it| self.failure_policy_of(Some(it.policy())));
+            .map(|charge| self.failure_policy_of(Some(charge.policy())));
         // The enum declares the strictest last.
-        let strictest = policies.max_by_key(|it| *it as u8);
+        let strictest = policies.max_by_key(|policy| *policy as u8);
         strictest.unwrap_or(self.inner.failure_policy)
     }
 

@@ -87,8 +87,8 @@ impl KnownBlocks {
 
     /// Notes a block that lasts for `lasts` from `now` on; permanent if `None`.
     pub(super) fn note(&self, key: &Key, block: Block, lasts: Option<Duration>, now: Instant) {
-        let ends = lasts.and_then(|it| now.checked_add(it));
-        if ends.is_some_and(|it| it <= now) {
+        let ends = lasts.and_then(|lasts| now.checked_add(lasts));
+        if ends.is_some_and(|ends| ends <= now) {
             return;
         }
         let identity = self.hasher.hash_one(key);
@@ -109,7 +109,7 @@ impl KnownBlocks {
     /// Notes a block that the store may not have, unless a known one holds for longer.
     pub(super) fn note_longer(&self, key: &Key, block: Block, lasts: Duration, now: Instant) {
         let identity = self.hasher.hash_one(key);
-        let known = self.read(|it| it.get(&identity).copied());
+        let known = self.read(|by_identity| by_identity.get(&identity).copied());
         let is_longer = |known: KnownBlock| known.ends.is_none_or(|ends| ends > now + lasts);
         if !known.is_some_and(is_longer) {
             self.note(key, block, Some(lasts), now);
@@ -120,7 +120,7 @@ impl KnownBlocks {
     /// ends. A block already known keeps its end.
     pub(super) fn note_made(&self, key: &Key, block: Block, asked: Option<Duration>, now: Instant) {
         let identity = self.hasher.hash_one(key);
-        let known = self.read(|it| it.get(&identity).copied());
+        let known = self.read(|by_identity| by_identity.get(&identity).copied());
         if known.is_none_or(|known| known.block != block) {
             self.note(
                 key,
@@ -161,7 +161,9 @@ impl KnownBlocks {
         let is_revoked = |known: &KnownBlock| known.number <= before.0;
         let identities = check.deniable_keys().map(|key| self.hasher.hash_one(key));
         let is_known = self.read(|by_identity| {
-            let mut known = identities.clone().filter_map(|it| by_identity.get(&it));
+            let mut known = identities
+                .clone()
+                .filter_map(|identity| by_identity.get(&identity));
             known.any(is_revoked)
         });
         if is_known {

@@ -1,4 +1,4 @@
-//! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. It does not need HTTP.
+//! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. Works without HTTP.
 //!
 #![doc = include_str!("../../docs/guide/limiter.md")]
 
@@ -117,7 +117,7 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
         // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
-        let fails_apart = properties(&*store).any(|it| it.fails_apart);
+        let fails_apart = properties(&*store).any(|part| part.fails_apart);
         let interval = if fails_apart {
             Duration::ZERO
         } else {

@@ -190,7 +190,7 @@ mod tests {
             let threads: Vec<_> = (0..4)
                 .map(|_| scope.spawn(|| noticed.is_first(&charge, &policy.rules()[0], 1, 2)))
                 .collect();
-            let firsts = threads.into_iter().map(|it| it.join().unwrap());
+            let firsts = threads.into_iter().map(|thread| thread.join().unwrap());
             firsts.filter(|is_first| *is_first).count()
         });
         assert_eq!(firsts, 1);

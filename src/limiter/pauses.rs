@@ -429,15 +429,15 @@ impl Account {
     }
 
     fn end(&mut self, number: u64) {
-        self.under_way.retain(|it| it.number != number);
+        self.under_way.retain(|request| request.number != number);
     }
 
     /// Returns whether one of them was admitted and never seen by a layer.
     fn forget_overdue(&mut self, now: Instant) -> bool {
         let mut is_unseen = false;
-        self.under_way.retain(|it| {
-            is_unseen |= it.until <= now && it.stage == Stage::Admitted;
-            it.until > now
+        self.under_way.retain(|request| {
+            is_unseen |= request.until <= now && request.stage == Stage::Admitted;
+            request.until > now
         });
         is_unseen
     }
@@ -450,7 +450,7 @@ impl Account {
             return Some(self.starts);
         }
         let is_full = self.under_way.len() > self.served;
-        let first = self.under_way.iter().map(|it| it.until).min();
+        let first = self.under_way.iter().map(|request| request.until).min();
         first.filter(|_| is_full)
     }
 
@@ -497,7 +497,7 @@ impl Place<'_> {
                     account.starts = account.starts.min(now);
                 }
                 let mut under_way = account.under_way.iter_mut();
-                if let Some(this) = under_way.find(|it| it.number == *number) {
+                if let Some(this) = under_way.find(|request| request.number == *number) {
                     this.stage = Stage::Admitted;
                     this.until = now + HANDOVER;
                 }

@@ -8,7 +8,7 @@
 //! ```
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -77,6 +77,43 @@ struct Noted {
     new_after: u64,
 }
 
+impl Known {
+    fn has_room_for(&self, policy: &Policy) -> bool {
+        self.policies.len() < MAX_POLICIES || self.policies.contains_key(policy)
+    }
+
+    /// Notes that a policy is used, with a key of this kind. A new policy or kind is due for publication soon.
+    fn add(&mut self, charge: &Charge, enforces_blocks: bool, on_failure: FailurePolicy) {
+        let policy = charge.policy();
+        let mut is_new = false;
+        let noted = self.policies.entry(policy.clone()).or_insert_with(|| {
+            is_new = true;
+            let failure = policy.failure_policy().unwrap_or(on_failure);
+            let policy = policy.clone().on_failure(failure);
+            Noted {
+                published: PublishedPolicy::new(policy, enforces_blocks),
+                is_used: true,
+                new_after: self.begun,
+            }
+        });
+        noted.is_used = true;
+        if enforces_blocks {
+            noted.published.enforce_blocks();
+        }
+        is_new |= noted.published.add_kind(charge.key().kind());
+        if is_new {
+            noted.new_after = self.begun;
+            self.due_in = self.due_in.min(DELAY);
+        }
+    }
+
+    /// Whether the map keeps this clone of the policy alive. Mark no other: the address may be reused.
+    fn keeps(&self, policy: &Policy) -> bool {
+        let entry = self.policies.get_key_value(policy);
+        entry.is_some_and(|(kept, _)| kept.address() == policy.address())
+    }
+}
+
 impl Default for Publisher {
     fn default() -> Self {
         Self {
@@ -125,44 +162,17 @@ impl Publisher {
         enforces_blocks: bool,
         on_failure: FailurePolicy,
     ) -> bool {
-        let policy = charge.policy();
         // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
             return false;
         };
-        let known = &mut *known;
-        let is_full = known.policies.len() >= MAX_POLICIES;
-        if policy.rules().is_empty() || is_full && !known.policies.contains_key(policy) {
+        let policy = charge.policy();
+        if policy.rules().is_empty() || !known.has_room_for(policy) {
             return false;
         }
-        let entry = known.policies.entry(policy.clone());
-        // Mark only the policy that the map keeps alive: the address of any other may be reused.
-        let is_kept = match &entry {
-            Entry::Occupied(it) => it.key().address() == policy.address(),
-            Entry::Vacant(_) => true,
-        };
-        let mut is_new = false;
-        let noted = entry.or_insert_with(|| {
-            is_new = true;
-            let failure = policy.failure_policy().unwrap_or(on_failure);
-            let policy = policy.clone().on_failure(failure);
-            Noted {
-                published: PublishedPolicy::new(policy, enforces_blocks),
-                is_used: true,
-                new_after: known.begun,
-            }
-        });
-        noted.is_used = true;
-        if enforces_blocks {
-            noted.published.enforce_blocks();
-        }
-        is_new |= noted.published.add_kind(charge.key().kind());
-        if is_new {
-            noted.new_after = known.begun;
-            known.due_in = known.due_in.min(DELAY);
-        }
+        known.add(charge, enforces_blocks, on_failure);
         // Under the lock: otherwise the mark could outlast a publication, and no request would note the policy again.
-        if is_kept {
+        if known.keeps(policy) {
             let [first, second] = self.places(mark);
             let place = if first.load(Relaxed) == 0 {
                 first
@@ -233,7 +243,10 @@ impl Publisher {
         let mut known = self.lock();
         known.begun += 1;
         let used = known.policies.values().filter(|noted| noted.is_used);
-        (known.begun, used.map(|it| it.published.clone()).collect())
+        (
+            known.begun,
+            used.map(|noted| noted.published.clone()).collect(),
+        )
     }
 
     /// Makes the next request under each policy note the policy again, after the publication of this number.

@@ -135,7 +135,7 @@ impl Limiter {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let settled = self.settle_all(&parts, each.min(left)).await.into_iter();
-            let mut unsent = settled.map(|it| it.is_err_and(|error| error.is_unsent()));
+            let mut unsent = settled.map(|settled| settled.is_err_and(|error| error.is_unsent()));
             parts.retain(|_| unsent.next().unwrap_or(false));
             // A long interval of the breaker must leave time for several tries.
             let next = Instant::now() + self.retry_pause().min(all / 12);
@@ -208,7 +208,12 @@ impl Limiter {
                 Some(second) => StoreFuture::all(vec![settled, store.settle(second)]),
                 None => settled.map(|usage| vec![Ok(usage)]),
             };
-            settled.map(move |usages| usages.into_iter().map(|it| as_decided(it, local)).collect())
+            settled.map(move |usages| {
+                usages
+                    .into_iter()
+                    .map(|usage| as_decided(usage, local))
+                    .collect()
+            })
         };
         if local {
             self.call_local(|| info(first), settle)
@@ -220,7 +225,9 @@ impl Limiter {
 
 /// The usage after these parts of a check were settled, with that of the shadows.
 fn joined(usage: &Usage, parts: &[Settlement], settled: Settled) -> Result<Usage, StoreError> {
-    let counts = parts.first().is_some_and(|it| it.usage().is_same(usage));
+    let counts = parts
+        .first()
+        .is_some_and(|settlement| settlement.usage().is_same(usage));
     let mut settled = settled.into_iter();
     let (counting, shadow) = if counts {
         let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
@@ -247,5 +254,5 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
 }
 
 fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {
-    usage.map(|it| if local { it.local() } else { it })
+    usage.map(|usage| if local { usage.local() } else { usage })
 }

@@ -96,7 +96,7 @@ impl Limiter {
     ) -> MaybeReady<Answer<T>> {
         let start = self.start();
         let observer = self.inner.observer.as_ref();
-        let mut scope = observer.and_then(|it| it.on_call(&info()));
+        let mut scope = observer.and_then(|observer| observer.on_call(&info()));
         let mut answer = in_scope(&mut scope, begin);
         match answer.take_ready() {
             // An answer that is ready needs neither a timer nor a task.
@@ -108,7 +108,7 @@ impl Limiter {
                 self.note_timeout();
                 MaybeReady::pending(Call {
                     limiter: self.clone(),
-                    permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
+                    permit: permit.map(|permit| self.inner.breaker.begin_wait(permit)),
                     answer,
                     timeout: LazySleep::new(timeout),
                     scope,
@@ -123,7 +123,8 @@ impl Limiter {
     fn note_timeout(&self) {
         let inner = &self.inner;
         inner.noted_timeout.call_once(|| {
-            for shortest_ms in properties(&*inner.store).filter_map(|it| it.shortest_timeout_ms) {
+            for shortest_ms in properties(&*inner.store).filter_map(|part| part.shortest_timeout_ms)
+            {
                 shortest_ms.fetch_min(millis(inner.timeout), Relaxed);
             }
         });

@@ -51,7 +51,7 @@ impl LazySleep {
     pub(crate) fn is_noticed_late(&self) -> bool {
         let late = COARSENESS.max(self.duration / 4);
         let sleep = self.sleep.as_ref();
-        sleep.is_some_and(|it| it.deadline().elapsed() > late)
+        sleep.is_some_and(|sleep| sleep.deadline().elapsed() > late)
     }
 }
 

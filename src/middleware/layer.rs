@@ -176,7 +176,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # over_http::run(async |http| {
     /// # let database = Database;
     /// let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(move |head| {
-    ///     let user = head.headers.get("x-user").and_then(|it| it.to_str().ok()).map(str::to_owned);
+    ///     let user = head.headers.get("x-user").and_then(|value| value.to_str().ok()).map(str::to_owned);
     ///     let database = database.clone();
     ///     async move {
     ///         let user = user.ok_or(ExtractError::unauthenticated("Bearer"))?;

@@ -187,7 +187,7 @@ async fn callers_are_admitted_in_order_at_the_first_millisecond_with_two_calls_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_overtakes_who_waits_for_more() {
+async fn no_caller_overtakes_one_that_waits_for_more() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     let [first, large, small] = [1, 2, 1].map(|cost| admitted_ms(&limiter, &store, cost, LONG));
@@ -212,7 +212,7 @@ async fn a_wait_that_would_be_too_long_ends_at_once_and_asks_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_behind_one_who_waits_for_longer_is_denied_at_once_and_without_asking() {
+async fn a_caller_behind_one_that_waits_longer_than_its_maximum_is_denied_at_once_without_a_call() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -269,7 +269,7 @@ async fn a_crowd_that_cannot_wait_asks_once_for_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_observer() {
+async fn a_denial_from_another_callers_answer_has_the_remaining_time_and_reaches_the_observer() {
     let told = Told::default();
     let limiter = Limiter::new(Timed::new()).observer(told.clone());
     let first = limiter
@@ -296,7 +296,7 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
+async fn a_cost_that_never_fits_is_denied_at_once_while_others_wait() {
     let limiter = Limiter::new(Timed::new());
     let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
     assert!(wait(2, 0).await.unwrap().is_allowed());
@@ -323,7 +323,7 @@ async fn callers_with_shadows_alone_do_not_wait_for_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_passes_the_turn_on_and_what_the_store_said() {
+async fn a_dropped_caller_passes_on_its_turn_and_the_answer_of_the_store() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -626,8 +626,7 @@ async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_for_whom_the_queue_has_no_place_is_denied_at_once_for_as_long_as_those_ahead_need()
- {
+async fn a_full_queue_denies_a_caller_at_once_for_as_long_as_those_ahead_need() {
     let limiter = Limiter::new(Timed::new()).max_queue(3);
     let start = Instant::now();
     let callers = (0..6).map(|_| async {
@@ -802,7 +801,7 @@ async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_gives_nothing_back_wakes_nobody() {
+async fn only_a_refund_of_the_policy_and_key_wakes_a_caller() {
     let more = async |limiter: &Limiter, usage: &Usage| {
         limiter.settle(usage, |_| 3).await.unwrap();
     };
@@ -840,7 +839,7 @@ async fn admitted_after_reset(limiter: &Limiter, store: &Timed, by: &Limiter, at
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
+async fn callers_notice_a_reset_by_others_within_two_seconds() {
     let store = Timed::new();
     let [limiter, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()));
     let admitted_ms = admitted_after_reset(&limiter, &store, &elsewhere, 4_500).await;
@@ -849,7 +848,7 @@ async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_while_the_store_answers_is_heard() {
+async fn callers_notice_a_reset_while_the_store_answers() {
     let store = Timed::with_latency(ms(50));
     let limiter = Limiter::new(store.clone());
     let admitted_ms = admitted_after_reset(&limiter, &store, &limiter, 10).await;

@@ -60,7 +60,7 @@ async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
+async fn an_identity_denied_too_often_is_banned_from_the_last_strike_on() {
     let (limiter, clock) = memory();
     let policy = Policy::parse("login", "2/1d").unwrap();
     let policy = policy.ban("3/1m=1h".parse().unwrap());
@@ -86,7 +86,7 @@ async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
 }
 
 #[tokio::test]
-async fn a_denial_strikes_all_whom_a_policy_with_a_ban_denies_and_nobody_else() {
+async fn a_denial_strikes_only_the_identities_that_a_policy_with_a_ban_denies() {
     let (limiter, _) = memory();
     let login = policy("login", "2/1m=1h");
     let plain = Policy::parse("plain", "0/1d").unwrap();
@@ -234,9 +234,9 @@ async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
     assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
 }
 
-/// Whichever comes first: either the strikes are reset, or the ban ends.
+/// In either order: the strikes are reset, or the ban ends.
 #[tokio::test]
-async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
+async fn an_identity_unblocked_at_the_same_time_is_not_banned() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());
     let policy = policy("login", "9/1d=1h");
@@ -258,7 +258,7 @@ async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn what_a_block_denies_is_no_strike() {
+async fn a_denial_by_a_block_is_no_strike() {
     let (limiter, clock) = memory();
     let policy = policy("login", "2/1d=1h");
     limiter.block(&user("alice"), MINUTE).await.unwrap();
@@ -287,7 +287,7 @@ async fn a_ban_ends_no_longer_block() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_is_struck_once() {
+async fn a_caller_that_waits_in_vain_is_struck_once() {
     let (limiter, _) = memory();
     let policy = Policy::parse("login", "2/1m").unwrap();
     let policy = policy.ban("2/1d=1h".parse().unwrap());
@@ -322,7 +322,7 @@ async fn try_acquire_strikes_and_a_peek_does_not() {
 }
 
 #[tokio::test]
-async fn local_decisions_strike_nobody() {
+async fn local_decisions_strike_no_identity() {
     let store = Recording::new(|check| {
         StoreFuture::ready(match check.enforces_blocks() {
             true => Err(unavailable()),
@@ -407,7 +407,7 @@ async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_cannot_count_costs_a_timeout_and_what_comes_later_is_counted() {
+async fn a_store_that_cannot_count_costs_a_timeout_and_later_strikes_count() {
     let store = Arc::new(Recording {
         scripted: Scripted::denying_for(1),
         calls: Mutex::default(),
@@ -424,7 +424,7 @@ async fn a_store_that_cannot_count_costs_a_timeout_and_what_comes_later_is_count
 }
 
 #[test]
-fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
+fn denials_outside_a_runtime_strike_no_identity_and_later_ones_do() {
     let (limiter, _) = memory();
     let policy = policy("login", "2/1d=1h");
     for _ in 0..5 {
@@ -495,7 +495,7 @@ async fn clones_of_a_limiter_count_their_strikes_together_and_an_observer_hears_
 }
 
 #[tokio::test]
-async fn a_store_without_blocks_bans_nobody_and_denies_on() {
+async fn a_store_without_blocks_makes_no_ban_and_denies_on() {
     let limiter = Limiter::new(Scripted::denying_for(1));
     for _ in 0..3 {
         let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;

@@ -62,7 +62,7 @@ async fn check(limiter: &Limiter, user: &str) {
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
-/// The units in the store, without a question to the limiter, which would send more.
+/// The units in the store. Asking the limiter would make it send more.
 async fn known(store: &impl Store) -> u64 {
     let contributors = store.contributors(&policy(), &acme()).await.unwrap();
     contributors.total()
@@ -83,7 +83,7 @@ fn tasks() -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
+async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     check(&limiter, "alice").await;
@@ -106,7 +106,8 @@ async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_did_not_keep_of_a_small_contributor_is_told_when_it_has_grown() {
+async fn units_of_a_small_contributor_that_the_store_dropped_are_reported_again_once_it_has_grown()
+{
     let store = MemoryStore::new();
     let (others, own) = (Limiter::new(store.clone()), Limiter::new(store.clone()));
     let charge = async |limiter: &Limiter, user: u32, units| {
@@ -132,7 +133,7 @@ async fn what_the_store_did_not_keep_of_a_small_contributor_is_told_when_it_has_
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_label_nothing_is_spawned_and_nothing_told() {
+async fn without_a_label_no_task_is_spawned_and_no_report_sent() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     for _ in 0..10 {
@@ -157,7 +158,7 @@ async fn a_settlement_contributes_the_difference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
+async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     let clone = limiter.clone().timeout(Duration::from_secs(1));
@@ -174,7 +175,7 @@ async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told() {
+async fn a_silent_store_delays_no_check_and_loses_its_reports() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     probe.is_deaf.store(true, SeqCst);
@@ -253,7 +254,7 @@ fn outside_of_a_runtime_what_is_asked_for_is_told() {
 }
 
 #[tokio::test]
-async fn who_waits_contributes_when_admitted() {
+async fn a_waiting_caller_contributes_when_admitted() {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
     for user in ["alice", "bob", "carol"] {
@@ -290,7 +291,7 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
 }
 
 #[test]
-fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
+fn one_warning_says_that_a_store_keeps_no_contributors() {
     let lines = traced(false, async {
         let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Proves when the store receives denials, what counts as a denial, and that no request waits for this.
+//! Proves when the store receives denials, which answers count as denials, and that no request waits for this.
 
 use std::{
     sync::{
@@ -73,7 +73,7 @@ async fn admit(limiter: &Limiter, user: &str, cost: u64) {
     assert!(limiter.check([charge]).await.unwrap().is_allowed());
 }
 
-/// The numbers of denials and admissions in the store, without a question to the limiter, which would send more.
+/// The numbers of denials and admissions in the store. Asking the limiter would make it send more.
 async fn known(store: &impl Store) -> (u64, u64) {
     sums(&store.denials().await.unwrap())
 }
@@ -100,7 +100,7 @@ fn tasks() -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
+async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     deny(&limiter, "alice").await;
@@ -125,7 +125,7 @@ async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_long_as_nothing_is_denied_nothing_is_spawned_and_nothing_told() {
+async fn without_a_denial_no_task_is_spawned_and_no_report_sent() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     let roomy = Policy::parse("api", "100/1h").unwrap();
@@ -138,7 +138,7 @@ async fn as_long_as_nothing_is_denied_nothing_is_spawned_and_nothing_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limiter_that_counts_no_denials_tells_none() {
+async fn a_limiter_that_counts_no_denials_reports_none() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone()).count_denials(false);
     deny(&limiter, "alice").await;
@@ -151,7 +151,7 @@ async fn a_limiter_that_counts_no_denials_tells_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
+async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     let clone = limiter.clone().timeout(Duration::from_secs(1));
@@ -168,7 +168,7 @@ async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told() {
+async fn a_silent_store_delays_no_check_and_loses_its_reports() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());
     probe.is_deaf.store(true, SeqCst);
@@ -352,7 +352,7 @@ async fn a_look_is_neither_denied_nor_admitted() {
 }
 
 #[test]
-fn a_missing_right_is_told_once_and_an_outage_not_again() {
+fn a_missing_right_gives_one_warning_and_other_errors_none() {
     for (refuses, expected) in [
         (StoreErrorKind::InvalidRequest, 0),
         (StoreErrorKind::Unavailable, 0),

@@ -137,7 +137,7 @@ fn changes_nothing(histories: impl Strategy<Value = History>) {
     });
 }
 
-/// What each key means, and when it expires: the room of queues may differ.
+/// The meaning and the expiry of each key: the room of queues may differ.
 fn kept(server: &LuaServer) -> Vec<(String, String, u64)> {
     let keys = server.all().into_iter();
     let kept = keys.map(|(name, value, gone_ms)| {

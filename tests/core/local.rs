@@ -222,7 +222,7 @@ async fn a_decision_is_settled_where_it_was_made() {
 }
 
 #[test]
-fn a_limiter_tells_how_it_is_set_and_what_its_store_is() {
+fn a_limiter_shows_its_failure_policy_and_its_store() {
     let limiter = Limiter::new(MemoryStore::new());
     assert_eq!(limiter.failure_policy(), Open);
     let limiter = limiter.on_failure(Closed);
@@ -304,7 +304,7 @@ async fn of_several_policies_the_strictest_applies() {
 }
 
 #[tokio::test]
-async fn what_a_client_is_told_is_what_was_applied() {
+async fn a_client_sees_the_limits_that_were_applied() {
     let limiter = limiter(&Shared::down(), 3);
     let api = policy("9/1m,30/1h");
     let layer = RateLimitLayer::new(limiter)
@@ -427,8 +427,7 @@ async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to()
 }
 
 #[tokio::test]
-async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open_and_rejected_otherwise()
- {
+async fn a_limit_without_a_known_key_is_left_out_under_an_open_policy_and_rejected_otherwise() {
     let no_key = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("the directory is down"));
     for (on_failure, expected) in [
         (Open, StatusCode::OK),
@@ -459,7 +458,7 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_follows_no_policy() {
+async fn a_check_that_makes_no_sense_follows_no_failure_policy() {
     for on_failure in [Open, Local, Closed] {
         let limiter = limiter(&Shared::down(), 1).on_failure(on_failure);
         let twins = ["1/1m", "2/1m"].map(|rules| Charge::new(&policy(rules), alice(), 1));

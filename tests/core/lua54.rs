@@ -78,7 +78,7 @@ pub(super) async fn periods_are_found_however_far_the_clock_is_ahead(
         };
         let left =
             |usage: &Usage| -> Vec<u64> { usage.rules().map(|rule| rule.remaining()).collect() };
-        // The operation before the one that is asked for again is executed once.
+        // Only the second operation is repeated: the first is executed once.
         let both = [&hourly, &quota].map(|policy| Operation::Check(check(policy)));
         let replies = store.call(both.to_vec()).await.unwrap();
         let [Ok(Reply::Check(first)), Ok(Reply::Check(second))] = &replies[..] else {

@@ -120,7 +120,7 @@ impl Script {
         Self::new(self.is_plain, LuaServer::changing(&text, &mutant))
     }
 
-    /// Begins anew, with nothing stored.
+    /// Begins again, with nothing stored.
     fn start(&self, now_ms: u64) {
         self.server.clear();
         self.clock.set(now_ms);

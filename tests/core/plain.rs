@@ -105,7 +105,7 @@ fn charge() -> Charge {
     Charge::new(&policy, Key::new("user", "alice"), 1)
 }
 
-/// The time to reset an identity whose lease never arrives. Leases wait for half of the timeout.
+/// The time to reset an identity while its lease never arrives. Leases wait for half of the timeout.
 async fn time_of_a_reset(limiter: &Limiter, clock: &ManualClock) -> Duration {
     let charge = charge();
     for _ in 0..1_000 {

@@ -206,7 +206,7 @@ async fn a_limiter_that_is_dropped_publishes_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_new_during_a_publication_is_published_soon_after() {
+async fn a_policy_first_used_during_a_publication_is_published_soon_after() {
     let store = Publishing::default();
     store.takes_ms.store(600, SeqCst);
     let limiter = Limiter::new(store.clone());

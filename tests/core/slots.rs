@@ -18,7 +18,7 @@ use tokio::time::{advance, sleep};
 
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// A memory store whose clock goes with the runtime's, and whose answers can be lost.
+/// A memory store on the runtime's clock. Its answers can be lost.
 #[derive(Clone, Debug)]
 struct Cluster {
     store: MemoryStore,
@@ -173,7 +173,7 @@ async fn a_slot_is_renewed_as_long_as_it_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_that_nobody_holds_are_not_renewed() {
+async fn slots_without_a_holder_are_not_renewed() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
     drop(acquire(&limiter, &one()).await);

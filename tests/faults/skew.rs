@@ -45,7 +45,7 @@ async fn clients_whose_clocks_are_a_day_apart_share_one_limit() {
 /// sends are answered with the time, and the call is made again.
 #[tokio::test]
 async fn clients_whose_clocks_are_days_apart_share_one_quota() {
-    // Where it is about noon now, so that no day ends during this test.
+    // A zone with noon at about this time, so that no day ends during this test.
     let hour = i64::try_from(now() / 3_600 % 24).unwrap();
     let zone = match 12 - hour {
         0 => "UTC".to_owned(),
@@ -60,7 +60,7 @@ async fn clients_whose_clocks_are_days_apart_share_one_quota() {
     }
 }
 
-/// The admissions of clients with right clocks, and of two whose clocks are days ahead and behind.
+/// The admissions of clients with right clocks, and of two with clocks that are days ahead and behind.
 async fn admissions_of_skewed_clients(rule: &str, days: u64) -> usize {
     if !Clock::is_available() {
         return LIMIT;

@@ -315,7 +315,7 @@ async fn a_rejection_that_was_passed_on_does_not_hide_the_servers_own_headers() 
     }
 }
 
-/// A service whose responses have no extensions, as after a connection, or a middleware that makes new responses.
+/// A service with responses without extensions, as after a connection, or a middleware that makes new responses.
 fn without_extensions(inner: Service) -> Service {
     let service = inner.map_response(|mut response| {
         response.extensions_mut().clear();

@@ -217,7 +217,7 @@ async fn grpc_clients_are_told_whether_to_try_again() {
 }
 
 #[tokio::test]
-async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
+async fn a_custom_rejection_shows_the_key_and_the_source_of_a_block() {
     let (limiter, _) = memory();
     let words = |rejection: &Rejection, _: &Parts| {
         Response::new(Body::from(match rejection {
@@ -313,7 +313,7 @@ async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
 }
 
 #[tokio::test]
-async fn a_shadow_layer_blocks_and_bans_nobody() {
+async fn a_shadow_layer_blocks_and_bans_no_identity() {
     let (limiter, _) = memory();
     let layer = RateLimitLayer::new(limiter.clone())
         .limit(login(), alice())
@@ -420,7 +420,7 @@ fn metrics_tell_what_blocked_and_time_what_the_store_answered() {
 }
 
 #[test]
-fn events_tell_what_blocked_and_who_was_banned_by_which_policy() {
+fn events_name_the_source_of_a_block_and_the_policy_of_a_ban() {
     let lines = traced(true, everything(TracingObserver::new()));
     let told: Vec<&str> = lines
         .iter()
@@ -446,7 +446,7 @@ fn events_tell_what_blocked_and_who_was_banned_by_which_policy() {
 }
 
 #[tokio::test]
-async fn a_block_is_told_to_who_checks_without_the_middleware() {
+async fn a_check_without_the_middleware_returns_the_block() {
     let (limiter, _) = memory();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());

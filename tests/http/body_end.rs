@@ -46,7 +46,7 @@ impl Frames {
     }
 }
 
-/// Of rejections.
+/// The body of a rejection.
 impl From<String> for Frames {
     fn from(text: String) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Budget {
             .cost(|_, _| 10)
     }
 
-    /// What is left after all settlements under way.
+    /// The remaining units after all settlements under way.
     async fn left(&self) -> u64 {
         for _ in 0..8 {
             tokio::task::yield_now().await;

@@ -528,7 +528,7 @@ async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
 }
 
 #[tokio::test]
-async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
+async fn layers_outside_and_cookies_identify_a_client() {
     let user = || FromExtension::new(|user: &User| Key::new("user", &user.0));
     let session = || Cookie::new("session");
     let anonymous = Key::new("anonymous", "all");

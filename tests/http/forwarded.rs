@@ -240,7 +240,7 @@ async fn within_quotes_a_host_separates_nothing() {
 }
 
 #[tokio::test]
-async fn a_header_that_is_malformed_on_purpose_lets_nobody_through() {
+async fn a_header_malformed_on_purpose_lets_no_request_through() {
     for ip in both() {
         let lines = [(XFF, "garbage")];
         assert_eq!(who(ip.clone().or_skip(), &lines).await, Err(400));

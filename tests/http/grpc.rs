@@ -73,7 +73,7 @@ impl Service<Request<Body>> for Greeter {
     }
 }
 
-/// Says hello again and again, a unit for each, until it has said so as many times as the request asks for.
+/// Says hello as many times as the request asks for, and charges a unit for each.
 #[derive(Clone, Default)]
 struct Chatter {
     sent: Arc<AtomicU64>,

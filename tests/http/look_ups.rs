@@ -265,7 +265,7 @@ async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
     assert_eq!(store.only_check(), ["tier ip 1"]);
 }
 
-/// A layer with a single limit, whose look-up takes the time in `takes`.
+/// A layer with a single limit. The look-up takes the time in `takes`.
 fn looked_up_in(takes: Arc<Mutex<Duration>>) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).charge_async(move |_| {
         let takes = *takes.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Without a Redis server: the middleware, its extractors, its answers and its observers.
+//! Without a Redis server: the middleware with extractors, answers and observers.
 
 mod answers;
 mod blocks;

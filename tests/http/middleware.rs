@@ -316,7 +316,7 @@ async fn look_ups_have_a_deadline_and_then_the_store_has_its_own() {
     }
 }
 
-/// How often a policy is chosen for one request whose extractor finds this.
+/// How often a policy is chosen for one request when the extractor finds this.
 async fn choices(found: Result<Keys, ExtractError>) -> u32 {
     let count = Arc::new(AtomicU32::new(0));
     let key_is_known = Arc::new(AtomicBool::new(false));

@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use support::trace::traced;
 
-/// Warns in a header of its own.
+/// Warns in a header that the layer does not write.
 async fn handler(request: Request<()>) -> Result<Response<String>, Infallible> {
     let mut response = Response::new(String::new());
     let decisions = request.extensions().get::<Decisions>();

@@ -54,7 +54,7 @@ async fn rest(limiter: &Limiter) -> Option<Duration> {
 
 type Answer = (StatusCode, HeaderMap);
 
-/// A server that answers as it was set to last.
+/// A server that gives the answer that the test set last.
 #[derive(Clone)]
 struct Other {
     answer: Arc<Mutex<Answer>>,

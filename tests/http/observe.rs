@@ -167,7 +167,7 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it() {
+async fn the_observer_of_a_breaker_that_opened_is_notified_when_a_clone_closes_it() {
     let log = Log::default();
     let is_up = Arc::new(AtomicBool::new(false));
     let up = is_up.clone();

@@ -310,7 +310,7 @@ async fn each_tier_has_its_policy_and_its_headers() {
 }
 
 #[tokio::test]
-async fn a_tier_that_nobody_knows_is_never_unlimited() {
+async fn an_unknown_tier_is_never_unlimited() {
     let site = tiers(policy("free", "60/1d"), policy("pro", "600/1d")).await;
     for headers in [&user("gold")[..], &[("x-user", "alice")]] {
         assert_eq!(site.get("/", headers).await.0, StatusCode::BAD_REQUEST);
@@ -480,7 +480,7 @@ async fn lists() -> Site {
 }
 
 #[tokio::test]
-async fn a_key_on_the_allow_list_frees_nobody_but_itself() {
+async fn a_key_on_the_allow_list_skips_the_limits_of_that_key_alone() {
     let site = lists().await;
     for (user, expected) in [
         ("robot", OK),
@@ -494,7 +494,7 @@ async fn a_key_on_the_allow_list_frees_nobody_but_itself() {
 }
 
 #[tokio::test]
-async fn a_key_on_the_deny_list_is_rejected_and_charges_nobody() {
+async fn a_key_on_the_deny_list_is_rejected_and_charges_no_key() {
     let site = lists().await;
     for (tenant, user) in [("acme", "mallory"), ("evil", "alice"), ("evil", "robot")] {
         for _ in 0..4 {

@@ -599,7 +599,7 @@ async fn a_client_that_goes_away_keeps_its_charge_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_without_a_response_is_as_one_that_nobody_waited_for() {
+async fn a_failure_without_a_response_settles_as_for_a_client_that_left() {
     for (refund, expected) in [(false, 8), (true, 9)] {
         let (store, all) = (Watched::new(|answer| answer), policy("all", "9/1d"));
         let mut layer = RateLimitLayer::new(store.clone()).limit(all.clone(), everybody());
@@ -688,8 +688,7 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
     let chosen = |_: &Parts| policy("chosen", "900/1d");
     let cost = ActualCost::of("tokens", 5).and("requests", 1);
     for layers in [
-        // No warning: the policy is there, in another layer, in a limit that does not apply, or may be chosen by
-        // another request.
+        // No warning: another layer has the policy, or a limit that does not apply, or another request may choose it.
         vec![settled(
             requests().limit(policy("tokens", "900/1d"), everybody()),
         )],

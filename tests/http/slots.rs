@@ -46,7 +46,7 @@ async fn text(response: Answer) -> String {
     String::from_utf8(body.to_vec()).unwrap()
 }
 
-/// What was dropped is returned in the background.
+/// Waits until background tasks have returned the slots of dropped requests.
 async fn settled() {
     for _ in 0..8 {
         tokio::task::yield_now().await;
@@ -248,8 +248,8 @@ async fn a_grpc_call_can_be_unavailable_without_a_slot() {
     assert_eq!(response.headers()["grpc-retry-pushback-ms"], "1000");
 }
 
-/// Reads a body of one frame that never ends, whose slot an operator resets. Returns the message of the error that ends
-/// the body, if any does within an hour.
+/// Reads a body of one frame that never ends, while an operator resets its slot. Returns the message of the error that
+/// ends the body, if any does within an hour.
 async fn read_without_slot(cuts_off: bool) -> Option<String> {
     let clock = ManualClock::new(1_700_000_000_000);
     let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));

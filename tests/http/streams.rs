@@ -58,7 +58,7 @@ impl Tokens {
             .meter_costs()
     }
 
-    /// A stream of so many tokens, each metered when it is sent.
+    /// A stream of this many tokens, each metered as the stream sends it.
     fn stream(
         &self,
         tokens: u64,
@@ -106,7 +106,7 @@ fn streams(tokens: &Tokens) -> Router {
     Router::new().route("/{length}", get(stream))
 }
 
-/// Reads so many frames of a stream, and leaves.
+/// Reads this many frames of a stream, and leaves.
 async fn read(
     client: &Client<hyper_util::client::legacy::connect::HttpConnector, Empty<Bytes>>,
     url: String,

@@ -177,7 +177,7 @@ fn authenticated(layer: RateLimitLayer, known: bool) -> Router {
 }
 
 #[tokio::test]
-async fn what_nobody_who_has_signed_in_gets_is_the_users_choice() {
+async fn the_service_chooses_the_answer_to_a_client_without_a_sign_in() {
     let peer = MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 1)));
     let shared = || Key::new("anonymous", "all");
     let choices: [(Box<dyn KeyExtractor>, u16); 5] = [

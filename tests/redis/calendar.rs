@@ -1,4 +1,4 @@
-//! Calendar rules over a real server: replicas whose zone data differ, and notice before the limit of a quota.
+//! Calendar rules over a real server: replicas with different zone data, and notice before the limit of a quota.
 
 use std::time::Duration;
 

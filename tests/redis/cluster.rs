@@ -83,7 +83,7 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that run now and change nothing in it. Each test has its own prefix or users.
+/// The cluster of all tests that run now and change nothing there. Each test has a separate prefix or users.
 fn shared() -> Arc<Cluster> {
     static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     sharing::shared(&RUNNING, || Cluster::start(NEVER))
@@ -142,7 +142,7 @@ async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
+async fn a_denial_in_one_slot_leaves_no_charge_in_the_others() {
     let cluster = shared();
     let (limiter, twelve) = (patient(&cluster).await, policy("twelve", "12/1h"));
     let tasks = (0..8).map(|task| {
@@ -178,7 +178,7 @@ async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
 }
 
 #[tokio::test]
-async fn who_is_blocked_in_one_slot_is_charged_in_none() {
+async fn an_identity_blocked_in_one_slot_is_charged_in_none() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
     let much = policy("much", "100/1h");
@@ -224,7 +224,7 @@ async fn who_is_blocked_in_one_slot_is_charged_in_none() {
 }
 
 #[tokio::test]
-async fn who_is_struck_in_several_slots_is_banned_in_each() {
+async fn an_identity_struck_in_several_slots_is_banned_in_each() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
     let login = policy("login", "1/1h").ban("2/1h=1h".parse().unwrap());
@@ -242,7 +242,7 @@ async fn who_is_struck_in_several_slots_is_banned_in_each() {
 }
 
 #[tokio::test]
-async fn a_denial_tells_what_is_left_after_all_was_given_back() {
+async fn a_denial_shows_the_units_left_after_all_charges_were_returned() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
     let (wide, narrow, none) = (
@@ -323,7 +323,7 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_who_leaves_leaves_nothing_half_done() {
+async fn a_dropped_caller_leaves_no_half_done_check() {
     let cluster = shared();
     let store = store(&cluster).await;
     let limiter = Limiter::new(store.clone()).timeout(NEVER);
@@ -671,7 +671,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
     cluster.begin_move(slot, 0, 1);
     check(&mover).await.unwrap();
     connect(&rights[..rights.len() - 1]).await.unwrap();
-    // Each node closes the connections of a user whose rights change.
+    // Each node closes a user's connections when the rights of that user change.
     let mut error = check(&mover).await.unwrap_err();
     for _ in 0..2 * cluster.nodes.len() {
         if error.kind() == StoreErrorKind::Unavailable {
@@ -1007,7 +1007,7 @@ async fn nodes_that_forget_the_script_are_told_it_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_lost_connection_may_have_done_is_not_done_again() {
+async fn a_call_that_a_lost_connection_may_have_executed_is_not_repeated() {
     let cluster = Cluster::start(NEVER);
     let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
@@ -1071,7 +1071,7 @@ async fn a_service_starts_while_the_cluster_is_down() {
 }
 
 #[tokio::test]
-async fn what_can_never_work_is_told_when_the_store_is_made() {
+async fn servers_that_can_never_work_are_errors_at_construction() {
     for nodes in [&[][..], &["http://127.0.0.1"], &["unix:///tmp/redis.sock"]] {
         let error = RedisStore::connect_lazy_cluster(nodes.to_vec()).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{nodes:?}");

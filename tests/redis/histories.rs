@@ -177,7 +177,7 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
 /// A search among entries of which the last is cut must end: else the server answers no one any more.
 #[test]
 fn the_script_ends_whatever_length_a_queue_names() {
-    /// Where the first of two sections has the length of its queue.
+    /// The index at which the first of two sections has the length of its queue.
     const LENGTH_AT: usize = 60;
     let (server, runtime) = (Server::start(), support::runtime());
     let client = redis::Client::open(server.socket_url()).unwrap();

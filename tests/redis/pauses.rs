@@ -33,7 +33,7 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 
 use support::{contract::patient, redis::Server};
 
-/// How many processes send how much, and what the other service admits.
+/// The load of all processes, and the rate that the other service admits.
 #[derive(Clone, Copy)]
 struct Scale {
     processes: usize,
@@ -199,7 +199,7 @@ async fn serve(scale: Scale) -> (SocketAddr, Arc<Other>) {
     (address, other)
 }
 
-/// One process: a limiter with a connection of its own, and tasks that share a client.
+/// One process: a limiter with its connection, and tasks that share a client.
 async fn process(
     number: usize,
     server: &Server,

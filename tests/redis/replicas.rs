@@ -35,7 +35,7 @@ fn charge(rules: &str) -> [Charge; 1] {
 }
 
 #[tokio::test]
-async fn who_waits_in_two_replicas_stays_within_one_limit() {
+async fn callers_that_wait_in_two_replicas_stay_within_one_limit() {
     let server = Server::start();
     let replicas = replicas(&server).await;
     let start = Instant::now();
@@ -51,7 +51,7 @@ async fn who_waits_in_two_replicas_stays_within_one_limit() {
 }
 
 #[tokio::test]
-async fn who_is_denied_by_one_replica_is_denied_by_the_other() {
+async fn an_identity_denied_by_one_replica_is_denied_by_the_other() {
     let server = Server::start();
     let [first, second] = replicas(&server).await;
     for (replica, admitted) in [

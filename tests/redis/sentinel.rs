@@ -1,4 +1,4 @@
-//! Whatever happens to a primary with sentinels, requests end in time, and the new primary decides them at once.
+//! Requests end in time whatever happens to a primary with sentinels, and the new primary decides them at once.
 
 use std::{
     sync::{
@@ -271,7 +271,7 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
     for _ in 0..100 {
         count.charge().await;
     }
-    // The sentinels and replicas use the default user, whom the server now refuses.
+    // The server now refuses the default user, as which the sentinels and replicas log in.
     let socket = group.servers[old].socket_url() + "?user=limiter&pass=any";
     ask::<()>(&socket, "ACL SETUSER default off").unwrap();
     ask::<()>(&socket, "CLIENT KILL TYPE replica").unwrap();

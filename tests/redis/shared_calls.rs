@@ -214,7 +214,7 @@ async fn calls_grow_with_what_waits_up_to_256_charges() {
 
 #[tokio::test]
 async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
-    // With so many in flight, the share of each call is less than the large operation.
+    // With nine calls in flight, the share of each call is less than the large operation.
     const IN_FLIGHT: usize = 9;
     let server = Server::start();
     let store = RedisStore::connect(server.url())
@@ -263,7 +263,7 @@ async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero
 }
 
 #[tokio::test]
-async fn who_leaves_before_the_call_is_sent_is_not_charged_and_the_others_are() {
+async fn a_caller_dropped_before_the_call_is_sent_is_not_charged_and_the_others_are() {
     let server = Server::start();
     let store = RedisStore::connect(server.url())
         .await
@@ -323,7 +323,7 @@ async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_aborted_task_takes_nobody_with_it() {
+async fn an_aborted_task_fails_no_other_caller() {
     let server = Server::start();
     let store = RedisStore::connect(server.url())
         .await
@@ -352,7 +352,7 @@ async fn an_aborted_task_takes_nobody_with_it() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
+fn a_runtime_that_is_shut_down_fails_no_caller_of_another() {
     let server = Server::start();
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (stays, goes) = (runtime(), runtime());
@@ -403,7 +403,7 @@ fn a_runtime_that_is_parked_keeps_others_waiting_once() {
     assert!(failed < 10, "{failed}");
 }
 
-/// Slots of so many users.
+/// The slots of this many users, one each.
 async fn slots(store: &RedisStore, users: usize) -> Vec<Slots> {
     let jobs = policy("jobs", "1/30s@concurrent");
     let mut slots = Vec::new();

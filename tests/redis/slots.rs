@@ -89,7 +89,7 @@ fn the_slot_of_a_process_that_dies_is_released() {
 /// Longer than the timeout of a limiter.
 const STALL: Duration = Duration::from_millis(300);
 
-/// A server that is stopped while it owes answers to all calls that may be in flight: what is asked next has to wait.
+/// A server that is stopped while it owes answers to all calls that may be in flight: the next call has to wait.
 struct Stalled<'a> {
     server: &'a Server,
     in_flight: Vec<BoxFuture<'static, Result<Decision, StoreError>>>,
@@ -178,7 +178,7 @@ async fn a_settlement_that_was_sent_cannot_be_made_again_after_its_timeout() {
     assert_eq!(left(&limiter, &tokens()).await, 9_993);
 }
 
-/// A layer that takes one of so many slots, and 50 tokens until the response has ended.
+/// A layer that takes one of this many slots, and 50 tokens until the response has ended.
 fn chats(limiter: Limiter, slots: u64) -> RateLimitLayer<ProblemJson, ToBodyEnd> {
     RateLimitLayer::new(limiter)
         .limit_concurrent(chat_slots(slots), acme())

@@ -1,5 +1,5 @@
-//! The time that a `RedisStore` waits for a slow server, and the fate of replies whose caller has left. With the paused
-//! clock of the runtime, so that no real time passes.
+//! The time that a `RedisStore` waits for a slow server, and the fate of replies to callers that have left. The runtime's
+//! clock is paused, so no real time passes.
 
 use std::{
     net::SocketAddr,
@@ -205,7 +205,7 @@ async fn a_caller_who_leaves_costs_no_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_answers_nobody_is_given_up_though_all_callers_leave() {
+async fn a_silent_server_is_given_up_although_all_callers_leave() {
     let server = SlowServer::start(Duration::from_secs(3_600)).await;
     let store = RedisStore::connect_lazy(server.url()).unwrap();
     let check = Check::new([charge("alice")]).unwrap();

@@ -220,7 +220,7 @@ async fn with_all_of_them_everything_works() {
 }
 
 #[tokio::test]
-async fn listing_who_is_blocked_needs_one_right_more() {
+async fn listing_blocks_needs_one_right_more() {
     let server = Server::start();
     let store = RedisStore::transactions(pool(limited(&server, &RIGHTS)).await).prefix("a[b]*");
     limited(
@@ -303,7 +303,7 @@ fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
 }
 
 #[tokio::test]
-async fn those_who_wait_in_a_process_go_together() {
+async fn waiting_callers_of_a_process_share_transactions() {
     let server = Server::start();
     let limiter = patient(RedisStore::transactions(pool(server.url()).await));
     let policy = api("1000/1d");
@@ -487,7 +487,7 @@ fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
 
 /// Only a parked runtime loses its turn. In a working runtime, an attempt ends in time.
 #[tokio::test]
-async fn those_who_wait_for_an_attempt_that_takes_all_its_time_get_one_of_their_own() {
+async fn callers_behind_an_attempt_that_takes_all_its_time_get_another() {
     let server = Server::start();
     let store = RedisStore::transactions(pool(server.url()).await);
     let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
@@ -559,7 +559,7 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
 
 /// This also works for callers that do nothing else.
 #[tokio::test]
-async fn who_lists_blocks_finds_a_server_that_was_started_again() {
+async fn a_caller_that_lists_blocks_finds_a_restarted_server() {
     let mut server = Server::start();
     let store = RedisStore::transactions(pool(server.url()).await);
     assert_eq!(store.blocks(9).await.unwrap().len(), 0);

@@ -119,7 +119,7 @@ fn svg(text: &str) -> String {
     for (row, line) in lines.iter().enumerate() {
         let (mut column, mut class) = (0, "");
         for part in line.split('\x1b') {
-            let run = match part.strip_prefix('[').and_then(|it| it.split_once('m')) {
+            let run = match part.strip_prefix('[').and_then(|code| code.split_once('m')) {
                 Some((code, run)) => {
                     class = match code {
                         "1" => "bold",
@@ -131,6 +131,7 @@ fn svg(text: &str) -> String {
                 }
                 None => part,
             };
+            // A text starts at its first letter, since SVG drops blanks in front of it.
             let length = run.chars().count();
             let blanks = run.chars().take_while(|c| *c == ' ').count();
             let shown = run.trim();

@@ -53,6 +53,7 @@ async fn main() -> ExitCode {
     let mut pairs = Vec::new();
     for pair in 0..PAIRS {
         let mut spans = [Span::default(); 2]; // without the tool, and with it
+        // In turns, so that a slow drift of the machine favours neither.
         let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
         for running in order {
             if tool.has_ended() {
@@ -70,7 +71,11 @@ async fn main() -> ExitCode {
     );
     for (running, name) in ["without", "with top"].into_iter().enumerate() {
         let of = |figure: fn(&Span) -> f64| median(pairs.iter().map(|pair| figure(&pair[running])));
-        let [rate, p50, p99] = [of(|it| it.rate), of(|it| it.p50_us), of(|it| it.p99_us)];
+        let [rate, p50, p99] = [
+            of(|span| span.rate),
+            of(|span| span.p50_us),
+            of(|span| span.p99_us),
+        ];
         println!("{name:<10} {rate:>9.0} {p50:>9.0} {p99:>9.0}");
     }
     let ratio = median(pairs.iter().map(|[without, with]| without.rate / with.rate));
@@ -119,6 +124,7 @@ async fn fill(server: &Server) {
         }
         let name = format!("kinds:{{user={kind}}}:api");
         values.push(
+            // Only the copies are measured.
             redis::cmd("GETDEL")
                 .arg(name)
                 .query(&mut connection)

@@ -83,7 +83,7 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
     let errors = file
         .errors
         .iter()
-        .map(|it| finding(file, it.span.clone(), it.message.clone()));
+        .map(|mistake| finding(file, mistake.span.clone(), mistake.message.clone()));
     let mut report = Report {
         file: file.path.display().to_string(),
         policies: file.policies.len(),
@@ -138,14 +138,15 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
         ("warning", WARN, &report.warnings),
         ("note", DIM, &report.notes),
     ] {
-        for it in findings {
-            let place = file.place(it.span.as_ref());
+        for finding in findings {
+            // As compilers write it, so that editors find the place.
+            let place = file.place(finding.span.as_ref());
             write!(output, "{BOLD}{place}:{BOLD:#} {style}{label}:{style:#} ")?;
-            if let (Some(policy), Some(rule)) = (&it.policy, &it.rule) {
+            if let (Some(policy), Some(rule)) = (&finding.policy, &finding.rule) {
                 write!(output, "policy `{policy}`: `{rule}`: ")?;
             }
-            writeln!(output, "{}", it.message)?;
-            if let Some(span) = &it.span {
+            writeln!(output, "{}", finding.message)?;
+            if let Some(span) = &finding.span {
                 write_line(file, span, output)?;
             }
         }
@@ -185,7 +186,7 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
     let marked = file
         .text
         .get(span.clone())
-        .and_then(|it| it.lines().next())
+        .and_then(|marked| marked.lines().next())
         .unwrap_or("");
     let number = at.line.to_string();
     let margin = " ".repeat(number.len());

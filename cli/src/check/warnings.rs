@@ -111,7 +111,7 @@ fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
 }
 
 fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
-    let [window, other_window] = [rule.window(), other.window()].map(|it| it.as_millis());
+    let [window, other_window] = [rule.window(), other.window()].map(|window| window.as_millis());
     let (burst, limit) = (u128::from(rule.limit()), u128::from(other.limit()));
     // The units that the other rule admits at once, and afterwards its units in each period in ms.
     let (at_once, units, ms) = match other.refill() {
@@ -129,7 +129,7 @@ fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
 /// The span in ms of the units that count under `rule` at the same time, and the units that `other` admits in it.
 fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
     let [window, step, other_window] =
-        [rule.window(), rule.step(), other.window()].map(|it| it.as_millis());
+        [rule.window(), rule.step(), other.window()].map(|span| span.as_millis());
     let span = if rule.is_fixed() {
         window
     } else {
@@ -217,7 +217,7 @@ mod tests {
 
     fn codes(rules: &str) -> Vec<&'static str> {
         let policy = Policy::parse("p", rules).unwrap();
-        of(&policy, 1).iter().map(|it| it.code).collect()
+        of(&policy, 1).iter().map(|warning| warning.code).collect()
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
                     let decision = decide(&store, &check);
                     if !decision.is_allowed() { break decision; }
                 };
-                let exceeded: Vec<bool> = denial.usage().rules().map(|it| it.is_exceeded()).collect();
+                let exceeded: Vec<bool> = denial.usage().rules().map(|rule| rule.is_exceeded()).collect();
                 for rule in 0..2 {
                     prop_assert!(!(idle[rule] && exceeded[rule] && !exceeded[1 - rule]), "{policy:?}");
                 }

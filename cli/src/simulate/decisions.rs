@@ -55,23 +55,26 @@ impl Decisions {
 
     pub(super) fn write(&mut self, request: &Request, decision: Option<&Decision>) -> Result<()> {
         let (denial, blocked, retry_after) = match decision {
-            Some(Decision::Denied(it)) => (Some(it), None, it.retry_after()),
-            Some(Decision::Blocked(it)) => (None, Some(it), it.retry_after()),
+            Some(Decision::Denied(denial)) => (Some(denial), None, denial.retry_after()),
+            Some(Decision::Blocked(blocked)) => (None, Some(blocked), blocked.retry_after()),
             _ => (None, None, None),
         };
-        let shadow = decision.and_then(|it| it.usage().shadow());
-        let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
+        let shadow = decision.and_then(|decision| decision.usage().shadow());
+        let shadows = shadow
+            .into_iter()
+            .flat_map(|shadow| shadow.usage().policies());
         let shadows = shadows.filter(replay::refuses);
         let line = Line {
             file: request.file,
             line: request.line,
             time_ms: request.ms,
+            // Without a key for any policy, the middleware lets the request pass.
             allowed: decision.is_none_or(Decision::is_allowed),
-            policy: denial.map(|it| it.policy().name()),
-            rule: denial.map(|it| it.rule().rule().to_string()),
+            policy: denial.map(|denial| denial.policy().name()),
+            rule: denial.map(|denial| denial.rule().rule().to_string()),
             retry_after_ms: retry_after.map(text::millis),
-            banned: blocked.map(|it| text::identity(it.key())),
-            shadow_refused: shadows.map(|it| it.policy().name()).collect(),
+            banned: blocked.map(|blocked| text::identity(blocked.key())),
+            shadow_refused: shadows.map(|usage| usage.policy().name()).collect(),
         };
         let written = serde_json::to_writer(&mut self.file, &line).map_err(Into::into);
         written

@@ -37,7 +37,7 @@ impl<R: BufRead> Read for Gzip<R> {
 fn skip_zeros(packed: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = packed.fill_buf()?;
-        let zeros = bytes.iter().take_while(|it| **it == 0).count();
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
         if bytes.is_empty() || zeros < bytes.len() {
             let is_more = !bytes.is_empty();
             packed.consume(zeros);

@@ -29,9 +29,9 @@ pub(super) enum Job {
 impl Job {
     pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         match self {
-            Self::Tally(it) => it.take(request),
-            Self::Variant(it) => Ok(it.take(request)?),
-            Self::Peak(it) => Ok(it.take(request)?),
+            Self::Tally(tally) => tally.take(request),
+            Self::Variant(variant) => Ok(variant.take(request)?),
+            Self::Peak(peak) => Ok(peak.take(request)?),
         }
     }
 }
@@ -67,11 +67,11 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
 )]
 fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
     let scaled = |factor: &f64| (limit as f64 * factor).round().max(1.0) as u64;
-    let limits = factors.iter().map(|it| scaled(it).min(MAX_UNITS));
+    let limits = factors.iter().map(|factor| scaled(factor).min(MAX_UNITS));
     let mut limits: Vec<u64> = limits.collect();
     limits.sort_unstable();
     limits.dedup();
-    limits.retain(|it| *it != limit);
+    limits.retain(|other| *other != limit);
     limits
 }
 
@@ -96,7 +96,9 @@ pub(super) fn run(
         // A worker that has failed receives no more. Joining it below returns its error.
         let read = read(&mut |batch| {
             let batch: Arc<[Request]> = batch.into();
-            senders.iter().all(|it| it.send(batch.clone()).is_ok())
+            senders
+                .iter()
+                .all(|sender| sender.send(batch.clone()).is_ok())
         });
         drop(senders);
         let mut done = Vec::new();

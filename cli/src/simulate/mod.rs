@@ -67,7 +67,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
     let mut outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
-    let mistyped = outcome.policies.iter().find(|it| it.is_mistyped());
+    let mistyped = outcome.policies.iter().find(|policy| policy.is_mistyped());
     if let Some(policy) = mistyped.filter(|_| outcome.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);
         return Err(Error::usage(format_args!(
@@ -93,15 +93,19 @@ fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
             args.policies.display()
         )));
     }
+    // You have asked for these, so leaving one out with a warning would not do.
     for name in &args.policy {
         if is_of_slots(policies_file::named(all, &args.policies, name)?) {
             return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
         }
     }
-    let is_chosen =
-        |it: &&Policy| args.policy.is_empty() || args.policy.iter().any(|name| name == it.name());
-    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) =
-        all.iter().filter(is_chosen).partition(|it| is_of_slots(it));
+    let is_chosen = |policy: &&Policy| {
+        args.policy.is_empty() || args.policy.iter().any(|name| name == policy.name())
+    };
+    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) = all
+        .iter()
+        .filter(is_chosen)
+        .partition(|policy| is_of_slots(policy));
     if chosen.is_empty() {
         return Err(Error::usage(NO_ENDS));
     }

@@ -108,7 +108,7 @@ impl SimulateArgs {
     /// Refuses to overwrite a file that is read, or that is written twice.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
         let read = self.logs.iter().chain([&self.policies]);
-        let mut taken: Vec<Handle> = read.filter_map(|it| file(it)).collect();
+        let mut taken: Vec<Handle> = read.filter_map(|path| file(path)).collect();
         for path in self.report.iter().chain(&self.decisions) {
             let Some(file) = file(path) else {
                 continue;
@@ -135,7 +135,12 @@ fn file(path: &Path) -> Option<Handle> {
     } else {
         Handle::from_path(path)
     };
-    let is_file = |it: &Handle| it.as_file().metadata().is_ok_and(|it| it.is_file());
+    let is_file = |handle: &Handle| {
+        handle
+            .as_file()
+            .metadata()
+            .is_ok_and(|metadata| metadata.is_file())
+    };
     handle.ok().filter(is_file)
 }
 

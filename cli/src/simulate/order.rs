@@ -103,7 +103,7 @@ impl Order {
         if self.spread {
             spread(&mut requests);
         }
-        requests.sort_by_key(|it| it.ms); // stable: the order of the lines decides
+        requests.sort_by_key(|request| request.ms); // stable: the order of the lines decides
         Some(requests)
     }
 }
@@ -114,8 +114,8 @@ fn weight(request: &Request) -> usize {
 }
 
 fn spread(requests: &mut [Request]) {
-    let whole = |it: &&mut Request| it.is_whole;
-    let count = requests.iter().filter(|it| it.is_whole).count() as u64;
+    let whole = |request: &&mut Request| request.is_whole;
+    let count = requests.iter().filter(|request| request.is_whole).count() as u64;
     for (index, request) in (0..).zip(requests.iter_mut().filter(whole)) {
         request.ms += index * SECOND_MS / count;
     }
@@ -145,7 +145,10 @@ mod tests {
         while let Some(requests) = order.pop() {
             replayed.extend(requests);
         }
-        replayed.iter().map(|it| (it.line, it.ms)).collect()
+        replayed
+            .iter()
+            .map(|request| (request.line, request.ms))
+            .collect()
     }
 
     #[test]

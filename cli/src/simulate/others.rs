@@ -48,9 +48,11 @@ impl Variant {
             return !decision.is_allowed();
         };
         let shadows = decision.usage().shadow();
-        let shadows = shadows.into_iter().flat_map(|it| it.usage().policies());
+        let shadows = shadows
+            .into_iter()
+            .flat_map(|decision| decision.usage().policies());
         let mut refusing = shadows.filter(replay::refuses);
-        refusing.any(|it| self.replay.place(it.policy()) == Some(place))
+        refusing.any(|usage| self.replay.place(usage.policy()) == Some(place))
     }
 }
 
@@ -77,8 +79,10 @@ impl Peak {
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
         let decision = self.replay.decide(request)?;
-        let usage = decision.iter().flat_map(|it| it.usage().policies());
-        for rule in usage.flat_map(|it| it.rules()) {
+        let usage = decision
+            .iter()
+            .flat_map(|decision| decision.usage().policies());
+        for rule in usage.flat_map(|policy| policy.rules()) {
             self.units = self.units.max(rule.rule().limit() - rule.remaining());
             self.is_more |= rule.is_exceeded();
         }

@@ -67,7 +67,7 @@ pub(super) fn requests(over_time: &OverTime, size: Size) -> Plot {
 
 /// Lines that step from span to span.
 pub(super) fn lines(over_time: &OverTime, size: Size, lines: &[Line]) -> Plot {
-    let counts = lines.iter().flat_map(|it| it.counts.iter().copied());
+    let counts = lines.iter().flat_map(|line| line.counts.iter().copied());
     draw(over_time, size, counts.max().unwrap_or(0), |chart| {
         for line in lines {
             let steps = line.counts.iter().enumerate();
@@ -127,7 +127,7 @@ fn ticks(over_time: &OverTime, most: u64) -> Vec<usize> {
     let all = over_time.seconds * over_time.spans.len() as u64;
     let between = ROUND
         .iter()
-        .find(|it| all / **it <= most)
+        .find(|seconds| all / **seconds <= most)
         .unwrap_or(&31_536_000);
     let starts = over_time.spans.iter().enumerate();
     let round = starts.filter(|(_, span)| span.from.is_multiple_of(*between));

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(super) fn bar(logs: &[PathBuf]) -> ProgressBar {
     let sizes = logs.iter().map(|path| {
         let file = fs::metadata(path).ok().filter(fs::Metadata::is_file);
-        file.map(|it| it.len())
+        file.map(|metadata| metadata.len())
     });
     let (bar, template) = match sizes.sum::<Option<u64>>() {
         Some(size) => (

@@ -63,8 +63,12 @@ impl Log {
 
     /// Whether the date of the next request is wrong: most requests behind it are earlier.
     fn is_next_wrong(&self) -> bool {
-        let next_ms = self.ahead.front().map_or(0, |it| it.ms);
-        let earlier = self.ahead.iter().filter(|it| it.ms < next_ms).count();
+        let next_ms = self.ahead.front().map_or(0, |request| request.ms);
+        let earlier = self
+            .ahead
+            .iter()
+            .filter(|request| request.ms < next_ms)
+            .count();
         earlier > self.ahead.len().saturating_sub(1) / 2
     }
 }

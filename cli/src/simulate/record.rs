@@ -170,7 +170,7 @@ fn lookup<'v>(value: &'v Value, field: &Field) -> Option<&'v Value> {
             let mut path = name.split('.');
             path.try_fold(value, |value, part| value.get(part))
         });
-        found.filter(|it| !it.is_null())
+        found.filter(|value| !value.is_null())
     })
 }
 
@@ -217,7 +217,7 @@ impl<'a> Common<'a> {
             let place = self.time + places;
             (place < self.count).then(|| self.fields[place])
         };
-        let request = || after_time(1).map(|it| it.split(|byte| *byte == b' '));
+        let request = || after_time(1).map(|line| line.split(|byte| *byte == b' '));
         match field {
             Known::Ip => Some(self.client()),
             Known::User => Some(self.fields[self.time - 1]),
@@ -237,8 +237,8 @@ impl<'a> Common<'a> {
         if self.time > 3 {
             let is_address = |field: &[u8]| address(field).is_some();
             let fields = &self.fields[..self.time - 2];
-            if let Some(place) = fields.iter().position(|it| is_address(it)) {
-                let next = fields.get(place + 1).filter(|it| is_address(it));
+            if let Some(place) = fields.iter().position(|field| is_address(field)) {
+                let next = fields.get(place + 1).filter(|field| is_address(field));
                 return next
                     .filter(|_| has_port(fields[place]))
                     .unwrap_or(&fields[place]);
@@ -249,7 +249,7 @@ impl<'a> Common<'a> {
 }
 
 fn has_port(field: &[u8]) -> bool {
-    str::from_utf8(field).is_ok_and(|it| it.parse::<SocketAddr>().is_ok())
+    str::from_utf8(field).is_ok_and(|text| text.parse::<SocketAddr>().is_ok())
 }
 
 /// Splits at the closing quote. A quote behind a backslash does not close.
@@ -277,7 +277,9 @@ fn at(text: &[u8], end: Option<usize>) -> (&[u8], &[u8]) {
 /// Reads an address, also with a port or in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
 pub(super) fn address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
-    let host = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let host = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
     let with_port = || Some(text.parse::<SocketAddr>().ok()?.ip());
     host.unwrap_or(text).parse().ok().or_else(with_port)
 }
@@ -389,7 +391,7 @@ mod tests {
             "[[[[",
         ] {
             let read = Record::read(line.as_bytes());
-            let time = read.and_then(|it| it.stamp(&Field::new("time")));
+            let time = read.and_then(|record| record.stamp(&Field::new("time")));
             assert!(time.is_err(), "{line}");
         }
     }

@@ -50,9 +50,9 @@ impl Replay {
     /// Decides one request as the middleware would: one check of all policies that have a key for the request. `None`
     /// if there are none. The strikes of a denial are counted before the next request.
     pub(super) fn decide(&self, request: &Request) -> Result<Option<Decision>, StoreError> {
-        let charges = self.policies.iter().filter_map(|it| {
-            let key = request.keys[it.key].as_ref()?;
-            Some(Charge::new(&it.policy, key.clone(), 1))
+        let charges = self.policies.iter().filter_map(|mapped| {
+            let key = request.keys[mapped.key].as_ref()?;
+            Some(Charge::new(&mapped.policy, key.clone(), 1))
         });
         let mut charges = charges.peekable();
         if charges.peek().is_none() {
@@ -78,7 +78,7 @@ impl Replay {
     /// The index of a policy.
     pub(super) fn place(&self, policy: &Policy) -> Option<usize> {
         let mut policies = self.policies.iter();
-        policies.position(|it| it.policy.name() == policy.name())
+        policies.position(|mapped| mapped.policy.name() == policy.name())
     }
 
     /// Whether the store may have dropped keys that count, or had no room for others. Its parts fill unevenly, so it

@@ -82,12 +82,12 @@ fn refusals_over_time(
     // If there are more rules than colours, several rules share one.
     for ((place, (policy, rule)), colour) in refusing.zip((0..COLOURS).cycle()) {
         let (policy, rule) = (escaped(&policy.name), escaped(&rule.rule));
-        let counts = spans.iter().map(|it| it.by_rule[place]).collect();
+        let counts = spans.iter().map(|span| span.by_rule[place]).collect();
         let name = format!("{policy} <code>{rule}</code>");
         lines.push((name, Line { counts, colour }));
     }
     if outcome.banned > 0 {
-        let counts = spans.iter().map(|it| it.banned).collect();
+        let counts = spans.iter().map(|span| span.banned).collect();
         let colour = plot::BANS;
         lines.push(("bans".to_owned(), Line { counts, colour }));
     }
@@ -152,7 +152,11 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
          <tr><th>policy<th>by<th>rule<th class=\"number\">refused<th class=\"bar\"><th class=\"number\">alone\
          <th class=\"number\">min. limit</tr>"
     )?;
-    let most = outcome.rules().map(|it| it.1.refused).max().unwrap_or(0);
+    let most = outcome
+        .rules()
+        .map(|(_, rule)| rule.refused)
+        .max()
+        .unwrap_or(0);
     // One scale for all bars, so that you can compare rules and bans.
     let most = most.max(outcome.banned);
     for (policy, rule) in outcome.rules() {
@@ -207,8 +211,8 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
          <tr><th class=\"number\">limit<th class=\"number\">refused<th class=\"bar\"><th class=\"number\">of all\
          <th class=\"number\">change</tr>"
     )?;
-    let others = outcome.rules().flat_map(|it| &it.1.other_limits);
-    let most = others.map(|it| it.refused).max().unwrap_or(0);
+    let others = outcome.rules().flat_map(|(_, rule)| &rule.other_limits);
+    let most = others.map(|other| other.refused).max().unwrap_or(0);
     // One scale for all bars, so that you can compare the rules.
     let most = most.max(outcome.refused);
     for (policy, rule) in outcome.rules() {
@@ -248,18 +252,18 @@ fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
     let most = outcome
         .hardest_hit
         .iter()
-        .map(|it| it.refused)
+        .map(|hit| hit.refused)
         .max()
         .unwrap_or(0);
-    for it in &outcome.hardest_hit {
+    for hit in &outcome.hardest_hit {
         writeln!(
             page,
             "<tr><td class=\"name\"><code>{}</code>{}<td class=\"number\">{}<td class=\"when\">{}<td class=\"when\">{}</tr>",
-            escaped(&it.identity),
-            refusals(it.refused, most, "real"),
-            escaped(&share(it.refused, outcome.refused)),
-            date(it.first_ms),
-            date(it.last_ms),
+            escaped(&hit.identity),
+            refusals(hit.refused, most, "real"),
+            escaped(&share(hit.refused, outcome.refused)),
+            date(hit.first_ms),
+            date(hit.last_ms),
         )?;
     }
     writeln!(page, "</table></div>")

@@ -152,12 +152,12 @@ mod tests {
 
     fn fields(keys: &[&str]) -> Result<Vec<String>, Error> {
         let policies = ["api", "ip", "user"].map(|name| Policy::parse(name, "1/1s").unwrap());
-        let keys: Vec<String> = keys.iter().map(|it| (*it).to_owned()).collect();
+        let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
         let mapping = Mapping::new(&Policies::new(policies).unwrap(), &keys, 64)?;
         Ok(mapping
             .policies
             .iter()
-            .map(|it| mapping.name(it.key).to_owned())
+            .map(|mapped| mapping.name(mapped.key).to_owned())
             .collect())
     }
 

@@ -91,9 +91,9 @@ impl RuleOutcome {
         peak: &Peak,
         others: impl Iterator<Item = &'a Variant>,
     ) -> Self {
-        let others = others.map(|it| OtherLimit {
-            limit: it.limit,
-            refused: it.refused,
+        let others = others.map(|variant| OtherLimit {
+            limit: variant.limit,
+            refused: variant.refused,
         });
         Self {
             rule: rule.to_string(),
@@ -120,7 +120,7 @@ impl RuleOutcome {
         };
         let mut limits = self.other_limits.clone();
         limits.push(own);
-        limits.sort_by_key(|it| it.limit);
+        limits.sort_by_key(|other| other.limit);
         limits
     }
 
@@ -151,7 +151,7 @@ pub(super) struct OverTime {
 impl OverTime {
     /// The highest number of requests in one span.
     pub(super) fn most_requests(&self) -> u64 {
-        let requests = self.spans.iter().map(|it| it.requests);
+        let requests = self.spans.iter().map(|span| span.requests);
         requests.max().unwrap_or(0)
     }
 }
@@ -204,9 +204,9 @@ impl Outcome {
         let (mut tally, mut peaks, mut variants) = (None, Vec::new(), Vec::new());
         for job in jobs {
             match job {
-                Job::Tally(it) => tally = Some(it),
-                Job::Peak(it) => peaks.push(it),
-                Job::Variant(it) => variants.push(it),
+                Job::Tally(all) => tally = Some(all),
+                Job::Peak(peak) => peaks.push(peak),
+                Job::Variant(variant) => variants.push(variant),
             }
         }
         let Some(mut tally) = tally else {
@@ -214,14 +214,14 @@ impl Outcome {
         };
         tally.finish()?;
         // The threads return the jobs in another order.
-        peaks.sort_by_key(|it| it.rule);
-        variants.sort_by_key(|it| (it.rule, it.limit));
+        peaks.sort_by_key(|peak| peak.rule);
+        variants.sort_by_key(|variant| (variant.rule, variant.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);
         let policies = policies.map(|(mapped, counts)| {
             let policy = &mapped.policy;
             let rules = (mapped.first_rule..).zip(policy.rules());
             let rules = rules.map(|(place, rule)| {
-                let others = variants.iter().filter(|it| it.rule == place);
+                let others = variants.iter().filter(|variant| variant.rule == place);
                 RuleOutcome::new(rule, tally.rules[place], &peaks[place], others)
             });
             PolicyOutcome {

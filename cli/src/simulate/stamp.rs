@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn ms(stamp: Option<Stamp>) -> Option<(u64, bool)> {
-        stamp.map(|it| (it.ms, it.is_whole))
+        stamp.map(|stamp| (stamp.ms, stamp.is_whole))
     }
 
     #[test]

@@ -63,7 +63,10 @@ impl Tally {
         capacity: usize,
         decisions: Option<&Path>,
     ) -> Result<Self> {
-        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
+        let rules = policies
+            .iter()
+            .map(|mapped| mapped.policy.rules().len())
+            .sum();
         Ok(Self {
             most_identities: capacity,
             decisions: decisions.map(Decisions::create).transpose()?,
@@ -78,6 +81,7 @@ impl Tally {
             timeline: Timeline::default(),
             hits: HashMap::new(),
             full: false,
+            // Last, because it takes the policies.
             replay: Replay::new(policies, capacity)?,
         })
     }
@@ -127,7 +131,8 @@ impl Tally {
         let mut told: Vec<&Key> = Vec::new();
         for policy in denial.usage().policies().filter(replay::refuses) {
             let place = self.replay.place(policy.policy());
-            let key = place.and_then(|it| request.keys[self.replay.policies[it].key].as_ref());
+            let key =
+                place.and_then(|place| request.keys[self.replay.policies[place].key].as_ref());
             let Some(key) = key.filter(|key| !told.contains(key)) else {
                 continue;
             };

@@ -127,7 +127,7 @@ mod tests {
             "{length}: {}",
             spans.len()
         );
-        assert_eq!(spans.iter().map(|it| it.requests).sum::<u64>(), 100_000);
+        assert_eq!(spans.iter().map(|span| span.requests).sum::<u64>(), 100_000);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) fn verdicts(bounds: &[Bound], outcome: &Outcome) -> Result<Vec<Verdic
 
 impl Bound {
     fn verdict(&self, outcome: &Outcome) -> Result<Verdict, &'static str> {
-        let own = |name: &str| outcome.policies.iter().find(|it| it.name == name);
+        let own = |name: &str| outcome.policies.iter().find(|policy| policy.name == name);
         let (requests, with_key, refused) = match self.policy.as_deref().and_then(own) {
             Some(own) => (own.requests, own.requests, own.refused),
             None => {
@@ -36,8 +36,10 @@ impl Bound {
         if with_key == 0 {
             return Err("no request has a key for it, so that there is nothing to judge");
         }
+        // In integers, since a float could miss a bound that is met exactly.
         let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
         let most = u64::try_from(most).unwrap_or(u64::MAX);
+        // A store that forgets counts refuses too few, so a broken bound is broken all the same.
         if outcome.full && refused <= most {
             return Err("a store was full and may have forgotten counts: give it more --keys");
         }

@@ -175,23 +175,23 @@ fn chart(over_time: &OverTime, output: &mut Output) -> Result<()> {
         "\n{BOLD}Over time{BOLD:#}, in spans of {}: requests █, refused ▒",
         span(over_time.seconds)
     )?;
-    for it in &over_time.spans {
+    for span in &over_time.spans {
         // Round up, so that a few requests still show a mark.
         let length = |count: u64| (count * BAR).div_ceil(most);
-        let refused = length(it.refused);
-        let passed = length(it.requests).saturating_sub(refused);
+        let refused = length(span.refused);
+        let passed = length(span.requests).saturating_sub(refused);
         let bar = |length: u64, mark: &str| mark.repeat(usize::try_from(length).unwrap_or(0));
         let blanks = bar(BAR.saturating_sub(passed + refused), " ");
-        let when = date(it.from * 1_000);
+        let when = date(span.from * 1_000);
         write!(
             output,
             "{DIM}{when}{DIM:#} {}{BAD}{}{BAD:#}{blanks}",
             bar(passed, "█"),
             bar(refused, "▒")
         )?;
-        write!(output, " {:>9}", grouped(it.requests))?;
-        if it.refused > 0 {
-            write!(output, " {BAD}{:>9}{BAD:#}", grouped(it.refused))?;
+        write!(output, " {:>9}", grouped(span.requests))?;
+        if span.refused > 0 {
+            write!(output, " {BAD}{:>9}{BAD:#}", grouped(span.refused))?;
         }
         writeln!(output)?;
     }
@@ -212,13 +212,13 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<()> {
         return Ok(());
     }
     let mut table = output.table(["identity", "refused", "share", "first", "last"]);
-    for it in &outcome.hardest_hit {
+    for hit in &outcome.hardest_hit {
         table.add_row([
-            Cell::new(&it.identity),
-            number(it.refused).fg(Color::Red),
-            right(share(it.refused, outcome.refused)),
-            Cell::new(short_date(it.first_ms)),
-            Cell::new(short_date(it.last_ms)),
+            Cell::new(&hit.identity),
+            number(hit.refused).fg(Color::Red),
+            right(share(hit.refused, outcome.refused)),
+            Cell::new(short_date(hit.first_ms)),
+            Cell::new(short_date(hit.last_ms)),
         ]);
     }
     let identities = match outcome.identities_refused {

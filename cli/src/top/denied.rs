@@ -67,7 +67,10 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
 /// The reason why this policy denied no identity. An error if there is no policy of this name.
 async fn why_none(policy: &str, inspector: &Inspector, settings: &Settings) -> Result<String> {
     let published = inspector.policies().await.unwrap_or_default();
-    if published.iter().any(|it| it.policy().name() == policy) {
+    if published
+        .iter()
+        .any(|published| published.policy().name() == policy)
+    {
         return Ok(String::new());
     }
     match Census::take(inspector, settings).await {
@@ -86,21 +89,22 @@ async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
     let now_ms = inspector.index_now_ms().await?;
     let denials = inspector.denials(now_ms).await?;
     let only = args.policy.as_deref();
-    let is_asked_for = |it: &&DeniedIdentity| only.is_none() || it.policy() == only;
+    let is_asked_for = |denied: &&DeniedIdentity| only.is_none() || denied.policy() == only;
     let mut rows = Vec::new();
     for denied in denials.iter().filter(is_asked_for).take(args.number.into()) {
         rows.push(Row {
             identity: denied.identity().to_owned(),
             denials: DenialReport::of(denied),
+            // Only for the rows that are shown: each takes a call.
             blocked: blocked(inspector, denied.identity(), now_ms).await?,
         });
     }
     Ok(Report {
         now_ms,
-        identities_last_minute: identities(&denials, |it| {
-            is_asked_for(&it) && it.last_minute().denied() > 0
+        identities_last_minute: identities(&denials, |denied| {
+            is_asked_for(&denied) && denied.last_minute().denied() > 0
         }),
-        identities_last_hour: identities(&denials, |it| is_asked_for(&it)),
+        identities_last_hour: identities(&denials, |denied| is_asked_for(&denied)),
         denied: rows,
         why: String::new(),
     })
@@ -120,7 +124,7 @@ async fn blocked(
 }
 
 fn identities(denials: &Denials, counts: impl Fn(&DeniedIdentity) -> bool) -> usize {
-    let counting = denials.iter().filter(|it| counts(it));
+    let counting = denials.iter().filter(|denied| counts(denied));
     let identities: HashSet<_> = counting.map(DeniedIdentity::identity).collect();
     identities.len()
 }

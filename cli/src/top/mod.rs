@@ -261,10 +261,12 @@ impl<'a> Top<'a> {
                 }
             };
             let policies = self.policies.as_ref();
-            let policy: Option<Policy> = policies.and_then(|it| it.get(name.policy())).cloned();
+            let policy: Option<Policy> = policies
+                .and_then(|policies| policies.get(name.policy()))
+                .cloned();
             if let Some(policy) = &policy {
                 let others = OtherRule::of(&value, policy, self.now_ms).into_iter();
-                for other in others.filter(|it| it.is_charged) {
+                for other in others.filter(|other| other.is_charged) {
                     self.add_other(name.policy(), Some(other.rule));
                 }
             }
@@ -313,6 +315,7 @@ impl<'a> Top<'a> {
             counting: self.ranking.seen,
             full: has_limits.then_some(self.ranking.full),
             unreadable: self.unreadable,
+            // A block is of an identity, under all policies.
             blocked: self.args.policy.is_none().then_some(self.blocked),
             banned: self.args.policy.is_none().then_some(self.banned),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
@@ -367,6 +370,7 @@ impl Row {
             Some(limit) => {
                 let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
                 let denied = match (self.full, self.fits_ms) {
+                    // Full, without a time: not even one unit will ever fit.
                     (Some(true), None) => "ever".to_owned(),
                     (_, None) => String::new(),
                     (_, Some(_)) if self.slots => "as long as all run".to_owned(),
@@ -511,6 +515,7 @@ fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()>
     }
     let rows = report.top.iter().map(|row| row.cells(report.now_ms));
     let mut rows: Vec<Vec<String>> = rows.collect();
+    // Programs that read the output need whole identities.
     if output.is_terminal() && !is_wide {
         shorten(&mut rows, &header, output.width().into());
     }

@@ -94,7 +94,7 @@ impl Ranked {
                 rank: (share, fits_ms),
             })
         });
-        let mut fullest = rules.max_by_key(|it| it.rank)?;
+        let mut fullest = rules.max_by_key(|ranked| ranked.rank)?;
         let section = value.section(&fullest.rule)?;
         fullest.steps = section.steps(now_ms).len();
         Some(fullest)

@@ -41,8 +41,8 @@ async fn call(url: String) -> Result<(), Box<dyn Error>> {
             Err(status) => {
                 let details = status.get_error_details();
                 // If there is no retry info, the call would never pass.
-                let wait = details.retry_info().and_then(|it| it.retry_delay);
-                let seconds = wait.map_or(f64::INFINITY, |it| it.as_secs_f64().ceil());
+                let wait = details.retry_info().and_then(|info| info.retry_delay);
+                let seconds = wait.map_or(f64::INFINITY, |delay| delay.as_secs_f64().ceil());
                 let (code, message) = (status.code(), status.message());
                 println!("{code:?}: {message}, call again in {seconds} s");
             }

@@ -46,7 +46,7 @@ async fn authenticate(
     next: Next,
 ) -> Response {
     let header = request.headers().get(header::AUTHORIZATION);
-    let claims = header.map(|it| claims(it, &key));
+    let claims = header.map(|value| claims(value, &key));
     if let Some(None) = claims {
         let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
         return (StatusCode::UNAUTHORIZED, challenge).into_response();
@@ -73,7 +73,7 @@ async fn token(
 }
 
 async fn hello(Extension(claims): Extension<Option<Claims>>) -> String {
-    let user = claims.map_or("nobody".to_owned(), |it| it.sub);
+    let user = claims.map_or("nobody".to_owned(), |claims| claims.sub);
     format!("hello, {user}\n")
 }
 

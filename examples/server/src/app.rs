@@ -98,7 +98,7 @@ async fn root(request: Request) -> Response {
 fn answer(request: &Request, text: String) -> Response {
     let decisions = request.extensions().get::<Decisions>();
     // The server has one layer, so there is one decision.
-    let decision = decisions.and_then(|it| it.iter().next());
+    let decision = decisions.and_then(|decisions| decisions.iter().next());
     let answer = if wants_json(request.headers()) {
         report::decision(decision).into_response()
     } else {
@@ -124,7 +124,7 @@ pub(crate) fn wants_json(headers: &HeaderMap) -> bool {
 
 fn accepts(headers: &HeaderMap, first: &str) -> bool {
     let accept = headers.get(header::ACCEPT);
-    accept.is_some_and(|it| it.as_bytes().starts_with(first.as_bytes()))
+    accept.is_some_and(|value| value.as_bytes().starts_with(first.as_bytes()))
 }
 
 pub(crate) async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {

@@ -98,6 +98,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
             Ok(limit)
         });
     let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
+    // Two limits may be valid alone, and have the same name.
     policies(&limits).map_err(of_file)?;
     Ok(limits)
 }
@@ -129,7 +130,10 @@ pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
 /// Only rules may change. Another kind of key would need another extractor, which the running layer does not have.
 fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
-    if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {
+    if let Some(new) = policies
+        .iter()
+        .find(|policy| live.get(policy.name()).is_none())
+    {
         return Err(format!(
             "policy `{}` is new: start again to add it",
             new.name()

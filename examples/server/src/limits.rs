@@ -144,7 +144,7 @@ impl Limits {
 
     async fn report(&self, charges: Vec<Charge>) -> Report {
         let limits = self.limits.iter().filter_map(|limit| {
-            let mut policies = charges.iter().map(|it| it.policy().name());
+            let mut policies = charges.iter().map(|charge| charge.policy().name());
             let applies = policies.any(|name| name == limit.policy);
             Some(LimitReport::new(limit, &self.policy(limit)?, applies))
         });
@@ -160,7 +160,7 @@ impl Limits {
             on_failure: self.limiter.failure_policy().as_str(),
             may_reset: self.may_reset,
             limits,
-            rules: usage.map_or_else(|_| Vec::new(), |it| report::rules(&it)),
+            rules: usage.map_or_else(|_| Vec::new(), |usage| report::rules(&usage)),
         }
     }
 
@@ -168,16 +168,18 @@ impl Limits {
         for charge in charges {
             let policy = charge.policy();
             let told = self.limiter.contributors(policy, charge.key()).await;
-            let limit = limits.iter_mut().find(|it| it.policy == policy.name());
+            let limit = limits
+                .iter_mut()
+                .find(|limit| limit.policy == policy.name());
             let (Ok(told), Some(limit)) = (told, limit) else {
                 continue;
             };
             limit.contributors = told
                 .iter()
                 .take(5)
-                .map(|it| ContributorText {
-                    label: it.label().trim_start_matches("header=").to_owned(),
-                    units: it.units(),
+                .map(|contributor| ContributorText {
+                    label: contributor.label().trim_start_matches("header=").to_owned(),
+                    units: contributor.units(),
                 })
                 .collect();
         }
@@ -203,7 +205,7 @@ impl LimitReport {
             window_ms: report::millis(rule.window()),
             refill: rule.refill(),
             slots: rule.is_concurrency(),
-            calendar: rule.in_calendar().map(|it| it.to_string()),
+            calendar: rule.in_calendar().map(|calendar| calendar.to_string()),
         });
         Self {
             policy: limit.policy.clone(),

@@ -163,7 +163,7 @@ impl Options {
                 Long("transactions") => options.transactions = true,
                 Long(name) => {
                     let name = name.to_owned();
-                    let value = args.value().and_then(|it| it.string());
+                    let value = args.value().and_then(|value| value.string());
                     let value = value.map_err(|error| error.to_string())?;
                     options
                         .set(&name, &value)
@@ -190,7 +190,7 @@ impl Options {
             "timeout" => self.timeout = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
-            "ban" => self.ban = Some(value.parse().map_err(|it: BanError| it.to_string())?),
+            "ban" => self.ban = Some(value.parse().map_err(|error: BanError| error.to_string())?),
             "headers" => self.headers = header_style(value)?,
             "contributors" => self.contributors = Some(header_name(value)?),
             _ => return Err("there is no such option".into()),

@@ -47,8 +47,8 @@ pub(crate) fn rule_id(policy: &str, index: usize) -> String {
 pub(crate) fn decision(decision: Option<&Decision>) -> impl IntoResponse + use<> {
     let report = DecisionReport {
         allowed: decision.map(Decision::is_allowed),
-        local: decision.is_some_and(|it| it.usage().is_local()),
-        rules: decision.map_or_else(Vec::new, |it| rules(it.usage())),
+        local: decision.is_some_and(|decision| decision.usage().is_local()),
+        rules: decision.map_or_else(Vec::new, |decision| rules(decision.usage())),
         blocked: decision.and_then(blocked),
     };
     ([(header::CACHE_CONTROL, "no-store")], Json(report))
@@ -71,9 +71,9 @@ pub(crate) fn rules(usage: &Usage) -> Vec<RuleReport> {
     let shadow = usage.shadow().map(Decision::usage);
     let policies = [Some(usage), shadow].into_iter().flatten();
     let policies = policies.flat_map(Usage::policies);
-    let rules = policies.flat_map(|it| {
-        let rules = it.rules().iter().enumerate();
-        rules.map(move |(index, rule)| RuleReport::new(rule_id(it.policy().name(), index), rule))
+    let rules = policies.flat_map(|usage| {
+        let rules = usage.rules().iter().enumerate();
+        rules.map(move |(index, rule)| RuleReport::new(rule_id(usage.policy().name(), index), rule))
     });
     rules.collect()
 }

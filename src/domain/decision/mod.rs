@@ -445,7 +445,7 @@ impl Blocked {
     }
 
     /// Returns the time that clients may see: the rest of a ban or a pause, but not of an operator's block.
-    pub(crate) fn told_retry_after(&self) -> Option<Duration> {
+    pub(crate) fn shown_retry_after(&self) -> Option<Duration> {
         self.retry_after()
             .filter(|_| !self.is_by(BlockedBy::Operator))
     }

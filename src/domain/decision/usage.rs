@@ -94,8 +94,7 @@ impl Usage {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        let other_rules =
-            || StoreError::protocol("the store counted other rules than were checked");
+        let other_rules = || StoreError::protocol("the store returned counts for different rules");
         let mut usages = RuleUsages::with_capacity(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {

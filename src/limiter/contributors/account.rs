@@ -76,7 +76,7 @@ impl Account {
         }
         let newest = self.sketch.take_unsent();
         unsent.push(self.contribution(newest));
-        unsent.retain(|it| !it.is_empty());
+        unsent.retain(|contribution| !contribution.is_empty());
         unsent
     }
 
@@ -122,7 +122,7 @@ impl Account {
         if self.latest_ms >= span.release_ms() {
             return;
         }
-        let place = match self.late.iter().position(|it| it.span == span) {
+        let place = match self.late.iter().position(|late| late.span == span) {
             Some(place) => place,
             None => {
                 let empty = self.contribution(Unsent::default());
@@ -170,10 +170,16 @@ mod tests {
         account.add(policy, Label { key, hash }, at_ms, units);
     }
 
-    /// The start of each span, its sum, and the number of its labels.
+    /// For each span: the start, the sum, and the number of labels.
     fn reported(account: &mut Account) -> Vec<(u64, i64, usize)> {
         let unsent = account.take_unsent().into_iter();
-        let reported = unsent.map(|it| (it.start_ms(), it.total, it.units.len()));
+        let reported = unsent.map(|contribution| {
+            (
+                contribution.start_ms(),
+                contribution.total,
+                contribution.units.len(),
+            )
+        });
         reported.collect()
     }
 
@@ -223,9 +229,13 @@ mod tests {
         let longer = Policy::parse("api", "1000/2m").unwrap();
         add(&mut account, &longer, 7, 31_000, 2);
         let unsent = account.take_unsent();
-        let spans = unsent
-            .iter()
-            .map(|it| (it.start_ms(), it.span.length_ms, it.total));
+        let spans = unsent.iter().map(|contribution| {
+            (
+                contribution.start_ms(),
+                contribution.span.length_ms,
+                contribution.total,
+            )
+        });
         assert_eq!(
             spans.collect::<Vec<_>>(),
             [(20_000, 10_000, 1), (20_000, 20_000, 2)]

@@ -55,7 +55,7 @@ impl IdentityHasher {
 fn last_word(bytes: &[u8]) -> u64 {
     match (bytes.first_chunk::<4>(), bytes.last_chunk::<4>(), bytes) {
         (Some(first), Some(last), _) => {
-            let [first, last] = [first, last].map(|it| u64::from(u32::from_le_bytes(*it)));
+            let [first, last] = [first, last].map(|word| u64::from(u32::from_le_bytes(*word)));
             first << 32 | last
         }
         (_, _, []) => 0,

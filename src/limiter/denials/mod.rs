@@ -135,7 +135,7 @@ fn reports(table: &Table) -> Vec<DenialReport> {
     }
     let reports = by_span.into_iter().map(|(span, mut counts)| {
         if counts.len() > KEPT_IDENTITIES {
-            counts.sort_unstable_by_key(|it| Reverse(it.counts.denied()));
+            counts.sort_unstable_by_key(|count| Reverse(count.counts.denied()));
             counts.truncate(KEPT_IDENTITIES);
         }
         let start_ms = table::start_ms(span);

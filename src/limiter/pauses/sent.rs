@@ -66,7 +66,7 @@ impl Limiter {
         let mut number = None;
         pauses.update(&key, |account| {
             let mut under_way = account.under_way.iter_mut();
-            if let Some(first) = under_way.find(|it| it.stage == Stage::Admitted) {
+            if let Some(first) = under_way.find(|request| request.stage == Stage::Admitted) {
                 first.stage = Stage::Left;
                 first.until = at + ANSWER;
                 number = Some(first.number);

@@ -277,9 +277,9 @@ impl Slot {
     /// Returns a watch, for work that does not hold the slots itself.
     #[must_use]
     pub fn watch(&self) -> SlotWatch {
-        let counting = self.held.iter().filter(|it| !it.0.is_shadow);
+        let counting = self.held.iter().filter(|slot| !slot.0.is_shadow);
         SlotWatch {
-            holdings: counting.map(|it| Arc::clone(&it.0)).collect(),
+            holdings: counting.map(|slot| Arc::clone(&slot.0)).collect(),
         }
     }
 }
@@ -288,13 +288,15 @@ impl SlotWatch {
     /// Returns whether the slots are held: see [`Slot::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.holdings.iter().all(|it| it.is_held())
+        self.holdings.iter().all(|holding| holding.is_held())
     }
 
     /// Waits until some of the slots are lost: see [`Slot::lost`].
     pub async fn lost(&self) {
         let each = self.holdings.iter();
-        let mut each: SmallVec<[_; 1]> = each.map(|it| Box::pin(it.wait_until_lost())).collect();
+        let mut each: SmallVec<[_; 1]> = each
+            .map(|holding| Box::pin(holding.wait_until_lost()))
+            .collect();
         poll_fn(|cx| {
             let mut each = each.iter_mut();
             match each.any(|lost| lost.as_mut().poll(cx).is_ready()) {

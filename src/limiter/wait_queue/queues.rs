@@ -160,7 +160,7 @@ impl Queues {
 
     fn of_key(&self, key: &Key) -> Vec<Arc<WaitQueue>> {
         let queues = self.by_key.get(key).into_iter();
-        queues.flat_map(|it| it.values().cloned()).collect()
+        queues.flat_map(|queues| queues.values().cloned()).collect()
     }
 
     fn forget(&mut self, queue: &WaitQueue) {
@@ -179,7 +179,7 @@ impl Queues {
 impl QueueOf {
     fn parts(&self) -> impl Iterator<Item = (&Policy, &Key)> {
         let charges = self.0.charges().iter();
-        charges.map(|it| (it.policy(), it.key()))
+        charges.map(|charge| (charge.policy(), charge.key()))
     }
 }
 

@@ -135,7 +135,8 @@ impl State {
 
     /// How many callers wait ahead.
     fn rank(&self, number: u64) -> usize {
-        self.waiting.partition_point(|it| it.number < number)
+        self.waiting
+            .partition_point(|caller| caller.number < number)
     }
 
     fn waits_at(&self, rank: usize, number: u64) -> bool {
@@ -167,7 +168,7 @@ impl State {
     }
 
     fn take_granted(&mut self, number: u64) -> bool {
-        let place = self.granted.iter().position(|it| *it == number);
+        let place = self.granted.iter().position(|granted| *granted == number);
         place.map(|place| self.granted.swap_remove(place)).is_some()
     }
 }
@@ -194,7 +195,7 @@ impl<'a> Caller<'a> {
         (rank, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Its turn; `None` if the caller has become the first since it began to watch at another rank.
+    /// The turn; `None` if the caller has become the first while watching at another rank.
     fn poll(&mut self, watches_as: usize, cx: &Context<'_>) -> Poll<Option<Turn<'a>>> {
         let mut state = self.turns.state();
         if state.take_granted(self.number) {

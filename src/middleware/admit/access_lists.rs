@@ -48,6 +48,6 @@ impl AccessLists {
     }
 }
 
-fn any<T>(tests: &[Test<T>], it: &T) -> bool {
-    tests.iter().any(|test| test(it))
+fn any<T>(tests: &[Test<T>], subject: &T) -> bool {
+    tests.iter().any(|test| test(subject))
 }

@@ -38,7 +38,9 @@ const GRPC_UNAVAILABLE: &str = "14";
 impl Answer {
     pub(super) fn read(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
         let clock = Clock::of(headers, now);
-        let call = headers.get("grpc-status").and_then(|it| it.to_str().ok());
+        let call = headers
+            .get("grpc-status")
+            .and_then(|value| value.to_str().ok());
         let is_refused = status == StatusCode::TOO_MANY_REQUESTS || call == Some(GRPC_REFUSED);
         let is_unavailable =
             status == StatusCode::SERVICE_UNAVAILABLE || call == Some(GRPC_UNAVAILABLE);

@@ -71,7 +71,7 @@ pub(super) fn exhausted(
 }
 
 fn is_zero(text: &str) -> bool {
-    decimal(text.trim_ascii(), Duration::from_secs(1)).is_some_and(|it| it.is_zero())
+    decimal(text.trim_ascii(), Duration::from_secs(1)).is_some_and(|number| number.is_zero())
 }
 
 /// Reads `RateLimit` in the form of draft 8 and later, `"default";r=0;t=30, "daily";r=9;t=99`, or of draft 7,
@@ -103,13 +103,13 @@ fn value<'a>(mut pairs: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a
 /// The parts between separators that are in no string, without white space around them.
 fn split(line: &str, separator: char) -> impl Iterator<Item = &str> + Clone {
     let (mut in_string, mut escaped) = (false, false);
-    line.split(move |it: char| {
+    line.split(move |letter: char| {
         let is_escaped = escaped;
-        escaped = in_string && !is_escaped && it == '\\';
-        if it == '"' && !is_escaped {
+        escaped = in_string && !is_escaped && letter == '\\';
+        if letter == '"' && !is_escaped {
             in_string = !in_string;
         }
-        it == separator && !in_string
+        letter == separator && !in_string
     })
     .map(str::trim_ascii)
 }

@@ -20,7 +20,9 @@ pub(super) struct Clock(Duration);
 impl Clock {
     /// The time in the field `Date`, or else our time: clocks may differ.
     pub(super) fn of(headers: &HeaderMap, now: SystemTime) -> Self {
-        let date = headers.get(header::DATE).and_then(|it| it.to_str().ok());
+        let date = headers
+            .get(header::DATE)
+            .and_then(|value| value.to_str().ok());
         let theirs = date.and_then(http_date);
         Self(theirs.unwrap_or_else(|| now.duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
@@ -53,7 +55,7 @@ pub(super) fn any_form(text: &str, clock: Clock) -> Option<Duration> {
 /// Reads a decimal number of units, without a sign and without an exponent. Large ones are capped.
 pub(super) fn decimal(text: &str, unit: Duration) -> Option<Duration> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(whole) || !is_number(fraction) {
         return None;
     }
@@ -72,8 +74,8 @@ fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut sum = Duration::ZERO;
     while !rest.is_empty() {
-        let is_of_number = |it: char| it.is_ascii_digit() || it == '.';
-        let (number, after) = rest.split_at(rest.find(|it| !is_of_number(it))?);
+        let is_of_number = |letter: char| letter.is_ascii_digit() || letter == '.';
+        let (number, after) = rest.split_at(rest.find(|letter| !is_of_number(letter))?);
         let end = after.find(is_of_number).unwrap_or(after.len());
         let (unit, after) = after.split_at(end);
         let unit = match unit {

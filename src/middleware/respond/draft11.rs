@@ -149,12 +149,12 @@ impl Draft11 {
     }
 
     fn knows(&self, policy: &Policy) -> bool {
-        self.policies.iter().any(|(it, _)| it.is_same(policy))
+        self.policies.iter().any(|(shown, _)| shown.is_same(policy))
     }
 
     /// Appends the lists of all policies, or only the tightest rules if there is no room for all.
     fn append_all(&self, chosen: Option<&Self>, headers: &mut HeaderMap, decision: &Decision) {
-        let fields = |it: &Self| (it.field(decision), it.policy_field(decision));
+        let fields = |lists: &Self| (lists.field(decision), lists.policy_field(decision));
         let (usages, quotas) = fields(self);
         let (more_usages, more_quotas) = chosen.map(fields).unwrap_or_default();
         let length = |field: &Option<HeaderValue>| field.as_ref().map_or(0, HeaderValue::len);

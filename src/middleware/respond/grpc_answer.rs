@@ -41,7 +41,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     headers.insert(MESSAGE, HeaderValue::from_static(message));
     let wait = match rejection {
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.retry_after()),
-        Rejection::Blocked(blocked) => Some(blocked.told_retry_after()),
+        Rejection::Blocked(blocked) => Some(blocked.shown_retry_after()),
         _ => None,
     };
     if let Some(wait) = wait {

@@ -105,9 +105,9 @@ impl Sent {
                 .filter(|of_policy| !of_policy.policy().is_hidden())
                 .flat_map(|of_policy| of_policy.rules())
                 .map(|usage| sent(usage, reset_after(usage)))
-                .reduce(|least, it| {
-                    if it.is_tighter_than(&least) {
-                        it
+                .reduce(|least, other| {
+                    if other.is_tighter_than(&least) {
+                        other
                     } else {
                         least
                     }

@@ -269,7 +269,7 @@ impl Following {
         Self {
             ending,
             end,
-            length: length.and_then(|it| it.to_str().ok()?.parse().ok()),
+            length: length.and_then(|value| value.to_str().ok()?.parse().ok()),
         }
     }
 
@@ -308,7 +308,9 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        let is_whole = self.length.is_some_and(|it| it <= self.end.data_bytes);
+        let is_whole = self
+            .length
+            .is_some_and(|length| length <= self.end.data_bytes);
         if self.end.outcome == EndOutcome::Dropped && is_whole {
             self.end.outcome = EndOutcome::Complete;
         }

@@ -1,4 +1,5 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
+#![doc = include_str!("../../../docs/guide/compatibility.md")]
 
 use std::sync::Arc;
 

@@ -25,6 +25,24 @@ const KEPT: Duration = Duration::from_secs(86_400);
 const MAX_FIELDS: usize = 256;
 const MAX_BYTES: usize = 65_536;
 
+/// A field of the hash.
+struct Stored {
+    field: String,
+    /// The size of the field and the value.
+    bytes: usize,
+    /// `None` if the value cannot be read.
+    policy: Option<PublishedPolicy>,
+}
+
+impl Stored {
+    /// Whether the definition cannot be read, or no process has published it for too long.
+    fn is_over(&self, now_ms: u64) -> bool {
+        let is_over =
+            |policy: &PublishedPolicy| policy.seen_ms().saturating_add(millis(KEPT)) < now_ms;
+        self.policy.as_ref().is_none_or(is_over)
+    }
+}
+
 impl RedisStore {
     pub(super) fn publish_all(&self, policies: Vec<PublishedPolicy>) -> StoreFuture<()> {
         if policies.is_empty() {
@@ -34,68 +52,45 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
             let now_ms = store.client_now_ms();
-            let is_over = |it: &PublishedPolicy| it.seen_ms().saturating_add(millis(KEPT)) < now_ms;
             let (over, held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
-                .partition(|(_, _, policy)| policy.as_ref().is_none_or(is_over));
-            let name = store.names.policies();
-            let mut delete = redis::cmd("HDEL");
-            delete.arg(&name);
-            let mut set = redis::cmd("HSET");
-            set.arg(&name);
-            let (mut count, mut bytes) = (held.len(), held.iter().map(size).sum::<usize>());
-            let mut is_set = false;
-            for mut policy in policies {
-                let field = field(&policy);
-                let known = held.iter().find(|(known, ..)| *known == field);
-                // Other processes may have seen other kinds, so keep theirs.
-                for kind in known
-                    .iter()
-                    .filter_map(|it| it.2.as_ref())
-                    .flat_map(|it| it.kinds())
-                {
-                    policy.add_kind(kind);
-                }
-                let text = policy.text(now_ms);
-                if known.is_none() {
-                    let more = field.len() + text.len();
-                    if count == MAX_FIELDS || bytes + more > MAX_BYTES {
-                        // Go on: later policies may be stored already, need no room, and have to be kept.
-                        continue;
-                    }
-                    count += 1;
-                    bytes += more;
-                }
-                set.arg(field).arg(text);
-                is_set = true;
-            }
-            for (field, ..) in &over {
-                delete.arg(field);
-            }
-            if !over.is_empty() {
-                store.send_to_policies(&delete).await?;
-            }
-            if is_set {
-                store.send_to_policies(&set).await?;
-                let mut expire = redis::cmd("PEXPIRE");
-                store
-                    .send_to_policies(expire.arg(&name).arg(millis(KEPT)))
-                    .await?;
-            }
-            Ok(())
+                .partition(|stored| stored.is_over(now_ms));
+            store.delete_fields(over).await?;
+            store.set_fields(&fields(policies, &held, now_ms)).await
         })
+    }
+
+    async fn delete_fields(&self, over: Vec<Stored>) -> Result<(), StoreError> {
+        if over.is_empty() {
+            return Ok(());
+        }
+        let mut delete = redis::cmd("HDEL");
+        delete.arg(self.names.policies());
+        for stored in over {
+            delete.arg(stored.field);
+        }
+        self.send_to_policies(&delete).await.map(drop)
+    }
+
+    async fn set_fields(&self, fields: &[(String, String)]) -> Result<(), StoreError> {
+        if fields.is_empty() {
+            return Ok(());
+        }
+        let name = self.names.policies();
+        let mut set = redis::cmd("HSET");
+        self.send_to_policies(set.arg(&name).arg(fields)).await?;
+        let mut expire = redis::cmd("PEXPIRE");
+        expire.arg(&name).arg(millis(KEPT));
+        self.send_to_policies(&expire).await.map(drop)
     }
 
     /// The published policies, without those that cannot be read.
     pub(super) async fn published_policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
         let fields = self.published_fields().await?.into_iter();
-        Ok(fields.filter_map(|(_, _, policy)| policy).collect())
+        Ok(fields.filter_map(|stored| stored.policy).collect())
     }
 
-    /// The name of each field, the length of its value, and the parsed policy.
-    async fn published_fields(
-        &self,
-    ) -> Result<Vec<(String, usize, Option<PublishedPolicy>)>, StoreError> {
+    async fn published_fields(&self) -> Result<Vec<Stored>, StoreError> {
         let mut all = redis::cmd("HGETALL");
         let reply = self
             .send_to_policies(all.arg(self.names.policies()))
@@ -107,7 +102,11 @@ impl RedisStore {
             let text = String::from_utf8_lossy(&value);
             let name = field.split(':').next().unwrap_or_default();
             let policy = PublishedPolicy::parse(name, &text);
-            (field, value.len(), policy)
+            Stored {
+                bytes: field.len() + value.len(),
+                field,
+                policy,
+            }
         });
         Ok(fields.collect())
     }
@@ -118,8 +117,32 @@ impl RedisStore {
     }
 }
 
-fn size((field, length, _): &(String, usize, Option<PublishedPolicy>)) -> usize {
-    field.len() + length
+/// The fields of these policies and their values, as far as there is room beside the held ones.
+fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<(String, String)> {
+    let mut count = held.len();
+    let mut bytes: usize = held.iter().map(|stored| stored.bytes).sum();
+    let mut fields = Vec::with_capacity(policies.len());
+    for mut policy in policies {
+        let field = field(&policy);
+        let known = held.iter().find(|stored| stored.field == field);
+        // Other processes may have seen other kinds, so keep theirs.
+        let theirs = known.and_then(|stored| stored.policy.as_ref());
+        for kind in theirs.iter().flat_map(|theirs| theirs.kinds()) {
+            policy.add_kind(kind);
+        }
+        let text = policy.text(now_ms);
+        if known.is_none() {
+            let more = field.len() + text.len();
+            if count == MAX_FIELDS || bytes + more > MAX_BYTES {
+                // Go on: later policies may be stored already, need no room, and have to be kept.
+                continue;
+            }
+            count += 1;
+            bytes += more;
+        }
+        fields.push((field, text));
+    }
+    fields
 }
 
 /// The policy's name, and a hash of its definition.

@@ -272,7 +272,7 @@ impl Cell {
                 ));
             }
             Some(Err(error)) if error.kind() == StoreErrorKind::CircuitOpen => {}
-            // A denial charges nothing, whether the answer is known or not.
+            // A denial charges nothing, even if its answer is lost.
             Some(Err(_)) => {
                 let is_done = self.store.fault == Fault::LosesAnswers;
                 self.unknown += u64::from(is_done && caller == Caller::Alice);

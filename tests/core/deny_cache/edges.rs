@@ -12,7 +12,7 @@ use tokio::time::{Instant, advance};
 
 const QUARTER: Duration = Duration::from_micros(250);
 
-/// Denies until a time of its own clock, which is ahead of this process's clock. Messages take time in both directions.
+/// Denies until a time by a clock that is ahead of this process's clock. Messages take time in both directions.
 #[derive(Clone, Debug)]
 struct Server {
     start: Instant,
@@ -135,7 +135,7 @@ fn known(cache: &DenyCache, check: &Check) -> Option<Decision> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_denial_is_repeated_when_the_server_would_admit_and_whoever_obeys_is_admitted() {
+async fn no_denial_is_repeated_when_the_server_would_admit_and_obedient_clients_are_admitted() {
     let delays = [0, 1, 2, 3, 4, 5, 9];
     let mut count = 0;
     for denied_for_ms in [1, 2, 3, 5, 8, 20] {

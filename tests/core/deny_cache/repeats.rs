@@ -165,7 +165,7 @@ async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its
     );
     site.advance_ms(1);
     assert!(!is_cached(&site.check(&small).await), "the second is over");
-    // A raised limit is another policy: through this cache at once, and through another, too.
+    // A raised limit is another policy: this cache asks the store at once, and so does another cache.
     assert!(is_cached(&site.check(&small).await));
     assert!(site.check(&large).await.is_allowed());
     let elsewhere = DenyCache::new(site.store.clone()).clock(site.clock.clone());
@@ -237,7 +237,7 @@ async fn a_rule_that_would_admit_by_now_denies_no_longer() {
 }
 
 #[tokio::test]
-async fn whoever_comes_back_at_the_time_told_is_admitted_by_the_store() {
+async fn a_client_that_comes_back_after_retry_after_is_admitted_by_the_store() {
     let site = site();
     let check = check([charge(&policy("p", "1/700ms@exact"), "alice")]);
     site.exhaust(&check).await;
@@ -251,7 +251,7 @@ async fn whoever_comes_back_at_the_time_told_is_admitted_by_the_store() {
 }
 
 #[tokio::test]
-async fn what_can_never_fit_is_repeated_and_stays_never() {
+async fn a_cost_that_never_fits_is_repeated_as_never_fitting() {
     let site = site();
     let check = check([Charge::new(&policy("p", "1/1s"), user("alice"), 2)]);
     assert!(!is_cached(&site.check(&check).await));
@@ -316,7 +316,7 @@ async fn a_raised_limit_is_seen_at_once() {
 }
 
 #[tokio::test]
-async fn what_is_left_is_answered_by_the_store() {
+async fn peeks_are_answered_by_the_store() {
     let site = site();
     let api = policy("api", "1/1h");
     let alice = check([charge(&api, "alice")]);
@@ -347,7 +347,7 @@ async fn errors_are_not_remembered() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_is_seen_at_once() {
+async fn refunds_through_the_cache_are_seen_at_once() {
     let api = policy("api", "1/1h");
     let alice = || check([charge(&api, "alice")]);
     let settle = |usage: &Usage, cost| Settlement::new(usage, |_| cost).unwrap();
@@ -413,7 +413,7 @@ async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remem
 }
 
 #[tokio::test]
-async fn what_is_given_back_elsewhere_is_seen_a_second_later() {
+async fn refunds_elsewhere_are_seen_a_second_later() {
     let site = site();
     let api = policy("api", "1/1h");
     let alice = check([charge(&api, "alice")]);
@@ -472,7 +472,7 @@ async fn a_block_is_told_at_once_where_a_limit_has_denied() {
 }
 
 #[tokio::test]
-async fn of_a_call_only_what_is_not_known_reaches_the_store() {
+async fn only_unknown_operations_of_a_call_reach_the_store() {
     let site = site();
     let api = policy("api", "1/1h");
     let (alice, bob) = (check([charge(&api, "alice")]), check([charge(&api, "bob")]));
@@ -521,7 +521,7 @@ async fn of_a_call_only_what_is_not_known_reaches_the_store() {
 }
 
 #[tokio::test]
-async fn what_takes_much_room_is_not_remembered() {
+async fn denials_that_take_much_room_are_not_remembered() {
     let site = site();
     let api = policy("api", "1/1h");
     let big = [

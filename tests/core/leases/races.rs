@@ -33,7 +33,7 @@ struct Slow {
     hangs_settlements: Arc<AtomicBool>,
     settlements: Arc<AtomicUsize>,
     fails_checks: Arc<AtomicBool>,
-    /// An identity whose stored value cannot be read.
+    /// An identity with a stored value that cannot be read.
     unreadable: Option<Key>,
     answers: Arc<Notify>,
 }
@@ -173,7 +173,7 @@ fn policies() -> (Policy, Policy) {
 }
 
 #[tokio::test]
-async fn who_leaves_before_the_rest_is_decided_takes_nothing_of_a_shared_lease() {
+async fn a_caller_dropped_before_the_rest_is_decided_takes_nothing_of_a_shared_lease() {
     let world = World::new();
     let (all, own) = policies();
     let everybody = charge(&all, "everybody");
@@ -598,7 +598,7 @@ async fn a_denial_is_repeated_where_no_units_lie_here() {
 }
 
 #[tokio::test]
-async fn what_is_spent_here_does_not_close_the_breaker() {
+async fn spending_leased_units_does_not_close_the_breaker() {
     let world = World::new();
     let (all, own) = policies();
     let alice = [charge(&all, "alice")];

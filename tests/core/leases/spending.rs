@@ -204,7 +204,7 @@ async fn what_is_unspent_is_returned_and_the_rest_stays_charged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_unspent_is_returned_when_nobody_comes_any_more() {
+async fn unspent_units_are_returned_when_no_more_checks_come() {
     let world = World::new(1);
     let alice = [charge(&policy("100000/1m"), "alice", 1)];
     warm_up(&world, 0, &alice).await;

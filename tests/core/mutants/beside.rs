@@ -11,11 +11,11 @@ use support::{history::START_MS, outcome::Outcome};
 
 use super::{Script, edges::look};
 
-/// What comes next. Checks are counted from 0.
+/// The next event. Checks are counted from 0.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Check(u64),
-    /// The check of this number costs so much.
+    /// The check of this number costs this many units.
     Settle(usize, u64),
     /// The slots of the check of this number, which are then those of a new check.
     Renew(usize),

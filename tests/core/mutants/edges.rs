@@ -236,7 +236,7 @@ async fn a_value_has_255_sections(script: &Script) {
     );
 }
 
-/// Another replica has charged, by whose zone data the period ends at another time.
+/// Another replica has charged, and its zone data ends the period at another time.
 async fn zone_data_may_differ(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
     let end_ms = START_MS + DAY_MS;
@@ -269,7 +269,7 @@ async fn zone_data_may_differ(script: &Script) {
     }
 }
 
-/// A refund of a charge whose period ends later by other zone data takes units, and leaves the end of the others.
+/// Other zone data ends the period of a charge later: its refund takes units, and leaves the end of the others.
 async fn a_refund_ends_no_period_later(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
     let end_ms = START_MS + DAY_MS;

@@ -22,7 +22,7 @@ enum Code {
     LeavesWithTheCaller,
     /// Fetches leases during a reset, and drops them after it.
     FetchesDuringReset,
-    /// Begins a fetch, and only then makes it known to those who end leases.
+    /// Begins a fetch, and only then makes it known to the tasks that end leases.
     BeginsUnseen,
     /// Resets while a lease or a return is under way, without waiting.
     ResetsWithoutWaiting,

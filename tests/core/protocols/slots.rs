@@ -227,7 +227,7 @@ impl Slots {
 }
 
 impl Slots {
-    /// What a process does that may send a message.
+    /// The steps of a process that may send a message.
     fn sends(&self, process: Process, index: usize, actions: &mut Vec<Action>) {
         let may_drop = match process {
             Process::Idle => {

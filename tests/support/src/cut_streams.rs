@@ -40,7 +40,7 @@ const WORKERS: usize = 64;
 const ESTIMATE: u64 = 5;
 /// Long streams fill the buffers of a connection, so that the server stops in the middle of them.
 const FRAME: [u8; 4_096] = [b'f'; 4_096];
-/// For what happens in the background.
+/// For work in the background.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a stream ends, beside clients that leave.

@@ -1,4 +1,4 @@
-//! Counts what the script's fast path hands over to the plain script: for the common cases, nothing.
+//! Counts the checks that the script's fast path hands over to the plain script: none in the common cases.
 
 use std::time::Duration;
 

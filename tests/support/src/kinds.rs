@@ -1,4 +1,4 @@
-//! What every store has to do with concurrency and calendar rules: tests made by `kinds!`.
+//! Tests of concurrency and calendar rules for every store, made by `kinds!`.
 
 use std::{sync::Arc, time::Duration};
 

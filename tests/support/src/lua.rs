@@ -141,7 +141,7 @@ impl LuaServer {
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// What the last call asked for each of its keys; then the time, if it was given.
+    /// The arguments of the last call: one for each key, then the time if the call had one.
     pub fn last_call(&self) -> Vec<Vec<u8>> {
         let args = &self.keys.lock().unwrap().eval;
         let keys = usize::try_from(number(&args[1])).unwrap();
@@ -178,7 +178,7 @@ impl LuaServer {
             .map(|(value, _)| value.clone())
     }
 
-    /// Puts a value that nothing can be done with in the place of what was counted.
+    /// Replaces the counts by a value that the script cannot use.
     pub fn spoil(&self, policy: &str, key: &Key, spoiled: Spoiled) {
         let value = String::from_utf8_lossy(key.value());
         let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
@@ -190,7 +190,7 @@ impl LuaServer {
         self.put(&name, spoiled);
     }
 
-    /// All keys by their names, with what they hold and when they are gone.
+    /// All keys by their names, with their values and the times at which they are gone.
     pub fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
         let keys = self.keys.lock().unwrap();
         let kept = keys.values.iter().filter(|(_, it)| keys.is_kept(it));

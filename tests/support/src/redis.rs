@@ -235,7 +235,7 @@ pub fn starts(child: &mut Child, is_up: impl Fn() -> bool, log: impl Fn() -> Str
     false
 }
 
-/// A server takes its port before it creates its socket, so the socket proves both.
+/// A server takes the port before it creates the socket, so the socket proves both.
 fn listens(folder: &TempDir) -> bool {
     UnixStream::connect(socket(folder)).is_ok()
 }

@@ -312,7 +312,7 @@ pub fn assert_sections(value: &[u8], rules: &[Rule]) {
     }
 }
 
-/// How long units of a section count, about, at most a minute; that of a bucket depends on who has written it.
+/// How long units of a section count, about, at most a minute; that of a bucket depends on the rule that wrote it last.
 fn windows_of(section: &Section, rules: &[Rule]) -> Vec<u64> {
     let rule = section.rule(0);
     let Some(refill) = rule.refill() else {

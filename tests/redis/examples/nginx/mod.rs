@@ -145,7 +145,7 @@ struct Site {
     nginx: Nginx,
 }
 
-/// Whatever clients send, a service with the right settings logs no warning.
+/// A service with the right settings logs no warning, whatever clients send.
 impl Drop for Site {
     fn drop(&mut self) {
         let said = self.service.end();
