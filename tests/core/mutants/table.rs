@@ -96,19 +96,25 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "units < rule.limit and times",
             ),
             (
-                "usage_of(part, count < asked)",
-                "usage_of(part, count == 0)",
+                "usage_of(parts, count < asked)",
+                "usage_of(parts, count == 0)",
             ),
             ("if part.units * count > 0 then", "if part.units > 0 then"),
-            ("now, part.units * count)", "now, part.units)"),
+            (
+                "part.units * count, part.ends[k])",
+                "part.units, part.ends[k])",
+            ),
             (
                 "has_changed = has_changed or section.used ~= used",
                 "has_changed = section.used ~= used",
             ),
-            ("part.ends[k], count)\n", "part.ends[k], asked)\n"),
             (
-                "now, part.units, part.ends[k])\n      has_changed",
-                "now, part.units, part.ends[1])\n      has_changed",
+                "part.units, count, part.ends",
+                "part.units, asked, part.ends",
+            ),
+            (
+                "part.units, part.ends[k])\n      has_changed",
+                "part.units, part.ends[1])\n      has_changed",
             ),
             (
                 "#arg - count * STEP_END_SIZE + 1",
@@ -123,9 +129,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("and count or math.min(count,", "or math.min(count,"),
             ("(own - own % units) / units", "count"),
             (
-                "return stop == section.newest and stop > time",
+                "return stop == section.newest and stop > now",
                 "return false",
             ),
+            (" and stop > now", ""),
             (
                 "local _, _, own = find(section, stop)",
                 "local _, own = find(section, stop)",
@@ -134,17 +141,16 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "own = find(section, stop)",
                 "own = find(section, section.newest)",
             ),
-            ("time, -units, stop)", "time, -units, section.newest)"),
-            ("time, -units, stop)", "time, 1 - units, stop)"),
             (
-                "fits_at = steps.fits_at",
-                "fits_at = function(section) return section.release end",
+                "change(section, stop, -units)",
+                "change(section, section.newest, -units)",
             ),
-            ("advance = steps.advance", "advance = drop_released"),
             (
-                "settle = steps.settle",
-                "settle = function(section, time, units) steps.settle(section, time, units, section.newest) end",
+                "change(section, stop, -units)",
+                "change(section, stop, 1 - units)",
             ),
+            ("  steps.charge(section, units)\n", ""),
+            ("__index = steps", "__index = bucket"),
         ],
     ),
     (
@@ -161,10 +167,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "LIMIT, LIMIT_SIZE = '<I7', 7",
                 "LIMIT, LIMIT_SIZE = '<I6', 7",
             ),
-            (
-                "BOUNDARY, BOUNDARY_SIZE = '<I6', 6",
-                "BOUNDARY, BOUNDARY_SIZE = '<I5', 6",
-            ),
+            ("BOUNDARY = '<I6'", "BOUNDARY = '<I5'"),
             ("POLICY_AT = 17", "POLICY_AT = 16"),
             (
                 "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\2', '\\3', '\\4'",
@@ -218,8 +221,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "block_until(parts, math.max(parts[1].units, now))",
             ),
             (
-                "limit_at, label_at = limit_at + LIMIT_SIZE,",
-                "limit_at, label_at = limit_at,",
+                "limit, limit_at = unpack(LIMIT, arg, limit_at)",
+                "limit = unpack(LIMIT, arg, limit_at)",
             ),
             (
                 "task.action == TAKE and -task.units",
@@ -249,17 +252,17 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("most >= ENTRIES[width].wrap", "most > ENTRIES[width].wrap"),
             (
-                "return stop + retention > time end",
-                "return stop + retention >= time end",
+                "return stop + rule.retention > time end",
+                "return stop + rule.retention >= time end",
             ),
             (
-                "time + 2 * rule.step + math.max",
-                "time + rule.step + math.max",
+                "now + 2 * rule.step + math.max",
+                "now + rule.step + math.max",
             ),
             ("math.max(rule.step, rule.retention)", "rule.retention"),
             (
-                "stop + rule.retention <= math.max(time, section.newest - rule.step)",
-                "stop + rule.retention <= time",
+                "stop + rule.retention <= math.max(now, section.newest - rule.step)",
+                "stop + rule.retention <= now",
             ),
             ("return total >= excess end", "return total > excess end"),
             (
@@ -274,12 +277,19 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "section.due = math.min(newest, first + rule.retention)",
                 "section.due = newest",
             ),
+            ("own > 0 and i + 1 or i", "i"),
+            ("if own + units > 0 then entries", "if true then entries"),
+            ("section.used > 0 and newest or 0", "newest"),
+            ("total - before\n", "total\n"),
         ],
     ),
     (
         "plain/value.lua",
         &[
-            ("if expires <= now then", "if expires <= now + 1 then"),
+            (
+                "if part.expires <= now then",
+                "if part.expires <= now + 1 then",
+            ),
             (
                 "if section.used > 0 then sections[#sections + 1] = section end",
                 "sections[#sections + 1] = section",
@@ -289,10 +299,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "math.max(length, room * 3, 32)",
             ),
             ("length * 4 < room", "length * 4 <= room"),
-            (
-                "latest.release <= expires and",
-                "latest.release < expires and",
-            ),
+            ("expires < release or", "expires <= release or"),
+            ("expires > release + A_MINUTE", "false"),
             (
                 "math.min(latest.rule.window, A_MINUTE)",
                 "math.max(latest.rule.window, A_MINUTE)",
