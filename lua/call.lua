@@ -32,5 +32,5 @@ local tasks = {} -- by arguments, as those of a call are mostly alike
 local first, next_block, admitted = 1, last_part + 1, 0
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies = { pack('<I6', now) }
-local plain, take_buckets, charge, settle, renew -- functions that are made when they are needed
+local plain, take_buckets, charge, settle, take -- functions that are made when they are needed
 local fast_path = true -- tests leave it out

@@ -5,7 +5,7 @@ local function read_task(arg, tasks)
   local action, count, units, block_count, policy_at = struct.unpack('<I1I4I7I1I2', arg, 2)
   local task = {
     action = action % JOINED, is_joined = action >= JOINED, count = count, units = units, block_count = block_count,
-    policy_at = policy_at, policy = nil, -- as the fast path reads it
+    policy_at = policy_at, policy = nil, rules = nil, -- as the fast path reads it; as the plain script does
   }
   tasks[arg] = task
   return task

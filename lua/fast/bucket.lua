@@ -1,7 +1,5 @@
 -- The fast path's checks of buckets.
 
-local pack, spread = struct.pack, unpack or table.unpack
-
 -- Takes units from the buckets of KEYS[i] if they fit each, unless the check `is_denied`. Returns whether they fit, the
 -- form of the reply, and what is used; or nothing if the plain script has to. The caller computes when units fit.
 return function(policy, i, front, units, is_denied)

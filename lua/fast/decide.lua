@@ -17,7 +17,7 @@ if is_check and count == 0 then
   reply, i = '\2', last + 1 -- nothing is asked
 elseif action == ADD or action == TAKE then
   reply = '\1'
-elseif is_check or action == RENEW and first == last then
+elseif is_check or action == RENEW then
   reply = count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
 else
   blocks_found = 1 -- the plain script does it, and it may be a block
@@ -44,41 +44,43 @@ while fast_path and reply and i <= last do
     break
   end
 
-  -- Whether the units fit, and whether a step has to be opened or released.
-  local kind, limits, fits, is_due, form, counts = policy.kind, policy.limits, true, false, '\2', nil
+  -- Whether the units fit, also after steps are released; and whether a step has to be opened or released.
+  local kind, limits, fits, is_due, form, usage, counts = policy.kind, policy.limits, true, false, '\2', nil, nil
   if kind ~= BUCKET then
     for k = 2, rules + 1 do
       if units > limits[k] - front[k] then fits = false end
       if front[k + rules] <= now then is_due = true end
       if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
     end
-    if is_check and is_due and not fits then fits = fits_after_release(policy, value, front, units) end
+    if is_check and (is_denied or not fits or units == 0) then
+      usage, fits = usage_of(policy, value, front, units)
+    end
   end
 
   -- Charges, settles, renews or only looks. Without `counts`, the plain script has to do it.
-  if kind == BUCKET then
-    take_buckets = take_buckets or fast_bucket(now, values)
-    if is_check then fits, form, counts = take_buckets(policy, i, front, units, is_denied) end
-  elseif not is_check then
-    if not settle then settle, renew = fast_settlement(now, values, expiries, read_section, last_below) end
-    fits = true -- a settlement has no limits
-    if task.action == TAKE then units = -units end
-    if action ~= RENEW then
-      counts = settle(policy, i, value, front, units)
-    elseif kind == CONCURRENCY and rules == 1 then
-      counts = renew(policy, i, value, front, units)
+  if not is_check then
+    if not settle then settle, take = fast_settlement(now, values, pack, unpack, sub, spread) end
+    fits = true -- it has no limits
+    if action ~= RENEW and kind ~= BUCKET then
+      counts = settle(policy, i, value, front, task.action == TAKE and -units or units)
+    elseif action == RENEW and kind == CONCURRENCY and rules == 1 then
+      charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
+      counts = charge(policy, i, value, front, units, take, unpack('<I6', ARGV[i], #ARGV[i] - 5))
     end
+  elseif kind == BUCKET then
+    take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
+    fits, form, counts = take_buckets(policy, i, front, units, is_denied)
   elseif is_denied or not fits or units == 0 then
-    form, counts = '\1', usage_of(policy, value, front, units)
+    form, counts = '\1', usage
   elseif is_due then
-    charge = charge or fast_charge(now, values, expiries, read_section)
+    charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
     counts = charge(policy, i, value, front, units)
   else
     for k = 2, rules + 1 do front[k] = front[k] + units end
     counts = pack(policy.used_format, spread(front, 1, rules + 1))
     values[i] = counts
   end
-  if not reply or not counts or fits == nil or not fits and count > 1 then -- of several checks, some may fit
+  if not reply or not counts or not fits and count > 1 then -- of several checks, some may fit
     reply = nil
     break
   end

@@ -1,6 +1,19 @@
--- The fast path's settlements.
+-- The fast path's settlements, and the half of a renewal that takes units.
 
-local pack, unpack, spread, sub = struct.pack, struct.unpack, unpack or table.unpack, string.sub
+-- The entries of a queue after units were taken from the step of this number, and so from all totals from it on.
+-- Returns nothing if the step has not so many.
+local function take(queue, base, number, units)
+  local entries, last = {}, #queue / 4
+  for k = last, 1, -1 do
+    local found, total = unpack('<I2I2', queue, k * 4 - 3)
+    entries[k] = pack('<I2I2', found, (total - units) % 2 ^ 16)
+    if found == number then
+      local own = (total - (k > 1 and unpack('<I2', queue, k * 4 - 5) or base)) % 2 ^ 16
+      if own < units then return end
+      return sub(queue, 1, k * 4 - 4) .. table.concat(entries, '', own > units and k or k + 1, last)
+    end
+  end
+end
 
 -- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns the
 -- count of its rules and what each uses, or nothing if the plain script has to.
@@ -12,8 +25,10 @@ local function settle(policy, i, value, front, units)
     local newest, _, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
     local used, before = front[k + 1] + units, 0
     if front[k + rules + 1] <= now or newest ~= unpack('<I6', arg, end_at) then return end
-    if width > 1 or at + 28 + length > #value then return end
-    if length > 0 then before = (unpack('<I2', value, at + 28 + length - 2) - base) % 2 ^ 16 end
+    if length > 0 then
+      if width > 1 or at + 28 + length > #value then return end
+      before = (unpack('<I2', value, at + 28 + length - 2) - base) % 2 ^ 16
+    end
     if used <= before or used >= 2 ^ 53 then return end
     front[k + 1], at, end_at = used, at + 28 + room, end_at + 6
   end
@@ -21,3 +36,5 @@ local function settle(policy, i, value, front, units)
   if units ~= 0 then values[i] = counts end
   return counts
 end
+
+return settle, take

@@ -44,32 +44,15 @@ local function read_section(value, at, skipped, used, step, retention)
   return used, newest, first, base, width, live, behind, at, room
 end
 
--- Whether units fit that do not fit what the front says: released steps may make room. Returns nothing if the plain
--- script has to.
-local function fits_after_release(policy, value, front, units)
-  local rules, limits, labels = policy.rules, policy.limits, policy.labels
-  for k = 1, rules do
-    local used = front[k + 1]
-    if units > limits[k + 1] - used then
-      if front[k + rules + 1] > now then return false end
-      used = read_section(value, 14 + rules * 14, k - 1, used, labels[k * 2 - 1], labels[k * 2])
-      if not used then return end
-      if units > limits[k + 1] - used then return false end
-    end
-  end
-  return true
-end
-
--- The reply about a key: the units that each rule uses and, if the cost does not fit, when it does. Returns nothing if
--- the plain script has to.
+-- The reply about a key: the units that each rule uses and, if the cost does not fit, when it does. Returns it, and
+-- whether the cost fits, as released steps may make room; or nothing if the plain script has to.
 local function usage_of(policy, value, front, units)
-  local usage, rules, labels = '', policy.rules, policy.labels
+  local usage, fits, rules, labels = '', true, policy.rules, policy.labels
   for k = 1, rules do
-    local used, newest, fits_at, limit = front[k + 1], nil, 0, policy.limits[k + 1]
+    local used, newest, fits_at, limit = front[k + 1], nil, nil, policy.limits[k + 1]
     local step, retention, over = labels[k * 2 - 1], labels[k * 2], used - limit + units
     if policy.kind == CALENDAR then
-      newest = retention
-      fits_at = over > 0 and newest or 0
+      newest, fits_at = retention, retention -- in its place stands the end of the period
     elseif over <= 0 and front[k + rules + 1] > now then
       newest = now - now % step + step
     else
@@ -82,9 +65,10 @@ local function usage_of(policy, value, front, units)
         live = live + last_below(value, live + 2, 0, (behind - live) / 4 + 1, base, over) * 4
         first = live < behind and newest - (newest / step - unpack('<I2', value, live)) % 2 ^ 16 * step or newest
       end
-      fits_at = over > 0 and first + retention or 0
+      fits_at = first + retention
     end
-    usage = usage .. pack('<I7I6I6', used, newest, units <= limit and fits_at or 0)
+    fits = fits and over <= 0
+    usage = usage .. pack('<I7I6I6', used, newest, over > 0 and units <= limit and fits_at or 0)
   end
-  return usage
+  return usage, fits
 end

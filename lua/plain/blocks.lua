@@ -1,11 +1,13 @@
 -- Blocks: a key holds when the block ends, who made it and a version; then details, which are only written here.
 
--- When a block ends.
-local function end_of_block(held)
+-- The block that KEYS[i] holds, without its details, and when it ends; nil and 0 if there is none.
+local function block_of(i)
+  local held = get(i)
+  if not held then return nil, 0 end
   if #held ~= BLOCK_SIZE and #held < BLOCK_SIZE + 10 then fail(UNREADABLE) end -- without details, or with
   local stop, _, version = unpack(BLOCK, held)
   if version ~= VALUE_VERSION then fail(OTHER_VERSION) end
-  return stop
+  return sub(held, 1, BLOCK_SIZE), stop
 end
 
 -- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. The
@@ -13,9 +15,8 @@ end
 local function blocked_by(first, count)
   local latest, reply = now, nil
   for place = 0, count - 1 do
-    local held = get(first + place)
-    local stop = held and end_of_block(held) or 0
-    if stop > latest then latest, reply = stop, BLOCKED .. string.char(place) .. sub(held, 1, BLOCK_SIZE) end
+    local block, stop = block_of(first + place)
+    if stop > latest then latest, reply = stop, BLOCKED .. string.char(place) .. block end
   end
   return reply
 end
@@ -25,14 +26,14 @@ end
 local function block_until(parts, stop)
   local part, strikes = parts[1], parts[2]
   if strikes then
-    local sections = read(strikes.i, strikes.rules)
-    if sections[1].units < strikes.rules[1].limit then return NOT_ASKED end
+    read(strikes)
+    if strikes.sections[1].units < strikes.rules[1].limit then return NOT_ASKED end
     values[strikes.i] = GONE
   end
-  local held = get(part.i)
-  local held_until = held and end_of_block(held) or 0
-  if held_until > now and held_until >= stop then return DONE .. sub(held, 1, BLOCK_SIZE) end
-  local block = pack('<I6', stop) .. sub(part.block, 1, 2)
-  if stop > now then values[part.i], expiries[part.i] = block .. pack('<I6', now) .. sub(part.block, 3), stop end
+  local block, held_until = block_of(part.i)
+  if held_until > now and held_until >= stop then return DONE .. block end
+  local details = sub(ARGV[part.i], POLICY_AT + 1) -- behind the number of rules, of which a block has none
+  block = pack('<I6', stop) .. sub(details, 1, 2)
+  if stop > now then values[part.i], expiries[part.i] = block .. pack('<I6', now) .. sub(details, 3), stop end
   return DONE .. block
 end

@@ -8,21 +8,21 @@ function bucket.new(rule, period, refill)
   rule.window = rule.limit and math.floor(rule.limit * period / refill) or 0 -- until it is full; unknown of others
 end
 
-function bucket.advance(section, time)
+function bucket.advance(section)
   local rule, missing = section.rule, section.used
-  local elapsed = time - section.due
+  local elapsed = now - section.due
   if elapsed >= missing / rule.refill or rule.limit and -elapsed > rule.window then
-    section.due, section.used = time, 0 -- full; or it was charged while the clock was wrong
+    section.due, section.used = now, 0 -- full; or it was charged while the clock was wrong
   elseif elapsed > 0 and rule.limit then -- not one of others: without its limit, a time that is wrong would stay
-    section.due, section.used = time, missing - elapsed * rule.refill
+    section.due, section.used = now, missing - elapsed * rule.refill
   end
 end
 
-function bucket.charge(section, _, units)
+function bucket.charge(section, units)
   section.used = section.used + units * section.rule.period
 end
 
-function bucket.settle(section, _, units)
+function bucket.settle(section, units)
   local period = section.rule.period
   local room = MOST_UNITS - MOST_UNITS % period - section.used -- whole units, so that rounding up stays below the most
   units = math.max(math.min(units, math.floor(room / period)), -section.units)

@@ -15,13 +15,13 @@ end
 -- operation fails if the time is not within these, or if an end after the next two is needed. Returns where they end in
 -- the argument.
 function calendar.read_details(rule, arg, at)
-  local count, bounds = byte(arg, at), {}
-  for k = 1, count do bounds[k] = unpack(BOUNDARY, arg, at + 1 + (k - 1) * BOUNDARY_SIZE) end
-  local k = 1
+  local count, k, bounds = byte(arg, at), 1, {}
+  at = at + 1
+  for i = 1, count do bounds[i], at = unpack(BOUNDARY, arg, at) end
   while k <= count and bounds[k] <= now do k = k + 1 end
   if k == 1 or k + 2 > count then fail(OTHER_TIME) end
   rule.start, rule.stop, rule.last_believed = bounds[k - 1], bounds[k], bounds[k + 2]
-  return at + 1 + count * BOUNDARY_SIZE
+  return at
 end
 
 -- An end within this period, and not near its end, is a later end of the period before: the count is kept until then.
@@ -35,11 +35,11 @@ function calendar.advance(section)
   end
 end
 
-function calendar.charge(section, _, units)
+function calendar.charge(section, units)
   section.used, section.newest = section.used + units, math.max(section.newest, section.rule.stop)
 end
 
-function calendar.settle(section, _, units, stop)
+function calendar.settle(section, units, stop)
   local rule, current = section.rule, math.max(section.newest, section.rule.stop)
   if stop <= rule.start or stop > rule.last_believed then return end -- a past period, or one that is not believed
   local is_same = math.abs(stop - current) < SAME_END

@@ -1,5 +1,5 @@
 -- The formats of all bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
--- times are in ms. README.md draws it all.
+-- times are in ms. README.md draws it all. Behind the numbers, `unpack` returns the place of the next byte.
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
 local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
@@ -16,11 +16,11 @@ local GONE = '' -- in `values`, of a key to be deleted
 local STEP_END, STEP_END_SIZE = 'I6', 6 -- of a charged step
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
-local BOUNDARY, BOUNDARY_SIZE = '<I6', 6 -- of a period of the calendar
+local BOUNDARY = '<I6' -- of a period of the calendar
 
 local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value, for each section: what it uses; then when each is due
 local FRONT_END = '<I6I6' -- since, expires
-local HEAD, HEAD_SIZE = '<I6I6I7I4I4I1', 28 -- of a section: newest, first, base, length and room of the queue, width
+local HEAD = '<I6I6I7I4I4I1' -- of a section: newest, first, base, length and room of the queue, width
 local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- when it ends, who made it, version
 
 local TIMES_ADMITTED = '<I4'

@@ -19,16 +19,15 @@ local OPERATIONS = {
   [7] = renew,
 }
 
-local rules_by_arg = {} -- of the parts that have a policy
-
--- The rules of a policy: first all their limits, then all their labels; and behind the version of the value, details of
--- some.
-local function rules_of(arg, at)
-  local rules, count, limit_at = {}, byte(arg, at), at + 1
+-- The rules of the policy in a part: first all their limits, then all their labels; and behind the version of the
+-- value, details of some.
+local function rules_of(arg)
+  local rules, count, limit, limit_at = {}, byte(arg, POLICY_AT), nil, POLICY_AT + 1
   local label_at = limit_at + count * LIMIT_SIZE
   for k = 1, count do
-    rules[k] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, limit_at)))
-    limit_at, label_at = limit_at + LIMIT_SIZE, label_at + LABEL_SIZE
+    limit, limit_at = unpack(LIMIT, arg, limit_at)
+    rules[k] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), limit)
+    label_at = label_at + LABEL_SIZE
   end
   local details_at = label_at + 1
   for _, rule in ipairs(rules) do
@@ -41,11 +40,12 @@ end
 local function part_of(i)
   local task = tasks[ARGV[i]]
   local arg = task.policy_at > 0 and ARGV[task.policy_at] or ARGV[i]
-  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, POLICY_AT)
+  local origin = tasks[arg]
+  origin.rules = origin.rules or rules_of(arg)
   return {
-    i = i, units = task.action == TAKE and -task.units or task.units, rules = rules_by_arg[arg],
-    block = sub(ARGV[i], POLICY_AT + 1), -- which has no rules
-    sections = nil, expires = nil, ends = nil, -- of operations that read the key
+    i = i, units = task.action == TAKE and -task.units or task.units, rules = origin.rules,
+    sections = nil, expires = nil, -- of the key, when it is read
+    ends = {}, -- of the charged steps, in settlements and renewals
   }
 end
 

@@ -10,9 +10,9 @@ local function get(i)
 end
 
 -- A section without units. All fields have a value at once, which is cheaper than to add them later.
-local function new_section(rule, label, expires)
+local function new_section(label, expires)
   return {
-    rule = rule, label = label, expires = expires,
+    rule = nil, label = label, expires = expires,
     used = 0, due = 0, newest = 0, first = 0, base = 0, room = 0, width = 0, queue = '',
     units = 0, start = 0, release = 0,
   }
@@ -22,18 +22,17 @@ end
 local function parse(value)
   if byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
   local sections, count = {}, byte(value)
-  local used_at, due_at = 2, 2 + count * COUNT_SIZE
-  local since_at, label_at = due_at + count * COUNT_SIZE, #value - count * LABEL_SIZE
-  local _, expires, at = unpack(FRONT_END, value, since_at)
+  local used_at, due_at, label_at = 2, 2 + count * COUNT_SIZE, #value - count * LABEL_SIZE
   local labels_at = label_at
+  local _, expires, at = unpack(FRONT_END, value, due_at + count * COUNT_SIZE)
   for k = 1, count do
-    local section, length = new_section(nil, sub(value, label_at, label_at + LABEL_SIZE - 1), expires), nil
-    section.used, section.due = unpack(COUNT, value, used_at), unpack(COUNT, value, due_at)
-    section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
-    section.queue = sub(value, at + HEAD_SIZE, at + HEAD_SIZE + length - 1)
+    local section, length = new_section(sub(value, label_at, label_at + LABEL_SIZE - 1), expires), nil
+    section.used, used_at = unpack(COUNT, value, used_at)
+    section.due, due_at = unpack(COUNT, value, due_at)
+    section.newest, section.first, section.base, length, section.room, section.width, at = unpack(HEAD, value, at)
+    section.queue = sub(value, at, at + length - 1)
+    at, label_at = at + section.room, label_at + LABEL_SIZE
     sections[k], sections[section.label] = section, section
-    used_at, due_at, label_at = used_at + COUNT_SIZE, due_at + COUNT_SIZE, label_at + LABEL_SIZE
-    at = at + HEAD_SIZE + section.room
   end
   if count == 0 or at ~= labels_at then fail(UNREADABLE) end
   return sections, expires
@@ -42,19 +41,19 @@ end
 -- Brings a section up to date.
 local function update(section, rule)
   section.rule = rule
-  rule.kind.advance(section, now)
+  rule.kind.advance(section)
   rule.kind.describe(section)
   return section
 end
 
--- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two
--- releases with different rules can share a key. All are up to date. And when the key expires.
-local function read(i, rules)
-  local value, held, expires = get(i), {}, 0
-  if value then held, expires = parse(value) end
-  if expires <= now then held, expires = {}, 0 end -- nothing counts: begin with empty queues
-  local sections = {}
-  for k, rule in ipairs(rules) do
+-- Reads the key of a part: when it expires, and its sections, which are up to date. First come those of the part's
+-- rules, then those of other rules that still count, so that two releases with different rules can share a key.
+local function read(part)
+  local value, held, sections = get(part.i), {}, {}
+  part.sections, part.expires = sections, 0
+  if value then held, part.expires = parse(value) end
+  if part.expires <= now then held, part.expires = {}, 0 end -- nothing counts: begin with empty queues
+  for k, rule in ipairs(part.rules) do
     sections[k] = update(held[rule.label] or new_section(), rule)
   end
   for _, section in ipairs(held) do
@@ -63,7 +62,6 @@ local function read(i, rules)
       if section.used > 0 then sections[#sections + 1] = section end
     end
   end
-  return sections, expires
 end
 
 -- The bytes that a queue gets, so that it can grow and shrink while what follows it stays where it is.
@@ -80,17 +78,11 @@ local function section_bytes(section)
     .. section.queue .. string.rep('\0', room - length)
 end
 
--- When a key shall expire: at the last release or at most a minute later, so that most new steps leave the expiry as it
--- is.
-local function expiry_of(latest, expires)
-  if latest.release <= expires and expires <= latest.release + A_MINUTE then return expires end
-  return latest.release + math.min(latest.rule.window, A_MINUTE)
-end
-
--- Leaves sections to be written to KEYS[i], which expires at a time so far.
-local function write(i, sections, expires)
+-- Leaves the sections of a part to be written. The key shall expire at the last release or at most a minute later, so
+-- that most new steps leave the expiry as it is.
+local function write(part)
   local used, dues, bodies, labels, since, latest = '', '', '', '', 0, nil
-  for _, section in ipairs(sections) do
+  for _, section in ipairs(part.sections) do
     section.rule.kind.describe(section)
     local counts = section.used > 0
     used, dues = used .. pack(COUNT, section.used), dues .. pack(COUNT, counts and section.due or 0)
@@ -99,12 +91,15 @@ local function write(i, sections, expires)
     if counts and (not latest or section.release > latest.release) then latest = section end
   end
   if not latest then
-    values[i] = GONE
+    values[part.i] = GONE
     return
   end
-  expires = expiry_of(latest, expires)
+  local expires, release = part.expires, latest.release
+  if expires < release or expires > release + A_MINUTE then
+    expires = release + math.min(latest.rule.window, A_MINUTE)
+  end
   if expires % 1 ~= 0 or expires >= 2 ^ 48 then fail(UNREADABLE) end -- of times that were spoiled
-  expiries[i] = expires
-  values[i] = string.char(#sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
+  expiries[part.i] = expires
+  values[part.i] = string.char(#part.sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
     .. string.char(VALUE_VERSION)
 end

@@ -96,19 +96,25 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "units < rule.limit and times",
             ),
             (
-                "usage_of(part, count < asked)",
-                "usage_of(part, count == 0)",
+                "usage_of(parts, count < asked)",
+                "usage_of(parts, count == 0)",
             ),
             ("if part.units * count > 0 then", "if part.units > 0 then"),
-            ("now, part.units * count)", "now, part.units)"),
+            (
+                "part.units * count, part.ends[k])",
+                "part.units, part.ends[k])",
+            ),
             (
                 "has_changed = has_changed or section.used ~= used",
                 "has_changed = section.used ~= used",
             ),
-            ("part.ends[k], count)\n", "part.ends[k], asked)\n"),
             (
-                "now, part.units, part.ends[k])\n      has_changed",
-                "now, part.units, part.ends[1])\n      has_changed",
+                "part.units, count, part.ends",
+                "part.units, asked, part.ends",
+            ),
+            (
+                "part.units, part.ends[k])\n      has_changed",
+                "part.units, part.ends[1])\n      has_changed",
             ),
             (
                 "#arg - count * STEP_END_SIZE + 1",
@@ -123,9 +129,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("and count or math.min(count,", "or math.min(count,"),
             ("(own - own % units) / units", "count"),
             (
-                "return stop == section.newest and stop > time",
+                "return stop == section.newest and stop > now",
                 "return false",
             ),
+            (" and stop > now", ""),
             (
                 "local _, _, own = find(section, stop)",
                 "local _, own = find(section, stop)",
@@ -134,17 +141,16 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "own = find(section, stop)",
                 "own = find(section, section.newest)",
             ),
-            ("time, -units, stop)", "time, -units, section.newest)"),
-            ("time, -units, stop)", "time, 1 - units, stop)"),
             (
-                "fits_at = steps.fits_at",
-                "fits_at = function(section) return section.release end",
+                "change(section, stop, -units)",
+                "change(section, section.newest, -units)",
             ),
-            ("advance = steps.advance", "advance = drop_released"),
             (
-                "settle = steps.settle",
-                "settle = function(section, time, units) steps.settle(section, time, units, section.newest) end",
+                "change(section, stop, -units)",
+                "change(section, stop, 1 - units)",
             ),
+            ("  steps.charge(section, units)\n", ""),
+            ("__index = steps", "__index = bucket"),
         ],
     ),
     (
@@ -161,10 +167,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "LIMIT, LIMIT_SIZE = '<I7', 7",
                 "LIMIT, LIMIT_SIZE = '<I6', 7",
             ),
-            (
-                "BOUNDARY, BOUNDARY_SIZE = '<I6', 6",
-                "BOUNDARY, BOUNDARY_SIZE = '<I5', 6",
-            ),
+            ("BOUNDARY = '<I6'", "BOUNDARY = '<I5'"),
             ("POLICY_AT = 17", "POLICY_AT = 16"),
             (
                 "UNREADABLE, OTHER_VERSION, OTHER_TIME = '\\1', '\\2', '\\3', '\\4'",
@@ -218,8 +221,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "block_until(parts, math.max(parts[1].units, now))",
             ),
             (
-                "limit_at, label_at = limit_at + LIMIT_SIZE,",
-                "limit_at, label_at = limit_at,",
+                "limit, limit_at = unpack(LIMIT, arg, limit_at)",
+                "limit = unpack(LIMIT, arg, limit_at)",
             ),
             (
                 "task.action == TAKE and -task.units",
@@ -249,17 +252,17 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("most >= ENTRIES[width].wrap", "most > ENTRIES[width].wrap"),
             (
-                "return stop + retention > time end",
-                "return stop + retention >= time end",
+                "return stop + rule.retention > time end",
+                "return stop + rule.retention >= time end",
             ),
             (
-                "time + 2 * rule.step + math.max",
-                "time + rule.step + math.max",
+                "now + 2 * rule.step + math.max",
+                "now + rule.step + math.max",
             ),
             ("math.max(rule.step, rule.retention)", "rule.retention"),
             (
-                "stop + rule.retention <= math.max(time, section.newest - rule.step)",
-                "stop + rule.retention <= time",
+                "stop + rule.retention <= math.max(now, section.newest - rule.step)",
+                "stop + rule.retention <= now",
             ),
             ("return total >= excess end", "return total > excess end"),
             (
@@ -274,12 +277,19 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "section.due = math.min(newest, first + rule.retention)",
                 "section.due = newest",
             ),
+            ("own > 0 and i + 1 or i", "i"),
+            ("if own + units > 0 then entries", "if true then entries"),
+            ("section.used > 0 and newest or 0", "newest"),
+            ("total - before\n", "total\n"),
         ],
     ),
     (
         "plain/value.lua",
         &[
-            ("if expires <= now then", "if expires <= now + 1 then"),
+            (
+                "if part.expires <= now then",
+                "if part.expires <= now + 1 then",
+            ),
             (
                 "if section.used > 0 then sections[#sections + 1] = section end",
                 "sections[#sections + 1] = section",
@@ -289,10 +299,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "math.max(length, room * 3, 32)",
             ),
             ("length * 4 < room", "length * 4 <= room"),
-            (
-                "latest.release <= expires and",
-                "latest.release < expires and",
-            ),
+            ("expires < release or", "expires <= release or"),
+            ("expires > release + A_MINUTE", "false"),
             (
                 "math.min(latest.rule.window, A_MINUTE)",
                 "math.max(latest.rule.window, A_MINUTE)",
@@ -331,7 +339,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if front[k + rules] <= now then is_due",
                 "if front[k + rules] < now then is_due",
             ),
-            ("if task.action == TAKE then units = -units end", ""),
+            ("task.action == TAKE and -units or units", "units"),
             ("elseif is_denied or not fits or", "elseif not fits or"),
             ("if is_denied then count = 0 end", ""),
             (
@@ -361,29 +369,23 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "(newest / step - following)",
                 "(newest / step - following - 1)",
             ),
-            (
-                "if units > limits[k + 1] - used then return false",
-                "if units >= limits[k + 1] - used then return false",
-            ),
+            ("fits = fits and over <= 0", "fits = fits and over < 0"),
             ("elseif over <= 0 and front", "elseif over <= 1 and front"),
             ("if over > 1 then -- else", "if over > 2 then -- else"),
             ("units <= limit and fits_at", "units < limit and fits_at"),
-            (
-                "over > 0 and first + retention",
-                "over > 0 and first + step",
-            ),
+            ("fits_at = first + retention", "fits_at = first + step"),
             ("over > 1 and width > 1", "false"),
         ],
     ),
     (
         "fast/charge.lua",
         &[
-            ("    first = newest\n", "    first = now\n"),
-            ("elseif newest <= now then", "elseif newest < now then"),
+            ("    first = current\n", "    first = now\n"),
+            ("elseif newest < current then", "elseif newest < now then"),
             ("used >= 2 ^ 16 then", "used > 2 ^ 16 then"),
             ("(base + used) % 2 ^ 16)", "used % 2 ^ 16)"),
             ("if length > room or room > 64", "if room > 64"),
-            ("newest < due and newest or due", "newest"),
+            ("current < due and current or due", "current"),
             ("k - next_k", "0"),
             ("changed = changed .. sub(value, copy_from, at - 1)", ""),
             (
@@ -396,6 +398,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("front[k + 1] = used + units", "front[k + 1] = used"),
             ("entry .. sub(value, copy_from)", "entry"),
+            ("first = queue ~= '' and", "first = false and"),
+            ("    used = used - units\n", ""),
         ],
     ),
     (
@@ -466,26 +470,12 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("if units ~= 0 then values[i] = counts end", ""),
             ("width > 1 or ", ""),
             ("#arg - rules * 6 + 1", "#arg - 5"),
-            ("if length > 0 then before", "if length > 999 then before"),
-        ],
-    ),
-    (
-        "fast/renewal.lua",
-        &[
-            ("number ~= stop / step % 2 ^ 16 or ", ""),
-            ("(base + total - units)", "(base + total)"),
-            ("total - before > units", "total - before >= units"),
-            ("elseif last == newest then", "elseif false then"),
-            ("base, queue = 0, pack(", "queue = pack("),
-            (
-                "first = newest - (newest / step - unpack('<I2', queue)) % 2 ^ 16 * step",
-                "first = newest",
-            ),
-            ("newest - step, expires)", "0, expires)"),
-            ("expires < release or", ""),
-            ("now - now % step + step, 1", "now - now % step, 1"),
-            ("used >= 2 ^ 16", "used > 2 ^ 17"),
-            ("math.min(newest, first + retention)", "newest"),
+            ("if length > 0 then\n", "if length > 999 then\n"),
+            ("if own < units then return end", ""),
+            ("own > units and k or k + 1", "k"),
+            ("own > units and k or k + 1", "k + 1"),
+            ("found, (total - units)", "found, (total)"),
+            ("if found == number then", "if true then"),
         ],
     ),
     (
