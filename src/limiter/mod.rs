@@ -1,4 +1,4 @@
-//! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. It does not need HTTP.
+//! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. Works without HTTP.
 //!
 #![doc = include_str!("../../docs/guide/limiter.md")]
 

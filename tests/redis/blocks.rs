@@ -43,7 +43,7 @@ fn check(users: &[&str]) -> Operation {
     Operation::Check(check.enforce_blocks(true))
 }
 
-/// A limiter with its own store and connection, like another process.
+/// A limiter with a separate store and connection, like another process.
 async fn process(server: &Server) -> Limiter {
     patient(RedisStore::connect(server.url()).await.unwrap())
 }

@@ -83,7 +83,7 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that run now and change nothing in it. Each test has its own prefix or users.
+/// The cluster of all tests that run now and change nothing there. Each test has a separate prefix or users.
 fn shared() -> Arc<Cluster> {
     static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     sharing::shared(&RUNNING, || Cluster::start(NEVER))

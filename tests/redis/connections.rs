@@ -291,7 +291,7 @@ async fn an_idle_connection_is_looked_at_without_a_round_trip() {
     let before = server.calls("ping");
     for _ in 0..20 {
         charge_one(&limiter).await.unwrap();
-        // For a millisecond after an answer, the store uses a connection without looking at it.
+        // For a millisecond after an answer, the store uses a connection unchecked.
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert_eq!(server.calls("ping"), before);
@@ -310,7 +310,7 @@ fn a_store_outlives_the_runtime_it_was_made_in() {
         })
     };
     let (store, _) = block_on(None).unwrap();
-    // For a millisecond after an answer, the store uses a connection without looking at it.
+    // For a millisecond after an answer, the store uses a connection unchecked.
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(block_on(Some(store)).unwrap().1, 1);
 }

@@ -1,5 +1,5 @@
 //! Under traffic, a Redis server that is stopped, killed or not yet started costs one timeout in each interval. Local
-//! decisions within the shares replace those of the server, until a second after its return at the latest.
+//! decisions within the shares replace those of the server, until a second after the server is back at the latest.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The minimum time between two probes.
 const INTERVAL: Duration = Duration::from_millis(125);
 
-/// Counts its events.
+/// Counts events.
 #[derive(Clone, Debug, Default)]
 struct Counts(Arc<Inner>);
 

@@ -35,7 +35,7 @@ const BY_PREFIX: &str = "<>";
 /// The proxy spreads identities over the servers, with all keys of an identity on one.
 const BY_IDENTITY: &str = "{}";
 
-/// A store over the proxy of all tests that run now and change nothing in it.
+/// A store over the proxy of all tests that run now and change nothing there.
 async fn together() -> (Served<Arc<Twemproxy>>, ManualClock) {
     static RUNNING: Mutex<Weak<Twemproxy>> = Mutex::new(Weak::new());
     let proxy = shared(&RUNNING, || Twemproxy::start(BY_PREFIX));

@@ -170,7 +170,7 @@ mod tests {
         account.add(policy, Label { key, hash }, at_ms, units);
     }
 
-    /// The start of each span, its sum, and the number of its labels.
+    /// For each span: the start, the sum, and the number of labels.
     fn reported(account: &mut Account) -> Vec<(u64, i64, usize)> {
         let unsent = account.take_unsent().into_iter();
         let reported = unsent.map(|contribution| {

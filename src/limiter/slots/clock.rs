@@ -64,7 +64,7 @@ fn since_boot() -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(nanos)
 }
 
-/// Elsewhere, `Instant` has to do: on Windows it goes on during suspension, on macOS it does not.
+/// Elsewhere, `Instant` has to do: during suspension, that clock goes on under Windows and stops under macOS.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const fn since_boot() -> Duration {
     Duration::ZERO

@@ -195,7 +195,7 @@ impl<'a> Caller<'a> {
         (rank, until.saturating_duration_since(Instant::now()))
     }
 
-    /// Its turn; `None` if the caller has become the first since it began to watch at another rank.
+    /// The turn; `None` if the caller has become the first while watching at another rank.
     fn poll(&mut self, watches_as: usize, cx: &Context<'_>) -> Poll<Option<Turn<'a>>> {
         let mut state = self.turns.state();
         if state.take_granted(self.number) {
