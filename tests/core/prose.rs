@@ -279,7 +279,7 @@ fn long_functions_have_comments() {
         let bodies = texts.iter().flat_map(|text| bodies(text));
         let long: Vec<_> = bodies.filter(|body| body.len() >= LONG).collect();
         let silent = long.iter().filter(|body| !has_comment(body)).count();
-        if silent > long.len().div_ceil(2) {
+        if 2 * silent > long.len() {
             let all = long.len();
             broken.push(format!(
                 "{area}: {silent} of {all} long functions have no comment"
