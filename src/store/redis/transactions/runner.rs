@@ -177,7 +177,7 @@ impl OptimisticRunner {
 
 /// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
 pub(super) async fn renew(mut held: Session, attempts: Weak<OptimisticRunner>) {
-    while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
+    while let Some(settings) = attempts.upgrade().map(|runner| runner.settings.clone()) {
         if held.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
         }
@@ -229,9 +229,9 @@ impl Settings {
         jobs: &[Job],
         end: Instant,
     ) -> Result<Vec<Replies>, StoreError> {
-        let plan = Plan::new(&self.names, jobs.iter().flat_map(|it| &it.operations));
+        let plan = Plan::new(&self.names, jobs.iter().flat_map(|job| &job.operations));
         if plan.keys.is_empty() {
-            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, [])));
+            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, Vec::new(), 0)));
         }
         // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
@@ -248,14 +248,14 @@ impl Settings {
                 reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.now_ms(reading.now_ms);
-            let mut image = Snapshot::new(now_ms, plan.keys.iter().zip(reading.values));
+            let mut image = Snapshot::new(now_ms, reading.values, plan.block_count);
             let replies = decide(jobs, &plan, &mut image);
             let mut changes = image.changes().peekable();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.peek().is_none() {
                 return Ok(replies);
             }
-            let changes = changes.map(|(place, change)| (&*plan.keys[place].name, change));
+            let changes = changes.map(|(place, change)| (&*plan.keys[place], change));
             let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
             if held.write(changes, ttl_ms, end).await? {
                 return Ok(replies);
@@ -301,7 +301,8 @@ fn decide(jobs: &[Job], plan: &Plan, image: &mut Snapshot) -> Vec<Replies> {
         let has_left = job.has_left();
         let todo = job.operations.iter().zip(places);
         let todo = todo.filter(|_| !has_left);
-        todo.map(|(it, places)| image.execute(it, places)).collect()
+        todo.map(|(operation, places)| image.execute(operation, places))
+            .collect()
     });
     replies.collect()
 }
