@@ -22,8 +22,6 @@ use super::{
     session::Session,
     snapshot::Snapshot,
 };
-#[cfg(feature = "manual-clock")]
-use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         error::{StoreError, StoreErrorKind},
@@ -31,7 +29,7 @@ use crate::{
     },
     store::{
         Operation, Reply,
-        redis::{error::SHUT_DOWN, key_names::Names},
+        redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
     },
 };
 
@@ -60,8 +58,7 @@ pub(super) struct OptimisticRunner {
 pub(super) struct Settings {
     pub(super) pool: Pool<RedisConnectionManager>,
     pub(super) names: Names,
-    #[cfg(feature = "manual-clock")]
-    pub(super) clock: Option<ManualClock>,
+    pub(super) clock: SetClock,
 }
 
 /// The operations of one caller.
@@ -266,30 +263,17 @@ impl Settings {
         }
     }
 
-    #[cfg_attr(
-        not(feature = "manual-clock"),
-        expect(clippy::unused_self, reason = "the server's clock decides")
-    )]
     pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
-        #[cfg(feature = "manual-clock")]
-        if let Some(clock) = &self.clock {
-            return clock.now_ms();
-        }
-        server_ms
+        self.clock.now_ms().unwrap_or(server_ms)
     }
 
     /// How long a key is kept, in ms from the write, which is no earlier than the read.
-    #[cfg_attr(
-        not(feature = "manual-clock"),
-        expect(clippy::unused_self, reason = "the server's clock decides")
-    )]
     fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
         let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
-        #[cfg(feature = "manual-clock")]
-        if self.clock.is_some() {
-            return ttl_ms + 86_400_000; // a clock that is set by hand must not meet real expiry
+        match self.clock.now_ms() {
+            Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
+            None => ttl_ms,
         }
-        ttl_ms
     }
 }
 
