@@ -34,7 +34,8 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
             let now_ms = store.client_now_ms();
-            let is_over = |it: &PublishedPolicy| it.seen_ms().saturating_add(millis(KEPT)) < now_ms;
+            let is_over =
+                |policy: &PublishedPolicy| policy.seen_ms().saturating_add(millis(KEPT)) < now_ms;
             let (over, held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
                 .partition(|(_, _, policy)| policy.as_ref().is_none_or(is_over));
@@ -49,12 +50,10 @@ impl RedisStore {
                 let field = field(&policy);
                 let known = held.iter().find(|(known, ..)| *known == field);
                 // Other processes may have seen other kinds, so keep theirs.
-                for kind in known
-                    .iter()
-                    .filter_map(|it| it.2.as_ref())
-                    .flat_map(|it| it.kinds())
-                {
-                    policy.add_kind(kind);
+                if let Some((_, _, Some(known))) = known {
+                    for kind in known.kinds() {
+                        policy.add_kind(kind);
+                    }
                 }
                 let text = policy.text(now_ms);
                 if known.is_none() {
