@@ -149,6 +149,18 @@ impl Operation {
             _ => None,
         }
     }
+
+    /// The key that it resets, blocks, bans or unblocks.
+    #[cfg(any(feature = "bb8", feature = "cluster"))]
+    pub(crate) const fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Reset { key, .. }
+            | Self::Block { key, .. }
+            | Self::Ban { key, .. }
+            | Self::Unblock { key } => Some(key),
+            _ => None,
+        }
+    }
 }
 
 /// The reply of a store to an [`Operation`].

@@ -114,7 +114,9 @@ pub(crate) fn properties(store: &dyn Store) -> impl Iterator<Item = Properties<'
 /// Executes operations one after the other. The returned future is ready if all replies are.
 fn one_by_one(store: &(impl Store + ?Sized), operations: Vec<Operation>) -> CallFuture {
     let mut results = Vec::with_capacity(operations.len());
-    let replies = operations.into_iter().map(|it| store.execute(it));
+    let replies = operations
+        .into_iter()
+        .map(|operation| store.execute(operation));
     let mut replies = replies.collect::<Vec<_>>().into_iter();
     while let Some(mut reply) = replies.next() {
         if let Some(result) = reply.take_ready() {
@@ -199,7 +201,9 @@ impl<T> StoreFuture<T> {
     /// The call to blame for a timeout after the caller has `waited` this long. A call that was in flight for less than
     /// half of that time is not to blame. `None` if the caller shares the call with no other.
     pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
-        self.journey.as_ref().map(|it| it.blame(waited / 2))
+        self.journey
+            .as_ref()
+            .map(|journey| journey.blame(waited / 2))
     }
 
     /// Takes the answer if it is ready.
@@ -238,7 +242,7 @@ impl<T: Send + 'static> StoreFuture<T> {
 
     /// Waits for all answers at the same time. The call to blame is that of the first.
     pub(crate) fn all(answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let journeys = answers.iter().map(|it| it.journey.clone());
+        let journeys = answers.iter().map(|answer| answer.journey.clone());
         let journeys: Option<Vec<_>> = journeys.collect();
         let answers = join_all(answers);
         StoreFuture {

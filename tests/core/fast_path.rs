@@ -22,63 +22,62 @@ mod without {
     support::kinds!(new);
 
     async fn new() -> (RedisStore, ManualClock) {
-        super::plain(LuaServer::new())
+        super::plain(&LuaServer::new())
     }
 }
 
-fn plain(server: LuaServer) -> (RedisStore, ManualClock) {
+fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
     let clock = ManualClock::new(0);
-    let store = RedisStore::from_connection(server).without_fast_path();
+    let store = RedisStore::from_connection(server.plain());
     (store.clock(clock.clone()), clock)
 }
 
 /// With the fast path alone, an operation that it would hand over is an error.
 mod hand_over {
-    use super::{LuaServer, ManualClock, RedisStore};
-    use support::hand_over;
+    use super::{LuaServer, ManualClock};
+    use support::hand_over::{self, Halves};
 
-    fn new() -> (RedisStore, ManualClock) {
+    fn new() -> (Halves, ManualClock) {
         let clock = ManualClock::new(0);
-        let store = RedisStore::from_connection(LuaServer::new());
-        (store.clock(clock.clone()), clock)
+        (Halves::over(&LuaServer::new(), &clock), clock)
     }
 
     #[tokio::test]
     async fn a_common_case_is_not_handed_over() {
-        let (store, clock) = new();
-        hand_over::a_common_case_is_not_handed_over(store, clock).await;
+        let (stores, clock) = new();
+        hand_over::a_common_case_is_not_handed_over(stores, clock).await;
     }
 
     #[tokio::test]
     async fn steps_are_opened_and_released_by_the_fast_path() {
-        let (store, clock) = new();
-        hand_over::steps_are_opened_and_released_by_the_fast_path(store, clock).await;
+        let (stores, clock) = new();
+        hand_over::steps_are_opened_and_released_by_the_fast_path(stores, clock).await;
     }
 
     #[tokio::test]
     async fn a_denial_while_steps_are_released_is_not_handed_over() {
-        let (store, clock) = new();
-        hand_over::a_denial_while_steps_are_released_is_not_handed_over(store, clock).await;
+        let (stores, clock) = new();
+        hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
     }
 
     #[tokio::test]
     async fn slots_are_renewed_by_the_fast_path() {
-        let (store, clock) = new();
-        hand_over::slots_are_renewed_by_the_fast_path(store, clock).await;
+        let (stores, clock) = new();
+        hand_over::slots_are_renewed_by_the_fast_path(stores, clock).await;
     }
 
     #[tokio::test]
     async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path() {
-        let (store, clock) = new();
-        hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(store, clock).await;
+        let (stores, clock) = new();
+        hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
     }
 }
 
 #[tokio::test]
 async fn the_plain_script_agrees_with_the_vectors() {
-    replay_all(async || plain(LuaServer::new())).await;
-    replay_blocks(async || plain(LuaServer::new())).await;
-    replay_kinds(async || plain(LuaServer::new())).await;
+    replay_all(async || plain(&LuaServer::new())).await;
+    replay_blocks(async || plain(&LuaServer::new())).await;
+    replay_kinds(async || plain(&LuaServer::new())).await;
 }
 
 #[test]
@@ -117,7 +116,7 @@ fn changes_nothing(histories: impl Strategy<Value = History>) {
     let runtime = support::runtime();
     proptest!(few_cases(), |(history in histories)| {
         let (with, without) = (LuaServer::new(), LuaServer::new());
-        let (plain, clock) = plain(without.clone());
+        let (plain, clock) = plain(&without);
         let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
         let spoil = |server: &LuaServer, policy: &str, key: &sluicegate::Key, spoiled| {
             server.spoil(policy, key, spoiled);

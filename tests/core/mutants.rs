@@ -94,13 +94,9 @@ struct Script {
 
 impl Script {
     fn new(is_plain: bool, server: LuaServer) -> Self {
-        let (clock, mut unset) = (
-            ManualClock::new(0),
-            RedisStore::from_connection(server.clone()),
-        );
-        if is_plain {
-            unset = unset.without_fast_path();
-        }
+        let server = if is_plain { server.plain() } else { server };
+        let unset = RedisStore::from_connection(server.clone());
+        let clock = ManualClock::new(0);
         Self {
             is_plain,
             server,
@@ -117,7 +113,7 @@ impl Script {
         assert_eq!(source.matches(&text).count(), 1, "{file} is in the script");
         let mutant = text.replacen(from, to, 1);
         self.server.compile(&source.replacen(&text, &mutant, 1));
-        Self::new(self.is_plain, LuaServer::changing(&text, &mutant))
+        Self::new(self.is_plain, LuaServer::new().changing(&text, &mutant))
     }
 
     /// Begins again, with nothing stored.

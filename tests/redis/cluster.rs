@@ -363,16 +363,14 @@ async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothi
     let cluster = Cluster::start(NEVER);
     let store = store(&cluster).await;
     let limiter = Limiter::new(store.clone()).timeout(NEVER);
-    let much = policy("much", "1000000/1h");
+    let much = policy("much", "1000/1h");
     for fails in [false, true] {
         let users = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
         let check = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
-        let fill = store.execute(Operation::CheckBatch {
-            check,
-            count: u16::MAX,
-        });
+        cluster.nodes[2].run::<()>("CLIENT PAUSE 60000 WRITE");
+        let fill = store.execute(Operation::CheckBatch { check, count: 300 });
         let filling = tokio::spawn(fill);
-        while used(&limiter, &much, &users[0]).await < 10 {}
+        while used(&limiter, &much, &users[0]).await < 300 {}
         if fails {
             cluster.nodes[2].run::<u32>("CLIENT KILL TYPE normal");
             let error = filling.await.unwrap().unwrap_err();
@@ -380,13 +378,65 @@ async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothi
         } else {
             filling.abort();
         }
-        // The check that was under way may stay charged, as after any lost connection.
-        let (start, mut standing) = (Instant::now(), u64::MAX);
-        while standing > u64::from(fails) {
-            standing = used(&limiter, &much, &users[0]).await;
-            assert!(start.elapsed() < Duration::from_secs(20), "{standing}");
+        let start = Instant::now();
+        while used(&limiter, &much, &users[0]).await > 0 {
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+        cluster.nodes[2].run::<()>("CLIENT UNPAUSE");
+        while used(&limiter, &much, &users[1]).await > 0 {
+            assert!(start.elapsed() < Duration::from_secs(20));
         }
     }
+}
+
+/// The decisions about this many identical checks.
+async fn fill(store: &RedisStore, check: &Check, count: u16) -> Vec<Decision> {
+    let check = check.clone();
+    match store.execute(Operation::CheckBatch { check, count }).await {
+        Ok(Reply::CheckBatch(decisions)) => decisions,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The number of admitted checks, which come first.
+fn admitted(decisions: &[Decision]) -> usize {
+    let admitted = decisions.iter().position(|it| !it.is_allowed());
+    let admitted = admitted.unwrap_or(decisions.len());
+    assert!(decisions[admitted..].iter().all(|it| !it.is_allowed()));
+    admitted
+}
+
+#[tokio::test]
+async fn a_fill_of_several_slots_admits_as_many_as_fit_in_each() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
+    let (much, little) = (policy("much", "1000/1h"), policy("little", "70/1h,500/1d"));
+    let trial = policy("trial", "10/1h").shadow();
+    let [one, other, third] = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let twice = Charge::new(&little, user(&other), 2);
+    let charges = [charge(&much, &one), twice, charge(&trial, &third)];
+    let check = Check::new(charges).unwrap();
+    let mut before = 0;
+    for (count, expected) in [(0, 0), (20, 20), (200, 15), (9, 0)] {
+        let decisions = fill(&store, &check, count).await;
+        assert_eq!(decisions.len(), usize::from(count));
+        assert_eq!(admitted(&decisions), expected);
+        for (place, decision) in decisions.iter().enumerate() {
+            // Each admission is the next charge, and a denial follows the last.
+            let charged = before + (place + 1).min(expected) as u64;
+            let usages = decision.usage().rules().map(|rule| rule.remaining());
+            let usages: Vec<u64> = usages.collect();
+            let expected = [1_000 - charged, 70 - 2 * charged, 500 - 2 * charged];
+            assert_eq!(usages, expected, "{place} of {count}");
+        }
+        before += expected as u64;
+        let shadows = decisions.iter().filter_map(|it| it.usage().shadow());
+        let shadows = shadows.filter(|it| it.is_allowed()).count();
+        assert_eq!(shadows, if count == 20 { 10 } else { 0 });
+    }
+    assert_eq!(used(&limiter, &much, &one).await, 35);
+    assert_eq!(used(&limiter, &little, &other).await, 70);
 }
 
 /// The results of users with the same home.
@@ -575,6 +625,29 @@ async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies(
     cluster.end_move(slot, 0, 1);
     assert_eq!(used(&limiter, &much, &name).await, admitted);
     assert_eq!(used(&limiter, &little, &name).await, admitted);
+}
+
+/// A call for each key, and one for the difference, whatever the number of checks.
+#[tokio::test]
+async fn identical_checks_are_decided_together_while_their_slot_is_moved() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
+    let (much, little) = (policy("much", "1000/1h"), policy("little", "70/1h"));
+    let name = users_at(&cluster, 0, 1).remove(0);
+    let slot = cluster.slot(&format!("user={name}"));
+    let check = Check::new([charge(&much, &name), charge(&little, &name)]).unwrap();
+    assert!(store.check(&check).await.unwrap().is_allowed());
+    cluster.begin_move(slot, 0, 1);
+    cluster.move_a_key(slot, 0, 1);
+    let nodes = &cluster.nodes[..2];
+    let calls = || nodes.iter().map(|node| node.calls("evalsha")).sum::<u64>();
+    let before = calls();
+    assert_eq!(admitted(&fill(&store, &check, 100).await), 69);
+    let calls = calls() - before;
+    assert!(calls < 10, "{calls}");
+    assert_eq!(used(&limiter, &much, &name).await, 70);
+    assert_eq!(used(&limiter, &little, &name).await, 70);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

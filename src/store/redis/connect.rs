@@ -14,7 +14,7 @@ use super::{
     IN_FLIGHT, RedisStore,
     connection::{ReconnectingConnection, Source, client, within},
     error::store_error,
-    transport::{Route, Transport, is_known},
+    transport::{SingleServer, Transport, is_known},
 };
 use crate::domain::error::{StoreError, StoreErrorKind};
 
@@ -107,7 +107,8 @@ impl RedisStore {
 
     fn from_source(source: impl Source) -> Self {
         let connection = ReconnectingConnection::new(source);
-        Self::over(Transport::new(Route::Server(connection)), IN_FLIGHT)
+        let server = SingleServer::Reconnecting(connection);
+        Self::over(Transport::Server(server), IN_FLIGHT)
     }
 
     /// Connects to a [cluster](super::deployment#cluster) through these nodes: URLs (`redis://`, `rediss://`) or
@@ -137,8 +138,8 @@ impl RedisStore {
         nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
         let cluster = Cluster::new(&clients(nodes)?).map_err(|_| BAD_URL)?;
-        let route = Route::Cluster(Arc::new(cluster));
-        Ok(Self::over(Transport::new(route), IN_FLIGHT))
+        let cluster = Transport::Cluster(Arc::new(cluster));
+        Ok(Self::over(cluster, IN_FLIGHT))
     }
 
     /// Uses your connection, which should reconnect without help, such as a `redis::aio::ConnectionManager`.

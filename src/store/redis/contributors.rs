@@ -38,13 +38,15 @@ pub(super) const SCRIPT: &str = include_str!("contributors.lua");
 
 impl RedisStore {
     pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> StoreFuture<Reply> {
-        let updates = contributions.iter().map(|it| self.update(it));
+        let updates = contributions
+            .iter()
+            .map(|contribution| self.update(contribution));
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
         StoreFuture::pending(async move {
             let replies = send_all(&transport, &updates).await.into_iter();
             let kept = replies.map(|reply| reply.and_then(kept));
-            let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
+            let kept = kept.map(|kept| kept.map_err(|error| store_error(&error)));
             Ok(Reply::Contribute(kept.collect()))
         })
     }

@@ -13,7 +13,6 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
 use super::{
     RedisStore,
-    connection::within,
     contributors::{SCRIPT, range, send_all},
     error::store_error,
     inspect::Inspector,
@@ -67,7 +66,10 @@ impl RedisStore {
         cmd.arg(SCRIPT).arg(1).arg(&name);
         cmd.arg(ttl_ms).arg(KEPT_IDENTITIES);
         for (policy, key, counts) in report.counts() {
-            let mut member = policy.map_or(BLOCKS, |it| it.name()).as_bytes().to_vec();
+            let mut member = policy
+                .map_or(BLOCKS, |policy| policy.name())
+                .as_bytes()
+                .to_vec();
             member.push(b' ');
             self.names.write_identity(&mut member, key);
             cmd.arg(member).arg(score(counts));
@@ -85,14 +87,15 @@ impl Inspector {
     /// If the server does not answer in time, or with an error.
     pub async fn denials(&self, now_ms: u64) -> Result<Denials, StoreError> {
         let spans = [Span::OF_MINUTE_MS, Span::OF_HOUR_MS];
-        let spans = spans.into_iter().flat_map(|it| Span::last(it, now_ms));
+        let spans = spans
+            .into_iter()
+            .flat_map(|length_ms| Span::last(length_ms, now_ms));
         let (mut last_minute, mut last_hour) = (Vec::new(), Vec::new());
         let (spans, commands): (Vec<Span>, Vec<_>) = spans
             .map(|span| (span, range(self.store.names.denials(span))))
             .unzip();
         let replies = send_all(&self.store.transport, &commands);
-        let replies = within(self.timeout, async { Ok(replies.await) }).await;
-        let replies = replies.map_err(|error| store_error(&error))?;
+        let replies = self.in_time(async { Ok(replies.await) }).await?;
         for (span, reply) in spans.into_iter().zip(replies) {
             let rows = reply.and_then(rows).map_err(|error| store_error(&error))?;
             let list = match span.length_ms {

@@ -112,8 +112,9 @@ impl Error for Cause {}
 pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     let refused = error.detail().filter(|_| code == "EXECABORT");
-    let refused = refused.and_then(|it| it.strip_prefix("Transaction discarded because of: "));
-    if let Some((code, _)) = refused.and_then(|it| it.split_once(' ')) {
+    let refused =
+        refused.and_then(|detail| detail.strip_prefix("Transaction discarded because of: "));
+    if let Some((code, _)) = refused.and_then(|refused| refused.split_once(' ')) {
         return Some(code);
     }
     if error.detail().is_some_and(lacks_rights_inside) {
@@ -126,7 +127,8 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
 
 fn hidden_code(text: &str) -> Option<&str> {
     let words = text.split(": ").filter_map(|part| part.split(' ').next());
-    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|it| it.is_ascii_uppercase());
+    let is_code =
+        |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
     words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 

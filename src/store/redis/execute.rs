@@ -10,8 +10,6 @@ use super::{
     transport::Transport,
     wire::{self, Call, Replies},
 };
-#[cfg(feature = "manual-clock")]
-use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         check::Check,
@@ -39,7 +37,7 @@ impl RedisStore {
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
         let calls = self.shared.as_ref();
-        if let Some(calls) = calls.and_then(|it| it.of(self, &operation)) {
+        if let Some(calls) = calls.and_then(|calls| calls.of(self, &operation)) {
             return calls.execute_one(operation, read);
         }
         let reply = self.execute_alone(operation);
@@ -69,7 +67,8 @@ impl RedisStore {
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
-        let call = self.script_call(self.client_now_ms(), operations.as_ref());
+        let (clock, near_ms) = (self.clock.now_ms(), self.client_now_ms());
+        let call = Call::new(&self.names, clock, near_ms, operations.as_ref());
         let store = self.clone();
         async move {
             let reply = match call.routing_key() {
@@ -93,31 +92,12 @@ impl RedisStore {
         }
     }
 
-    /// The time where it is not the server's clock that counts.
-    #[cfg(feature = "manual-clock")]
-    pub(super) fn set_now_ms(&self) -> Option<u64> {
-        self.clock.as_ref().map(ManualClock::now_ms)
-    }
-
-    #[cfg(not(feature = "manual-clock"))]
-    #[expect(clippy::unused_self, reason = "only tests set a clock")]
-    pub(super) const fn set_now_ms(&self) -> Option<u64> {
-        None
-    }
-
     /// The time of this process's clock.
     pub(super) fn client_now_ms(&self) -> u64 {
-        self.set_now_ms().unwrap_or_else(|| {
+        self.clock.now_ms().unwrap_or_else(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             millis(since.unwrap_or_default())
         })
-    }
-
-    fn script_call(&self, near_ms: u64, operations: &[Operation]) -> Call {
-        let call = Call::new(&self.names, self.set_now_ms(), near_ms, operations);
-        #[cfg(feature = "manual-clock")]
-        let call = call.of_half(self.half);
-        call
     }
 
     /// Asks once more for the operations whose periods were not sent, with the periods around the server's time. They
@@ -128,8 +108,11 @@ impl RedisStore {
         replies: Replies,
     ) -> Vec<Result<Reply, StoreError>> {
         let places = replies.elsewhere;
-        let again: Vec<Operation> = places.iter().map(|it| operations[*it].clone()).collect();
-        let call = self.script_call(replies.now_ms, &again);
+        let again: Vec<Operation> = places
+            .iter()
+            .map(|place| operations[*place].clone())
+            .collect();
+        let call = Call::new(&self.names, self.clock.now_ms(), replies.now_ms, &again);
         let mut results = replies.results;
         let Some(key) = call.routing_key() else {
             return results;

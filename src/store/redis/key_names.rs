@@ -171,7 +171,7 @@ pub(super) fn hashed(kind: impl Into<Text>, token: &str) -> Option<Key> {
     let is_hash = hash.len() == 32
         && hash
             .bytes()
-            .all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let kind = kind.into();
     let is_kind = kind.as_str().is_empty() || is_plain_kind(kind.as_str());
     (is_hash && is_kind).then(|| Key::of_token(kind, token))

@@ -30,6 +30,7 @@ mod execute;
 pub mod inspect;
 mod key_names;
 mod policies;
+mod set_clock;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(feature = "bb8")]
@@ -41,6 +42,7 @@ mod wire;
 pub use connection::SentinelPrimary;
 use inspect::Inspector;
 use key_names::Names;
+use set_clock::SetClock;
 use shared_calls::CallQueues;
 use transport::Transport;
 
@@ -49,10 +51,7 @@ use transport::Transport;
 pub struct RedisStore {
     transport: Transport,
     names: Arc<Names>,
-    #[cfg(feature = "manual-clock")]
-    clock: Option<crate::manual_clock::ManualClock>,
-    #[cfg(feature = "manual-clock")]
-    half: Option<wire::Half>,
+    clock: SetClock,
     in_flight: usize,
     shared: Option<CallQueues>,
 }
@@ -65,10 +64,7 @@ impl RedisStore {
         let store = Self {
             transport,
             names: Arc::new(Names::new("sluicegate")),
-            #[cfg(feature = "manual-clock")]
-            clock: None,
-            #[cfg(feature = "manual-clock")]
-            half: wire::Half::of_build(),
+            clock: SetClock::default(),
             in_flight,
             shared: None,
         };
@@ -104,25 +100,7 @@ impl RedisStore {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(mut self, clock: crate::manual_clock::ManualClock) -> Self {
-        self.clock = Some(clock);
-        self.with_lines()
-    }
-
-    /// Runs the plain script alone, which answers the same more slowly.
-    #[cfg(feature = "manual-clock")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn without_fast_path(mut self) -> Self {
-        self.half = Some(wire::Half::Plain);
-        self.with_lines()
-    }
-
-    /// Runs the fast path alone, whose operations are errors where it would hand them over.
-    #[cfg(feature = "manual-clock")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn without_plain_script(mut self) -> Self {
-        self.half = Some(wire::Half::Fast);
+        self.clock.clock = Some(clock);
         self.with_lines()
     }
 
@@ -216,7 +194,9 @@ impl Store for RedisStore {
         if !operations.iter().all(Operation::is_of_keys) {
             return one_by_one(self, operations);
         }
-        let index = operations.iter().flat_map(|it| self.index_operation(it));
+        let index = operations
+            .iter()
+            .flat_map(|operation| self.index_operation(operation));
         let index = index.collect();
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {

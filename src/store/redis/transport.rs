@@ -13,40 +13,39 @@ use super::connection::{LOST_AFTER, ReconnectingConnection, Reply};
 
 /// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
-pub(super) struct Transport {
-    route: Route,
-}
-
-#[derive(Clone)]
-pub(super) enum Route {
-    Server(Arc<ReconnectingConnection>),
+pub(super) enum Transport {
+    Server(SingleServer),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
-    /// The user's own connection.
-    Custom {
-        connection: Arc<dyn CustomConnection>,
-        is_cluster: bool,
-    },
+    /// The user's own connection to a cluster.
+    #[cfg(feature = "cluster")]
+    CustomCluster(Arc<dyn CustomConnection>),
+}
+
+/// One server, or one of the nodes of a cluster.
+#[derive(Clone)]
+pub(super) enum SingleServer {
+    Reconnecting(Arc<ReconnectingConnection>),
+    #[cfg(feature = "cluster")]
+    Node(Arc<super::cluster::Node>),
+    /// The user's own connection. The store does not reconnect it.
+    Custom(Arc<dyn CustomConnection>),
 }
 
 impl Transport {
-    pub(super) const fn new(route: Route) -> Self {
-        Self { route }
-    }
-
-    /// Uses a connection that you made. The store does not reconnect it.
+    /// Uses a connection that you made.
     pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        let route = Route::Custom {
-            is_cluster: is_cluster(&connection),
-            connection: Arc::new(connection),
-        };
-        Self::new(route)
+        #[cfg(feature = "cluster")]
+        if is_cluster(&connection) {
+            return Self::CustomCluster(Arc::new(connection));
+        }
+        Self::Server(SingleServer::Custom(Arc::new(connection)))
     }
 
     /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
     pub(super) async fn ping(&self) -> RedisResult<()> {
         #[cfg(feature = "cluster")]
-        if let Route::Cluster(cluster) = &self.route {
+        if let Self::Cluster(cluster) = self {
             return cluster.refresh().await;
         }
         match self.send(&redis::cmd("PING"), b"").await {
@@ -57,46 +56,38 @@ impl Transport {
 
     /// Whether the keys of one call have to share a slot.
     pub(super) const fn is_cluster(&self) -> bool {
-        match self.route {
-            Route::Server(_) => false,
+        match self {
+            Self::Server(_) => false,
             #[cfg(feature = "cluster")]
-            Route::Cluster(_) => true,
-            Route::Custom { is_cluster, .. } => is_cluster,
+            Self::Cluster(_) | Self::CustomCluster(_) => true,
         }
     }
 
     /// Whether the node of this slot owes answers for too long.
     #[cfg(feature = "cluster")]
     pub(super) fn is_unresponsive(&self, slot: redis::cluster_routing::Slot) -> bool {
-        match &self.route {
-            Route::Cluster(cluster) => cluster.is_unresponsive(slot),
-            Route::Server(_) | Route::Custom { .. } => false,
-        }
+        matches!(self, Self::Cluster(cluster) if cluster.is_unresponsive(slot))
     }
 
     /// `HOST:PORT` of the node of a cluster that serves this key.
     #[cfg_attr(
         not(feature = "cluster"),
-        expect(unused_variables, reason = "there is one server")
+        expect(unused_variables, clippy::unused_self, reason = "there is one server")
     )]
     pub(super) fn node_address(&self, routing_key: &[u8]) -> Option<String> {
-        match &self.route {
-            #[cfg(feature = "cluster")]
-            Route::Cluster(cluster) => {
-                cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key))
-            }
-            Route::Server(_) | Route::Custom { .. } => None,
+        #[cfg(feature = "cluster")]
+        if let Self::Cluster(cluster) = self {
+            return cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key));
         }
+        None
     }
 
     /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
     pub(super) fn give_up_after(&self) -> Duration {
-        match &self.route {
-            Route::Server(connection) => connection.lost_after(),
-            #[cfg(feature = "cluster")]
-            Route::Cluster(_) => LOST_AFTER,
-            Route::Custom { .. } => LOST_AFTER,
+        if let Self::Server(SingleServer::Reconnecting(connection)) = self {
+            return connection.lost_after();
         }
+        LOST_AFTER
     }
 
     /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
@@ -110,14 +101,13 @@ impl Transport {
         expect(unused_variables, reason = "there is one server")
     )]
     pub(super) async fn try_send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
-        match &self.route {
-            Route::Server(connection) => connection.try_send(cmd).await,
+        match self {
+            Self::Server(server) => server.try_send(cmd).await,
             // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
-            Route::Cluster(cluster) => Box::pin(cluster.try_send(cmd, routing_key)).await,
-            Route::Custom { connection, .. } => {
-                Ok(connection.send(cmd).await.and_then(Value::extract_error))
-            }
+            Self::Cluster(cluster) => Box::pin(cluster.try_send(cmd, routing_key)).await,
+            #[cfg(feature = "cluster")]
+            Self::CustomCluster(connection) => send_over(&**connection, cmd).await,
         }
     }
 
@@ -125,36 +115,22 @@ impl Transport {
     pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
         self.try_send(cmd, routing_key).await?
     }
-}
 
-/// One of the servers behind a [`Transport`].
-#[derive(Clone)]
-pub(super) enum SingleServer {
-    Server(Arc<ReconnectingConnection>),
-    #[cfg(feature = "cluster")]
-    Node(Arc<super::cluster::Node>),
-    /// The user's own connection.
-    Custom(Arc<dyn CustomConnection>),
-}
-
-impl Transport {
     /// The server, or each primary of a cluster.
     pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
-        Ok(match &self.route {
-            Route::Server(connection) => vec![SingleServer::Server(Arc::clone(connection))],
+        match self {
+            Self::Server(server) => Ok(vec![server.clone()]),
             #[cfg(feature = "cluster")]
-            Route::Cluster(cluster) => {
+            Self::Cluster(cluster) => {
                 let primaries = cluster.primaries().await?.into_iter();
-                primaries.map(SingleServer::Node).collect()
+                Ok(primaries.map(SingleServer::Node).collect())
             }
-            Route::Custom {
-                is_cluster: true, ..
-            } => {
+            #[cfg(feature = "cluster")]
+            Self::CustomCluster(_) => {
                 let problem = "the nodes of a cluster cannot be told apart over this connection";
-                return Err((redis::ErrorKind::InvalidClientConfig, problem).into());
+                Err((redis::ErrorKind::InvalidClientConfig, problem).into())
             }
-            Route::Custom { connection, .. } => vec![SingleServer::Custom(Arc::clone(connection))],
-        })
+        }
     }
 }
 
@@ -164,18 +140,23 @@ impl SingleServer {
         match self {
             #[cfg(feature = "cluster")]
             Self::Node(node) => Some(node.address().to_string()),
-            Self::Server(_) | Self::Custom(_) => None,
+            Self::Reconnecting(_) | Self::Custom(_) => None,
         }
     }
 
-    /// Sends one command, once. There is no time limit, as in [`Transport::send`].
-    pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
+    /// Sends one command, once. The outer error and the time limit are as in [`Transport::try_send`].
+    async fn try_send(&self, cmd: &Cmd) -> Reply {
         match self {
-            Self::Server(connection) => connection.send(cmd).await,
+            Self::Reconnecting(connection) => connection.try_send(cmd).await,
             #[cfg(feature = "cluster")]
-            Self::Node(node) => node.send(cmd).await,
-            Self::Custom(connection) => connection.send(cmd).await.and_then(Value::extract_error),
+            Self::Node(node) => node.try_send(cmd, false).await,
+            Self::Custom(connection) => send_over(&**connection, cmd).await,
         }
+    }
+
+    /// The same with one kind of error.
+    pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
+        self.try_send(cmd).await?
     }
 
     /// Sends these commands together. An error reply takes its place among the replies.
@@ -184,14 +165,13 @@ impl SingleServer {
         cmds: &redis::Pipeline,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         match self {
-            Self::Server(connection) => connection.send_all(cmds).await,
+            Self::Reconnecting(connection) => connection.send_all(cmds).await,
             #[cfg(feature = "cluster")]
             Self::Node(node) => node.send_all(cmds).await,
             Self::Custom(connection) => {
                 let mut replies = Vec::with_capacity(cmds.len());
                 for cmd in cmds.cmd_iter() {
-                    let reply = connection.send(cmd).await;
-                    match reply.and_then(Value::extract_error) {
+                    match send_over(&**connection, cmd).await? {
                         Err(error) if error.code().is_none() => return Err(error),
                         reply => replies.push(reply),
                     }
@@ -208,19 +188,23 @@ impl fmt::Debug for SingleServer {
     }
 }
 
-fn is_cluster(_connection: &dyn Any) -> bool {
-    #[cfg(feature = "cluster")]
-    return _connection.is::<redis::cluster_async::ClusterConnection>();
-    #[cfg(not(feature = "cluster"))]
-    false
+async fn send_over(connection: &dyn CustomConnection, cmd: &Cmd) -> Reply {
+    Ok(connection.send(cmd).await.and_then(Value::extract_error))
+}
+
+#[cfg(feature = "cluster")]
+fn is_cluster(connection: &dyn Any) -> bool {
+    connection.is::<redis::cluster_async::ClusterConnection>()
 }
 
 /// Whether redis-rs defines the type of a connection. A connection of another type may lead to a cluster, so one call
 /// must not carry keys of several identities.
 pub(super) fn is_known(connection: &dyn Any) -> bool {
-    connection.is::<ConnectionManager>()
-        || connection.is::<MultiplexedConnection>()
-        || is_cluster(connection)
+    #[cfg(feature = "cluster")]
+    if is_cluster(connection) {
+        return true;
+    }
+    connection.is::<ConnectionManager>() || connection.is::<MultiplexedConnection>()
 }
 
 /// A user without the right to PING has been let in. This holds for no other missing right: sentinels send a ROLE
@@ -232,12 +216,7 @@ fn may_not_ping(error: &RedisError) -> bool {
 
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.route {
-            Route::Server(_) => "Transport::Server",
-            #[cfg(feature = "cluster")]
-            Route::Cluster(_) => "Transport::Cluster",
-            Route::Custom { .. } => "Transport::Custom",
-        })
+        f.write_str("Transport")
     }
 }
 

@@ -6,7 +6,5 @@ mod label;
 
 pub(super) use decode::{Replies, no_reply, number, read_replies};
 pub(super) use encode::Call;
-#[cfg(feature = "manual-clock")]
-pub(super) use encode::Half;
 pub(super) use encode::VERSION;
 pub(super) use label::{is_of_a_later_kind, labelled};

@@ -12,7 +12,12 @@ use sluicegate::{
     },
 };
 use support::{
-    blocks::request, contract::patient, hand_over, history::START_MS, kinds, outcome::Outcome,
+    blocks::request,
+    contract::patient,
+    hand_over::{self, Halves},
+    history::START_MS,
+    kinds,
+    outcome::Outcome,
     stored::assert_room,
 };
 
@@ -333,18 +338,21 @@ async fn room_is_taken_and_given_back(script: &Script) {
 async fn common_cases_are_not_handed_over(script: &Script) {
     let new = || {
         script.start(START_MS);
-        (script.store.clone(), script.clock.clone())
+        (
+            Halves::over(&script.server, &script.clock),
+            script.clock.clone(),
+        )
     };
-    let (store, clock) = new();
-    hand_over::a_common_case_is_not_handed_over(store, clock).await;
-    let (store, clock) = new();
-    hand_over::steps_are_opened_and_released_by_the_fast_path(store, clock).await;
-    let (store, clock) = new();
-    hand_over::a_denial_while_steps_are_released_is_not_handed_over(store, clock).await;
-    let (store, clock) = new();
-    hand_over::slots_are_renewed_by_the_fast_path(store, clock).await;
-    let (store, clock) = new();
-    hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(store, clock).await;
+    let (stores, clock) = new();
+    hand_over::a_common_case_is_not_handed_over(stores, clock).await;
+    let (stores, clock) = new();
+    hand_over::steps_are_opened_and_released_by_the_fast_path(stores, clock).await;
+    let (stores, clock) = new();
+    hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
+    let (stores, clock) = new();
+    hand_over::slots_are_renewed_by_the_fast_path(stores, clock).await;
+    let (stores, clock) = new();
+    hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
 }
 
 /// Time stands still at the start of the newest step.

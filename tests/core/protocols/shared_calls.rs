@@ -47,7 +47,7 @@ type Call = (Vec<Caller>, u64);
 /// Calls to a server. Each ends when this thread is about to do something else. In a runtime that was shut down, each
 /// ends at once.
 struct Calls {
-    queue: CallQueue<Caller>,
+    queue: CallQueue<Caller, Vec<Caller>>,
     start: Instant,
     shut_down: bool,
 }
@@ -60,7 +60,7 @@ impl Calls {
     fn gathering(most: usize, full: usize, shut_down: bool) -> Arc<Self> {
         let start = Instant::now();
         Arc::new(Self {
-            queue: CallQueue::new(most, start).gathering(full),
+            queue: CallQueue::new(most, start, gather).gathering(full),
             start,
             shut_down,
         })
@@ -74,7 +74,7 @@ impl Calls {
 
     fn enter_after(&self, time: Duration, caller: &Caller) -> Option<Call> {
         let now = self.start + time;
-        let (ticket, call) = self.queue.enter(caller.clone(), 1, now, PATIENCE, gather);
+        let (ticket, call) = self.queue.enter(caller.clone(), 1, now, PATIENCE);
         caller.ticket.store(ticket, SeqCst);
         call
     }
@@ -86,7 +86,7 @@ impl Calls {
             let call = begun.borrow_mut().pop();
             let Some(call) = call else { return };
             send(&call);
-            self.queue.end(epoch, self.start, gather, |call| {
+            self.queue.end(epoch, self.start, |call| {
                 if self.shut_down {
                     self.run((call, epoch));
                 } else {
@@ -223,7 +223,7 @@ fn a_caller_whose_call_does_not_begin_begins_another_when_the_patience_runs_out(
             let calls = Arc::clone(&calls);
             thread::spawn(move || calls.run(late))
         };
-        let revive = |after| calls.queue.revive(calls.start + after, PATIENCE, gather);
+        let revive = |after| calls.queue.revive(calls.start + after, PATIENCE);
         assert!(revive(PATIENCE - Duration::from_millis(1)).is_none());
         if let Some(call) = revive(PATIENCE) {
             calls.run(call);
@@ -268,8 +268,9 @@ fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, V
 #[test]
 fn calls_share_what_waits_now_without_those_who_have_left() {
     every_order(|| {
-        let (line, now) = (CallQueue::new(4, Instant::now()), Instant::now());
-        let enter = |charges| line.enter(Caller::new(), charges, now, PATIENCE, gather_share);
+        let now = Instant::now();
+        let line = CallQueue::new(4, now, gather_share);
+        let enter = |charges| line.enter(Caller::new(), charges, now, PATIENCE);
         for _ in 0..4 {
             let (_, call) = enter(3);
             assert_eq!(call.unwrap().0.0, 1, "three charges for four calls");
@@ -285,7 +286,7 @@ fn calls_share_what_waits_now_without_those_who_have_left() {
                 assert_eq!(call.len(), share);
                 shares.borrow_mut().push(share);
             };
-            line.end(0, now, gather_share, next);
+            line.end(0, now, next);
         }
         // 33 callers stay. Each call takes a fourth of the waiting charges, which is the same number of callers here.
         assert_eq!(shares.into_inner(), [25, 6, 2]);

@@ -9,33 +9,49 @@ use sluicegate::{
     store::{Check, Operation, Renewed, Reply, Settlement, Slots},
 };
 
-use super::history::START_MS;
+use super::{history::START_MS, lua::LuaServer};
+
+/// Two stores over one server: by the fast path alone, and by the whole script.
+#[derive(Clone)]
+pub struct Halves {
+    fast: RedisStore,
+    whole: RedisStore,
+}
+
+impl Halves {
+    pub fn over(server: &LuaServer, clock: &ManualClock) -> Self {
+        let [fast, whole] = [server.fast(), server.clone()];
+        let store = |server| RedisStore::from_connection(server).clock(clock.clone());
+        Self {
+            fast: store(fast),
+            whole: store(whole),
+        }
+    }
+}
 
 /// Executes operations by the fast path alone or, if it hands them over, by the whole script.
 struct Counting {
-    fast: RedisStore,
-    whole: RedisStore,
+    stores: Halves,
     policy: Policy,
     handed_over: usize,
 }
 
 impl Counting {
-    fn new(store: &RedisStore, clock: &ManualClock, name: &str, rules: &str) -> Self {
+    fn new(stores: &Halves, clock: &ManualClock, name: &str, rules: &str) -> Self {
         clock.set(START_MS);
         Self {
-            fast: store.clone().without_plain_script(),
-            whole: store.clone(),
+            stores: stores.clone(),
             policy: Policy::parse(name, rules).unwrap(),
             handed_over: 0,
         }
     }
 
     async fn execute(&mut self, operation: Operation) -> Reply {
-        match self.fast.execute(operation.clone()).await {
+        match self.stores.fast.execute(operation.clone()).await {
             Err(error) => {
                 assert_eq!(error.kind(), StoreErrorKind::Protocol, "{error}");
                 self.handed_over += 1;
-                self.whole.execute(operation).await.unwrap()
+                self.stores.whole.execute(operation).await.unwrap()
             }
             reply => reply.unwrap(),
         }
@@ -69,7 +85,7 @@ impl Counting {
 }
 
 /// A key that is new is handed over, and then nothing: charges in place, denials, looks, and settlements.
-pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: ManualClock) {
+pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock) {
     let kinds = [
         ("sliding", "9/1m"),
         ("three", "99/1s,99/1m,9/1h"),
@@ -78,7 +94,7 @@ pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: ManualCl
         ("slots", "9/1m@concurrent"),
     ];
     for (name, rules) in kinds {
-        let mut calls = Counting::new(&store, &clock, name, rules);
+        let mut calls = Counting::new(&stores, &clock, name, rules);
         assert!(calls.check(1).await.0);
         assert_eq!(calls.handed_over(), 1, "{name}: a new key");
         assert!(calls.check(3).await.0 && !calls.check(9).await.0 && !calls.check(10).await.0);
@@ -102,9 +118,9 @@ pub async fn a_common_case_is_not_handed_over(store: RedisStore, clock: ManualCl
 }
 
 /// A section begins with room for eight steps, and then its room is doubled.
-pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, clock: ManualClock) {
+pub async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, clock: ManualClock) {
     for (name, rules) in [("sliding", "1000/1m"), ("slots", "1000/1m@concurrent")] {
-        let mut calls = Counting::new(&store, &clock, name, rules);
+        let mut calls = Counting::new(&stores, &clock, name, rules);
         let mut handed_over_at = Vec::new();
         for second in 0..200 {
             assert!(calls.check(1).await.0);
@@ -121,10 +137,10 @@ pub async fn steps_are_opened_and_released_by_the_fast_path(store: RedisStore, c
 }
 
 pub async fn a_denial_while_steps_are_released_is_not_handed_over(
-    store: RedisStore,
+    stores: Halves,
     clock: ManualClock,
 ) {
-    let mut calls = Counting::new(&store, &clock, "sliding", "5/1m");
+    let mut calls = Counting::new(&stores, &clock, "sliding", "5/1m");
     for _ in 0..5 {
         assert!(calls.check(1).await.0);
         clock.advance(Duration::from_millis(1_000));
@@ -140,8 +156,8 @@ pub async fn a_denial_while_steps_are_released_is_not_handed_over(
     assert_eq!(calls.handed_over(), 0);
 }
 
-pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: ManualClock) {
-    let mut calls = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
+pub async fn slots_are_renewed_by_the_fast_path(stores: Halves, clock: ManualClock) {
+    let mut calls = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
     let (_, usage) = calls.check(1).await;
     let mut slots = Slots::take(&usage).unwrap();
     calls.handed_over();
@@ -157,11 +173,11 @@ pub async fn slots_are_renewed_by_the_fast_path(store: RedisStore, clock: Manual
 
 /// Each replica renews under the limit that it knows.
 pub async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path(
-    store: RedisStore,
+    stores: Halves,
     clock: ManualClock,
 ) {
-    let mut before = Counting::new(&store, &clock, "slots", "9/30s@concurrent");
-    let mut lowered = Counting::new(&store, &clock, "slots", "5/30s@concurrent");
+    let mut before = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
+    let mut lowered = Counting::new(&stores, &clock, "slots", "5/30s@concurrent");
     assert!(before.check(1).await.0);
     let (_, usage) = lowered.check(1).await;
     let slots = Slots::take(&usage).unwrap();

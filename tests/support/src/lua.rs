@@ -63,8 +63,8 @@ pub struct LuaServer {
     lua: Lua,
     keys: State,
     compiled: Compiled,
-    /// A text of each script, and the other in its place.
-    change: Option<Arc<(String, String)>>,
+    /// Texts of each script, and the others in their places.
+    changes: Vec<(String, String)>,
 }
 
 impl LuaServer {
@@ -98,16 +98,27 @@ impl LuaServer {
             lua,
             keys,
             compiled: Arc::default(),
-            change: None,
+            changes: Vec::new(),
         }
     }
 
-    /// Puts another text in the place of this one in each script that is sent.
-    pub fn changing(text: &str, other: &str) -> Self {
-        Self {
-            change: Some(Arc::new((text.into(), other.into()))),
-            ..Self::new()
-        }
+    /// The same server with another text in each script, where a script has this text.
+    pub fn changing(mut self, text: &str, other: &str) -> Self {
+        self.changes.push((text.into(), other.into()));
+        self.compiled = Arc::default();
+        self
+    }
+
+    /// The same server without the script's fast path, which is slower and answers the same.
+    pub fn plain(&self) -> Self {
+        self.clone()
+            .changing("fast_path = true", "fast_path = false")
+    }
+
+    /// The same server with the fast path alone, which is an error where it would hand over.
+    pub fn fast(&self) -> Self {
+        let error = format!("error('{HANDED_OVER}') or plain_script");
+        self.clone().changing("plain or plain_script", &error)
     }
 
     /// Compiles a script and forgets it. Panics if it is no Lua.
@@ -309,14 +320,12 @@ impl LuaServer {
         if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {
             return function.clone();
         }
-        let function = match self.change.as_deref() {
-            Some((text, other)) => {
-                let source = str::from_utf8(source).unwrap().replacen(text, other, 1);
-                self.lua.load(source).into_function()
-            }
-            None => self.lua.load(source).into_function(),
-        };
-        let function = function.unwrap();
+        let mut changed = String::from_utf8(source.to_vec()).unwrap();
+        for (text, other) in &self.changes {
+            assert!(changed.contains(text), "no script has it: {text}");
+            changed = changed.replacen(text, other, 1);
+        }
+        let function = self.lua.load(changed).into_function().unwrap();
         *compiled = Some((source.to_vec(), function.clone()));
         function
     }

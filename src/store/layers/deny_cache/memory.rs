@@ -42,7 +42,7 @@ impl Memory {
         self.table.read(hash, check, |entry| {
             let mut slots = entry.slots.iter();
             let holds = entry.validity.holds(now)
-                && slots.all(|it| self.refund_epochs.none_since(entry.given_back, *it));
+                && slots.all(|slot| self.refund_epochs.none_since(entry.given_back, *slot));
             holds.then(|| (entry.refusal.clone(), entry.validity.age_ms(now)))
         })
     }
@@ -70,10 +70,12 @@ impl Memory {
         let usage = refusal.usage();
         let charges = usage.check().charges().iter().zip(usage.policies());
         let denying = charges
-            .filter(|(_, it)| it.rules().iter().any(|rule| rule.is_exceeded()))
+            .filter(|(_, usage)| usage.rules().iter().any(|rule| rule.is_exceeded()))
             .map(|(charge, _)| self.charge_slot(charge.policy(), charge.key()));
         let keys = check.keys().filter(|_| check.enforces_blocks());
-        denying.chain(keys.map(|it| self.block_slot(it))).collect()
+        denying
+            .chain(keys.map(|key| self.block_slot(key)))
+            .collect()
     }
 
     fn charge_slot(&self, policy: &Policy, key: &Key) -> usize {
@@ -102,7 +104,9 @@ impl GivenBack {
             memory: Arc::clone(memory),
             slots: Vec::new(),
         };
-        operations.into_iter().for_each(|it| given_back.add(it));
+        operations
+            .into_iter()
+            .for_each(|operation| given_back.add(operation));
         given_back
     }
 

@@ -29,8 +29,8 @@ fn are_alike(one: &Charge, other: &Charge) -> bool {
 /// refused.
 pub(super) fn may_be_remembered(check: &Check) -> bool {
     let all = check.all_charges();
-    let key_bytes: usize = all.iter().map(|it| it.key().value().len()).sum();
-    check.charges().iter().any(|it| it.cost() > 0)
+    let key_bytes: usize = all.iter().map(|charge| charge.key().value().len()).sum();
+    check.charges().iter().any(|charge| charge.cost() > 0)
         && key_bytes <= MAX_KEY_BYTES
         && all.len() <= MAX_CHARGES
         && check.rule_count() <= MAX_RULES

@@ -51,14 +51,14 @@ impl Table {
         let set = self.set(hash);
         let entry = set
             .iter()
-            .find(|it| it.hash == hash && are_same(&it.check, check));
+            .find(|entry| entry.hash == hash && are_same(&entry.check, check));
         entry.and_then(read)
     }
 
     /// Replaces the entry of the same check. In a full set, replaces the entry that ends first.
     pub(super) fn insert(&self, entry: Entry) {
         let mut set = self.set(entry.hash);
-        let known = set.iter().position(|it| it.is_about(&entry));
+        let known = set.iter().position(|known| known.is_about(&entry));
         let place = known.or_else(|| {
             let first = (0..set.len()).min_by_key(|place| set[*place].validity.until());
             first.filter(|_| set.len() >= MAX_ENTRIES)
@@ -128,7 +128,12 @@ mod tests {
         for identity in 0..200_000 {
             table.insert(entry(&hasher, &policy, identity));
             let last = entry(&hasher, &policy, identity);
-            assert!(table.set(last.hash).iter().any(|it| it.is_about(&last)));
+            assert!(
+                table
+                    .set(last.hash)
+                    .iter()
+                    .any(|entry| entry.is_about(&last))
+            );
             table.insert(last);
         }
         assert_eq!(table.len(), SETS * MAX_ENTRIES);

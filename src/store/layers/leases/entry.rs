@@ -168,7 +168,7 @@ impl Entry {
         sent: Moment,
         now: Moment,
     ) {
-        let room = usage.rules().iter().map(|it| it.remaining()).min();
+        let room = usage.rules().iter().map(|rule| rule.remaining()).min();
         let mut state = self.state();
         state.known = Some(Known {
             room: room.unwrap_or(0),
@@ -224,7 +224,7 @@ impl Entry {
             .policy
             .rules()
             .iter()
-            .map(|it| it.step_end_ms(store_now_ms));
+            .map(|rule| rule.step_end_ms(store_now_ms));
         let rest_ms = ends.min()?.saturating_sub(store_now_ms);
         let rest_ms = rest_ms.min(millis(LONGEST));
         if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {

@@ -58,7 +58,7 @@ impl Lease {
     /// Makes a lease of `units` from the store's answer to a check with one charge. `sent` is the time when it was
     /// sent.
     pub(super) fn new(usage: Usage, units: u64, sent: Moment) -> Self {
-        let steps = usage.rules().map(|it| it.rule().step());
+        let steps = usage.rules().map(|usage| usage.rule().step());
         Self {
             time: spending_time(&usage),
             step: steps.min().unwrap_or_default(),
@@ -158,7 +158,7 @@ impl LeasedUnits {
     pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
         let (age_ms, unspent) = (self.age_ms(), self.unspent);
         let rules = self.lease.usage.rules();
-        rules.map(move |it| it.later_with_unspent(age_ms, unspent))
+        rules.map(move |usage| usage.later_with_unspent(age_ms, unspent))
     }
 
     fn age_ms(&self) -> u64 {
@@ -170,7 +170,7 @@ impl LeasedUnits {
 pub(super) fn was_behind(usage: &Usage) -> bool {
     let decided_at_ms = usage.decided_at_ms();
     let mut rules = usage.rules();
-    rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
+    rules.any(|usage| usage.rule().step_end_ms(decided_at_ms) != usage.step_end_ms())
 }
 
 /// How long the units can be spent, counted from when the charge was sent. Zero if the clock had stepped back: the

@@ -222,7 +222,7 @@ impl Inner {
         given_back: u64,
     ) {
         let decisions = replies.into_iter().filter_map(Reply::last_decision);
-        decisions.for_each(|it| self.table.forbid_early_repeats(it, given_back));
+        decisions.for_each(|decision| self.table.forbid_early_repeats(decision, given_back));
     }
 
     /// Lets the store decide, and updates the entries of the hot charges with the answer.
@@ -261,7 +261,7 @@ impl Inner {
         let unspent = entry.close();
         let returned = unspent
             .iter()
-            .map(|it| Operation::Settle(it.settlement.clone()));
+            .map(|unspent| Operation::Settle(unspent.settlement.clone()));
         let operations = returned.chain([Operation::Check(fetch.check())]);
         let call = self.store.call(operations.collect());
         // Spawned, because a caller that leaves must not lose the units.
@@ -275,7 +275,7 @@ impl Inner {
     async fn install(&self, fetch: &Fetch, call: CallFuture) {
         let replies = timeout(PATIENCE, call).await.ok().and_then(Result::ok);
         let now = self.clock.now();
-        let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut it| it.pop()) else {
+        let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut replies| replies.pop()) else {
             fetch.entry().pause(now);
             return;
         };

@@ -47,7 +47,11 @@ impl Revocation {
         revocations: Vec<Self>,
         call: impl FnOnce() -> StoreFuture<T> + Send + 'static,
     ) -> StoreFuture<T> {
-        let bars = || revocations.iter().filter_map(|it| it.bar.as_ref());
+        let bars = || {
+            revocations
+                .iter()
+                .filter_map(|revocation| revocation.bar.as_ref())
+        };
         if !bars().any(Bar::must_wait) {
             return call().holding(revocations);
         }

@@ -216,7 +216,7 @@ fn join(
     for part in parts {
         match part {
             Some(units) => rules.extend(units.rules()),
-            None => rules.extend(policies.next().into_iter().flat_map(|it| it.rules())),
+            None => rules.extend(policies.next().into_iter().flat_map(|usage| usage.rules())),
         }
     }
     match rest {

@@ -61,7 +61,8 @@ impl Table {
         };
         let usage = denial.usage();
         let charges = usage.check().charges().iter().zip(usage.policies());
-        let mut denying = charges.filter(|(_, it)| it.rules().iter().any(|it| it.is_exceeded()));
+        let mut denying =
+            charges.filter(|(_, usage)| usage.rules().iter().any(|rule| rule.is_exceeded()));
         let may_fit_sooner = denying.any(|(charge, _)| {
             let hash = self.hash(charge.policy(), charge.key());
             let has_units = self.get(hash).is_some_and(|entry| entry.has_units());
@@ -119,7 +120,7 @@ impl Table {
         let mut wanted = Vec::new();
         for shard in &self.shards {
             let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
-            wanted.extend(entries.values().filter(|it| is_wanted(it)).cloned());
+            wanted.extend(entries.values().filter(|entry| is_wanted(entry)).cloned());
         }
         wanted
     }
@@ -144,7 +145,7 @@ impl Table {
     pub(super) fn retain(&self, is_kept: impl Fn(&Entry) -> bool) {
         for shard in &self.shards {
             let mut entries = shard.write().unwrap_or_else(PoisonError::into_inner);
-            entries.retain(|_, it| is_kept(it));
+            entries.retain(|_, entry| is_kept(entry));
         }
     }
 

@@ -1,78 +1,65 @@
-//! A call of several operations: one call of the script for each slot.
+//! A call of several operations: one call of the script for each slot; and an operation with keys in several slots.
 
-use std::mem;
+use std::{collections::HashMap, mem};
 
 use redis::cluster_routing::Slot;
-use tokio::runtime::Handle;
 
-use super::{cross_slot, hash_slots::TOO_LATE};
+use super::{
+    cross_slot,
+    hash_slots::{Slots, TOO_LATE},
+};
 use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError, settlement::Settlement},
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, redis::RedisStore},
+    domain::{
+        check::Check,
+        decision::Decision,
+        error::StoreError,
+        operation::{Operation, Reply, answer_of},
+    },
+    store::{
+        CallFuture, Store, StoreFuture,
+        ext::{ANOTHER_REPLY, read},
+        redis::RedisStore,
+    },
 };
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
-/// Operations that share a call, with their positions in the caller's list.
-struct SlotCall {
-    /// `None` for one operation with keys in several slots.
-    slot: Option<Slot>,
-    places: Vec<usize>,
-    operations: Vec<Operation>,
-}
+/// The operations of each slot, with their positions in the caller's list.
+type Calls = HashMap<Slot, Vec<(usize, Operation)>>;
 
 impl RedisStore {
     /// Executes the operations of each slot in one call, in their order, and all calls at the same time. An operation
     /// with keys in several slots waits for all before it, and all after it wait for it.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
-        let rounds = self.rounds(operations);
         let store = self.clone();
         StoreFuture::pending(async move {
-            for round in rounds {
-                let (places, calls): (Vec<_>, Vec<_>) =
-                    round.into_iter().map(|call| store.begin_call(call)).unzip();
-                for (places, answer) in places.into_iter().zip(Self::join(calls).await) {
-                    let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
-                    for (place, reply) in places.into_iter().zip(answers) {
-                        replies[place] = reply;
-                    }
+            let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
+            let mut calls = Calls::new();
+            for (place, operation) in operations.into_iter().enumerate() {
+                if let Some(slot) = store.only_slot(&operation) {
+                    calls.entry(slot).or_default().push((place, operation));
+                } else {
+                    store.send(mem::take(&mut calls), &mut replies).await;
+                    replies[place] = store.execute(operation).await;
                 }
             }
+            store.send(calls, &mut replies).await;
             Ok(replies)
         })
     }
 
-    fn begin_call(&self, call: SlotCall) -> (Vec<usize>, CallFuture) {
-        let answer = match call.slot {
-            None => one_by_one(self, call.operations),
-            Some(_) => self.call_one_slot(call.operations),
-        };
-        (call.places, answer)
-    }
-
-    /// Decides identical checks of several slots one after the other. The first denial is the decision of all that
-    /// follow. If one fails, or the caller leaves, those that were admitted are rolled back.
-    pub(super) fn check_batch(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let mut filled = PartlyFilled {
-                store,
-                runtime: Handle::current(),
-                decisions: Vec::with_capacity(count.into()),
-            };
-            while filled.decisions.len() < count.into() {
-                let decision = match filled.decisions.last() {
-                    Some(denied) if !denied.is_allowed() => denied.clone(),
-                    _ => {
-                        let decision = filled.store.check(&check).await;
-                        decision.map_err(StoreError::maybe_sent)?
-                    }
-                };
-                filled.decisions.push(decision);
+    /// Sends these calls at the same time, and puts the replies into their places.
+    async fn send(&self, calls: Calls, replies: &mut Replies) {
+        let calls = calls.into_values().map(|call| call.into_iter().unzip());
+        let (places, operations): (Vec<Vec<usize>>, Vec<_>) = calls.unzip();
+        let answers = operations.into_iter().map(|call| self.call_one_slot(call));
+        let answers = Self::join(answers.collect()).await;
+        for (places, answer) in places.into_iter().zip(answers) {
+            let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
+            for (place, reply) in places.into_iter().zip(answers) {
+                replies[place] = reply;
             }
-            Ok(mem::take(&mut filled.decisions))
-        })
+        }
     }
 
     /// The answer to an operation whose keys are in several slots; `None` where one call will do.
@@ -80,27 +67,11 @@ impl RedisStore {
         &self,
         operation: &Operation,
     ) -> Option<StoreFuture<Reply>> {
-        match operation {
-            Operation::Check(check) => Some(self.check_several_slots(check)?.map(Reply::Check)),
-            Operation::CheckBatch { check, count } => {
-                self.several_slots(check)?;
-                Some(
-                    self.check_batch(check.clone(), *count)
-                        .map(Reply::CheckBatch),
-                )
-            }
-            Operation::Settle(settlement) => {
-                let slots = self.several_slots(settlement.check())?;
-                let settled = self.settle_slots(settlement.clone(), slots);
-                Some(settled.map(Reply::Settle))
-            }
-            Operation::Renew(renewal) => {
-                let slots = self.several_slots(renewal.check())?;
-                let renewed = self.renew_slots(renewal.clone(), slots);
-                Some(renewed.map(Reply::Renew))
-            }
-            _ => None,
-        }
+        let slots = self.several_slots(operation.check()?)?;
+        let (store, operation) = (self.clone(), operation.clone());
+        Some(StoreFuture::pending(async move {
+            store.execute_apart(operation, slots).await
+        }))
     }
 
     /// The same for a check.
@@ -109,86 +80,66 @@ impl RedisStore {
         check: &Check,
     ) -> Option<StoreFuture<Decision>> {
         let slots = self.several_slots(check)?;
-        Some(match check.shadow_check() {
-            Some(shadows) => self.check_then_shadows(check.without_shadows(), shadows),
-            None => cross_slot::check(self.clone(), check.clone(), slots),
-        })
+        let (store, check) = (self.clone(), check.clone());
+        Some(StoreFuture::pending(async move {
+            store.check_once_apart(check, slots).await
+        }))
     }
 
-    /// Decides the charges that count, then the shadows in a separate call. An error of the shadows is dropped.
-    pub(super) fn check_then_shadows(
+    /// Executes an operation on each part of the charges that count.
+    pub(super) async fn execute_apart(
         &self,
-        counting: Check,
-        shadows: Check,
-    ) -> StoreFuture<Decision> {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let decision = store.check(&counting).await?;
-            if !decision.is_allowed() {
-                return Ok(decision);
+        operation: Operation,
+        slots: Slots,
+    ) -> Result<Reply, StoreError> {
+        Ok(match operation {
+            Operation::Check(check) => Reply::Check(self.check_once_apart(check, slots).await?),
+            Operation::CheckBatch { check, count } => {
+                Reply::CheckBatch(self.check_apart(check, count, slots).await?)
             }
-            Ok(match store.check(&shadows).await {
-                Ok(shadow) => decision.with_shadow(shadow),
-                Err(_) => decision,
-            })
+            Operation::Settle(settlement) => {
+                Reply::Settle(self.settle_slots(settlement, slots).await?)
+            }
+            Operation::Renew(renewal) => Reply::Renew(self.renew_slots(renewal, slots).await?),
+            other => self.execute_alone(other).await?,
         })
     }
 
-    /// The calls of each round. Calls of the same round run at the same time.
-    fn rounds(&self, operations: Vec<Operation>) -> Vec<Vec<SlotCall>> {
-        let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
-        for (place, operation) in operations.into_iter().enumerate() {
-            let slot = self.only_slot(&operation);
-            match rounds.last_mut() {
-                Some(round) if slot.is_some() && round.iter().all(|call| call.slot.is_some()) => {
-                    add(round, slot, place, operation);
-                }
-                _ => rounds.push(vec![SlotCall::new(slot, place, operation)]),
-            }
-        }
-        rounds
+    async fn check_once_apart(&self, check: Check, slots: Slots) -> Result<Decision, StoreError> {
+        let mut decisions = self.check_apart(check, 1, slots).await?;
+        decisions.pop().ok_or(ANOTHER_REPLY)
     }
-}
 
-/// The first decisions of a batch. If this is dropped, they are rolled back in the background.
-struct PartlyFilled {
-    store: RedisStore,
-    /// That of the caller, which may drop this outside of any.
-    runtime: Handle,
-    decisions: Vec<Decision>,
-}
-
-impl Drop for PartlyFilled {
-    fn drop(&mut self) {
-        let admitted = self.decisions.iter().filter(|it| it.is_allowed());
-        let both = admitted.flat_map(|it| [Some(it), it.usage().shadow()]);
-        let usages = both.flatten().map(Decision::usage);
-        // All at the same time, as a node may hang. If a rollback fails, its units stay charged until they are
-        // released.
-        for settlement in usages.filter_map(|usage| Settlement::roll_back(usage).ok()) {
-            let settle = Operation::Settle(settlement);
-            self.runtime.spawn(self.store.execute(settle));
-        }
+    /// Decides the charges that count, then the shadows of the admitted checks in separate calls. An error of the
+    /// shadows is dropped.
+    async fn check_apart(
+        &self,
+        check: Check,
+        count: u16,
+        slots: Slots,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let shadows = check.shadow_check();
+        let counting = check.without_shadows();
+        let decisions = cross_slot::check_batch(self.clone(), counting, count, slots).await?;
+        let admitted = decisions.iter().filter(|decision| decision.is_allowed());
+        let (Some(shadows), Ok(admitted @ 1..)) = (shadows, u16::try_from(admitted.count())) else {
+            return Ok(decisions);
+        };
+        let shadows = self.check_batch(shadows, admitted).await;
+        let mut shadows = shadows.into_iter().flatten();
+        let with_shadow = |decision: Decision| match shadows.next() {
+            Some(shadow) => decision.with_shadow(shadow),
+            None => decision,
+        };
+        Ok(decisions.into_iter().map(with_shadow).collect())
     }
-}
 
-impl SlotCall {
-    fn new(slot: Option<Slot>, place: usize, operation: Operation) -> Self {
-        Self {
-            slot,
-            places: vec![place],
-            operations: vec![operation],
+    /// Decides identical checks. A single one can share a call with others.
+    pub(super) fn check_batch(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+        if count == 1 {
+            return self.check(&check).map(|decision| vec![decision]);
         }
-    }
-}
-
-/// Adds an operation to the call of its slot.
-fn add(round: &mut Vec<SlotCall>, slot: Option<Slot>, place: usize, operation: Operation) {
-    match round.iter_mut().find(|call| call.slot == slot) {
-        Some(call) => {
-            call.places.push(place);
-            call.operations.push(operation);
-        }
-        None => round.push(SlotCall::new(slot, place, operation)),
+        let batch = self.execute(Operation::CheckBatch { check, count });
+        read(batch, answer_of!(CheckBatch))
     }
 }

@@ -6,6 +6,9 @@
 //!         ──▶ slot 3: admitted ──▶ settled to 0 ─┘
 //! ```
 //!
+//! Several identical checks are decided together: each slot admits as many as fit there, and when all slots have
+//! answered, those that do not fit in every slot are rolled back.
+//!
 //! After the first denial or error, or when the caller leaves, all admitted charges are rolled back at once, and later
 //! admissions as they arrive. So a node that does not answer keeps no charge in other slots for longer than its callers
 //! wait. Slots of nodes that are known not to answer are asked first, so that the other slots are rolled back within a
@@ -21,6 +24,7 @@ use tokio::{
 use super::hash_slots::{Slots, TOO_LATE, join_usages};
 use crate::{
     domain::{
+        charge::Charge,
         check::Check,
         decision::{Blocked, Decision, Usage},
         error::StoreError,
@@ -41,44 +45,57 @@ const HEAD_START: Duration = Duration::from_millis(20);
 /// well below the default timeout of a limiter.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Decides a check of several slots. If the caller leaves, the check continues until no charge is left.
-pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFuture<Decision> {
-    StoreFuture::pending(async move {
-        let (answer, answered) = oneshot::channel();
-        let (sender, events) = mpsc::unbounded_channel();
-        // Dropped with this future, so that the task learns when the caller leaves.
-        let _caller = Caller(sender.clone());
-        let parts = slots.iter().map(|_| Part::Waiting).collect();
-        let check = CrossSlotCheck {
-            store,
-            check,
-            slots,
-            parts,
-            sender,
-            caller: Some(answer),
-            deadline: None,
-            failed: false,
-            denied: false,
-            blocked: None,
-        };
-        tokio::spawn(check.run(events));
-        answered.await.unwrap_or(Err(TOO_LATE))
-    })
-}
-
-struct CrossSlotCheck {
+/// Decides identical checks of several slots. If the caller leaves, a task goes on until no charge is left.
+pub(super) async fn check_batch(
     store: RedisStore,
     check: Check,
+    count: u16,
+    slots: Slots,
+) -> Result<Vec<Decision>, StoreError> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let (answer, answered) = oneshot::channel();
+    let (sender, events) = mpsc::unbounded_channel();
+    // Dropped with this future, so that the task learns when the caller leaves.
+    let _caller = Caller(sender.clone());
+    let parts = slots.iter().map(|_| Part::Waiting).collect();
+    let batch = CrossSlotBatch {
+        store,
+        check,
+        count,
+        slots,
+        parts,
+        sender,
+        caller: Some(answer),
+        deadline: None,
+        fitting: count.into(),
+        is_decided: false,
+        denied: false,
+        blocked: None,
+    };
+    tokio::spawn(batch.run(events));
+    answered.await.unwrap_or(Err(TOO_LATE))
+}
+
+struct CrossSlotBatch {
+    store: RedisStore,
+    check: Check,
+    /// The number of identical checks.
+    count: u16,
     slots: Slots,
     /// In the order of the slots.
     parts: Vec<Part>,
     sender: mpsc::UnboundedSender<Event>,
     /// The caller to answer; `None` once answered, or after the caller has left.
-    caller: Option<oneshot::Sender<Result<Decision, StoreError>>>,
-    /// The end of the wait for the slots that were asked first, or, after a failure, for all slots.
+    caller: Option<oneshot::Sender<Result<Vec<Decision>, StoreError>>>,
+    /// The end of the wait for the slots that were asked first, or, once decided, for all slots.
     deadline: Option<Instant>,
-    /// Whether the check will not be admitted, so that everything is rolled back.
-    failed: bool,
+    /// The number of checks that fit in each slot that has answered; 0 after a failure.
+    fitting: usize,
+    /// Whether `fitting` checks are admitted, so that the charges of all others are rolled back.
+    is_decided: bool,
+    /// Whether a slot denies all checks.
     denied: bool,
     /// The block that ends last among the blocks found.
     blocked: Option<Blocked>,
@@ -88,17 +105,23 @@ struct CrossSlotCheck {
 enum Part {
     Waiting,
     Asked,
-    Admitted(Usage),
-    RollingBack(Usage),
-    /// Denied, rolled back, or admitted with a roll-back that failed.
-    Ended(Usage),
+    Decided(Charged),
     Failed(StoreError),
     /// Not decided, because an identity is blocked.
     Blocked,
 }
 
+/// The answer of one slot.
+struct Charged {
+    /// The usage after each check, the admitted ones first. The last is also the usage of all checks behind.
+    usages: Vec<Usage>,
+    /// The number of checks to charge. A charge that could not be rolled back stays until its steps are released.
+    checks: usize,
+    is_rolling_back: bool,
+}
+
 enum Event {
-    Decided(usize, Result<Decision, StoreError>),
+    Decided(usize, Result<Vec<Decision>, StoreError>),
     RolledBack(usize, Result<Usage, StoreError>),
     CallerLeft,
 }
@@ -112,7 +135,7 @@ impl Drop for Caller {
     }
 }
 
-impl CrossSlotCheck {
+impl CrossSlotBatch {
     async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) {
         self.begin();
         while self.is_under_way() || self.caller.is_some() {
@@ -126,15 +149,18 @@ impl CrossSlotCheck {
             };
             match event {
                 Some(event) => self.handle(event),
-                None if self.failed => self.answer(),
-                None => self.fail(),
+                None if self.is_decided => self.answer(),
+                None => self.decide(0),
             }
         }
     }
 
     fn is_under_way(&self) -> bool {
-        let under_way = |it: &Part| matches!(it, Part::Asked | Part::RollingBack(_));
-        self.parts.iter().any(under_way)
+        self.parts.iter().any(|part| match part {
+            Part::Asked => true,
+            Part::Decided(charged) => charged.is_rolling_back,
+            Part::Waiting | Part::Failed(_) | Part::Blocked => false,
+        })
     }
 
     /// Asks the slots of nodes that do not answer first, or all slots if no node or every node is like that.
@@ -146,7 +172,7 @@ impl CrossSlotCheck {
         }
         if !self.is_under_way() {
             self.ask_the_others();
-        } else if self.parts.iter().any(|it| matches!(it, Part::Waiting)) {
+        } else if self.parts.iter().any(|part| matches!(part, Part::Waiting)) {
             self.deadline = Some(Instant::now() + HEAD_START);
         }
     }
@@ -162,7 +188,7 @@ impl CrossSlotCheck {
     fn ask(&mut self, part: usize) {
         self.parts[part] = Part::Asked;
         let check = self.check.pick(&self.slots[part].1);
-        let answer = self.store.check_one_slot(&check);
+        let answer = self.store.check_batch(check, self.count);
         self.begin_part(answer, move |result| Event::Decided(part, result));
     }
 
@@ -180,80 +206,99 @@ impl CrossSlotCheck {
     }
 
     fn handle(&mut self, event: Event) {
-        // `fail` acts only once, so later denials, blocks and errors only add to the answer.
         match event {
-            Event::Decided(part, Ok(Decision::Allowed(usage))) => self.admit(part, usage),
-            Event::Decided(part, Ok(Decision::Denied(denial))) => {
-                self.parts[part] = Part::Ended(denial.usage().clone());
-                self.denied = true;
-                self.fail();
-            }
-            Event::Decided(part, Ok(Decision::Blocked(blocked))) => {
-                self.parts[part] = Part::Blocked;
-                let blocks = self.blocked.take().into_iter().chain([blocked]);
-                self.blocked = blocks.reduce(Blocked::or_later);
-                self.fail();
-            }
+            Event::Decided(part, Ok(decisions)) => self.note(part, &decisions),
             Event::Decided(part, Err(error)) => {
                 self.parts[part] = Part::Failed(error);
-                self.fail();
+                self.decide(0);
             }
             Event::RolledBack(part, result) => self.roll_back_ended(part, result),
             Event::CallerLeft => {
                 if self.caller.take().is_some() {
-                    self.fail();
+                    self.decide(0);
                 }
             }
         }
     }
 
-    fn admit(&mut self, part: usize, usage: Usage) {
-        self.parts[part] = Part::Admitted(usage);
-        if self.failed {
-            self.roll_back(part);
+    fn note(&mut self, part: usize, decisions: &[Decision]) {
+        if let Some(Decision::Blocked(blocked)) = decisions.first() {
+            self.parts[part] = Part::Blocked;
+            let blocks = self.blocked.take().into_iter().chain([blocked.clone()]);
+            self.blocked = blocks.reduce(Blocked::or_later);
+            return self.decide(0);
+        }
+        let usages = decisions.iter().map(|decision| decision.usage().clone());
+        let admitted = decisions.iter().filter(|decision| decision.is_allowed());
+        let checks = admitted.count();
+        self.parts[part] = Part::Decided(Charged {
+            usages: usages.collect(),
+            checks,
+            is_rolling_back: false,
+        });
+        self.denied |= checks == 0;
+        self.fitting = self.fitting.min(checks);
+        if self.fitting == 0 {
+            self.decide(0);
+            self.roll_back_others(part);
         } else if !self.is_under_way() {
             self.deadline = None;
             self.ask_the_others();
+            if !self.is_under_way() {
+                self.decide(self.fitting);
+            }
         }
     }
 
-    /// Rolls back the admitted charges. The slots that were not asked yet may still deny the check, and a denial says
-    /// more than an error.
-    fn fail(&mut self) {
-        if self.failed {
+    /// Admits this many checks, and rolls back the charges of the others. The slots that were not asked yet may still
+    /// deny the check, and a denial says more than an error.
+    fn decide(&mut self, admitted: usize) {
+        // Later denials, blocks and errors only add to the answer.
+        if self.is_decided && self.fitting == admitted {
             return;
         }
-        self.failed = true;
+        self.is_decided = true;
+        self.fitting = admitted;
         self.deadline = self.caller.is_some().then(|| Instant::now() + GRACE);
         for part in 0..self.parts.len() {
-            self.roll_back(part);
+            self.roll_back_others(part);
         }
         if self.caller.is_some() {
             self.ask_the_others();
         }
     }
 
-    fn roll_back(&mut self, part: usize) {
-        let Part::Admitted(usage) = &self.parts[part] else {
+    /// Rolls back the charges of the checks that are not admitted.
+    fn roll_back_others(&mut self, part: usize) {
+        let Part::Decided(charged) = &mut self.parts[part] else {
             return;
         };
-        let usage = usage.clone();
-        let answer = match Settlement::roll_back(&usage) {
+        let others = charged.checks.saturating_sub(self.fitting);
+        if others == 0 || charged.is_rolling_back {
+            return;
+        }
+        let answer = match roll_back(&charged.usages[charged.checks - 1], others) {
             Ok(settlement) => {
                 let settle = Operation::Settle(settlement);
                 self.store.execute_one(settle, answer_of!(Settle))
             }
             Err(error) => StoreFuture::ready(Err(error)),
         };
-        self.parts[part] = Part::RollingBack(usage);
+        charged.checks = self.fitting;
+        charged.is_rolling_back = true;
         self.begin_part(answer, move |result| Event::RolledBack(part, result));
     }
 
-    /// A charge that could not be rolled back stays until its steps are released.
     fn roll_back_ended(&mut self, part: usize, result: Result<Usage, StoreError>) {
-        if let Part::RollingBack(charged) = &self.parts[part] {
-            self.parts[part] = Part::Ended(result.unwrap_or_else(|_| charged.clone()));
+        if let Part::Decided(charged) = &mut self.parts[part] {
+            charged.is_rolling_back = false;
+            if let Ok(usage) = result {
+                charged.usages.truncate(charged.checks);
+                charged.usages.push(usage);
+            }
         }
+        // Fewer checks may be admitted by now, because the caller has left.
+        self.roll_back_others(part);
     }
 
     /// Answers the caller, once.
@@ -262,29 +307,40 @@ impl CrossSlotCheck {
         let Some(caller) = self.caller.take() else {
             return;
         };
-        let decision = if let Some(blocked) = self.blocked.clone() {
-            Ok(Decision::Blocked(blocked))
-        } else if self.failed && !self.denied {
+        let decisions = if let Some(blocked) = self.blocked.clone() {
+            Ok(vec![Decision::Blocked(blocked); self.count.into()])
+        } else if self.fitting == 0 && !self.denied {
             Err(self.first_error())
         } else {
             self.join_parts()
         };
-        if caller.send(decision).is_err() {
-            self.fail();
+        if caller.send(decisions).is_err() {
+            self.decide(0);
         }
     }
 
-    fn join_parts(&self) -> Result<Decision, StoreError> {
+    fn join_parts(&self) -> Result<Vec<Decision>, StoreError> {
+        let admitted = (0..self.fitting).map(|check| self.join(check, true));
+        let mut decisions: Vec<Decision> = admitted.collect::<Result<_, _>>()?;
+        if self.fitting < self.count.into() {
+            let denied = self.join(self.fitting, false)?;
+            decisions.resize(self.count.into(), denied);
+        }
+        Ok(decisions)
+    }
+
+    /// The decision of the check with this number.
+    fn join(&self, check: usize, is_admitted: bool) -> Result<Decision, StoreError> {
         let parts = self.parts.iter().zip(&self.slots);
         let usages = parts.map(|(part, (_, charges))| {
             // We know nothing about a slot that did not answer.
             let unknown = || Usage::unused(&self.check.pick(charges));
-            part.usage().unwrap_or_else(unknown)
+            part.usage(check).cloned().unwrap_or_else(unknown)
         });
         let usages: Vec<Usage> = usages.collect();
-        let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, &usages);
-        let joined = Decision::joined(&self.check, !self.failed, decided_at_ms, rules)?;
-        if self.parts.iter().any(|part| part.usage().is_none()) {
+        let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, usages.iter());
+        let joined = Decision::joined(&self.check, is_admitted, decided_at_ms, rules)?;
+        if self.parts.iter().any(|part| part.usage(check).is_none()) {
             joined.usage().note_unseen_blocks();
         }
         Ok(joined)
@@ -300,12 +356,24 @@ impl CrossSlotCheck {
 }
 
 impl Part {
-    fn usage(&self) -> Option<Usage> {
+    /// The usage after the check with this number.
+    fn usage(&self, check: usize) -> Option<&Usage> {
         match self {
-            Self::Admitted(usage) | Self::RollingBack(usage) | Self::Ended(usage) => {
-                Some(usage.clone())
-            }
+            Self::Decided(charged) => charged.usages.get(check).or(charged.usages.last()),
             Self::Waiting | Self::Asked | Self::Failed(_) | Self::Blocked => None,
         }
     }
+}
+
+/// Gives back the charges of this many checks, which were decided together. `usage` is that of one of them.
+fn roll_back(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
+    let charges = usage.check().charges().iter().map(|charge| {
+        let units = charge.cost() * checks as u64; // no more than were charged
+        Charge::new(charge.policy(), charge.key().clone(), units)
+    });
+    let check = Check::new(charges)?;
+    let check = check.shadow_check().unwrap_or(check); // the slot may have been asked for shadows, which count there
+    let rules = usage.rules().copied().collect();
+    let all = Decision::joined(&check, true, usage.decided_at_ms(), rules)?;
+    Settlement::roll_back(all.usage())
 }

@@ -4,12 +4,12 @@
 //! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has
 //! moved. A call with one key is always executed, by the node that has the key.
 //!
-//! So blocks are read first, one call each, and then each charge is decided in a separate call: all or nothing by
-//! rolling back, as for several slots.
+//! So blocks are read first, one call each, and then each charge is decided in a separate call, for all of several
+//! identical checks: all or nothing by rolling back, as for several slots.
 
 use std::time::UNIX_EPOCH;
 
-use super::{cross_slot, hash_slots::Slots};
+use super::hash_slots::Slots;
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES, Until},
@@ -22,7 +22,6 @@ use crate::{
     },
     store::{
         CallFuture, StoreFuture,
-        ext::ANOTHER_REPLY,
         redis::{RedisStore, error::store_error},
     },
 };
@@ -41,55 +40,30 @@ impl RedisStore {
     }
 
     async fn do_by_key(&self, operation: Operation) -> Result<Reply, StoreError> {
-        match operation {
-            Operation::Check(check) => self.check_by_key(check).await.map(Reply::Check),
-            Operation::CheckBatch { check, count } => {
-                self.batch_by_key(check, count).await.map(Reply::CheckBatch)
-            }
-            Operation::Settle(settlement) => {
-                let slots = self.slots_by_key(settlement.check());
-                self.settle_slots(settlement, slots)
-                    .await
-                    .map(Reply::Settle)
-            }
-            Operation::Renew(renewal) => {
-                let slots = self.slots_by_key(renewal.check());
-                self.renew_slots(renewal, slots).await.map(Reply::Renew)
-            }
-            Operation::Unblock { key } => self.unblock_by_key(&key).await,
+        let operation = match operation {
+            Operation::Check(check) => match self.blocked_by_key(&check).await? {
+                Some(blocked) => return Ok(Reply::Check(Decision::Blocked(blocked))),
+                None => Operation::Check(check.enforce_blocks(false)),
+            },
+            Operation::CheckBatch { check, count } => match self.blocked_by_key(&check).await? {
+                Some(blocked) => {
+                    let decisions = vec![Decision::Blocked(blocked); count.into()];
+                    return Ok(Reply::CheckBatch(decisions));
+                }
+                None => Operation::CheckBatch {
+                    check: check.enforce_blocks(false),
+                    count,
+                },
+            },
+            Operation::Unblock { key } => return self.unblock_by_key(&key).await,
             // A ban needs both keys in one call. The next strike asks for the ban again.
-            Operation::Ban { .. } => Err(MOVING),
-            // They have one key, or none.
-            other => self.execute_alone(other).await,
-        }
-    }
-
-    async fn check_by_key(&self, check: Check) -> Result<Decision, StoreError> {
-        if let Some(blocked) = self.blocked_by_key(&check).await? {
-            return Ok(Decision::Blocked(blocked));
-        }
-        let check = check.enforce_blocks(false);
-        if let Some(shadows) = check.shadow_check() {
-            let counting = check.without_shadows();
-            return self.check_then_shadows(counting, shadows).await;
-        }
-        let slots = self.slots_by_key(&check);
-        cross_slot::check(self.clone(), check, slots).await
-    }
-
-    async fn batch_by_key(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
-        if check.all_charges().len() > 1 {
-            return self.check_batch(check, count).await;
-        }
-        if let Some(blocked) = self.blocked_by_key(&check).await? {
-            return Ok(vec![Decision::Blocked(blocked); count.into()]);
-        }
-        let check = check.enforce_blocks(false);
-        let batch = Operation::CheckBatch { check, count };
-        match self.execute_alone(batch).await? {
-            Reply::CheckBatch(decisions) => Ok(decisions),
-            _ => Err(ANOTHER_REPLY),
-        }
+            Operation::Ban { .. } => return Err(MOVING),
+            other => other,
+        };
+        let check = operation.check();
+        let slots = check.map(|check| self.slots_by_key(check));
+        let slots = slots.unwrap_or_default(); // an operation without charges has one key, or none
+        self.execute_apart(operation, slots).await
     }
 
     async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
@@ -133,8 +107,7 @@ impl RedisStore {
     /// Treats each charge as if its slot held no other.
     fn slots_by_key(&self, check: &Check) -> Slots {
         let charges = check.charges().iter().enumerate();
-        let slots =
-            charges.map(|(index, it)| (self.slot(it.policy().name(), it.key()), vec![index]));
+        let slots = charges.map(|(index, charge)| (self.slot(charge.key()), vec![index]));
         slots.collect()
     }
 }

@@ -10,7 +10,10 @@ use redis::{
     RedisResult, ServerErrorKind, Value, cluster::NodeAddress,
 };
 
-use crate::store::redis::connection::{ReconnectingConnection, Reply};
+use crate::store::redis::{
+    connection::{ReconnectingConnection, Reply},
+    error::closed,
+};
 
 /// One node and a connection, which opens at the first use.
 pub(in crate::store::redis) struct Node {
@@ -64,7 +67,7 @@ impl Node {
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
     pub(in crate::store::redis) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {
         let result = if asking {
-            Ok(self.connection.send_asking(cmd).await)
+            Ok(self.send_asking(cmd).await)
         } else {
             self.connection.try_send(cmd).await
         };
@@ -74,6 +77,18 @@ impl Node {
             self.redirects.store(redirects, Relaxed);
         }
         result
+    }
+
+    async fn send_asking(&self, cmd: &Cmd) -> RedisResult<Value> {
+        // Both go in one message: ASKING applies to the next command on the connection, and other callers share the
+        // connection.
+        let mut both = redis::Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(cmd.clone());
+        let mut replies = self.send_all(&both).await?.into_iter();
+        // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
+        // back.
+        replies.next().ok_or_else(closed)??;
+        replies.next().ok_or_else(closed)?
     }
 
     /// The same with one kind of error.

@@ -131,7 +131,7 @@ impl<T> Attempt<T> {
             let is_newest = latest.started == Some(self.started);
             let is_of_use = outcome
                 .as_ref()
-                .map_or_else(|it| !it.is_timeout(), |_| true);
+                .map_or_else(|error| !error.is_timeout(), |_| true);
             let counts = !has_succeeded && (is_newest || is_of_use);
             if counts {
                 latest.started = Some(self.started);
@@ -146,7 +146,7 @@ impl<T> Attempt<T> {
 impl<T> Drop for Attempt<T> {
     fn drop(&mut self) {
         let is_under_way =
-            |it: &Latest<T>| it.outcome.is_none() && it.started == Some(self.started);
+            |latest: &Latest<T>| latest.outcome.is_none() && latest.started == Some(self.started);
         if is_under_way(&self.shared.latest.borrow()) {
             self.publish(Err(closed()));
         }

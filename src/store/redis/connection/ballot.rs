@@ -28,7 +28,10 @@ impl Ballot {
     }
 
     pub(super) fn add(&mut self, address: Address) {
-        let known = self.named.iter_mut().find(|it| it.address == address);
+        let known = self
+            .named
+            .iter_mut()
+            .find(|candidate| candidate.address == address);
         match known {
             Some(candidate) => candidate.votes += 1,
             None => self.named.push(Candidate {
@@ -42,8 +45,8 @@ impl Ballot {
     /// The next address to try: the address that most sentinels name, or, when all have answered, the one named most
     /// often.
     pub(super) fn next(&mut self, all_answered: bool) -> Option<Address> {
-        let rest = self.named.iter_mut().filter(|it| !it.tried);
-        let best = rest.max_by_key(|it| it.votes)?;
+        let rest = self.named.iter_mut().filter(|candidate| !candidate.tried);
+        let best = rest.max_by_key(|candidate| candidate.votes)?;
         if !all_answered && 2 * best.votes <= self.voters {
             return None;
         }

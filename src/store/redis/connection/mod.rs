@@ -82,26 +82,6 @@ impl Connection {
         caller.receives(reply)
     }
 
-    /// Sends one command for a slot of a cluster that is being moved to this server.
-    #[cfg(feature = "cluster")]
-    async fn send_asking(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
-        use super::error::closed;
-        let mut multiplexed = self.multiplexed.clone();
-        // Both go in one message: ASKING applies to the next command on the connection, and other callers share the
-        // connection.
-        let mut both = redis::Pipeline::with_capacity(2);
-        both.cmd("ASKING").add_command(cmd.clone());
-        let caller = Caller::sends(self);
-        let replies = multiplexed.send_packed_commands(&both, 0, 2).await;
-        // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
-        // back.
-        caller.receives(replies.and_then(|replies| {
-            let mut replies = replies.into_iter().map(Value::extract_error);
-            replies.next().ok_or_else(closed)??;
-            replies.next().ok_or_else(closed)?
-        }))
-    }
-
     /// Sends these commands together. You get an error reply as one of the replies.
     async fn send_all(
         self: &Arc<Self>,

@@ -54,17 +54,9 @@ impl ReconnectingConnection {
     }
 
     /// The same with one kind of error.
+    #[cfg(feature = "sentinel")]
     pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
         self.try_send(cmd).await?
-    }
-
-    /// Sends one command for a slot of a cluster that is being moved to this server.
-    #[cfg(feature = "cluster")]
-    pub(in crate::store::redis) async fn send_asking(
-        self: &Arc<Self>,
-        cmd: &Cmd,
-    ) -> RedisResult<Value> {
-        self.usable().await?.send_asking(cmd).await
     }
 
     /// Sends these commands together. You get an error reply as one of the replies.

@@ -50,7 +50,7 @@ fn error_replies_are_told_apart_by_their_code() {
     ];
     for (reply, kind) in replies
         .into_iter()
-        .flat_map(|(kind, replies)| replies.iter().map(move |it| (it, kind)))
+        .flat_map(|(kind, replies)| replies.iter().map(move |reply| (reply, kind)))
     {
         let error = store_error(&error_reply(reply));
         assert_eq!(error.kind(), kind, "{reply}");

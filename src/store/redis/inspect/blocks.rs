@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored, within};
+use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored};
 use crate::{
     domain::{
         block::{BLOCKS, Block, BlockDetails, BlockedBy, BlockedIdentity},
@@ -93,8 +93,8 @@ impl Inspector {
         });
         let gets: Vec<_> = gets.collect();
         let replies = send_all(&self.store.transport, &gets);
-        let replies = within(self.timeout, async { Ok(replies.await) }).await;
-        let replies = replies.map_err(|error| store_error(&error))?.into_iter();
+        let replies = self.in_time(async { Ok(replies.await) }).await?;
+        let replies = replies.into_iter();
         replies.map(|reply| stored(reply, read)).collect()
     }
 
@@ -133,7 +133,10 @@ impl Server {
     /// As [`read`](Self::read).
     pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
         let replies = self.get_all(names).await?;
-        replies.into_iter().map(|it| stored(it, read)).collect()
+        replies
+            .into_iter()
+            .map(|reply| stored(reply, read))
+            .collect()
     }
 }
 

@@ -194,11 +194,15 @@ impl Inspector {
     pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
         let servers = within(self.timeout, self.store.transport.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();
-        Ok(servers.map(|to| Server::new(self, to)).collect())
+        let server = |to| Server {
+            inspector: self.clone(),
+            to,
+        };
+        Ok(servers.map(server).collect())
     }
 
     async fn now_ms_at(&self, name: &[u8]) -> Result<u64, StoreError> {
-        if let Some(now_ms) = self.store.set_now_ms() {
+        if let Some(now_ms) = self.store.clock.now_ms() {
             return Ok(now_ms);
         }
         let time = self.send(&redis::cmd("TIME"), name).await;
@@ -207,7 +211,7 @@ impl Inspector {
     }
 
     /// Bounds the wait for several replies.
-    async fn in_time<T>(
+    pub(super) async fn in_time<T>(
         &self,
         answer: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {

@@ -1,14 +1,11 @@
 //! [`Server`]: one server, with all its keys.
 
-use std::time::Duration;
-
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
 use super::{Inspector, StoredName, StoredResult, StoredValue, stored, unknown_to_proxies};
 use crate::{
     domain::{error::StoreError, key::Key},
     store::redis::{
-        RedisStore,
         connection::within,
         error::{code, store_error},
         milliseconds,
@@ -19,9 +16,8 @@ use crate::{
 /// One server that keeps keys: see [`Inspector::servers`].
 #[derive(Debug)]
 pub struct Server {
-    store: RedisStore,
-    to: SingleServer,
-    timeout: Duration,
+    pub(super) inspector: Inspector,
+    pub(super) to: SingleServer,
 }
 
 /// Selects the keys for a [scan](Server::scan).
@@ -71,14 +67,6 @@ impl Inspector {
 }
 
 impl Server {
-    pub(super) fn new(inspector: &Inspector, to: SingleServer) -> Self {
-        Self {
-            store: inspector.store.clone(),
-            to,
-            timeout: inspector.timeout,
-        }
-    }
-
     /// `HOST:PORT` of a cluster node; `None` for a single server.
     #[must_use]
     pub fn node_address(&self) -> Option<String> {
@@ -91,7 +79,7 @@ impl Server {
     ///
     /// If the server does not answer in time, or with an error. A proxy such as twemproxy closes the connection.
     pub async fn now_ms(&self) -> Result<u64, StoreError> {
-        if let Some(now_ms) = self.store.set_now_ms() {
+        if let Some(now_ms) = self.inspector.store.clock.now_ms() {
             return Ok(now_ms);
         }
         let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);
@@ -132,7 +120,7 @@ impl Server {
         let found = self.send(&scan).await;
         let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
         let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| self.error(&error))?;
-        let names = &self.store.names;
+        let names = &self.inspector.store.names;
         // The pattern also matches other keys, such as those of contributors.
         let found = found.into_iter().filter_map(|name| {
             if selection.of_any_prefix {
@@ -153,7 +141,9 @@ impl Server {
     pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
         let replies = self.get_all(names).await?;
         let values = replies.into_iter();
-        values.map(|it| stored(it, StoredValue::read)).collect()
+        values
+            .map(|value| stored(value, StoredValue::read))
+            .collect()
     }
 
     pub(super) async fn get_all(
@@ -164,7 +154,7 @@ impl Server {
         for name in names {
             gets.cmd("GET").arg(name.as_bytes());
         }
-        let replies = within(self.timeout, self.to.send_all(&gets)).await;
+        let replies = within(self.inspector.timeout, self.to.send_all(&gets)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
             Err(error) if has_moved(&error) => Ok(Value::Nil),
@@ -178,7 +168,7 @@ impl Server {
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
-        within(self.timeout, self.to.send(cmd)).await
+        within(self.inspector.timeout, self.to.send(cmd)).await
     }
 }
 

@@ -117,10 +117,11 @@ impl SharedCall {
     /// Puts equal renewals side by side, which the script then does as one. Only renewals travel with renewals.
     fn sort_renewals(&mut self) {
         if let [(Operation::Renew(_), _), ..] = self.operations[..] {
-            self.operations.sort_by_cached_key(|(it, _)| match it {
-                Operation::Renew(renewal) => renewal.hash(),
-                _ => 0,
-            });
+            self.operations
+                .sort_by_cached_key(|(operation, _)| match operation {
+                    Operation::Renew(renewal) => renewal.hash(),
+                    _ => 0,
+                });
         }
     }
 
@@ -166,8 +167,10 @@ impl SharedCall {
     fn fold(self, sent: &Arc<SentCall>) -> (Vec<Operation>, Vec<Waiters>) {
         let operations = self.operations.into_iter();
         let wanted = operations.filter_map(|(operation, mut waiters)| {
-            waiters.retain(|it| !it.reply.is_closed() && it.journey.begin(sent));
-            let count = u16::try_from(waiters.len()).ok().filter(|it| *it > 0)?;
+            waiters.retain(|waiter| !waiter.reply.is_closed() && waiter.journey.begin(sent));
+            let count = u16::try_from(waiters.len())
+                .ok()
+                .filter(|count| *count > 0)?;
             Some(match operation {
                 Operation::Check(check) if count > 1 => {
                     (Operation::CheckBatch { check, count }, waiters)
@@ -193,7 +196,9 @@ impl Returned {
             match reply {
                 // With one waiter, the caller asked for a batch. With more, `fold` made the batch from their checks.
                 Ok(Reply::CheckBatch(decisions)) if waiters.len() > 1 => {
-                    let decisions = decisions.into_iter().map(|it| Ok(Reply::Check(it)));
+                    let decisions = decisions
+                        .into_iter()
+                        .map(|decision| Ok(Reply::Check(decision)));
                     answer(waiters, decisions);
                 }
                 Ok(reply) => answer(waiters, [Ok(reply)]),

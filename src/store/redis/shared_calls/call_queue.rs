@@ -19,10 +19,11 @@ use super::sync::{Mutex, MutexGuard};
 ///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
-pub(super) struct CallQueue<T> {
+pub(super) struct CallQueue<T, C> {
     most: usize,
-    /// The number of waiting charges that begin another call while one is in flight.
+    /// The number of waiting charges that begin another call while one is in flight, and the least share of a call.
     full: usize,
+    gather: fn(&mut Waiting<T>, usize) -> Option<C>,
     state: Mutex<State<T>>,
 }
 
@@ -38,8 +39,12 @@ struct State<T> {
     moved: Instant,
 }
 
-impl<T> CallQueue<T> {
-    pub(super) fn new(most: usize, now: Instant) -> Self {
+impl<T, C> CallQueue<T, C> {
+    pub(super) fn new(
+        most: usize,
+        now: Instant,
+        gather: fn(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> Self {
         let state = State {
             waiting: Waiting::new(),
             epoch: 0,
@@ -50,6 +55,7 @@ impl<T> CallQueue<T> {
         Self {
             most,
             full: 0,
+            gather,
             state: Mutex::new(state),
         }
     }
@@ -64,13 +70,12 @@ impl<T> CallQueue<T> {
     /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin
     /// now, if any, with its epoch. If no call has begun or ended for `give_up_after`, the queue gives up all calls in
     /// flight.
-    pub(super) fn enter<C>(
+    pub(super) fn enter(
         &self,
         one: T,
         charges: usize,
         now: Instant,
         give_up_after: Duration,
-        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
     ) -> (u64, Option<(C, u64)>) {
         let mut state = self.lock();
         let ticket = state.waiting.push(one, charges);
@@ -81,32 +86,22 @@ impl<T> CallQueue<T> {
             }
             state.give_up();
         }
-        (ticket, self.begin(&mut state, now, gather))
+        (ticket, self.begin(&mut state, now))
     }
 
     /// Begins a call for the callers that wait, if the calls in flight have not moved for `give_up_after`: no other caller
     /// may enter.
-    pub(super) fn revive<C>(
-        &self,
-        now: Instant,
-        give_up_after: Duration,
-        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
-    ) -> Option<(C, u64)> {
+    pub(super) fn revive(&self, now: Instant, give_up_after: Duration) -> Option<(C, u64)> {
         let mut state = self.lock();
         if state.waiting.first().is_none() || !state.is_stuck(now, give_up_after) {
             return None;
         }
         state.give_up();
-        self.begin(&mut state, now, gather)
+        self.begin(&mut state, now)
     }
 
-    fn begin<C>(
-        &self,
-        state: &mut State<T>,
-        now: Instant,
-        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
-    ) -> Option<(C, u64)> {
-        let call = self.next_call(state, gather)?;
+    fn begin(&self, state: &mut State<T>, now: Instant) -> Option<(C, u64)> {
+        let call = self.next_call(state)?;
         state.in_flight += 1;
         state.moved = now;
         Some((call, state.epoch))
@@ -116,13 +111,7 @@ impl<T> CallQueue<T> {
     ///
     /// If `begin` fails, the call ends inside of `begin`, and this function is entered again. The inner call only
     /// counts the end and leaves the rest to the loop of the outer one, so a queue of any length needs no more stack.
-    pub(super) fn end<C>(
-        &self,
-        epoch: u64,
-        now: Instant,
-        gather: impl Fn(&mut Waiting<T>, usize) -> Option<C>,
-        begin: impl Fn(C),
-    ) {
+    pub(super) fn end(&self, epoch: u64, now: Instant, begin: impl Fn(C)) {
         let mut state = self.lock();
         if state.epoch != epoch {
             return;
@@ -134,7 +123,7 @@ impl<T> CallQueue<T> {
         }
         // The lock is free while a call begins, and another caller may end the epoch.
         while state.epoch == epoch && state.ended > 0 {
-            match self.next_call(&mut state, &gather) {
+            match self.next_call(&mut state) {
                 Some(call) => {
                     drop(state);
                     begin(call);
@@ -148,13 +137,9 @@ impl<T> CallQueue<T> {
         }
     }
 
-    fn next_call<C>(
-        &self,
-        state: &mut State<T>,
-        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
-    ) -> Option<C> {
+    fn next_call(&self, state: &mut State<T>) -> Option<C> {
         let share = state.waiting.charges.div_ceil(self.most);
-        gather(&mut state.waiting, share)
+        (self.gather)(&mut state.waiting, share.max(self.full))
     }
 
     /// Removes the caller with this ticket, unless a call has already taken it.
@@ -226,17 +211,19 @@ impl<T> Waiting<T> {
     }
 
     fn remove(&mut self, ticket: u64) -> Option<T> {
-        let index = self.places.binary_search_by_key(&ticket, |it| it.ticket);
+        let index = self
+            .places
+            .binary_search_by_key(&ticket, |place| place.ticket);
         let (one, charges) = self.places[index.ok()?].one.take()?;
         self.charges -= charges;
         self.left += 1;
-        while self.places.front().is_some_and(|it| it.one.is_none()) {
+        while self.places.front().is_some_and(|place| place.one.is_none()) {
             self.places.pop_front();
             self.left -= 1;
         }
         // Without this, callers that come and leave behind one that waits would take ever more memory.
         if self.left > self.places.len() / 2 {
-            self.places.retain(|it| it.one.is_some());
+            self.places.retain(|place| place.one.is_some());
             self.left = 0;
         }
         Some(one)

@@ -35,16 +35,14 @@ use crate::{
     store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY},
 };
 use call::{MAX_CHARGES, Request, SharedCall, Waiter};
-use call_queue::{CallQueue, Waiting};
+use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
 
 /// The calls to one server, or to one slot of a cluster.
 pub(super) struct SharedCalls {
     /// Sends the calls. This store shares none.
     store: RedisStore,
-    queue: CallQueue<Request>,
-    /// The least share of a call.
-    least: usize,
+    queue: CallQueue<Request, SharedCall>,
 }
 
 impl fmt::Debug for SharedCalls {
@@ -56,25 +54,16 @@ impl fmt::Debug for SharedCalls {
 impl SharedCalls {
     /// `in_flight` is the maximum number of calls at the same time.
     fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            queue: CallQueue::new(in_flight, Instant::now()),
-            least: 0,
-        })
+        let queue = CallQueue::new(in_flight, Instant::now(), SharedCall::gather);
+        Arc::new(Self { store, queue })
     }
 
     /// Calls for operations that no request waits for, and that come many at a time. The first is sent at once; those
     /// that follow share the next call, or several full ones.
     fn in_no_hurry(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            queue: CallQueue::new(in_flight, Instant::now()).gathering(MAX_CHARGES),
-            least: MAX_CHARGES,
-        })
-    }
-
-    fn gather(&self, waiting: &mut Waiting<Request>, share: usize) -> Option<SharedCall> {
-        SharedCall::gather(waiting, share.max(self.least))
+        let queue = CallQueue::new(in_flight, Instant::now(), SharedCall::gather);
+        let queue = queue.gathering(MAX_CHARGES);
+        Arc::new(Self { store, queue })
     }
 
     /// Executes one operation in a call that others may share.
@@ -119,10 +108,7 @@ impl SharedCalls {
         };
         let (charges, now) = (request.charges(), Instant::now());
         let give_up_after = self.store.transport.give_up_after();
-        let gather = |waiting: &mut _, share| self.gather(waiting, share);
-        let (ticket, begun) = self
-            .queue
-            .enter(request, charges, now, give_up_after, gather);
+        let (ticket, begun) = self.queue.enter(request, charges, now, give_up_after);
         // If the caller is dropped while it waits, its operation must leave the queue.
         let caller = Caller {
             calls: &self,
@@ -154,8 +140,7 @@ impl SharedCalls {
             if let Ok(answer) = timeout(give_up_after, &mut answer).await {
                 return answer;
             }
-            let gather = |waiting: &mut _, share| self.gather(waiting, share);
-            if let Some((call, epoch)) = self.queue.revive(Instant::now(), give_up_after, gather) {
+            if let Some((call, epoch)) = self.queue.revive(Instant::now(), give_up_after) {
                 self.begin(call, epoch);
             }
         }
@@ -169,7 +154,9 @@ impl SharedCalls {
         };
         runtime.spawn(async move {
             let store = &place.calls.store;
-            let returned = call.send(|it| store.execute_together(it)).await;
+            let returned = call
+                .send(|operations| store.execute_together(operations))
+                .await;
             // Do this first, so that the next call is under way while the callers of this one get their answers.
             drop(place);
             returned.answer();
@@ -186,9 +173,8 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let (calls, epoch) = (&self.calls, self.epoch);
-        let gather = |waiting: &mut _, share| calls.gather(waiting, share);
         let begin = |call| calls.begin(call, epoch);
-        calls.queue.end(epoch, Instant::now(), gather, begin);
+        calls.queue.end(epoch, Instant::now(), begin);
     }
 }
 

@@ -60,7 +60,7 @@ async fn scan(
         let now_ms = settings.now_ms(reading.now_ms);
         for (name, value) in names.iter().zip(reading.values) {
             // A block that has ended meanwhile is no longer stored.
-            let block = value?.map(|it| read_block(&it)).transpose()?;
+            let block = value?.map(|value| read_block(&value)).transpose()?;
             let block = block.filter(|(block, _)| block.holds(now_ms));
             if let (Some(block), Some(identity)) = (block, identity(name)) {
                 blocks.insert(identity, block);

@@ -45,7 +45,11 @@ const MAX_TIME_MS: u64 = 1 << 49;
 /// Writes the counts of one policy and key.
 pub(super) fn write_counts(entry: &Entry) -> Vec<u8> {
     let mut bytes = vec![VERSION];
-    for section in entry.sections().iter().filter(|it| !it.is_empty()) {
+    for section in entry
+        .sections()
+        .iter()
+        .filter(|section| !section.is_empty())
+    {
         match section {
             Section::Steps(queue) => write_queue(&mut bytes, queue),
             Section::Bucket(bucket) => write_bucket(&mut bytes, bucket),
@@ -96,7 +100,7 @@ pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
     let mut bytes = body(value)?;
     let (mut sections, mut specs) = (Vec::new(), HashSet::new());
     while !bytes.is_empty() {
-        let section = read_section(&mut bytes).filter(|it| specs.insert(it.spec()));
+        let section = read_section(&mut bytes).filter(|section| specs.insert(section.spec()));
         sections.push(section.ok_or(UNREADABLE)?);
     }
     Ok(Entry::of(sections))
@@ -160,7 +164,7 @@ fn read_queue(step_ms: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
         let (distance, units) = (take(bytes)?, take(bytes)?);
         last_ms += step_ms
             .checked_mul(distance)
-            .filter(|it| (1..=MAX_TIME_MS).contains(it))?;
+            .filter(|distance_ms| (1..=MAX_TIME_MS).contains(distance_ms))?;
         used = used.checked_add(units)?;
         (units > 0 && used <= MAX_UNITS && last_ms <= MAX_TIME_MS).then_some(())?;
         steps.push((last_ms, units));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, key_names::Names};
+use super::{RedisStore, key_names::Names, set_clock::SetClock};
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
@@ -37,8 +37,7 @@ impl RedisStore {
         let settings = Settings {
             pool,
             names: Names::new("sluicegate"),
-            #[cfg(feature = "manual-clock")]
-            clock: None,
+            clock: SetClock::default(),
         };
         TransactionStore {
             attempts: OptimisticRunner::new(settings),
@@ -75,7 +74,7 @@ impl TransactionStore {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(self, clock: ManualClock) -> Self {
-        self.with(|settings| settings.clock = Some(clock))
+        self.with(|settings| settings.clock.clock = Some(clock))
     }
 
     /// Makes a new queue, because waiting jobs use the old names and clock.

@@ -6,6 +6,7 @@ use crate::{
     domain::{
         block::{BLOCKS, STRIKES},
         charge::Charge,
+        check::Check,
         key::Key,
     },
     store::{Operation, redis::key_names::Names},
@@ -16,20 +17,15 @@ pub(super) const SUFFIX: &[u8] = b":tx";
 
 /// The keys that some operations use, each once, and the positions of each operation's keys among them.
 pub(super) struct Plan {
-    pub(super) keys: Vec<StoredKey>,
+    /// The names of the keys: first those of blocks, then those of counts.
+    pub(super) keys: Vec<Vec<u8>>,
+    /// How many of them hold blocks.
+    pub(super) block_count: usize,
     /// One entry for each operation.
     pub(super) places: Vec<Places>,
 }
 
-/// A key of the server.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct StoredKey {
-    pub(super) name: Vec<u8>,
-    /// Whether the key holds a block rather than counts.
-    pub(super) is_block: bool,
-}
-
-/// The positions of the keys of one operation.
+/// The positions of the keys of one operation, among the blocks or among the counts.
 #[derive(Default)]
 pub(super) struct Places {
     /// The blocks that a check enforces, or the block that an operation changes.
@@ -47,35 +43,32 @@ impl Plan {
         let mut keys = Keys {
             names,
             places: HashMap::new(),
-            keys: Vec::new(),
+            blocks: Vec::new(),
+            counts: Vec::new(),
         };
-        let places = operations.into_iter().map(|it| keys.of(it)).collect();
-        let keys = keys.keys;
-        Self { keys, places }
+        let places = operations.into_iter().map(|operation| keys.of(operation));
+        let places = places.collect();
+        let block_count = keys.blocks.len();
+        keys.blocks.append(&mut keys.counts);
+        Self {
+            keys: keys.blocks,
+            block_count,
+            places,
+        }
     }
 }
 
 /// The identities of an operation, possibly with duplicates.
 pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
-    let (charges, key): (&[Charge], _) = match operation {
-        Operation::Check(check) | Operation::CheckBatch { check, .. } => {
-            (check.all_charges(), None)
-        }
-        Operation::Settle(settlement) => (settlement.check().charges(), None),
-        Operation::Renew(renewal) => (renewal.check().charges(), None),
-        Operation::Reset { key, .. }
-        | Operation::Block { key, .. }
-        | Operation::Ban { key, .. }
-        | Operation::Unblock { key } => (&[], Some(key)),
-        _ => (&[], None),
-    };
-    charges.iter().map(Charge::key).chain(key)
+    let charges = operation.check().into_iter().flat_map(Check::all_charges);
+    charges.map(Charge::key).chain(operation.key())
 }
 
 struct Keys<'a> {
     names: &'a Names,
-    places: HashMap<StoredKey, usize>,
-    keys: Vec<StoredKey>,
+    places: HashMap<Vec<u8>, usize>,
+    blocks: Vec<Vec<u8>>,
+    counts: Vec<Vec<u8>>,
 }
 
 impl Keys<'_> {
@@ -85,26 +78,24 @@ impl Keys<'_> {
             Operation::Check(check) | Operation::CheckBatch { check, .. } => {
                 // A check that enforces no blocks reads and watches no key for them.
                 if check.enforces_blocks() {
-                    places.blocks = check.keys().map(|key| self.block(key)).collect();
+                    places.blocks = check.keys().map(|key| self.place(BLOCKS, key)).collect();
                 }
                 places.charges = self.charges(check.charges());
                 places.shadows = self.charges(check.shadow_charges());
             }
-            Operation::Settle(settlement) => {
-                places.charges = self.charges(settlement.check().charges());
-            }
-            Operation::Renew(renewal) => {
-                places.charges = self.charges(renewal.check().charges());
-            }
             Operation::Reset { policy, key } => {
-                places.charges.push(self.counts(policy.name(), key));
+                places.charges.push(self.place(policy.name(), key));
             }
-            Operation::Block { key, .. } => places.blocks.push(self.block(key)),
+            Operation::Block { key, .. } => places.blocks.push(self.place(BLOCKS, key)),
             Operation::Ban { key, .. } | Operation::Unblock { key } => {
-                places.blocks.push(self.block(key));
-                places.charges.push(self.counts(STRIKES, key));
+                places.blocks.push(self.place(BLOCKS, key));
+                places.charges.push(self.place(STRIKES, key));
             }
-            _ => {}
+            // A settlement or a renewal.
+            other => {
+                let check = other.check();
+                places.charges = self.charges(check.map_or(&[], Check::charges));
+            }
         }
         places
     }
@@ -112,27 +103,20 @@ impl Keys<'_> {
     fn charges(&mut self, charges: &[Charge]) -> Vec<usize> {
         let charges = charges.iter();
         charges
-            .map(|it| self.counts(it.policy().name(), it.key()))
+            .map(|charge| self.place(charge.policy().name(), charge.key()))
             .collect()
     }
 
-    fn counts(&mut self, policy: &str, key: &Key) -> usize {
-        self.place(policy, key, false)
-    }
-
-    fn block(&mut self, key: &Key) -> usize {
-        self.place(BLOCKS, key, true)
-    }
-
-    fn place(&mut self, policy: &str, key: &Key, is_block: bool) -> usize {
+    fn place(&mut self, policy: &str, key: &Key) -> usize {
         let mut name = self.names.name(policy, key);
         name.extend_from_slice(SUFFIX);
-        let key = StoredKey { name, is_block };
-        let next = self.keys.len();
-        let place = *self.places.entry(key.clone()).or_insert(next);
-        if place == next {
-            self.keys.push(key);
-        }
-        place
+        let keys = match policy {
+            BLOCKS => &mut self.blocks,
+            _ => &mut self.counts,
+        };
+        *self.places.entry(name).or_insert_with_key(|name| {
+            keys.push(name.clone());
+            keys.len() - 1
+        })
     }
 }

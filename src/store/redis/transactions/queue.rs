@@ -79,7 +79,10 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         identities.dedup();
         let mut state = self.lock();
         // A line exists while a group or a waiting job has the identity, so a new job cannot overtake a waiting one.
-        if !identities.iter().any(|it| state.lines.contains_key(it)) {
+        if !identities
+            .iter()
+            .any(|identity| state.lines.contains_key(identity))
+        {
             let number = state.next_group;
             let group = Group {
                 number,
@@ -132,7 +135,7 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         for identity in identities {
             let group = state.lines.get(identity).and_then(|line| line.group);
             let Some(number) = group else { continue };
-            let is_old = |it: &mut UnderWay<K>| it.since.elapsed() >= after;
+            let is_old = |group: &mut UnderWay<K>| group.since.elapsed() >= after;
             if state.under_way.get_mut(&number).is_some_and(is_old)
                 && let Some(old) = state.under_way.remove(&number)
             {
@@ -179,7 +182,10 @@ impl<J, K: Copy + Eq> State<J, K> {
                     kind: waiting.kind,
                 });
             }
-            let is_free = |it: &&u64| self.lines.get(*it).is_none_or(|it| it.group.is_none());
+            let is_free = |identity: &&u64| {
+                let line = self.lines.get(*identity);
+                line.is_none_or(|line| line.group.is_none())
+            };
             let free = waiting.identities.iter().filter(is_free);
             groups[place].identities.extend(free);
             groups[place].jobs.push(waiting.job);
@@ -227,7 +233,7 @@ impl<J, K: Copy + Eq> State<J, K> {
         for (_, tickets) in &mut line.tickets {
             while tickets
                 .front()
-                .is_some_and(|it| !self.waiting.contains_key(it))
+                .is_some_and(|ticket| !self.waiting.contains_key(ticket))
             {
                 tickets.pop_front();
             }
@@ -279,19 +285,22 @@ fn place_of(group: u64, first: u64) -> usize {
 
 impl<K: Copy + Eq> Line<K> {
     fn push(&mut self, kind: K, ticket: u64) {
-        match self.tickets.iter_mut().find(|it| it.0 == kind) {
+        match self.tickets.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, tickets)) => tickets.push_back(ticket),
             None => self.tickets.push((kind, VecDeque::from([ticket]))),
         }
     }
 
     fn first(&self) -> Option<u64> {
-        let firsts = self.tickets.iter().filter_map(|it| it.1.front());
+        let firsts = self
+            .tickets
+            .iter()
+            .filter_map(|(_, tickets)| tickets.front());
         firsts.min().copied()
     }
 
     fn first_of(&self, kind: K) -> Option<u64> {
-        let (_, tickets) = self.tickets.iter().find(|it| it.0 == kind)?;
+        let (_, tickets) = self.tickets.iter().find(|(known, _)| *known == kind)?;
         tickets.front().copied()
     }
 }
@@ -319,17 +328,17 @@ mod tests {
     fn number(queue: &Names, identities: &[u64]) -> u64 {
         let state = queue.lock();
         let mut groups = state.under_way.iter();
-        let is_asked = |it: &UnderWay<u8>| {
-            it.identities.len() == identities.len()
-                && identities.iter().all(|id| it.identities.contains(id))
+        let is_asked = |group: &UnderWay<u8>| {
+            group.identities.len() == identities.len()
+                && identities.iter().all(|id| group.identities.contains(id))
         };
-        *groups.find(|(_, it)| is_asked(it)).unwrap().0
+        *groups.find(|(_, group)| is_asked(group)).unwrap().0
     }
 
     fn named(groups: Vec<Group<&'static str, u8>>) -> Groups {
-        let groups = groups.into_iter().map(|mut it| {
-            it.identities.sort_unstable();
-            (it.identities, it.jobs)
+        let groups = groups.into_iter().map(|mut group| {
+            group.identities.sort_unstable();
+            (group.identities, group.jobs)
         });
         let mut groups: Vec<_> = groups.collect();
         groups.sort();
@@ -495,11 +504,11 @@ mod tests {
             self.jobs[job]
                 .0
                 .iter()
-                .any(|it| self.jobs[other].0.contains(it))
+                .any(|identity| self.jobs[other].0.contains(identity))
         }
 
         fn begin(&mut self, group: Group<usize, u8>) {
-            let of_all = group.jobs.iter().flat_map(|it| &self.jobs[*it].0);
+            let of_all = group.jobs.iter().flat_map(|job| &self.jobs[*job].0);
             let [all, named]: [HashSet<u64>; 2] = [
                 of_all.copied().collect(),
                 group.identities.iter().copied().collect(),
@@ -507,15 +516,15 @@ mod tests {
             assert_eq!(all, named);
             for job in &group.jobs {
                 assert_eq!(self.jobs[*job].1, group.kind);
-                self.waiting.retain(|it| it != job);
+                self.waiting.retain(|waiting| waiting != job);
             }
-            let mut older = self.waiting.iter().filter(|it| **it < group.jobs[0]);
-            let meets = |it: &usize| !self.left.contains(it) && self.meet(*it, group.jobs[0]);
+            let mut older = self.waiting.iter().filter(|job| **job < group.jobs[0]);
+            let meets = |job: &usize| !self.left.contains(job) && self.meet(*job, group.jobs[0]);
             assert!(!older.any(meets), "whoever begins a group is the oldest");
             let before = self
                 .begun
                 .iter()
-                .filter(|it| self.jobs[**it].1 == group.kind);
+                .filter(|job| self.jobs[**job].1 == group.kind);
             for older in before {
                 let mut jobs = group.jobs.iter();
                 assert!(
@@ -529,20 +538,27 @@ mod tests {
 
         fn end(&mut self, queue: &Queue<usize, u8>, place: usize) {
             let ended = self.under_way.swap_remove(place);
-            for group in queue.end(ended.number, |it| self.left.contains(it)) {
+            for group in queue.end(ended.number, |job| self.left.contains(job)) {
                 self.begin(group);
             }
         }
 
         fn assert_none_waits_in_vain(&self) {
-            let under_way = self.under_way.iter().flat_map(|it| &it.identities);
+            let under_way = self.under_way.iter().flat_map(|group| &group.identities);
             let busy: Vec<u64> = under_way.copied().collect();
             let distinct: HashSet<u64> = busy.iter().copied().collect();
             assert_eq!(distinct.len(), busy.len(), "two groups share an identity");
             for (place, job) in self.waiting.iter().enumerate() {
-                let is_busy = self.jobs[*job].0.iter().any(|it| busy.contains(it));
+                let is_busy = self.jobs[*job]
+                    .0
+                    .iter()
+                    .any(|identity| busy.contains(identity));
                 let mut older = self.waiting[..place].iter();
-                assert!(is_busy || self.left.contains(job) || older.any(|it| self.meet(*it, *job)));
+                assert!(
+                    is_busy
+                        || self.left.contains(job)
+                        || older.any(|older| self.meet(*older, *job))
+                );
             }
         }
     }
@@ -574,7 +590,7 @@ mod tests {
             while !model.under_way.is_empty() {
                 model.end(&queue, 0);
             }
-            prop_assert!(model.waiting.iter().all(|it| model.left.contains(it)));
+            prop_assert!(model.waiting.iter().all(|job| model.left.contains(job)));
             prop_assert!(queue.lock().lines.is_empty() && queue.lock().waiting.is_empty());
         }
     }

@@ -22,8 +22,6 @@ use super::{
     session::Session,
     snapshot::Snapshot,
 };
-#[cfg(feature = "manual-clock")]
-use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
         error::{StoreError, StoreErrorKind},
@@ -31,7 +29,7 @@ use crate::{
     },
     store::{
         Operation, Reply,
-        redis::{error::SHUT_DOWN, key_names::Names},
+        redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
     },
 };
 
@@ -60,8 +58,7 @@ pub(super) struct OptimisticRunner {
 pub(super) struct Settings {
     pub(super) pool: Pool<RedisConnectionManager>,
     pub(super) names: Names,
-    #[cfg(feature = "manual-clock")]
-    pub(super) clock: Option<ManualClock>,
+    pub(super) clock: SetClock,
 }
 
 /// The operations of one caller.
@@ -177,7 +174,7 @@ impl OptimisticRunner {
 
 /// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
 pub(super) async fn renew(mut held: Session, attempts: Weak<OptimisticRunner>) {
-    while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
+    while let Some(settings) = attempts.upgrade().map(|runner| runner.settings.clone()) {
         if held.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
         }
@@ -229,9 +226,9 @@ impl Settings {
         jobs: &[Job],
         end: Instant,
     ) -> Result<Vec<Replies>, StoreError> {
-        let plan = Plan::new(&self.names, jobs.iter().flat_map(|it| &it.operations));
+        let plan = Plan::new(&self.names, jobs.iter().flat_map(|job| &job.operations));
         if plan.keys.is_empty() {
-            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, [])));
+            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, Vec::new(), 0)));
         }
         // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
@@ -248,14 +245,14 @@ impl Settings {
                 reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.now_ms(reading.now_ms);
-            let mut image = Snapshot::new(now_ms, plan.keys.iter().zip(reading.values));
+            let mut image = Snapshot::new(now_ms, reading.values, plan.block_count);
             let replies = decide(jobs, &plan, &mut image);
             let mut changes = image.changes().peekable();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.peek().is_none() {
                 return Ok(replies);
             }
-            let changes = changes.map(|(place, change)| (&*plan.keys[place].name, change));
+            let changes = changes.map(|(place, change)| (&*plan.keys[place], change));
             let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
             if held.write(changes, ttl_ms, end).await? {
                 return Ok(replies);
@@ -266,30 +263,17 @@ impl Settings {
         }
     }
 
-    #[cfg_attr(
-        not(feature = "manual-clock"),
-        expect(clippy::unused_self, reason = "the server's clock decides")
-    )]
     pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
-        #[cfg(feature = "manual-clock")]
-        if let Some(clock) = &self.clock {
-            return clock.now_ms();
-        }
-        server_ms
+        self.clock.now_ms().unwrap_or(server_ms)
     }
 
     /// How long a key is kept, in ms from the write, which is no earlier than the read.
-    #[cfg_attr(
-        not(feature = "manual-clock"),
-        expect(clippy::unused_self, reason = "the server's clock decides")
-    )]
     fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
         let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
-        #[cfg(feature = "manual-clock")]
-        if self.clock.is_some() {
-            return ttl_ms + 86_400_000; // a clock that is set by hand must not meet real expiry
+        match self.clock.now_ms() {
+            Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
+            None => ttl_ms,
         }
-        ttl_ms
     }
 }
 
@@ -301,7 +285,8 @@ fn decide(jobs: &[Job], plan: &Plan, image: &mut Snapshot) -> Vec<Replies> {
         let has_left = job.has_left();
         let todo = job.operations.iter().zip(places);
         let todo = todo.filter(|_| !has_left);
-        todo.map(|(it, places)| image.execute(it, places)).collect()
+        todo.map(|(operation, places)| image.execute(operation, places))
+            .collect()
     });
     replies.collect()
 }

@@ -10,7 +10,7 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{plan::StoredKey, snapshot::Change};
+use super::snapshot::Change;
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
@@ -76,15 +76,12 @@ impl Session {
     /// Reads these keys, and begins a transaction that fails if another client changes one of them.
     pub(super) async fn read(
         &mut self,
-        keys: &[StoredKey],
+        names: &[Vec<u8>],
         end: Instant,
     ) -> Result<Reading, StoreError> {
-        let mut cmds = Pipeline::with_capacity(keys.len() + 3);
-        cmds.cmd("WATCH");
-        for key in keys {
-            cmds.arg(&key.name);
-        }
-        add_look(&mut cmds, keys.iter().map(|it| &*it.name));
+        let mut cmds = Pipeline::with_capacity(names.len() + 4);
+        cmds.cmd("WATCH").arg(names);
+        add_look(&mut cmds, names);
         cmds.cmd("MULTI");
         self.in_transaction = true;
         let mut replies = self.send(&cmds, end).await?;
@@ -102,7 +99,7 @@ impl Session {
         end: Instant,
     ) -> Result<Reading, StoreError> {
         let mut cmds = Pipeline::with_capacity(names.len() + 1);
-        add_look(&mut cmds, names.iter().map(Vec::as_slice));
+        add_look(&mut cmds, names);
         let replies = self.send(&cmds, end).await?;
         self.reading(replies.into_iter())
     }
@@ -115,7 +112,7 @@ impl Session {
     ) -> Result<T, StoreError> {
         let reply = self.send(cmd, end).await?.pop();
         let reply = reply.unwrap_or_else(|| Err(closed()));
-        let reply = reply.and_then(|it| Ok(T::from_redis_value(it)?));
+        let reply = reply.and_then(|reply| Ok(T::from_redis_value(reply)?));
         reply.map_err(|error| self.failed(&error))
     }
 
@@ -124,7 +121,9 @@ impl Session {
         mut replies: impl DoubleEndedIterator<Item = RedisResult<Value>>,
     ) -> Result<Reading, StoreError> {
         let time = replies.next_back().unwrap_or_else(|| Err(closed()));
-        let values = replies.map(|it| self.value(it)).collect::<Result<_, _>>()?;
+        let values = replies
+            .map(|reply| self.value(reply))
+            .collect::<Result<_, _>>()?;
         let now_ms = time.and_then(milliseconds);
         let now_ms = now_ms.map_err(|error| self.failed(&error))?;
         Ok(Reading { now_ms, values })
@@ -187,7 +186,7 @@ impl Session {
         &mut self,
         reply: RedisResult<Value>,
     ) -> Result<Result<Option<Vec<u8>>, StoreError>, StoreError> {
-        match reply.and_then(|it| Ok(Option::<Vec<u8>>::from_redis_value(it)?)) {
+        match reply.and_then(|value| Ok(Option::<Vec<u8>>::from_redis_value(value)?)) {
             Ok(value) => Ok(Ok(value)),
             Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(store_error(&error))),
             Err(error) => Err(self.failed(&error)),
@@ -247,7 +246,7 @@ fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
 }
 
 /// A GET of each key, and then TIME: a value that was read was decided no later than that time.
-fn add_look<'a>(cmds: &mut Pipeline, names: impl Iterator<Item = &'a [u8]>) {
+fn add_look(cmds: &mut Pipeline, names: &[Vec<u8>]) {
     for name in names {
         cmds.cmd("GET").arg(name);
     }

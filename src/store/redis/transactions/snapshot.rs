@@ -5,7 +5,7 @@
 
 use super::{
     layout::{read_block, read_counts, write_block, write_counts},
-    plan::{Places, StoredKey},
+    plan::Places,
 };
 use crate::{
     domain::{
@@ -27,17 +27,13 @@ use crate::{
 /// The values of some keys.
 pub(super) struct Snapshot {
     now_ms: u64,
-    values: Vec<Value>,
+    blocks: Vec<Value<Option<(Block, BlockDetails)>>>,
+    counts: Vec<Value<Entry>>,
 }
 
-struct Value {
-    content: Result<Content, StoreError>,
+struct Value<T> {
+    content: Result<T, StoreError>,
     is_changed: bool,
-}
-
-enum Content {
-    Counts(Entry),
-    Block(Option<(Block, BlockDetails)>),
 }
 
 /// A change to write to a key.
@@ -48,26 +44,27 @@ pub(super) enum Change {
 }
 
 impl Snapshot {
-    /// The values of these keys at this time: `None` for no value, or the reason why a value cannot be used.
-    pub(super) fn new<'a>(
+    /// The values of some keys at this time, of which the first `block_count` hold blocks: `None` for no value, or the
+    /// reason why a value cannot be used.
+    pub(super) fn new(
         now_ms: u64,
-        held: impl IntoIterator<Item = (&'a StoredKey, Result<Option<Vec<u8>>, StoreError>)>,
+        mut blocks: Vec<Result<Option<Vec<u8>>, StoreError>>,
+        block_count: usize,
     ) -> Self {
-        let values = held.into_iter().map(|(key, value)| Value {
-            content: value.and_then(|it| Content::read(key.is_block, it.as_deref())),
-            is_changed: false,
-        });
+        let counts = blocks.split_off(block_count).into_iter();
         Self {
             now_ms,
-            values: values.collect(),
+            blocks: blocks.into_iter().map(Value::of_block).collect(),
+            counts: counts.map(Value::of_counts).collect(),
         }
     }
 
-    /// The changes, and the places of their keys.
+    /// The changes, and the places of their keys among all.
     pub(super) fn changes(&self) -> impl Iterator<Item = (usize, Change)> {
-        let values = self.values.iter().enumerate();
-        let changed = values.filter(|(_, value)| value.is_changed);
-        changed.map(|(place, value)| (place, value.change()))
+        let blocks = self.blocks.iter().map(Value::block_change);
+        let counts = self.counts.iter().map(Value::counts_change);
+        let all = blocks.chain(counts).enumerate();
+        all.filter_map(|(place, change)| Some((place, change?)))
     }
 
     /// Executes one operation on the keys at these places.
@@ -144,20 +141,15 @@ impl Snapshot {
         let mut keys = check.keys().zip(&places.blocks);
         keys.try_fold(None, |latest: Option<Blocked>, (key, place)| {
             let block = self.held_block(*place)?;
-            let blocked = block.map(|it| Blocked::new(key.clone(), it, self.now_ms));
+            let blocked = block.map(|block| Blocked::new(key.clone(), block, self.now_ms));
             Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
         })
     }
 
     fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {
-        match &self.values[place].content {
-            Ok(Content::Block(held)) => {
-                let block = held.as_ref().map(|(block, _)| *block);
-                Ok(block.filter(|it| it.holds(self.now_ms)))
-            }
-            Ok(Content::Counts(_)) => Err(OTHER_CONTENT),
-            Err(error) => Err(error.clone()),
-        }
+        let held = self.blocks[place].get()?.as_ref();
+        let block = held.map(|(block, _)| *block);
+        Ok(block.filter(|block| block.holds(self.now_ms)))
     }
 
     /// Charges as many of `count` identical checks as fit, and returns their number. The counts are taken after the
@@ -184,7 +176,7 @@ impl Snapshot {
         let (mut fitting, mut counts) = (u16::MAX, Vec::new());
         for (charge, place) in charges.iter().zip(places) {
             let mut own = vec![Count::default(); charge.policy().rules().len()];
-            let entry = self.entry(*place)?;
+            let entry = self.counts[*place].get()?;
             fitting = fitting.min(entry.look(charge, self.now_ms, &mut own));
             counts.append(&mut own);
         }
@@ -204,7 +196,7 @@ impl Snapshot {
         for (charge, place, counts) in by_charge(charges, places, counts) {
             let units = charge.cost() * u64::from(times); // all of them fit a limit
             if units > 0 {
-                let (entry, policy) = (self.entry_mut(place)?, charge.policy());
+                let (entry, policy) = (self.counts[place].get_mut()?, charge.policy());
                 entry.charge(policy, units, now_ms, counts);
             }
         }
@@ -219,8 +211,11 @@ impl Snapshot {
         let charges = by_charge(check.charges(), &places.charges, &mut counts);
         for ((charge, place, counts), (usage, cost)) in charges.zip(charged) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
-            if self.entry(place)?.would_settle(usage, now_ms, difference) {
-                let entry = self.entry_mut(place)?;
+            if self.counts[place]
+                .get()?
+                .would_settle(usage, now_ms, difference)
+            {
+                let entry = self.counts[place].get_mut()?;
                 entry.settle(usage, now_ms, difference, counts);
             }
         }
@@ -233,12 +228,12 @@ impl Snapshot {
         let mut is_renewed = true;
         let slots = check.charges().iter().zip(&places.charges);
         for ((charge, place), usage) in slots.zip(usage.policies()) {
-            is_renewed &= self.entry(*place)?.has(usage, now_ms, charge.cost());
+            is_renewed &= self.counts[*place].get()?.has(usage, now_ms, charge.cost());
         }
         if is_renewed {
             let charges = by_charge(check.charges(), &places.charges, &mut counts);
             for ((charge, place, counts), usage) in charges.zip(usage.policies()) {
-                let entry = self.entry_mut(place)?;
+                let entry = self.counts[place].get_mut()?;
                 entry.renew(usage, now_ms, charge.cost(), counts);
             }
         }
@@ -250,12 +245,12 @@ impl Snapshot {
         let (place, now_ms) = (places.blocks[0], self.now_ms);
         let block = Block::begin(request.until(), request.source(), now_ms);
         let known = self.held_block(place)?;
-        if let Some(known) = known.filter(|it| it.or_later(block) == *it) {
+        if let Some(known) = known.filter(|known| known.or_later(block) == *known) {
             return Ok(known);
         }
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
-            self.values[place].replace(Content::Block(Some((block, details))));
+            self.blocks[place].set(Some((block, details)));
         }
         Ok(block)
     }
@@ -281,76 +276,79 @@ impl Snapshot {
     fn forget(&mut self, places: &Places) {
         self.forget_counts(places);
         for place in &places.blocks {
-            self.values[*place].replace(Content::Block(None));
+            let block = &mut self.blocks[*place];
+            if !matches!(block.content, Ok(None)) {
+                block.set(None);
+            }
         }
     }
 
     fn forget_counts(&mut self, places: &Places) {
         for place in &places.charges {
-            self.values[*place].replace(Content::Counts(Entry::new()));
-        }
-    }
-
-    fn entry(&self, place: usize) -> Result<&Entry, StoreError> {
-        match &self.values[place].content {
-            Ok(Content::Counts(entry)) => Ok(entry),
-            Ok(Content::Block(_)) => Err(OTHER_CONTENT),
-            Err(error) => Err(error.clone()),
-        }
-    }
-
-    /// The entry, marked as changed.
-    fn entry_mut(&mut self, place: usize) -> Result<&mut Entry, StoreError> {
-        let value = &mut self.values[place];
-        match &mut value.content {
-            Ok(Content::Counts(entry)) => {
-                value.is_changed = true;
-                Ok(entry)
+            let counts = &mut self.counts[*place];
+            let is_nothing = |entry: &Entry| entry.sections().is_empty();
+            if !counts.content.as_ref().is_ok_and(is_nothing) {
+                counts.set(Entry::new());
             }
-            Ok(Content::Block(_)) => Err(OTHER_CONTENT),
-            Err(error) => Err(error.clone()),
         }
     }
 }
 
-impl Value {
-    fn replace(&mut self, content: Content) {
-        let was_nothing = self.content.as_ref().is_ok_and(Content::is_nothing);
-        self.is_changed |= !(was_nothing && content.is_nothing());
-        self.content = Ok(content);
+impl<T> Value<T> {
+    const fn unchanged(content: Result<T, StoreError>) -> Self {
+        Self {
+            content,
+            is_changed: false,
+        }
     }
 
-    fn change(&self) -> Change {
-        match &self.content {
-            Ok(Content::Counts(entry)) if entry.release_ms() > 0 => Change::Set {
-                value: write_counts(entry),
-                expires_ms: entry.release_ms(),
-            },
-            Ok(Content::Block(Some((block, details)))) => Change::Set {
+    fn get(&self) -> Result<&T, StoreError> {
+        self.content.as_ref().map_err(Clone::clone)
+    }
+
+    /// The content, marked as changed.
+    fn get_mut(&mut self) -> Result<&mut T, StoreError> {
+        self.is_changed |= self.content.is_ok();
+        self.content.as_mut().map_err(|error| error.clone())
+    }
+
+    fn set(&mut self, content: T) {
+        self.content = Ok(content);
+        self.is_changed = true;
+    }
+}
+
+impl Value<Option<(Block, BlockDetails)>> {
+    fn of_block(stored: Result<Option<Vec<u8>>, StoreError>) -> Self {
+        let block = |value: Option<Vec<u8>>| value.as_deref().map(read_block).transpose();
+        Self::unchanged(stored.and_then(block))
+    }
+
+    fn block_change(&self) -> Option<Change> {
+        self.is_changed.then(|| match &self.content {
+            Ok(Some((block, details))) => Change::Set {
                 value: write_block(*block, details),
                 expires_ms: block.stored_until_ms(),
             },
             _ => Change::Delete,
-        }
-    }
-}
-
-impl Content {
-    fn is_nothing(&self) -> bool {
-        match self {
-            Self::Counts(entry) => entry.sections().is_empty(),
-            Self::Block(block) => block.is_none(),
-        }
-    }
-
-    fn read(is_block: bool, value: Option<&[u8]>) -> Result<Self, StoreError> {
-        Ok(match (is_block, value) {
-            (true, value) => Self::Block(value.map(read_block).transpose()?),
-            (false, Some(value)) => Self::Counts(read_counts(value)?),
-            (false, None) => Self::Counts(Entry::new()),
         })
     }
 }
 
-const OTHER_CONTENT: StoreError =
-    StoreError::protocol("a key of counts was taken for one of a block");
+impl Value<Entry> {
+    fn of_counts(stored: Result<Option<Vec<u8>>, StoreError>) -> Self {
+        let counts = |value: Option<Vec<u8>>| value.as_deref().map(read_counts).transpose();
+        let counts = stored.and_then(counts);
+        Self::unchanged(counts.map(|entry| entry.unwrap_or_else(Entry::new)))
+    }
+
+    fn counts_change(&self) -> Option<Change> {
+        self.is_changed.then(|| match &self.content {
+            Ok(entry) if entry.release_ms() > 0 => Change::Set {
+                value: write_counts(entry),
+                expires_ms: entry.release_ms(),
+            },
+            _ => Change::Delete,
+        })
+    }
+}

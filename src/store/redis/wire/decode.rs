@@ -151,9 +151,9 @@ impl Reader<'_> {
         let shadows = check.shadow_check();
         let (mut counts, mut shadow_counts) = (Vec::new(), Vec::new());
         let filled = self.fill(check, count, &mut counts);
-        let admitted = filled.as_ref().map_or(0, |it| it.admitted);
+        let admitted = filled.as_ref().map_or(0, |filled| filled.admitted);
         let shadows = shadows.as_ref();
-        let shadows = shadows.map(|it| self.fill(it, admitted, &mut shadow_counts));
+        let shadows = shadows.map(|shadows| self.fill(shadows, admitted, &mut shadow_counts));
         answer(filled?, shadows.and_then(Result::ok))
     }
 

@@ -21,46 +21,18 @@ use crate::{
 use super::label::label;
 
 /// Hashed once.
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(source()));
 
 /// The files of `lua/`, joined.
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
-/// The script without its fast path, which is slower and answers the same; and the fast path alone, which raises an
-/// error where it would hand over.
-#[cfg(feature = "manual-clock")]
-static HALVES: LazyLock<[(String, Script); 2]> = LazyLock::new(|| {
-    [
-        ("fast_path = true", "fast_path = false"),
-        (
-            "plain or plain_script",
-            "error('it was handed over') or plain_script",
-        ),
-    ]
-    .map(|(call, other)| {
-        let source = SOURCE.replacen(call, other, 1);
-        assert_ne!(source, SOURCE, "the script calls its halves in another way");
-        let script = Script::new(&source);
-        (source, script)
-    })
-});
-
-/// Half of the script, for tests.
-#[cfg(feature = "manual-clock")]
-#[derive(Clone, Copy, Debug)]
-pub(in crate::store::redis) enum Half {
-    Plain = 0,
-    Fast = 1,
-}
-
-#[cfg(feature = "manual-clock")]
-impl Half {
-    /// The half that all stores of this build run: `./test plain-script` builds the tests without the fast path.
-    pub(in crate::store::redis) const fn of_build() -> Option<Self> {
-        match option_env!("SLUICEGATE_PLAIN_SCRIPT") {
-            Some(_) => Some(Self::Plain),
-            None => None,
-        }
+/// The script's text. `./test plain-script` builds the tests without the fast path.
+fn source() -> &'static str {
+    static PLAIN: LazyLock<String> =
+        LazyLock::new(|| SOURCE.replacen("fast_path = true", "fast_path = false", 1));
+    match option_env!("SLUICEGATE_PLAIN_SCRIPT") {
+        Some(_) => &PLAIN,
+        None => SOURCE,
     }
 }
 
@@ -98,8 +70,6 @@ pub(in crate::store::redis) struct Call {
     near_ms: u64,
     /// The policies of the latest parts, and the numbers of these parts from 1: later parts name them.
     policies: Vec<(u16, Range<usize>)>,
-    #[cfg(feature = "manual-clock")]
-    half: Option<Half>,
 }
 
 /// With more policies than these in a call, some are sent again.
@@ -141,8 +111,6 @@ impl Call {
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
             policies: Vec::new(),
-            #[cfg(feature = "manual-clock")]
-            half: None,
         };
         for equal in equal_renewals(operations) {
             let Some(operation) = equal.first() else {
@@ -180,34 +148,19 @@ impl Call {
         self.keys.iter().next()
     }
 
-    /// The same call, of half of the script.
-    #[cfg(feature = "manual-clock")]
-    pub(in crate::store::redis) fn of_half(mut self, half: Option<Half>) -> Self {
-        self.half = half;
-        self
-    }
-
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
-        #[cfg(feature = "manual-clock")]
-        if let Some(half) = self.half {
-            return self.cmd("EVALSHA", HALVES[half as usize].1.get_hash());
-        }
         self.cmd("EVALSHA", SCRIPT.get_hash())
     }
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
-        #[cfg(feature = "manual-clock")]
-        if let Some(half) = self.half {
-            return self.cmd("EVAL", &HALVES[half as usize].0);
-        }
-        self.cmd("EVAL", SOURCE)
+        self.cmd("EVAL", source())
     }
 
     fn cmd(&self, name: &str, script: &str) -> Cmd {
         let strings = [&self.keys, &self.blocks, &self.args];
-        let length: usize = strings.iter().map(|it| it.bytes.len()).sum();
+        let length: usize = strings.iter().map(|part| part.bytes.len()).sum();
         let count = self.keys.ends.len() + self.blocks.ends.len();
         let mut cmd = Cmd::with_capacity(4 + 2 * count, script.len() + length + 16);
         cmd.arg(name).arg(script).arg(count);
@@ -254,7 +207,7 @@ impl Call {
             self.push_key(names, charge.policy().name(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
-            let steps = usage.rules().iter().map(|it| it.step_end_ms());
+            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
             let head = Head {
                 count: 1,
                 units,
@@ -268,7 +221,7 @@ impl Call {
         let charges = renewal.check().charges().iter().enumerate();
         for ((place, charge), usage) in charges.zip(renewal.usage().policies()) {
             self.push_key(names, charge.policy().name(), charge.key());
-            let steps = usage.rules().iter().map(|it| it.step_end_ms());
+            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
             let head = Head {
                 count,
                 units: charge.cost(),

@@ -47,7 +47,7 @@ fn an_operation_that_failed_has_an_error_of_its_own() {
     let results = replies(&operations, &Value::BulkString(reply));
     let error = results[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Protocol);
-    assert!(matches!(&results[1], Ok(Reply::Check(it)) if it.is_allowed()));
+    assert!(matches!(&results[1], Ok(Reply::Check(decision)) if decision.is_allowed()));
 }
 
 /// Until the time 1, by an operator, as it is stored.
