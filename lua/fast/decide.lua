@@ -2,11 +2,11 @@
 --
 -- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
 -- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
--- and renews the slots of a key. It hands over any other operation before it writes anything of it, by leaving no
--- `reply`: for example a policy with rules of two kinds, a block, a key that is new, another period of the calendar,
--- wide entries, a queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost.
--- It looks at no more of a value than it needs, so it may not notice that another part is spoiled. To change what the
--- script means, change the plain script: without this path it gives the same answers.
+-- and renews slots. It hands over any other operation before it writes anything of it, by leaving no `reply`: for
+-- example a policy with rules of two kinds, a block, a key that is new, another period of the calendar, wide entries, a
+-- queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost. It looks at no
+-- more of a value than it needs, so it may not notice that another part is spoiled. To change what the script means,
+-- change the plain script: without this path it gives the same answers.
 --
 -- This is the body of a loop and no function, since functions cost each call: see README.md.
 
@@ -44,7 +44,7 @@ while fast_path and reply and i <= last do
     break
   end
 
-  -- Whether the units fit, also after steps are released; and whether a step has to be opened or released.
+  -- Whether the units fit, and whether a step has to be opened or released.
   local kind, limits, fits, is_due, form, usage, counts = policy.kind, policy.limits, true, false, '\2', nil, nil
   if kind ~= BUCKET then
     for k = 2, rules + 1 do
@@ -52,7 +52,7 @@ while fast_path and reply and i <= last do
       if front[k + rules] <= now then is_due = true end
       if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
     end
-    if is_check and (is_denied or not fits or units == 0) then
+    if is_check and (is_denied or not fits or units == 0) then -- released steps may make room
       usage, fits = usage_of(policy, value, front, units)
     end
   end

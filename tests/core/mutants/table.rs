@@ -333,7 +333,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("front[rules * 2 + 2] > now or", ""),
             (
                 "if units > limits[k] - front[k] then",
-                "if units >= limits[k] - front[k] then",
+                "if units - 1 > limits[k] - front[k] then",
             ),
             (
                 "if front[k + rules] <= now then is_due",
