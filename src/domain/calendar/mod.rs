@@ -14,7 +14,7 @@
 //! let error = Policy::parse("quota", "500/day").unwrap_err();
 //! assert!(error.to_string().ends_with("write 500/day@UTC, or 500/1d for any 24 hours"));
 //! # }
-//! # Ok::<(), sluicegate::error::RuleError>(())
+//! # Ok::<(), sluicegate::error::ConfigError>(())
 //! ```
 //!
 //! A period begins at the first instant of its first day in that zone. If a change of the clocks skips that instant or
