@@ -11,7 +11,7 @@ use serde::Serialize;
 use sluicegate::{
     Key, Limiter,
     block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
-    denials::Denials,
+    denials::DeniedIdentity,
     policies::PublishedPolicy,
     store::redis::inspect::{Inspector, StoredBlock},
 };
@@ -369,7 +369,7 @@ struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
     census: Option<Result<Census, String>>,
-    denials: Option<Denials>,
+    denials: Option<Vec<DeniedIdentity>>,
     published: Option<Vec<PublishedPolicy>>,
 }
 
@@ -422,8 +422,8 @@ impl<'a> Doubts<'a> {
             };
             self.denials = Some(denials.unwrap_or_default());
         }
-        let denials = self.denials.iter().flat_map(Denials::iter);
-        { denials }.any(|it| it.identity() == identity)
+        let mut denials = self.denials.iter().flatten();
+        denials.any(|denied| denied.identity() == identity)
     }
 
     /// An error if services use other prefixes and none uses this one, since you probably mistyped or forgot the

@@ -4,10 +4,7 @@ use std::{collections::HashSet, io::Write};
 
 use comfy_table::{Cell, Color, ColumnConstraint, Width};
 use serde::Serialize;
-use sluicegate::{
-    denials::{Denials, DeniedIdentity},
-    store::redis::inspect::Inspector,
-};
+use sluicegate::{denials::DeniedIdentity, store::redis::inspect::Inspector};
 
 use super::{TopArgs, shorten, table};
 use crate::{
@@ -120,7 +117,7 @@ async fn blocked(
     Ok(BlockReport::of(block, now_ms).unwrap_or_default())
 }
 
-fn identities(denials: &Denials, counts: impl Fn(&DeniedIdentity) -> bool) -> usize {
+fn identities(denials: &[DeniedIdentity], counts: impl Fn(&DeniedIdentity) -> bool) -> usize {
     let counting = denials.iter().filter(|it| counts(it));
     let identities: HashSet<_> = counting.map(DeniedIdentity::identity).collect();
     identities.len()

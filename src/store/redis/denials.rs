@@ -21,7 +21,7 @@ use super::{
 use crate::{
     domain::{
         block::BLOCKS,
-        denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
+        denials::{DenialReport, DeniedIdentity, KEPT_IDENTITIES, RequestCounts, Span},
         error::StoreError,
         key::Key,
         policy::Policy,
@@ -50,7 +50,7 @@ impl RedisStore {
     }
 
     /// Takes the time from a look at a key, because proxies do not pass `TIME` on.
-    pub(super) fn read_denials(&self) -> StoreFuture<Denials> {
+    pub(super) fn read_denials(&self) -> StoreFuture<Vec<DeniedIdentity>> {
         let (store, no_identity) = (self.clone(), Key::new("", ""));
         StoreFuture::pending(async move {
             let now_ms = store.now_ms(Policy::of_look_ups(), &no_identity).await?;
@@ -83,7 +83,7 @@ impl Inspector {
     /// # Errors
     ///
     /// If the server does not answer in time, or with an error.
-    pub async fn denials(&self, now_ms: u64) -> Result<Denials, StoreError> {
+    pub async fn denials(&self, now_ms: u64) -> Result<Vec<DeniedIdentity>, StoreError> {
         let spans = [Span::OF_MINUTE_MS, Span::OF_HOUR_MS];
         let spans = spans.into_iter().flat_map(|it| Span::last(it, now_ms));
         let (mut last_minute, mut last_hour) = (Vec::new(), Vec::new());
@@ -101,7 +101,7 @@ impl Inspector {
             };
             list.extend(rows);
         }
-        Ok(Denials::new(last_minute, last_hour))
+        Ok(DeniedIdentity::list(last_minute, last_hour))
     }
 }
 
