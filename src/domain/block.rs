@@ -54,7 +54,7 @@ impl BlockedBy {
     pub(crate) fn of_code(code: u8) -> Option<Self> {
         [Self::Operator, Self::Ban, Self::Pause]
             .into_iter()
-            .find(|it| it.code() == code)
+            .find(|source| source.code() == code)
     }
 
     /// Returns one lower-case word: `operator`, `ban`, `pause`.

@@ -144,8 +144,8 @@ impl Fields {
         Self {
             name: None,
             rules: Rules(policy.to_string()),
-            strikes: ban.map(|it| it.strikes().to_string()),
-            ban: ban.map(|it| it.time_text()),
+            strikes: ban.map(|ban| ban.strikes().to_string()),
+            ban: ban.map(|ban| ban.time_text()),
             on_failure: policy.failure_policy(),
             shadow: policy.is_shadow(),
             unit: policy.set_unit().cloned(),

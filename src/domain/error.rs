@@ -411,8 +411,11 @@ impl StoreError {
 
     /// Returns whether the breaker should count this error: see [`Blame::take_report`].
     pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
-        let blame = self.details.as_ref().and_then(|it| it.blame.as_ref());
-        blame.is_none_or(|it| it.take_report(of_no_call))
+        let blame = self
+            .details
+            .as_ref()
+            .and_then(|details| details.blame.as_ref());
+        blame.is_none_or(|blame| blame.take_report(of_no_call))
     }
 
     /// Returns the code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters.

@@ -164,7 +164,7 @@ impl Calendar {
         let is_valid = from_day == 1 || (period == Period::Month && (1..=31).contains(&from_day));
         let name = label & NAME_BITS;
         let calendars = Zone::all().map(|zone| Self::new(period, from_day, zone));
-        let mut labelled = calendars.filter(|it| name_label(it.zone()) == name);
+        let mut labelled = calendars.filter(|calendar| name_label(calendar.zone()) == name);
         labelled.next().filter(|_| is_valid)
     }
 }

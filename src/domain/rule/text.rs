@@ -75,7 +75,7 @@ fn of_steps(limit: &str, window: &str, kind: Option<&str>) -> Option<Rule> {
     }
     let mut rule = Rule::new(parse_number(limit)?, window);
     let mut precision = kind;
-    if let Some(rest) = kind.and_then(|it| it.strip_prefix("concurrent")) {
+    if let Some(rest) = kind.and_then(|kind| kind.strip_prefix("concurrent")) {
         rule = rule.expires_after(window);
         precision = match rest {
             "" => None,
@@ -106,7 +106,9 @@ impl<'a> PeriodText<'a> {
             None => (text, None),
         };
         let name = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
-        let period = Period::ALL.into_iter().find(|it| it.as_str() == name)?;
+        let period = Period::ALL
+            .into_iter()
+            .find(|period| period.as_str() == name)?;
         Some(Self {
             number: &text[..text.len() - name.len()],
             period,
