@@ -94,7 +94,10 @@ impl ReloadablePolicies {
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
     pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, ConfigError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {
+        if let Some(missing) = current
+            .iter()
+            .find(|policy| policies.get(policy.name()).is_none())
+        {
             return Err(is_missing(missing.name()));
         }
         let restarts = current.iter().filter_map(|old| {
@@ -149,7 +152,7 @@ impl Restart {
 fn calendars_besides(policy: &Policy, other: &Policy) -> Vec<String> {
     let has_no = |rule: &&Rule| {
         let mut rules = other.rules().iter();
-        rules.all(|it| it.in_calendar() != rule.in_calendar())
+        rules.all(|other| other.in_calendar() != rule.in_calendar())
     };
     let rules = policy.rules().iter();
     let rules = rules.filter(|rule| rule.in_calendar().is_some());
@@ -180,6 +183,7 @@ impl PolicyHandle {
 }
 
 /// A source of a policy: a [`Policy`], or a [`PolicyHandle`].
+#[doc(hidden)] // An argument that you only pass.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no policy",
     note = "pass a `&Policy`, `&Policy::parse(\"name\", \"10/1s\")?`, or a `&PolicyHandle`"
@@ -287,7 +291,7 @@ mod tests {
             restarts
                 .unwrap()
                 .pop()
-                .map(|it| (it.policy, it.old, it.new))
+                .map(|restart| (restart.policy, restart.old, restart.new))
         };
         let quota = |old: &str, new: &str| Some(("quota".into(), old.to_owned(), new.to_owned()));
         for (old, new) in [
