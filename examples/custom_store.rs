@@ -80,7 +80,7 @@ impl MapStore {
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
         let (mut counts, now_ms) = (self.lock(), (self.now_ms)());
-        let check = settlement.check();
+        let check = settlement.usage().check();
         let costs = check.charges().iter().zip(settlement.costs());
         for ((charge, cost), usage) in costs.zip(settlement.usage().policies()) {
             for rule in usage.rules() {

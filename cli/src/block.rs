@@ -11,7 +11,7 @@ use serde::Serialize;
 use sluicegate::{
     Key, Limiter,
     block::{BlockDetails, BlockRequest, BlockedBy, Until},
-    denials::Denials,
+    denials::DeniedIdentity,
     policies::PublishedPolicy,
     store::redis::inspect::Inspector,
 };
@@ -279,7 +279,7 @@ struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
     census: OnceCell<Result<Census, String>>,
-    denials: OnceCell<Denials>,
+    denials: OnceCell<Vec<DeniedIdentity>>,
     published: OnceCell<Vec<PublishedPolicy>>,
 }
 
@@ -333,7 +333,7 @@ impl<'a> Doubts<'a> {
             denials.unwrap_or_default()
         };
         let mut denials = self.denials.get_or_init(read).await.iter();
-        denials.any(|it| it.identity() == identity)
+        denials.any(|denied| denied.identity() == identity)
     }
 
     /// An error if services use other prefixes and none uses this one, since you probably mistyped or forgot the

@@ -1,13 +1,15 @@
 #![doc = include_str!("../../docs/guide/blocks.md")]
 
 use std::{
-    error::Error,
     fmt,
     str::FromStr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::domain::rule::{DurationText, Rule, RuleError, millis, parse_duration};
+use crate::domain::{
+    error::ConfigError,
+    rule::{DurationText, Rule, millis, parse_duration},
+};
 
 mod details;
 
@@ -52,7 +54,7 @@ impl BlockedBy {
     pub(crate) fn of_code(code: u8) -> Option<Self> {
         [Self::Operator, Self::Ban, Self::Pause]
             .into_iter()
-            .find(|it| it.code() == code)
+            .find(|source| source.code() == code)
     }
 
     /// Returns one lower-case word: `operator`, `ban`, `pause`.
@@ -253,18 +255,22 @@ impl Ban {
     ///
     /// When the rule is not valid, or neither sliding nor fixed, when its limit is 0, or when the time is zero, longer
     /// than ten years, or has a fraction of a millisecond.
-    pub fn new(strikes: Rule, time: Duration) -> Result<Self, BanError> {
-        strikes.validate().map_err(BanError::Strikes)?;
+    pub fn new(strikes: Rule, time: Duration) -> Result<Self, ConfigError> {
+        strikes.validate().map_err(|error| of_strikes(&error))?;
         if strikes.limit() == 0 {
-            return Err(BanError::NoStrikes);
+            return Err(ConfigError::new(format_args!(
+                "a ban needs at least one strike"
+            )));
         }
         if strikes.refill().is_some() || strikes.is_concurrency() || strikes.in_calendar().is_some()
         {
-            return Err(BanError::Kind);
+            return Err(ConfigError::new(format_args!(
+                "strikes are counted in a window, such as `5/10m` or `5/1d@fixed`"
+            )));
         }
         let is_whole = time.subsec_nanos().is_multiple_of(1_000_000);
         if time.is_zero() || time > LONGEST || !is_whole {
-            return Err(BanError::Time);
+            return Err(bad_time());
         }
         Ok(Self { strikes, time })
     }
@@ -284,20 +290,34 @@ impl Ban {
 
 const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
 
-impl FromStr for Ban {
-    type Err = BanError;
+fn of_strikes(error: &ConfigError) -> ConfigError {
+    ConfigError::new(format_args!("strikes: {error}"))
+}
 
-    fn from_str(text: &str) -> Result<Self, BanError> {
-        let (strikes, time) = text.split_once('=').ok_or(BanError::Form)?;
-        Self::from_parts(strikes, time)
+fn bad_time() -> ConfigError {
+    ConfigError::new(format_args!(
+        "the time of a ban is a number and a unit, such as `1h`: at least 1ms, at most 3650d"
+    ))
+}
+
+impl FromStr for Ban {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text.split_once('=') {
+            Some((strikes, time)) => Self::from_parts(strikes, time),
+            None => Err(ConfigError::new(format_args!(
+                "write a ban as STRIKES/WINDOW=TIME, such as `5/10m=1h`"
+            ))),
+        }
     }
 }
 
 impl Ban {
     /// Creates a ban from the texts of a rule and of a time.
-    pub(crate) fn from_parts(strikes: &str, time: &str) -> Result<Self, BanError> {
-        let strikes = strikes.parse().map_err(BanError::Strikes)?;
-        Self::new(strikes, parse_duration(time).ok_or(BanError::Time)?)
+    pub(crate) fn from_parts(strikes: &str, time: &str) -> Result<Self, ConfigError> {
+        let strikes = strikes.parse().map_err(|error| of_strikes(&error))?;
+        Self::new(strikes, parse_duration(time).ok_or_else(bad_time)?)
     }
 
     /// Returns the time as text: `1h`.
@@ -317,39 +337,6 @@ impl fmt::Debug for Ban {
         write!(f, "Ban({self})")
     }
 }
-
-/// The reason why a [`Ban`] is not valid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum BanError {
-    /// The text is not a rule, `=` and a time.
-    Form,
-    /// The rule that counts denials is not valid.
-    Strikes(RuleError),
-    /// The rule has a limit of 0, so every identity would be blocked before any denial.
-    NoStrikes,
-    /// The rule is neither sliding nor fixed: denials are counted in a window.
-    Kind,
-    /// The time cannot be read, is zero or longer than ten years, or has a fraction of a millisecond.
-    Time,
-}
-
-impl fmt::Display for BanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Form => f.write_str("write a ban as STRIKES/WINDOW=TIME, such as `5/10m=1h`"),
-            Self::Strikes(error) => write!(f, "strikes: {error}"),
-            Self::NoStrikes => f.write_str("a ban needs at least one strike"),
-            Self::Kind => f.write_str("strikes are counted in a window, such as `5/10m` or `5/1d@fixed`"),
-            Self::Time => f.write_str(
-                "the time of a ban is a number and a unit, such as `1h`: at least 1ms, at most 3650d",
-            ),
-        }
-    }
-}
-
-// The rule's error is part of the message, so it is not repeated as a source.
-impl Error for BanError {}
 
 #[cfg(test)]
 mod tests {
@@ -377,7 +364,7 @@ mod tests {
             assert!(error.starts_with(expected), "{text}: {error}");
         }
         let fraction = Duration::from_micros(1_500);
-        assert_eq!(Ban::new(Rule::per_minute(1), fraction), Err(BanError::Time));
+        assert_eq!(Ban::new(Rule::per_minute(1), fraction), Err(bad_time()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::domain::{
 /// let uploads = Policy::parse("uploads", "100/1h")?;
 /// let charge = Charge::new(&uploads, Key::new("user", "alice"), 3);
 /// assert_eq!(charge.cost(), 3);
-/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {

@@ -143,6 +143,7 @@ impl Check {
     }
 
     /// Returns a check with the same policies and keys at no cost, which no block denies.
+    #[doc(hidden)] // Of `Limiter::peek`.
     #[must_use]
     pub fn without_cost(&self) -> Self {
         Self::of(Inner {

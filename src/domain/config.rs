@@ -16,9 +16,9 @@ use serde::{
 
 use crate::domain::{
     FailurePolicy,
-    block::{Ban, BanError},
+    block::Ban,
     policies::Policies,
-    policy::{Policy, PolicyError},
+    policy::{Policy, check_name, parse_rules},
     rule::Rule,
     unit::Unit,
 };
@@ -144,8 +144,8 @@ impl Fields {
         Self {
             name: None,
             rules: Rules(policy.to_string()),
-            strikes: ban.map(|it| it.strikes().to_string()),
-            ban: ban.map(|it| it.time_text()),
+            strikes: ban.map(|ban| ban.strikes().to_string()),
+            ban: ban.map(|ban| ban.time_text()),
             on_failure: policy.failure_policy(),
             shadow: policy.is_shadow(),
             unit: policy.set_unit().cloned(),
@@ -161,7 +161,7 @@ impl Fields {
             (None, None) => policy,
             (Some(strikes), Some(time)) => {
                 let ban = Ban::from_parts(&strikes, &time);
-                policy.ban(ban.map_err(|why: BanError| wrong(&why))?)
+                policy.ban(ban.map_err(|why| wrong(&why))?)
             }
             (Some(_), None) => {
                 return Err(wrong(&"`strikes` needs `ban`: for how long, such as `1h`"));
@@ -318,11 +318,11 @@ impl<'de> Visitor<'de> for RulesOf<'_> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
-        match self.policy.map(|name| Policy::parse(name, text)) {
-            Some(Err(error @ PolicyError::Rule { .. })) => Err(E::custom(error)),
-            // Errors about several rules, or the name, appear when the policy is built.
-            _ => Ok(Rules(text.to_owned())),
+        // Errors about several rules, or the name, appear when the policy is built.
+        if let Some(name) = self.policy {
+            parse_rules(name, text).map_err(E::custom)?;
         }
+        Ok(Rules(text.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Rules, A::Error> {
@@ -347,10 +347,8 @@ struct Name<'de>(Cow<'de, str>);
 impl<'de> Deserialize<'de> for Name<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<str>::deserialize(deserializer)?;
-        match Policy::new(name.as_ref(), []) {
-            Err(error @ PolicyError::Name { .. }) => Err(D::Error::custom(error)),
-            _ => Ok(Self(name)),
-        }
+        check_name(&name).map_err(D::Error::custom)?;
+        Ok(Self(name))
     }
 }
 

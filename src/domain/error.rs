@@ -1,13 +1,13 @@
-//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when you build a rule or a policy,
-//! [`ExtractError`] when a request has no key, [`StoreError`] when the store could not decide.
+//! The errors, one type for each situation: [`ConfigError`] when you build a rule, a policy or a layer, [`ExtractError`]
+//! when a request has no key, [`StoreError`] when the store could not decide.
 //!
 //! A denial is not an error: it is a [`Decision`](crate::Decision).
 //!
 //! ```
-//! use sluicegate::{Policy, error::PolicyError};
+//! use sluicegate::Policy;
 //!
 //! let error = Policy::parse("api", "ten/1s").unwrap_err();
-//! assert!(matches!(error, PolicyError::Rule { .. }));
+//! assert!(error.to_string().starts_with("policy `api`: rule `ten/1s`: "));
 //! ```
 
 use std::{
@@ -16,7 +16,6 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-pub use crate::domain::{policy::PolicyError, rule::RuleError};
 use crate::{domain::Text, domain::sent_call::Blame};
 
 /// The reason why a request has no key.
@@ -199,36 +198,66 @@ impl fmt::Display for ExtractError {
 
 impl Error for ExtractError {}
 
-/// A name that cannot be used, such as one that no header can have.
+/// A mistake in the configuration: a rule, policy, ban, network, name or route that is not valid, or policies that do not
+/// go together. The message names the part, the problem and the remedy.
 ///
 /// You can pass a name in two ways. `new` takes a literal, for instance [`Header::new`](crate::Header::new), and panics
 /// when the service starts, as `HeaderName::from_static` does. Parse a name from your configuration: a name that is not
 /// valid gives this error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NameError {
-    name: Box<str>,
-    problem: &'static str,
+///
+/// ```
+/// use sluicegate::{Header, error::ConfigError};
+///
+/// fn key_header(name: &str) -> Result<Header, ConfigError> {
+///     name.parse()
+/// }
+/// assert_eq!(key_header("x api").unwrap_err().to_string(), "`x api` cannot be the name of a header");
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    message: Box<str>,
 }
 
-/// The most characters of a name that a message shows.
-const MAX_NAME: usize = 64;
+/// The most characters of a text that a message shows.
+const MAX_SHOWN: usize = 64;
 
-impl NameError {
-    pub(crate) fn new(name: &str, problem: &'static str) -> Self {
+impl ConfigError {
+    pub(crate) fn new(message: fmt::Arguments<'_>) -> Self {
         Self {
-            name: name.chars().take(MAX_NAME).collect(),
-            problem,
+            message: message.to_string().into(),
         }
     }
-}
 
-impl fmt::Display for NameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` {}", self.name, self.problem)
+    /// The error of a name, which is cut after 64 characters.
+    pub(crate) fn of_name(name: &str, problem: &str) -> Self {
+        Self::new(format_args!("`{}` {problem}", shown(name)))
+    }
+
+    /// The error of a policy. The message names the policy, since a configuration can have many.
+    pub(crate) fn of_policy(policy: &str, problem: fmt::Arguments<'_>) -> Self {
+        Self::new(format_args!("policy `{policy}`: {problem}"))
     }
 }
 
-impl Error for NameError {}
+/// Cuts a text that can be of any length.
+pub(crate) fn shown(text: &str) -> &str {
+    let end = text.char_indices().nth(MAX_SHOWN);
+    end.map_or(text, |(end, _)| &text[..end])
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConfigError").field(&self.message).finish()
+    }
+}
+
+impl Error for ConfigError {}
 
 /// The store could not decide: the request is neither allowed nor denied.
 ///
@@ -382,8 +411,11 @@ impl StoreError {
 
     /// Returns whether the breaker should count this error: see [`Blame::take_report`].
     pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
-        let blame = self.details.as_ref().and_then(|it| it.blame.as_ref());
-        blame.is_none_or(|it| it.take_report(of_no_call))
+        let blame = self
+            .details
+            .as_ref()
+            .and_then(|details| details.blame.as_ref());
+        blame.is_none_or(|blame| blame.take_report(of_no_call))
     }
 
     /// Returns the code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters.

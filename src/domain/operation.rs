@@ -5,7 +5,7 @@ use crate::domain::{
     check::Check,
     contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
-    denials::{DenialReport, Denials},
+    denials::{DenialReport, DeniedIdentity},
     error::StoreError,
     key::Key,
     policy::Policy,
@@ -193,8 +193,8 @@ pub enum Reply {
     /// To [`Operation::ReportDenials`].
     #[doc(hidden)]
     ReportDenials,
-    /// To [`Operation::Denials`].
-    Denials(Denials),
+    /// To [`Operation::Denials`], in the order of [`DeniedIdentity::list`].
+    Denials(Vec<DeniedIdentity>),
     /// To [`Operation::Publish`].
     #[doc(hidden)]
     Publish,

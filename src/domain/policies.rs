@@ -7,7 +7,8 @@ use std::{
 };
 
 use crate::domain::{
-    policy::{Policy, PolicyError},
+    error::{ConfigError, shown},
+    policy::Policy,
     rule::Rule,
 };
 pub use crate::domain::{published::PublishedPolicy, unit::Unit};
@@ -24,12 +25,14 @@ impl Policies {
     /// # Errors
     ///
     /// When two policies have the same name.
-    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, ConfigError> {
         let mut by_name = BTreeMap::new();
         for policy in policies {
             if let Some(twin) = by_name.insert(policy.name().into(), policy) {
-                let policy = twin.name().to_owned();
-                return Err(PolicyError::DuplicateName { policy });
+                return Err(ConfigError::new(format_args!(
+                    "policy `{}` is named twice",
+                    twin.name()
+                )));
             }
         }
         Ok(Self {
@@ -89,12 +92,13 @@ impl ReloadablePolicies {
     }
 
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
-    pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, PolicyError> {
+    pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, ConfigError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {
-            return Err(PolicyError::Missing {
-                policy: missing.name().to_owned(),
-            });
+        if let Some(missing) = current
+            .iter()
+            .find(|policy| policies.get(policy.name()).is_none())
+        {
+            return Err(is_missing(missing.name()));
         }
         let restarts = current.iter().filter_map(|old| {
             let new = policies.get(old.name())?;
@@ -110,15 +114,17 @@ impl ReloadablePolicies {
     /// # Errors
     ///
     /// When the set has no policy of this name.
-    pub fn policy(&self, name: &str) -> Result<PolicyHandle, PolicyError> {
-        let first = self.get(name).ok_or_else(|| PolicyError::Missing {
-            policy: name.chars().take(64).collect(),
-        })?;
+    pub fn policy(&self, name: &str) -> Result<PolicyHandle, ConfigError> {
+        let first = self.get(name).ok_or_else(|| is_missing(name))?;
         Ok(PolicyHandle {
             first,
             all: self.clone(),
         })
     }
+}
+
+fn is_missing(policy: &str) -> ConfigError {
+    ConfigError::new(format_args!("policy `{}` is missing", shown(policy)))
 }
 
 /// Calendar rules that replace others of the same policy: they start empty in the middle of their periods.
@@ -146,7 +152,7 @@ impl Restart {
 fn calendars_besides(policy: &Policy, other: &Policy) -> Vec<String> {
     let has_no = |rule: &&Rule| {
         let mut rules = other.rules().iter();
-        rules.all(|it| it.in_calendar() != rule.in_calendar())
+        rules.all(|other| other.in_calendar() != rule.in_calendar())
     };
     let rules = policy.rules().iter();
     let rules = rules.filter(|rule| rule.in_calendar().is_some());
@@ -177,6 +183,7 @@ impl PolicyHandle {
 }
 
 /// A source of a policy: a [`Policy`], or a [`PolicyHandle`].
+#[doc(hidden)] // An argument that you only pass.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no policy",
     note = "pass a `&Policy`, `&Policy::parse(\"name\", \"10/1s\")?`, or a `&PolicyHandle`"
@@ -248,7 +255,7 @@ impl fmt::Debug for PolicyHandle {
 mod tests {
     use super::*;
 
-    fn policies(all: &[(&str, &str)]) -> Result<Policies, PolicyError> {
+    fn policies(all: &[(&str, &str)]) -> Result<Policies, ConfigError> {
         Policies::new(
             all.iter()
                 .map(|(name, rules)| Policy::parse(*name, rules).unwrap()),
@@ -284,7 +291,7 @@ mod tests {
             restarts
                 .unwrap()
                 .pop()
-                .map(|it| (it.policy, it.old, it.new))
+                .map(|restart| (restart.policy, restart.old, restart.new))
         };
         let quota = |old: &str, new: &str| Some(("quota".into(), old.to_owned(), new.to_owned()));
         for (old, new) in [

@@ -1,18 +1,16 @@
 //! [`Policy`]: a named set of rules, checked and charged together.
 
 use std::{
-    error::Error,
     fmt,
     num::NonZeroU32,
     sync::{Arc, LazyLock},
-    time::Duration,
 };
 
 use crate::domain::{
     FailurePolicy,
     block::{Ban, LOOK_UPS, STRIKES},
-    error::NameError,
-    rule::{Rule, RuleError},
+    error::{ConfigError, shown},
+    rule::Rule,
     unit::Unit,
 };
 
@@ -36,7 +34,7 @@ const MAX_NAME: usize = 64;
 ///
 /// let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
 /// assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind: remove one");
-/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
@@ -74,39 +72,40 @@ impl Policy {
     /// # Errors
     ///
     /// When the name or a rule is not valid, when there is no rule or more than 16, when two rules have the same window
-    /// and kind, or when a [concurrency rule](Rule::concurrent) is not the only one.
+    /// and kind, so that one of them would have no effect, or when a [concurrency rule](Rule::concurrent) is not the only
+    /// one. If you want two buckets, write the refill of one for another window, as `60/1m` instead of `1/1s`.
     pub fn new(
         name: impl Into<String>,
         rules: impl IntoIterator<Item = Rule>,
-    ) -> Result<Self, PolicyError> {
+    ) -> Result<Self, ConfigError> {
         let name = name.into();
-        if !is_name(&name) {
-            return Err(PolicyError::Name {
-                name: name.chars().take(MAX_NAME).collect(),
-            });
-        }
+        check_name(&name)?;
         // One too many is enough to report the error: an endless iterator must not fill the memory.
         let rules: Box<[Rule]> = rules.into_iter().take(MAX_RULES + 1).collect();
         if rules.is_empty() || rules.len() > MAX_RULES {
-            return Err(PolicyError::RuleCount { policy: name });
+            return Err(ConfigError::new(format_args!(
+                "policy `{name}` must have 1 to 16 rules"
+            )));
         }
         for (index, rule) in rules.iter().enumerate() {
-            rule.validate().map_err(|source| PolicyError::Rule {
-                policy: name.clone(),
-                source,
-            })?;
+            if let Err(error) = rule.validate() {
+                return Err(ConfigError::of_policy(&name, format_args!("{error}")));
+            }
             if rule.is_concurrency() && rules.len() > 1 {
                 let other = rules[usize::from(index == 0)];
-                return Err(PolicyError::ConcurrencyBeside {
-                    policy: name,
-                    rules: [*rule, other],
-                });
+                let problem = format_args!(
+                    "`{rule}` must be the only rule of its policy: give it and `{other}` policies of two names"
+                );
+                return Err(ConfigError::of_policy(&name, problem));
             }
             if let Some(twin) = rules[..index].iter().find(|twin| twin.same_window(rule)) {
-                return Err(PolicyError::SameWindow {
-                    policy: name,
-                    rules: [*twin, *rule],
-                });
+                let what = match twin.in_calendar() {
+                    None => "window and kind",
+                    Some(_) => "periods",
+                };
+                let problem =
+                    format_args!("rules `{twin}` and `{rule}` have the same {what}: remove one");
+                return Err(ConfigError::of_policy(&name, problem));
             }
         }
         Ok(Self {
@@ -121,16 +120,10 @@ impl Policy {
     /// # Errors
     ///
     /// As [`new`](Self::new), and when a rule cannot be read.
-    pub fn parse(name: impl Into<String>, rules: &str) -> Result<Self, PolicyError> {
+    pub fn parse(name: impl Into<String>, rules: &str) -> Result<Self, ConfigError> {
         let name = name.into();
-        let parsed: Result<Vec<Rule>, _> = rules.split(',').map(str::parse).collect();
-        match parsed {
-            Ok(rules) => Self::new(name, rules),
-            Err(source) => Err(PolicyError::Rule {
-                policy: name,
-                source,
-            }),
-        }
+        let rules = parse_rules(&name, rules)?;
+        Self::new(name, rules)
     }
 
     /// Makes this policy a shadow, which is decided, charged and reported, but never denies a request. See
@@ -192,7 +185,7 @@ impl Policy {
     ///
     /// let tokens = Policy::parse("tokens", "10000/1m")?.unit(Unit::TOKENS);
     /// assert_eq!(tokens.counted_in(), "tokens");
-    /// # Ok::<(), sluicegate::error::PolicyError>(())
+    /// # Ok::<(), sluicegate::error::ConfigError>(())
     /// ```
     #[must_use]
     pub fn unit(mut self, unit: Unit) -> Self {
@@ -338,160 +331,32 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// The reason why a [`Policy`], or a set of policies, could not be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// The name is empty, longer than 64 characters, or has a character other than `A-Z a-z 0-9 . _ -`.
-    Name {
-        /// The name, cut after 64 characters.
-        name: String,
-    },
-    /// There is no rule, or there are more than 16.
-    RuleCount {
-        /// The policy's name.
-        policy: String,
-    },
-    /// A rule is not valid.
-    Rule {
-        /// The policy's name.
-        policy: String,
-        /// Names the rule and the problem.
-        source: RuleError,
-    },
-    /// Two rules have the same window and kind, or the same calendar periods, so that one of them would have no effect.
-    /// If you want two buckets, write the refill of one for another window, as `60/1m` instead of `1/1s`.
-    SameWindow {
-        /// The policy's name.
-        policy: String,
-        /// The two rules.
-        rules: [Rule; 2],
-    },
-    /// A [concurrency rule](Rule::concurrent) is not the only rule of its policy. Give it a policy of another name, and
-    /// limit by both.
-    ConcurrencyBeside {
-        /// The policy's name.
-        policy: String,
-        /// The concurrency rule, and the other one.
-        rules: [Rule; 2],
-    },
-    /// A layer that is done with a response at its head cannot hold slots to the end of the body. Add this policy by
-    /// [`limit_concurrent`](crate::RateLimitLayer::limit_concurrent).
-    NeedsBodyEnd {
-        /// The policy's name.
-        policy: String,
-    },
-    /// The slots of a [concurrency rule](Rule::concurrent) expire in less than six timeouts of the limiter, so that
-    /// they could not be renewed in time.
-    ExpiresTooEarly {
-        /// The policy's name.
-        policy: String,
-        /// The rule.
-        rule: Rule,
-        /// Six timeouts.
-        least: Duration,
-    },
-    /// Two policies of one set have the same name.
-    DuplicateName {
-        /// The policy's name.
-        policy: String,
-    },
-    /// Two limits of one layer have policies of the same name that differ, and would share their counts.
-    Conflict {
-        /// The two policies.
-        policies: [Policy; 2],
-    },
-    /// Two limits of one layer have a policy of this name, and a reload could change only one of them: they would then
-    /// differ and share their counts. Take both from one [`ReloadablePolicies`](crate::policies::ReloadablePolicies),
-    /// or use two names.
-    ReloadConflict {
-        /// The name of both.
-        policy: String,
-    },
-    /// A table of [routes](crate::middleware::Routes) has a name that is not a route, or that already has an entry.
-    Route(NameError),
-    /// A set lacks a policy of this name, which is needed.
-    Missing {
-        /// The policy's name.
-        policy: String,
-    },
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Each message names the policy or the route, since a configuration can have many.
-        match self {
-            Self::Name { name } => {
-                write!(
-                    f,
-                    "policy name `{name}` must be 1 to 64 characters of A-Z a-z 0-9 . _ -"
-                )
-            }
-            Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
-            Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
-            Self::DuplicateName { policy } => write!(f, "policy `{policy}` is named twice"),
-            Self::Conflict {
-                policies: [first, second],
-            } => write!(
-                f,
-                "two policies of one layer have the same name and differ: {first:?}, {second:?}"
-            ),
-            Self::ReloadConflict { policy } => write!(
-                f,
-                "two limits of one layer have a policy of the same name, `{policy}`, and a reload could change one of \
-                 them alone: take both from one `ReloadablePolicies`"
-            ),
-            Self::Route(error) => error.fmt(f),
-            Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
-            Self::NeedsBodyEnd { policy } => write!(
-                f,
-                "policy `{policy}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \
-                 end of the response"
-            ),
-            Self::ExpiresTooEarly {
-                policy,
-                rule,
-                least,
-            } => write!(
-                f,
-                "policy `{policy}`: the slots of `{rule}` must expire after at least six timeouts of the limiter, \
-                 {least:?}: let them expire later, or lower the timeout"
-            ),
-            Self::ConcurrencyBeside {
-                policy,
-                rules: [rule, other],
-            } => write!(
-                f,
-                "policy `{policy}`: `{rule}` must be the only rule of its policy: give it and `{other}` policies of \
-                 two names"
-            ),
-            Self::SameWindow {
-                policy,
-                rules: [first, second],
-            } => {
-                let what = match first.in_calendar() {
-                    None => "window and kind",
-                    Some(_) => "periods",
-                };
-                write!(
-                    f,
-                    "policy `{policy}`: rules `{first}` and `{second}` have the same {what}: remove one"
-                )
-            }
-        }
+/// Checks the name of a policy.
+pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
+    if is_name(name) {
+        return Ok(());
     }
+    Err(ConfigError::new(format_args!(
+        "policy name `{}` must be 1 to 64 characters of A-Z a-z 0-9 . _ -",
+        shown(name)
+    )))
 }
 
-// The rule's error is part of the message, so it is not repeated as a source.
-impl Error for PolicyError {}
+/// Reads the rules of the policy of this name, separated by commas.
+pub(crate) fn parse_rules(policy: &str, rules: &str) -> Result<Vec<Rule>, ConfigError> {
+    let parsed: Result<_, ConfigError> = rules.split(',').map(str::parse).collect();
+    parsed.map_err(|error| ConfigError::of_policy(policy, format_args!("{error}")))
+}
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn an_invalid_policy_is_an_error_that_names_the_rule() {
-        let message = |result: Result<Policy, PolicyError>| result.unwrap_err().to_string();
+        let message = |result: Result<Policy, ConfigError>| result.unwrap_err().to_string();
         assert_eq!(
             message(Policy::new("", [])),
             "policy name `` must be 1 to 64 characters of A-Z a-z 0-9 . _ -"

@@ -1,12 +1,15 @@
 //! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`; and the other kinds of rules.
 
-use std::{borrow::Cow, error::Error, fmt, time::Duration};
+use std::time::Duration;
 
 use self::length::Length;
 pub(crate) use self::text::{DurationText, parse_duration};
 pub use calendar_rule::CalendarRule;
 
-use crate::domain::calendar::Calendar;
+use crate::domain::{
+    calendar::Calendar,
+    error::{ConfigError, shown},
+};
 
 mod calendar_rule;
 mod length;
@@ -353,11 +356,9 @@ impl Rule {
     }
 
     /// Returns an error if no store could count this rule.
-    pub(crate) fn validate(&self) -> Result<(), RuleError> {
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let problem = self.problem();
-        problem.map_or(Ok(()), |problem| {
-            Err(RuleError::new(&self.to_string(), problem.into()))
-        })
+        problem.map_or(Ok(()), |problem| Err(invalid(&self.to_string(), problem)))
     }
 
     fn problem(&self) -> Option<&'static str> {
@@ -426,29 +427,10 @@ pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The reason why a [`Rule`] is not valid: the message names the rule, the problem and the mend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleError {
-    rule: String,
-    problem: Cow<'static, str>,
+/// The error of a rule: the message names the rule, the problem and the remedy.
+fn invalid(rule: &str, problem: &str) -> ConfigError {
+    ConfigError::new(format_args!("rule `{}`: {problem}", shown(rule)))
 }
-
-impl RuleError {
-    fn new(rule: &str, problem: Cow<'static, str>) -> Self {
-        Self {
-            rule: rule.chars().take(64).collect(),
-            problem,
-        }
-    }
-}
-
-impl fmt::Display for RuleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule `{}`: {}", self.rule, self.problem)
-    }
-}
-
-impl Error for RuleError {}
 
 #[cfg(test)]
 mod tests {

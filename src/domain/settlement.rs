@@ -69,15 +69,15 @@ impl Settlement {
         self.usage.return_settlement();
     }
 
-    /// Returns the usage of the check: the charges, and the steps that were charged.
+    /// Returns the usage of the check: the charges, and the steps that were charged. The check's shadows are settled
+    /// separately, with their own usage.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
     }
 
     /// Returns the check; its shadows are settled separately, with their own usage.
-    #[must_use]
-    pub fn check(&self) -> &Check {
+    pub(crate) fn check(&self) -> &Check {
         self.usage.check()
     }
 

@@ -20,7 +20,7 @@ use crate::domain::{
 /// and are released when they expire.
 ///
 /// ```
-/// use sluicegate::{Charge, Key, MemoryStore, Policy, Store, store::{Check, Operation, Reply, Slots, StoreExt}};
+/// use sluicegate::{Charge, Key, MemoryStore, Policy, Store, store::{Check, Operation, Reply, Slots}};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// let store = MemoryStore::new();
@@ -36,7 +36,7 @@ use crate::domain::{
 /// assert!(renewed.is_renewed(), "the slot has not expired");
 /// let slots = renewed.slots().expect("they are taken once");
 ///
-/// store.settle(&slots.give_back()).await?;
+/// store.execute(Operation::Settle(slots.give_back())).await?;
 /// assert!(store.check(&export).await?.is_allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
@@ -111,15 +111,14 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Returns the usage of the slots: the charges, and the steps that they are in.
+    /// Returns the usage of the slots: the charges, all under concurrency policies, and the steps that they are in.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
     }
 
     /// Returns a check of the charges that hold the slots, all under concurrency policies.
-    #[must_use]
-    pub fn check(&self) -> &Check {
+    pub(crate) fn check(&self) -> &Check {
         self.usage.check()
     }
 
@@ -143,7 +142,7 @@ impl Renewal {
     /// The ends of the steps that the slots are in.
     #[cfg(feature = "redis")]
     fn steps(&self) -> impl Iterator<Item = u64> {
-        let rules = self.usage.policies().flat_map(|it| it.rules());
+        let rules = self.usage.policies().flat_map(|usage| usage.rules());
         rules.map(RuleUsage::step_end_ms)
     }
 

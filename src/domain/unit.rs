@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-use crate::domain::error::NameError;
+use crate::domain::error::ConfigError;
 
 /// Units become parts of header names.
 const MAX_UNIT: usize = 32;
@@ -18,7 +18,7 @@ const MAX_UNIT: usize = 32;
 /// let pages: Unit = "pages".parse()?;
 /// assert_eq!(pages.as_str(), "pages");
 /// assert!("Two words".parse::<Unit>().is_err());
-/// # Ok::<(), sluicegate::error::NameError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unit(Cow<'static, str>);
@@ -41,9 +41,9 @@ impl Unit {
 }
 
 impl FromStr for Unit {
-    type Err = NameError;
+    type Err = ConfigError;
 
-    fn from_str(name: &str) -> Result<Self, NameError> {
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
         let is_valid = (1..=MAX_UNIT).contains(&name.len())
             && name
                 .bytes()
@@ -52,7 +52,7 @@ impl FromStr for Unit {
             Ok(Self(Cow::Owned(name.to_owned())))
         } else {
             let problem = "is no unit: write 1 to 32 characters of a-z 0-9 -, such as `tokens`";
-            Err(NameError::new(name, problem))
+            Err(ConfigError::of_name(name, problem))
         }
     }
 }

@@ -1,10 +1,11 @@
 //! [`Cidr`]: a network of IP addresses, and the parser for text from a configuration.
 
-use std::{error::Error, fmt, net::IpAddr, str::FromStr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::{IpNet, Ipv4Net};
 
 use super::ip::{canonical, translated};
+use crate::domain::error::ConfigError;
 
 /// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as a single address.
 ///
@@ -41,20 +42,25 @@ impl Cidr {
 }
 
 impl FromStr for Cidr {
-    type Err = CidrError;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, CidrError> {
-        let error = |problem| CidrError {
-            text: text.to_owned(),
-            problem,
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let Some(network) = read(text) else {
+            return Err(ConfigError::new(format_args!(
+                "`{text}` is no network: write 10.0.0.0/8, 2001:db8::/32, or an address"
+            )));
         };
-        let network = read(text).ok_or_else(|| error(Problem::Syntax))?;
         let first = network.addr();
         if network.trunc() != network {
-            return Err(error(Problem::Beyond(Self(network.trunc()))));
+            return Err(ConfigError::new(format_args!(
+                "`{text}` has address bits beyond its width: write `{}`",
+                network.trunc()
+            )));
         }
         if translated(first).is_some() {
-            return Err(error(Problem::Translated));
+            return Err(ConfigError::new(format_args!(
+                "`{text}` is IPv4 translated into IPv6: write the network of IPv4"
+            )));
         }
         Ok(Self(unmapped(network).unwrap_or(network)))
     }
@@ -87,42 +93,6 @@ impl fmt::Display for Cidr {
         self.0.fmt(f)
     }
 }
-
-/// The reason why a text cannot be read as a [`Cidr`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CidrError {
-    text: String,
-    problem: Problem,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Problem {
-    Syntax,
-    Translated,
-    Beyond(Cidr),
-}
-
-impl fmt::Display for CidrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = &self.text;
-        match self.problem {
-            Problem::Syntax => write!(
-                f,
-                "`{text}` is no network: write 10.0.0.0/8, 2001:db8::/32, or an address"
-            ),
-            Problem::Translated => write!(
-                f,
-                "`{text}` is IPv4 translated into IPv6: write the network of IPv4"
-            ),
-            Problem::Beyond(network) => write!(
-                f,
-                "`{text}` has address bits beyond its width: write `{network}`"
-            ),
-        }
-    }
-}
-
-impl Error for CidrError {}
 
 #[cfg(test)]
 mod tests {

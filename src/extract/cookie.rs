@@ -6,7 +6,7 @@ use http::{HeaderName, header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
 use crate::domain::{
-    error::{ExtractError, NameError},
+    error::{ConfigError, ExtractError},
     key::Key,
 };
 
@@ -123,16 +123,16 @@ fn unquoted(value: &[u8]) -> &[u8] {
 
 /// Parses a name from your configuration.
 impl FromStr for Cookie {
-    type Err = NameError;
+    type Err = ConfigError;
 
-    fn from_str(name: &str) -> Result<Self, NameError> {
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
         // Names of cookies and of headers are made of the same characters.
         match HeaderName::from_bytes(name.as_bytes()) {
             Ok(_) => Ok(Self {
                 name: name.into(),
                 repeated: RepeatedCookie::default(),
             }),
-            Err(_) => Err(NameError::new(name, "cannot be the name of a cookie")),
+            Err(_) => Err(ConfigError::of_name(name, "cannot be the name of a cookie")),
         }
     }
 }

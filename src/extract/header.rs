@@ -6,7 +6,7 @@ use http::{HeaderName, request::Parts};
 
 use super::{KeyExtractor, Keys};
 use crate::domain::{
-    error::{ExtractError, NameError},
+    error::{ConfigError, ExtractError},
     key::Key,
 };
 
@@ -90,10 +90,10 @@ impl Header {
 /// assert_eq!(error.to_string(), "`x api key` cannot be the name of a header");
 /// ```
 impl FromStr for Header {
-    type Err = NameError;
+    type Err = ConfigError;
 
-    fn from_str(name: &str) -> Result<Self, NameError> {
-        let error = |_| NameError::new(name, "cannot be the name of a header");
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        let error = |_| ConfigError::of_name(name, "cannot be the name of a header");
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(error)?;
         Ok(name.into())
     }

@@ -24,7 +24,7 @@ pub use bearer_token::BearerToken;
 pub(crate) use charges::ChargesFuture;
 #[doc(hidden)]
 pub use charges::IntoCharges;
-pub use cidr::{Cidr, CidrError};
+pub use cidr::Cidr;
 #[doc(hidden)]
 pub use combine::{And, OnMissing, OnlyWhen, Or};
 pub use cookie::{Cookie, RepeatedCookie};
@@ -190,7 +190,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 ///     from_fn(|head| Some(Key::new("app", head.headers.get("x-app")?))),
 /// );
 /// # assert!(format!("{layer:?}").contains("Closure"));
-/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 pub const fn from_fn<F, R>(closure: F) -> F
 where

@@ -28,6 +28,8 @@ use crate::domain::{error::ExtractError, key::Key};
 /// [misconfigured](crate::error::ExtractErrorKind::Misconfigured): each request is answered with a 500, and one warning
 /// says what to do.
 ///
+/// `PeerIp` alone is a value of this type, as of a unit struct.
+///
 /// An IPv4 address that is mapped into IPv6 counts as that IPv4 address. IPv6 counts by network, `/64` by default: one
 /// household or machine has at least that many addresses, and could use a new one for each request.
 ///
@@ -52,6 +54,7 @@ pub struct PeerIp {
 }
 
 /// The extractor [`PeerIp`](struct@PeerIp) with its default: IPv6 counts by `/64`.
+#[doc(hidden)] // The page of the type says that its name alone is a value.
 #[allow(
     non_upper_case_globals,
     reason = "so that `PeerIp` alone is a value of its type, as of a unit struct"

@@ -308,6 +308,7 @@ impl Limiter {
     ///
     /// When the store could not publish them within a second.
     #[cfg(feature = "manual-clock")]
+    #[doc(hidden)]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
         let reports = &self.inner.reporter.0;
         reports.policies.publish(&*reports.store).await

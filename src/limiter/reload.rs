@@ -2,8 +2,8 @@
 
 use crate::{
     domain::{
+        error::ConfigError,
         policies::{Policies, ReloadablePolicies},
-        policy::PolicyError,
     },
     warning,
 };
@@ -18,7 +18,7 @@ impl ReloadablePolicies {
     /// # Errors
     ///
     /// When a current policy is missing from the new ones. Nothing is replaced then.
-    pub fn replace(&self, policies: Policies) -> Result<(), PolicyError> {
+    pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
         for restart in self.swap(policies)? {
             warning::counts_restart(&restart);
         }

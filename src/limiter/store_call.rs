@@ -17,7 +17,7 @@ use crate::{
         block::Block,
         contributors::Contributors,
         decision::Decision,
-        denials::Denials,
+        denials::DeniedIdentity,
         error::{StoreError, StoreErrorKind},
         rule::millis,
         slots::Renewed,
@@ -175,7 +175,7 @@ impl StoreAnswer for Decision {
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Contributors {}
-impl StoreAnswer for Denials {}
+impl StoreAnswer for Vec<DeniedIdentity> {}
 impl StoreAnswer for Renewed {}
 
 impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {

@@ -12,7 +12,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    domain::{error::PolicyError, key::Key, policy::Policy},
+    domain::{error::ConfigError, key::Key, policy::Policy},
     extract::{ChargesFuture, IntoCharges, KeyExtractor},
     limiter::{FOR_EVER, IntoLimiter, Limiter},
 };
@@ -73,24 +73,23 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Like [`limit`](Self::limit), for policies and routes from a configuration file.
     ///
     /// ```
-    /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, error::PolicyError};
+    /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(MemoryStore::new());
     /// let layer = layer.try_limit(Policy::parse("ip", "10/1s")?, PeerIp)?;
     /// let error = layer.try_limit(Policy::parse("ip", "20/1s")?, PeerIp.ipv6_prefix(48)).unwrap_err();
-    /// assert!(matches!(error, PolicyError::Conflict { .. }));
-    /// # Ok::<(), PolicyError>(())
+    /// assert!(error.to_string().starts_with("two policies of one layer have the same name and differ: "));
+    /// # Ok::<(), sluicegate::error::ConfigError>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Conflict`], [`PolicyError::ReloadConflict`] or [`PolicyError::Route`], in the cases in which
-    /// `limit` panics.
+    /// In the cases in which `limit` panics.
     pub fn try_limit(
         self,
         policy: impl IntoPolicySelector,
         extractor: impl KeyExtractor,
-    ) -> Result<Self, PolicyError> {
+    ) -> Result<Self, ConfigError> {
         let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
             let limit = Limit::new(policy, Arc::new(extractor));
@@ -235,15 +234,18 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.
-    fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
+    fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, ConfigError> {
         selector.check()?;
         let mut others = self.shared.config.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
         for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
             if self.shared.at_end.is_none() {
-                return Err(PolicyError::NeedsBodyEnd {
-                    policy: policy.name().to_owned(),
-                });
+                let problem = format_args!(
+                    "policy `{}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \
+                     end of the response",
+                    policy.name()
+                );
+                return Err(ConfigError::new(problem));
             }
             if let Some(error) = self.shared.config.limiter.expires_too_early(&policy) {
                 return Err(error);
@@ -434,7 +436,7 @@ impl<R, E> RateLimitLayer<R, E> {
 }
 
 #[track_caller]
-pub(super) fn valid<T>(layer: Result<T, PolicyError>) -> T {
+pub(super) fn valid<T>(layer: Result<T, ConfigError>) -> T {
     // Not in a closure, because a panic there would not show the caller's location.
     match layer {
         Ok(layer) => layer,

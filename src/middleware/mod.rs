@@ -37,6 +37,7 @@ pub use crate::limiter::ActualCost;
 #[doc(hidden)]
 pub use admit::{IntoPolicy, IntoPolicySelector};
 pub use admit::{PolicySelector, Route, Routes};
+#[doc(hidden)]
 pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;
 #[cfg(feature = "obey")]
@@ -48,8 +49,6 @@ pub use respond::{
     StatusOnly,
 };
 #[doc(hidden)]
-pub use response_end::Ending;
-pub use response_end::{
-    AtHead, CostMeter, EndGuard, EndOutcome, Follow, FollowedBody, ResponseEnd, ToBodyEnd,
-};
+pub use response_end::{AtHead, Ending, Follow};
+pub use response_end::{CostMeter, EndGuard, EndOutcome, FollowedBody, ResponseEnd, ToBodyEnd};
 pub use service::RateLimit;

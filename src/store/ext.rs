@@ -5,7 +5,7 @@ use crate::{
         block::{Block, BlockRequest, BlockedIdentity},
         contributors::Contributors,
         decision::Usage,
-        denials::Denials,
+        denials::DeniedIdentity,
         error::StoreError,
         key::Key,
         operation::{Operation, Reply, answer_of},
@@ -79,7 +79,7 @@ pub trait StoreExt: Store {
     }
 
     /// [`Operation::Denials`].
-    fn denials(&self) -> StoreFuture<Denials> {
+    fn denials(&self) -> StoreFuture<Vec<DeniedIdentity>> {
         read(self.execute(Operation::Denials), answer_of!(Denials))
     }
 }

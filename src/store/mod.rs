@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+#[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
 pub use self::ext::StoreExt;
 pub use crate::domain::{
     check::Check,
@@ -56,7 +57,7 @@ pub use memory::MemoryStore;
 ///
 /// Futures own their data, so you can keep them longer than the store.
 ///
-/// [`StoreExt`] has a method for each operation that you may want to use.
+/// Services call a [`Limiter`](crate::Limiter), which has a method for each operation.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store",
     note = "a store has to be connected: `RedisStore::connect(url).await?`; for counts in memory, `MemoryStore::new()`"

@@ -11,7 +11,7 @@ use std::{
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    denials::Denials,
+    denials::DeniedIdentity,
     error::StoreErrorKind,
     manual_clock::ManualClock,
     store::{Check, DenyCache, Operation, Reply, StoreExt, StoreFuture},
@@ -78,7 +78,7 @@ async fn known(store: &impl Store) -> (u64, u64) {
     sums(&store.denials().await.unwrap())
 }
 
-fn sums(denials: &Denials) -> (u64, u64) {
+fn sums(denials: &[DeniedIdentity]) -> (u64, u64) {
     let hours = denials.iter().map(|it| it.last_hour());
     hours.fold((0, 0), |sums, it| {
         (sums.0 + it.denied(), sums.1 + it.admitted())

@@ -265,7 +265,7 @@ async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
         fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
             let alice = Key::new("user", "alice");
             match &operation {
-                Operation::Renew(it) if *it.check().charges()[0].key() == alice => {
+                Operation::Renew(it) if *it.usage().check().charges()[0].key() == alice => {
                     StoreFuture::pending(std::future::pending())
                 }
                 _ => self.0.execute(operation),

@@ -23,7 +23,7 @@ use sluicegate::{
     policies::Unit,
     store::StoreFuture,
 };
-use support::scripted::{NOW_MS, Scripted, decide};
+use support::scripted::{NOW_MS, Scripted, count, decide};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -438,10 +438,9 @@ async fn each_rule_has_an_item_of_the_same_name_in_both_fields() {
 /// Denies rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
 fn denying_some() -> Arc<Scripted> {
     Scripted::new(|check| {
-        let decision = decide(check, false, |_, limit| Count {
-            used: if limit < 3 { limit } else { 1 },
-            newest_end_ms: NOW_MS,
-            fits_at_ms: NOW_MS + if limit == 1 { 7_000 } else { 3_000 },
+        let decision = decide(check, false, |_, limit| {
+            let used = if limit < 3 { limit } else { 1 };
+            count(used, NOW_MS + if limit == 1 { 7_000 } else { 3_000 })
         });
         StoreFuture::ready(decision)
     })
@@ -474,11 +473,7 @@ async fn of_several_keys_under_one_policy_the_tightest_is_told() {
             .iter()
             .map(|_| {
                 used += 2;
-                Count {
-                    used,
-                    newest_end_ms: NOW_MS,
-                    fits_at_ms: 0,
-                }
+                count(used, 0)
             })
             .collect();
         StoreFuture::ready(Decision::new(check, true, NOW_MS, &counts))

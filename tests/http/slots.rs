@@ -8,7 +8,6 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
-    error::PolicyError,
     limiter::SlotWatch,
     manual_clock::ManualClock,
     middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, ToBodyEnd},
@@ -315,7 +314,6 @@ async fn a_layer_that_cannot_hold_slots_to_the_end_is_not_built() {
     let alice = Key::new("user", "alice");
     let layer = RateLimitLayer::new(limiter.clone()).try_limit(exports(1), alice.clone());
     let error = layer.unwrap_err();
-    assert!(matches!(error, PolicyError::NeedsBodyEnd { .. }));
     assert!(error.to_string().contains("add it by `limit_concurrent`"));
 
     let short = Rule::concurrent(1).expires_after(Duration::from_millis(599));

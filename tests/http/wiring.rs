@@ -13,7 +13,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use sluicegate::{
     FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer, StoreError,
-    error::{ExtractError, PolicyError, StoreErrorKind},
+    error::{ExtractError, StoreErrorKind},
     extract::{FromExtension, TrustedProxies},
     middleware::{PolicySelector, Route, Routes},
     policies::{Policies, ReloadablePolicies},
@@ -477,8 +477,6 @@ fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("ip", "1/1s"), PeerIp);
     let other = policy("ip", "2/1s");
     let error = layer.clone().try_limit(&other, PeerIp).unwrap_err();
-    let policies = [policy("ip", "1/1s"), other];
-    assert_eq!(error, PolicyError::Conflict { policies });
     let expected = "same name and differ: Policy(ip: 1/1s), Policy(ip: 2/1s)";
     assert!(error.to_string().ends_with(expected), "{error}");
     assert!(
@@ -542,11 +540,16 @@ fn a_layer_in_which_a_reload_could_make_two_policies_of_one_name_differ_is_not_b
     let set = || ReloadablePolicies::new(Policies::new([policy("api", "9/1m")]).unwrap());
     let (live, other) = (set(), set());
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(live.policy("api").unwrap(), PeerIp);
-    let refused =
-        |limit: RateLimitLayer, again: PolicySelector| match limit.try_limit(again, PeerIp) {
-            Err(PolicyError::ReloadConflict { policy }) => assert_eq!(policy, "api"),
-            other => panic!("{other:?}"),
-        };
+    let refused = |limit: RateLimitLayer, again: PolicySelector| match limit
+        .try_limit(again, PeerIp)
+    {
+        Err(error) => {
+            let begins =
+                "two limits of one layer have a policy of the same name, `api`, and a reload could";
+            assert!(error.to_string().starts_with(begins), "{error}");
+        }
+        Ok(_) => panic!("the layer was built"),
+    };
     let fixed = || policy("api", "9/1m");
     refused(layer.clone(), fixed().into());
     refused(layer.clone(), other.policy("api").unwrap().into());

@@ -8,7 +8,7 @@ use std::{
 use sluicegate::{
     Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
     decision::{PolicyUsage, RuleUsage},
-    error::{PolicyError, StoreErrorKind},
+    error::{ConfigError, StoreErrorKind},
     manual_clock::ManualClock,
     rule::MAX_UNITS,
 };
@@ -94,7 +94,7 @@ pub(super) fn with_limit(
     policy: usize,
     rule: usize,
     limit: u64,
-) -> Result<Vec<Mapped>, PolicyError> {
+) -> Result<Vec<Mapped>, ConfigError> {
     let mut policies = policies.to_vec();
     let changed = &mut policies[policy].policy;
     let mut rules = changed.rules().to_vec();
@@ -108,7 +108,7 @@ pub(super) fn with_limit(
 }
 
 /// A policy with this rule only, with a limit that hardly ever refuses a request. It is no shadow and has no ban.
-pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, PolicyError> {
+pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, ConfigError> {
     let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
     let rule = limited(rule, limit.min(MAX_UNITS));
     Ok(Mapped {
@@ -130,7 +130,7 @@ fn limited(rule: &Rule, limit: u64) -> Rule {
     rule.with_limit(limit.min(most))
 }
 
-fn with_rules(policy: &Policy, rules: Vec<Rule>) -> Result<Policy, PolicyError> {
+fn with_rules(policy: &Policy, rules: Vec<Rule>) -> Result<Policy, ConfigError> {
     let changed = Policy::new(policy.name(), rules)?;
     Ok(if policy.is_shadow() {
         changed.shadow()

@@ -4,10 +4,7 @@ use std::{collections::HashSet, io::Write};
 
 use comfy_table::{ColumnConstraint, Width};
 use serde::Serialize;
-use sluicegate::{
-    denials::{Denials, DeniedIdentity},
-    store::redis::inspect::Inspector,
-};
+use sluicegate::{denials::DeniedIdentity, store::redis::inspect::Inspector};
 
 use super::{TopArgs, add_rows, shorten, table};
 use crate::{
@@ -123,7 +120,7 @@ async fn blocked(
     Ok(BlockReport::of(block, now_ms).unwrap_or_default())
 }
 
-fn identities(denials: &Denials, counts: impl Fn(&DeniedIdentity) -> bool) -> usize {
+fn identities(denials: &[DeniedIdentity], counts: impl Fn(&DeniedIdentity) -> bool) -> usize {
     let counting = denials.iter().filter(|denied| counts(denied));
     let identities: HashSet<_> = counting.map(DeniedIdentity::identity).collect();
     identities.len()

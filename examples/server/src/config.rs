@@ -12,7 +12,8 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::Deserialize;
 use sluicegate::{
-    block::{Ban, BanError},
+    block::Ban,
+    error::ConfigError,
     policies::{Policies, ReloadablePolicies},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -52,7 +53,8 @@ impl Policy {
             (None, None) => Ok(None),
             (Some(strikes), Some(time)) => {
                 let ban = format!("{strikes}={time}").parse();
-                ban.map(Some).map_err(|error: BanError| error.to_string())
+                ban.map(Some)
+                    .map_err(|error: ConfigError| error.to_string())
             }
             _ => Err("a ban needs both `strikes` and `ban`".to_owned()),
         }

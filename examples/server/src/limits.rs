@@ -15,7 +15,7 @@ use axum::{
 use serde::Serialize;
 use sluicegate::{
     Charge, FailurePolicy, Key, KeyExtractor, Limiter, Policy, Usage,
-    error::{ExtractError, PolicyError},
+    error::{ConfigError, ExtractError},
     policies::ReloadablePolicies,
 };
 
@@ -91,7 +91,7 @@ impl Limits {
         options: &Options,
         limiter: Limiter,
         live: ReloadablePolicies,
-    ) -> Result<Self, PolicyError> {
+    ) -> Result<Self, ConfigError> {
         let limits = options.limits.iter().map(|limit| Limit {
             policy: limit.policy.name().to_owned(),
             key: match &limit.who {

@@ -30,7 +30,7 @@ use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
     Policy, RateLimitLayer, RedisStore, Store,
-    error::PolicyError,
+    error::ConfigError,
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection, ToBodyEnd},
     policies::ReloadablePolicies,
@@ -88,7 +88,7 @@ fn layer(
     options: &Options,
     limiter: Limiter,
     live: &ReloadablePolicies,
-) -> Result<RateLimitLayer<Reject, ToBodyEnd>, PolicyError> {
+) -> Result<RateLimitLayer<Reject, ToBodyEnd>, ConfigError> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
         .meter_costs()

@@ -9,9 +9,7 @@ use lexopt::{
 };
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{
-    FailurePolicy, Policy, Rule,
-    block::{Ban, BanError},
-    extract::{Cidr, CidrError},
+    FailurePolicy, Policy, Rule, block::Ban, error::ConfigError, extract::Cidr,
     middleware::HeaderStyle,
 };
 
@@ -190,7 +188,13 @@ impl Options {
             "timeout" => self.timeout = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
-            "ban" => self.ban = Some(value.parse().map_err(|error: BanError| error.to_string())?),
+            "ban" => {
+                self.ban = Some(
+                    value
+                        .parse()
+                        .map_err(|error: ConfigError| error.to_string())?,
+                )
+            }
             "headers" => self.headers = header_style(value)?,
             "contributors" => self.contributors = Some(header_name(value)?),
             _ => return Err("there is no such option".into()),
@@ -331,7 +335,9 @@ fn parse<T: FromStr>(value: &str, form: &str) -> Result<T, String> {
 }
 
 fn network(value: &str) -> Result<Cidr, String> {
-    value.parse().map_err(|error: CidrError| error.to_string())
+    value
+        .parse()
+        .map_err(|error: ConfigError| error.to_string())
 }
 
 fn server(url: &str) -> Result<ConnectionInfo, String> {

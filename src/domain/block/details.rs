@@ -42,7 +42,9 @@ impl BlockRequest {
         }
     }
 
-    /// Requests a ban until then by this policy, whose `rule` has denied the identity.
+    /// Requests a ban until then by this policy, whose `rule` has denied the identity. For the limiter, which counts the
+    /// strikes.
+    #[doc(hidden)]
     #[must_use]
     pub fn ban(until: impl Into<Until>, policy: &Policy, rule: &Rule) -> Self {
         let mut request = Self::new(until);

@@ -14,7 +14,7 @@
 //! let error = Policy::parse("quota", "500/day").unwrap_err();
 //! assert!(error.to_string().ends_with("write 500/day@UTC, or 500/1d for any 24 hours"));
 //! # }
-//! # Ok::<(), sluicegate::error::RuleError>(())
+//! # Ok::<(), sluicegate::error::ConfigError>(())
 //! ```
 //!
 //! A period begins at the first instant of its first day in that zone. If a change of the clocks skips that instant or
@@ -164,7 +164,7 @@ impl Calendar {
         let is_valid = from_day == 1 || (period == Period::Month && (1..=31).contains(&from_day));
         let name = label & NAME_BITS;
         let calendars = Zone::all().map(|zone| Self::new(period, from_day, zone));
-        let mut labelled = calendars.filter(|it| name_label(it.zone()) == name);
+        let mut labelled = calendars.filter(|calendar| name_label(calendar.zone()) == name);
         labelled.next().filter(|_| is_valid)
     }
 }

@@ -114,7 +114,7 @@ mod tests {
         let contributors = Contributors::new(units, 20, 100);
         let list: Vec<_> = contributors
             .iter()
-            .map(|it| (it.label(), it.units()))
+            .map(|contributor| (contributor.label(), contributor.units()))
             .collect();
         assert_eq!(list, [("a", 7), ("b", 5)]);
         assert_eq!((contributors.total(), contributors.error()), (20, 8));

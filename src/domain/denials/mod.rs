@@ -1,4 +1,4 @@
-//! [`Denials`]: how often identities were denied within the last minute and hour.
+//! [`DeniedIdentity`]: how often identities were denied within the last minute and hour.
 //!
 //! Metrics count the denials of a policy, but name no identities. So each process counts the denials of each identity
 //! under each policy, and reports them to the store about once a second. [`Limiter::denials`](crate::Limiter::denials)
@@ -15,7 +15,7 @@
 //!     limiter.check([Charge::new(&policy, Key::new("user", "alice"), 1)]).await?;
 //! }
 //! let denials = limiter.denials().await?;
-//! let alice = denials.iter().next().unwrap();
+//! let alice = denials.first().unwrap();
 //! assert_eq!((alice.policy(), alice.identity()), (Some("api"), "user=alice"));
 //! assert_eq!((alice.last_minute().denied(), alice.last_minute().total()), (3, 3));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -72,14 +72,6 @@ pub(crate) use report::{DenialCount, Span};
 /// How many identities a store keeps for each [`Span`].
 pub(crate) const KEPT_IDENTITIES: usize = 512;
 
-/// The result of [`Limiter::denials`](crate::Limiter::denials): the identities that were denied within the last hour,
-/// sorted by their denials in
-/// the last minute, most first.
-#[derive(Clone, Debug, Default)]
-pub struct Denials {
-    list: Vec<DeniedIdentity>,
-}
-
 /// An identity that was denied, under one policy or by a block. `Debug` does not show the value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DeniedIdentity {
@@ -96,18 +88,19 @@ pub struct RequestCounts {
     admitted: u64,
 }
 
-impl Denials {
-    /// Creates the result from the counts of the last minute and of the last hour, for each policy and identity; equal
-    /// entries are added up. For stores.
+impl DeniedIdentity {
+    /// Makes the answer of a store from the counts of the last minute and of the last hour, for each policy and
+    /// identity; equal entries are added up. The list is sorted by the denials in the last minute, then in the last
+    /// hour, most first. For stores.
     ///
     /// The hour contains the minute: if you pass less for the hour, because a set had no room for more, the minute's
     /// counts are used for both. A policy of `None` stands for blocks. Pass identities in the form of
-    /// [`DeniedIdentity::identity`].
+    /// [`identity`](Self::identity).
     #[must_use]
-    pub fn new(
+    pub fn list(
         last_minute: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
         last_hour: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
-    ) -> Self {
+    ) -> Vec<Self> {
         let mut by_identity = HashMap::<_, [RequestCounts; 2]>::new();
         for (policy, identity, counts) in last_minute {
             let sums = by_identity.entry((policy, identity)).or_default();
@@ -118,28 +111,20 @@ impl Denials {
             sums[1] = sums[1].plus(counts);
         }
         let list = by_identity.into_iter();
-        let list = list.map(
-            |((policy, identity), [last_minute, last_hour])| DeniedIdentity {
-                policy,
-                identity,
-                last_minute,
-                // The hour's sets may have had no room for an identity that the minute's sets still keep.
-                last_hour: last_hour.max(last_minute),
-            },
-        );
-        let mut list: Vec<_> = list.filter(|it| it.last_hour.denied > 0).collect();
+        let list = list.map(|((policy, identity), [last_minute, last_hour])| Self {
+            policy,
+            identity,
+            last_minute,
+            // The hour's sets may have had no room for an identity that the minute's sets still keep.
+            last_hour: last_hour.max(last_minute),
+        });
+        let mut list: Vec<_> = list
+            .filter(|identity| identity.last_hour.denied > 0)
+            .collect();
         list.sort_unstable_by(|a, b| a.order().cmp(&b.order()));
-        Self { list }
+        list
     }
 
-    /// Returns the identities, sorted by their denials in the last minute, then in the last hour, most first.
-    #[must_use]
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &DeniedIdentity> {
-        self.list.iter()
-    }
-}
-
-impl DeniedIdentity {
     /// Returns the name of the policy that denied the identity; `None` for a [block](crate::block) or a ban.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
@@ -254,11 +239,11 @@ mod tests {
             counted("d", 0, 5),
             counted("b", 1, 0),
         ];
-        let denials = Denials::new(minute, hour);
-        let list = denials.iter().map(|it| {
-            let (minute, hour) = (it.last_minute(), it.last_hour());
+        let denials = DeniedIdentity::list(minute, hour);
+        let list = denials.iter().map(|identity| {
+            let (minute, hour) = (identity.last_minute(), identity.last_hour());
             (
-                &it.identity()[5..],
+                &identity.identity()[5..],
                 minute.denied(),
                 minute.total(),
                 hour.total(),
@@ -271,10 +256,10 @@ mod tests {
     #[test]
     fn the_hour_contains_the_minute() {
         let minute = [counted("new", 9, 3), counted("some", 5, 1)];
-        let denials = Denials::new(minute, [counted("some", 2, 7), counted("none", 0, 7)]);
+        let denials = DeniedIdentity::list(minute, [counted("some", 2, 7), counted("none", 0, 7)]);
         let list = denials
             .iter()
-            .map(|it| (&it.identity()[5..], it.last_hour()));
+            .map(|identity| (&identity.identity()[5..], identity.last_hour()));
         let list: Vec<_> = list.collect();
         let expected = [
             ("new", RequestCounts::new(9, 3)),
@@ -285,7 +270,7 @@ mod tests {
 
     #[test]
     fn debug_shows_no_identity() {
-        let denials = Denials::new([], [counted("alice", 1, 0)]);
+        let denials = DeniedIdentity::list([], [counted("alice", 1, 0)]);
         let text = format!("{denials:?}");
         assert!(text.contains("user=…") && !text.contains("alice"), "{text}");
     }

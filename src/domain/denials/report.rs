@@ -36,7 +36,7 @@ impl DenialReport {
     #[must_use]
     pub fn counts(&self) -> impl ExactSizeIterator<Item = (Option<&Policy>, &Key, RequestCounts)> {
         let counts = self.counts.iter();
-        counts.map(|it| (it.policy.as_ref(), &it.key, it.counts))
+        counts.map(|count| (count.policy.as_ref(), &count.key, count.counts))
     }
 }
 
@@ -103,13 +103,13 @@ mod tests {
                 for back_ms in [0, 1, length_ms, 6 * length_ms] {
                     let then = Span::both(now_ms - back_ms);
                     assert!(
-                        then.iter().any(|it| spans.contains(it)),
+                        then.iter().any(|span| spans.contains(span)),
                         "{now_ms} {back_ms}"
                     );
                 }
-                assert!(spans.iter().all(|it| it.counts_at(now_ms)));
+                assert!(spans.iter().all(|span| span.counts_at(now_ms)));
                 let older = Span::both(now_ms - 7 * length_ms);
-                assert!(!older.iter().any(|it| spans.contains(it)));
+                assert!(!older.iter().any(|span| spans.contains(span)));
             }
         }
         assert_eq!(Span::last(Span::OF_HOUR_MS, 5).count(), 1);

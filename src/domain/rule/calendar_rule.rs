@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{Kind, Length, Rule, RuleError};
+use super::{Kind, Length, Rule, invalid};
 use crate::domain::calendar::{Calendar, Period, Zone};
+use crate::domain::error::ConfigError;
 
 /// A limit for each period of the calendar, from which [`in_zone`](Self::in_zone) makes a [`Rule`].
 ///
@@ -29,7 +30,7 @@ impl Rule {
     /// let quota = Rule::per_month(10_000).in_zone("Europe/Berlin")?;
     /// assert_eq!(quota.to_string(), "10000/month@Europe/Berlin");
     /// # }
-    /// # Ok::<(), sluicegate::error::RuleError>(())
+    /// # Ok::<(), sluicegate::error::ConfigError>(())
     /// ```
     pub const fn per_month(limit: u64) -> CalendarRule {
         Self::calendar(limit, Period::Month)
@@ -69,9 +70,9 @@ impl CalendarRule {
     ///
     /// When the database that is compiled into the program has no such zone, or spells the name otherwise; when the
     /// day is not one to begin on; or without the feature `calendar`.
-    pub fn in_zone(self, zone: &str) -> Result<Rule, RuleError> {
+    pub fn in_zone(self, zone: &str) -> Result<Rule, ConfigError> {
         self.build(zone)
-            .map_err(|problem| RuleError::new(&self.text(zone), problem))
+            .map_err(|problem| invalid(&self.text(zone), &problem))
     }
 
     pub(super) fn build(self, zone: &str) -> Result<Rule, Cow<'static, str>> {

@@ -2,8 +2,9 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use super::{Kind, Length, Rule, RuleError, default_step, millis};
+use super::{Kind, Length, Rule, default_step, invalid, millis};
 use crate::domain::calendar::Period;
+use crate::domain::error::ConfigError;
 
 const SYNTAX: &str = "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed, \
      20+10/1s@bucket, 20/30s@concurrent or 10000/month@UTC";
@@ -43,14 +44,14 @@ impl fmt::Debug for Rule {
 }
 
 impl FromStr for Rule {
-    type Err = RuleError;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, RuleError> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         let rule = parse(text.trim()).and_then(|rule| match rule.problem() {
             None => Ok(rule),
             Some(problem) => Err(problem.into()),
         });
-        rule.map_err(|problem| RuleError::new(text, problem))
+        rule.map_err(|problem| invalid(text, &problem))
     }
 }
 
@@ -74,7 +75,7 @@ fn of_steps(limit: &str, window: &str, kind: Option<&str>) -> Option<Rule> {
     }
     let mut rule = Rule::new(parse_number(limit)?, window);
     let mut precision = kind;
-    if let Some(rest) = kind.and_then(|it| it.strip_prefix("concurrent")) {
+    if let Some(rest) = kind.and_then(|kind| kind.strip_prefix("concurrent")) {
         rule = rule.expires_after(window);
         precision = match rest {
             "" => None,
@@ -105,7 +106,9 @@ impl<'a> PeriodText<'a> {
             None => (text, None),
         };
         let name = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
-        let period = Period::ALL.into_iter().find(|it| it.as_str() == name)?;
+        let period = Period::ALL
+            .into_iter()
+            .find(|period| period.as_str() == name)?;
         Some(Self {
             number: &text[..text.len() - name.len()],
             period,

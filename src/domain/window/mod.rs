@@ -22,7 +22,16 @@ mod steps;
 ///
 /// For a [bucket](Rule::bucket), the missing units are given with their fraction, which shrinks by the refill in each
 /// ms.
+///
+/// ```
+/// use sluicegate::store::Count;
+///
+/// let mut count = Count::default();                      // nothing counts
+/// count.used = 3;
+/// count.newest_end_ms = 1_700_000_040_000;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Count {
     /// The units that count now. For a bucket, the missing units times the window in ms.
     pub used: u64,
@@ -37,7 +46,7 @@ pub struct Count {
 impl Count {
     /// Returns the units that count under this rule; for a bucket, the missing units, rounded up.
     #[must_use]
-    pub fn units(&self, rule: &Rule) -> u64 {
+    pub(crate) fn units(&self, rule: &Rule) -> u64 {
         match BucketSpec::of(rule) {
             None => self.used,
             Some(spec) => self.used.div_ceil(spec.window_ms),

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     domain::{
         decision::{Decision, Denial, RuleUsage, Usage},
-        denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
+        denials::{DenialCount, DenialReport, DeniedIdentity, KEPT_IDENTITIES},
         error::{StoreError, StoreErrorKind},
         operation::Operation,
     },
@@ -151,7 +151,8 @@ impl Limiter {
         self.change(|inner| inner.counts_denials = count)
     }
 
-    /// Lists the identities that any process denied within the last hour: see [`denials`](crate::denials).
+    /// Lists the identities that any process denied within the last hour, sorted by their denials in the last minute,
+    /// most first: see [`denials`](crate::denials).
     ///
     /// This process reports its newest denials first; those of other processes are up to about a second old. An
     /// observer is notified of a [peek](crate::observe::CallKind::Peek). For operators, not for requests.
@@ -160,7 +161,7 @@ impl Limiter {
     ///
     /// When the store could not answer within the timeout;
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no denials.
-    pub async fn denials(&self) -> Result<Denials, StoreError> {
+    pub async fn denials(&self) -> Result<Vec<DeniedIdentity>, StoreError> {
         let info = CallInfo::of(CallKind::Peek, &[]);
         let reports = Arc::clone(&self.inner.reporter.0);
         let counts = self.inner.counts_denials;

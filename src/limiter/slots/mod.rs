@@ -34,7 +34,7 @@ use super::Limiter;
 use crate::domain::{
     charge::Charge,
     decision::{Decision, Usage},
-    error::{PolicyError, StoreError},
+    error::{ConfigError, StoreError},
     policy::Policy,
     rule::millis,
     slots::Slots,
@@ -241,13 +241,16 @@ impl Limiter {
     }
 
     /// The error of a concurrency policy whose slots could not be renewed in time.
-    pub(crate) fn expires_too_early(&self, policy: &Policy) -> Option<PolicyError> {
+    pub(crate) fn expires_too_early(&self, policy: &Policy) -> Option<ConfigError> {
         let rule = policy.rules().iter().find(|rule| rule.is_concurrency())?;
         let is_too_short = self.is_too_short(millis(rule.window()));
-        is_too_short.then(|| PolicyError::ExpiresTooEarly {
-            policy: policy.name().to_owned(),
-            rule: *rule,
-            least: self.least_expiry(),
+        is_too_short.then(|| {
+            let least = self.least_expiry();
+            let problem = format_args!(
+                "the slots of `{rule}` must expire after at least six timeouts of the limiter, {least:?}: let them \
+                 expire later, or lower the timeout"
+            );
+            ConfigError::of_policy(policy.name(), problem)
         })
     }
 

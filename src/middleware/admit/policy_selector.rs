@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use super::Routes;
 use crate::domain::{
-    error::{ExtractError, PolicyError},
+    error::{ConfigError, ExtractError},
     policies::{PoliciesRead, PolicyHandle},
     policy::Policy,
 };
@@ -46,7 +46,7 @@ use crate::domain::{
 /// };
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(tier, Header::new("x-api-key"));
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone)]
 pub struct PolicySelector {
@@ -112,7 +112,7 @@ impl PolicySelector {
     }
 
     /// Fails if a table of routes has an error.
-    pub(in crate::middleware) fn check(&self) -> Result<(), PolicyError> {
+    pub(in crate::middleware) fn check(&self) -> Result<(), ConfigError> {
         match &self.source {
             Source::Routes(routes) => routes.check(),
             Source::Fixed(_) | Source::Live(_) | Source::Closure(_) => Ok(()),
@@ -120,7 +120,7 @@ impl PolicySelector {
     }
 
     /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.
-    pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), PolicyError> {
+    pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
         let others = other.known_sources();
         for known in self.known_sources() {
             others.iter().try_for_each(|one| known.agrees_with(*one))?;
@@ -153,7 +153,7 @@ impl KnownPolicy<'_> {
         }
     }
 
-    fn agrees_with(self, other: KnownPolicy<'_>) -> Result<(), PolicyError> {
+    fn agrees_with(self, other: KnownPolicy<'_>) -> Result<(), ConfigError> {
         let policies = [self.load(), other.load()];
         if policies[0].name() != policies[1].name() {
             return Ok(());
@@ -161,11 +161,18 @@ impl KnownPolicy<'_> {
         match (self, other) {
             // A request reads each set once, so both policies are of the same version.
             (Self::Live(one), KnownPolicy::Live(other)) if one.is_of_same_set(other) => Ok(()),
-            _ if policies[0] != policies[1] => Err(PolicyError::Conflict { policies }),
+            _ if policies[0] != policies[1] => {
+                let [one, other] = policies;
+                Err(ConfigError::new(format_args!(
+                    "two policies of one layer have the same name and differ: {one:?}, {other:?}"
+                )))
+            }
             (Self::Fixed(_), KnownPolicy::Fixed(_)) => Ok(()),
-            _ => Err(PolicyError::ReloadConflict {
-                policy: policies[0].name().to_owned(),
-            }),
+            _ => Err(ConfigError::new(format_args!(
+                "two limits of one layer have a policy of the same name, `{}`, and a reload could change one of them \
+                 alone: take both from one `ReloadablePolicies`",
+                policies[0].name()
+            ))),
         }
     }
 }

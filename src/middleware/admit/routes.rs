@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     domain::{
-        error::{ExtractError, NameError, PolicyError},
+        error::{ConfigError, ExtractError},
         policies::PoliciesRead,
     },
     warning,
@@ -63,14 +63,14 @@ use crate::{
 ///     .route("POST /items/{id}", Policy::parse("writes", "10/1m")?);
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, PeerIp);
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 pub struct Routes {
     default: Route,
     by_path: HashMap<Box<str>, Entries>,
     watch: Watch<OtherRoutes>,
     /// The first entry that could not be added.
-    mistake: Option<PolicyError>,
+    mistake: Option<ConfigError>,
 }
 
 /// The entries of one path.
@@ -143,12 +143,12 @@ impl Route {
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
     }
 
-    fn check(&self) -> Result<(), PolicyError> {
+    fn check(&self) -> Result<(), ConfigError> {
         match &self.limit {
             Some((source, _)) => source.check(),
             None if self.has_idle_weight => {
                 let problem = "has no weight: its requests are not counted";
-                Err(PolicyError::Route(NameError::new("Route::skip()", problem)))
+                Err(ConfigError::of_name("Route::skip()", problem))
             }
             None => Ok(()),
         }
@@ -188,7 +188,7 @@ impl Routes {
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
         if let Err(problem) = self.add(name, route.into()) {
-            let mistake = PolicyError::Route(NameError::new(name, problem));
+            let mistake = ConfigError::of_name(name, problem);
             self.mistake.get_or_insert(mistake);
         }
         self
@@ -211,7 +211,7 @@ impl Routes {
     }
 
     /// Fails with the first error of this table, or of a nested one.
-    pub(super) fn check(&self) -> Result<(), PolicyError> {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         if let Some(mistake) = &self.mistake {
             return Err(mistake.clone());
         }

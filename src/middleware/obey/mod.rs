@@ -18,7 +18,9 @@ use crate::{
     limiter::{Backoff, FOR_EVER, Limiter, Sent},
 };
 
-pub use service::{Obey, ObeyFuture};
+pub use service::Obey;
+#[doc(hidden)]
+pub use service::ObeyFuture;
 
 /// A layer around a client that reads the answers of another service, and [pauses](crate::block#pauses) your account
 /// there when the service asks you to wait.

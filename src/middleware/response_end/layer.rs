@@ -4,7 +4,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use super::{AtEnd, Metered, ResponseEnd, ToBodyEnd};
 use crate::{
-    domain::{charge::Charge, error::PolicyError},
+    domain::{charge::Charge, error::ConfigError},
     extract::KeyExtractor,
     middleware::{IntoPolicySelector, RateLimitLayer, layer::valid},
 };
@@ -69,12 +69,13 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// # Errors
     ///
-    /// Like [`try_limit`](Self::try_limit); and [`PolicyError::ExpiresTooEarly`].
+    /// As [`try_limit`](Self::try_limit), and when slots expire in less than six timeouts of the limiter, so that they could
+    /// not be renewed in time.
     pub fn try_limit_concurrent(
         self,
         policy: impl IntoPolicySelector,
         extractor: impl KeyExtractor,
-    ) -> Result<RateLimitLayer<R, ToBodyEnd>, PolicyError> {
+    ) -> Result<RateLimitLayer<R, ToBodyEnd>, ConfigError> {
         self.at_end(|_| {}).try_limit(policy, extractor)
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use crate::domain::{
     contributors::label,
-    denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
+    denials::{DenialReport, DeniedIdentity, KEPT_IDENTITIES, RequestCounts, Span},
     key::Key,
 };
 
@@ -40,7 +40,7 @@ impl DenialTables {
         }
     }
 
-    pub(super) fn denials(&self, now_ms: u64) -> Denials {
+    pub(super) fn denials(&self, now_ms: u64) -> Vec<DeniedIdentity> {
         let by_span = self.by_span.lock().unwrap_or_else(PoisonError::into_inner);
         let last = |length_ms| {
             let spans = Span::last(length_ms, now_ms);
@@ -48,7 +48,7 @@ impl DenialTables {
             let rows = tables.flatten();
             rows.map(|((policy, identity), counts)| (policy.clone(), identity.clone(), *counts))
         };
-        Denials::new(last(Span::OF_MINUTE_MS), last(Span::OF_HOUR_MS))
+        DeniedIdentity::list(last(Span::OF_MINUTE_MS), last(Span::OF_HOUR_MS))
     }
 
     /// The hash has no meaning outside of this process.

@@ -65,7 +65,7 @@ impl RedisStore {
     /// [the deployment page](super::deployment#sentinel-and-replication).
     ///
     /// Put the sentinels' user and password into their URLs. Put the primary's into a URL that has the name in the
-    /// place of the host.
+    /// place of the host, or into a `ConnectionInfo`. A port of the primary is ignored.
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), sluicegate::StoreError> {
@@ -142,47 +142,14 @@ impl RedisStore {
         Ok(Self::over(cluster, IN_FLIGHT))
     }
 
-    /// Uses your connection, which should reconnect without help, such as a `redis::aio::ConnectionManager`.
+    /// Uses this connection, which should reconnect without help, for tests that look at each command or break the
+    /// connection.
     ///
-    /// Prefer a URL or a `Client`. Over a connection of your own the store does not find a lost connection before
+    /// Services pass a URL or a `Client`. Over such a connection the store does not find a lost connection before
     /// sending, does not replace a connection that is open without answering, and does not apply the limiter's timeout
-    /// to attempts to connect. A manager learns that its connection has ended only from a command that fails, so at
-    /// least one check fails after each restart of the server. With the manager's defaults, callers also wait for
-    /// seconds until it has reconnected. Use these settings (and turn `TCP_NODELAY` on in the client's `TcpSettings`):
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// let config = redis::aio::ConnectionManagerConfig::new()
-    ///     .set_number_of_retries(0)                                       // the next request is the retry
-    ///     .set_connection_timeout(Some(Duration::from_millis(500)))
-    ///     .set_response_timeout(Some(Duration::from_millis(500)))
-    ///     .set_pipeline_buffer_size(1_024);
-    /// # assert_eq!(config.number_of_retries(), 0);
-    /// ```
-    ///
-    /// A bare `MultiplexedConnection` never reconnects: once its server has been gone, every check fails.
-    ///
-    /// The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys of one slot at a time.
-    /// If you wrap one in a type of your own, the store does not recognise it, and the server answers `CROSSSLOT` to a
-    /// check of several identities. Prefer [`cluster`](Self::cluster): a `ClusterConnection` stops all slots while it
-    /// reads the topology, for as long as a node does not answer. It needs one retry to follow a redirect, and its
-    /// retries also resend commands that a lost connection may have executed. That charges a request twice, but never
-    /// admits too much. By default the connection waits without end:
-    ///
-    #[cfg_attr(feature = "cluster", doc = "```")]
-    #[cfg_attr(not(feature = "cluster"), doc = "```ignore")]
-    /// # use std::time::Duration;
-    /// let client = redis::cluster::ClusterClient::builder(["redis://127.0.0.1/"])
-    ///     .retries(1)
-    ///     .min_retry_wait(5)
-    ///     .max_retry_wait(10)
-    ///     .connection_timeout(Duration::from_millis(500))
-    ///     .response_timeout(Duration::from_millis(100))
-    ///     .build()?;
-    /// # let _ = client;
-    /// # Ok::<(), redis::RedisError>(())
-    /// ```
+    /// to attempts to connect. The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys of
+    /// one slot at a time.
+    #[doc(hidden)]
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     domain::{
         block::BLOCKS,
-        denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
+        denials::{DenialReport, DeniedIdentity, KEPT_IDENTITIES, RequestCounts, Span},
         error::StoreError,
         key::Key,
         policy::Policy,
@@ -49,7 +49,7 @@ impl RedisStore {
     }
 
     /// Takes the time from a look at a key, because proxies do not pass `TIME` on.
-    pub(super) fn read_denials(&self) -> StoreFuture<Denials> {
+    pub(super) fn read_denials(&self) -> StoreFuture<Vec<DeniedIdentity>> {
         let (store, no_identity) = (self.clone(), Key::new("", ""));
         StoreFuture::pending(async move {
             let now_ms = store.now_ms(Policy::of_look_ups(), &no_identity).await?;
@@ -85,7 +85,7 @@ impl Inspector {
     /// # Errors
     ///
     /// If the server does not answer in time, or with an error.
-    pub async fn denials(&self, now_ms: u64) -> Result<Denials, StoreError> {
+    pub async fn denials(&self, now_ms: u64) -> Result<Vec<DeniedIdentity>, StoreError> {
         let spans = [Span::OF_MINUTE_MS, Span::OF_HOUR_MS];
         let spans = spans
             .into_iter()
@@ -104,7 +104,7 @@ impl Inspector {
             };
             list.extend(rows);
         }
-        Ok(Denials::new(last_minute, last_hour))
+        Ok(DeniedIdentity::list(last_minute, last_hour))
     }
 }
 

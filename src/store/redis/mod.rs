@@ -39,6 +39,7 @@ mod transport;
 mod wire;
 
 #[cfg(feature = "sentinel")]
+#[doc(hidden)] // The argument of `RedisStore::sentinel`, which says what converts to it.
 pub use connection::SentinelPrimary;
 use inspect::Inspector;
 use key_names::Names;

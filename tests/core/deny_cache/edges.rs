@@ -31,11 +31,10 @@ impl Server {
 
     fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
         let now_ms = self.now_ms();
-        let count = Count {
-            used: 1,
-            newest_end_ms: now_ms,
-            fits_at_ms: self.admits_at_ms,
-        };
+        let mut count = Count::default();
+        count.used = 1;
+        count.newest_end_ms = now_ms;
+        count.fits_at_ms = self.admits_at_ms;
         Decision::new(check, now_ms >= self.admits_at_ms, now_ms, &[count])
     }
 }

@@ -750,7 +750,8 @@ impl<'a> Player<'a> {
                 Reply::CheckBatch(decisions)
             }
             Operation::Settle(settlement) => {
-                self.can_read(settlement.check().charges()).then_some(())?;
+                self.can_read(settlement.usage().check().charges())
+                    .then_some(())?;
                 Reply::Settle(self.store.settle(&settlement).await.unwrap())
             }
             renewal @ Operation::Renew(_) => self.store.execute(renewal).await.unwrap(),

@@ -131,20 +131,21 @@ pub const NOW_MS: u64 = 1_000_000;
 
 /// An admission: only the cost counts under each rule.
 pub fn allowed(check: &Check) -> Result<Decision, StoreError> {
-    decide(check, true, |cost, _| Count {
-        used: cost,
-        newest_end_ms: NOW_MS,
-        fits_at_ms: 0,
-    })
+    decide(check, true, |cost, _| count(cost, 0))
 }
 
 /// A denial by every rule: all rules are full.
 pub fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
-    decide(check, false, |_, limit| Count {
-        used: limit,
-        newest_end_ms: NOW_MS,
-        fits_at_ms: NOW_MS + ms,
-    })
+    decide(check, false, |_, limit| count(limit, NOW_MS + ms))
+}
+
+/// The count of units whose newest step ends now.
+pub fn count(used: u64, fits_at_ms: u64) -> Count {
+    let mut count = Count::default();
+    count.used = used;
+    count.newest_end_ms = NOW_MS;
+    count.fits_at_ms = fits_at_ms;
+    count
 }
 
 /// A decision with counts that `count` makes from the cost and the limit of each rule.

@@ -75,6 +75,7 @@ pub struct Inspector {
 
 impl RedisStore {
     /// An inspector of the stored data, with the same connection, prefix and secret.
+    #[doc(hidden)]
     #[must_use]
     pub fn inspector(&self) -> Inspector {
         Inspector::over(self)
