@@ -255,7 +255,7 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Skips requests that this layer should ignore, such as health checks: no look-up, no charge, no header. A request
-    /// is skipped when one of your closures returns `true`, unless a [deny list](Self::block) matches.
+    /// is skipped when one of your closures returns `true`, unless a [deny list](Self::deny) matches.
     ///
     /// For a list of networks, use a closure that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
@@ -404,7 +404,7 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
-    /// never reject a request. The [deny lists](Self::block) still reject, since they are not policies.
+    /// never reject a request. The [deny lists](Self::deny) still reject, since they are not policies.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| {
