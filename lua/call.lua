@@ -1,4 +1,4 @@
--- A call: its version, the time, and what its operations share.
+-- A call: the version, the time, and the locals that the operations share.
 
 local CALL_VERSION = 1
 local TIME_FOLLOWS = 128 -- added to the version where the last argument is the time (tests)
@@ -9,9 +9,9 @@ local pack, unpack, spread, sub, try = struct.pack, struct.unpack, unpack or tab
 local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path
 local CONCURRENCY, CALENDAR, BUCKET = 1, 2, 8 -- kinds, for the fast path
 local version = ARGV[1] and string.byte(ARGV[1])
-local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and what to do with it
+local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and its task
 local now -- in ms
-local expiry_option, expiry_origin = 'PXAT', 0 -- how SET gives a key its expiry, and what that is counted from
+local expiry_option, expiry_origin = 'PXAT', 0 -- the option of SET for the expiry, and the time that it counts from
 if version == CALL_VERSION then
   local time = redis.call('TIME')
   local ms = time[2] / 1000
@@ -28,9 +28,9 @@ end
 local GONE = ''
 local stored, values, expiries = {}, {}, {}
 local tasks = {} -- by arguments, as those of a call are mostly alike
--- The first part of an operation, the first key of its blocks, and how many checks of the one before were admitted.
+-- The first part of an operation, its first key of blocks, and how many checks the operation before admitted.
 local first, next_block, admitted = 1, last_part + 1, 0
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies = { pack('<I6', now) }
 local plain, take_buckets, charge, settle, take -- functions that are made when they are needed
-local fast_path = true -- tests leave it out
+local fast_path = true -- false in tests of the plain script

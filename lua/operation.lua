@@ -1,4 +1,4 @@
--- An operation of a call: its parts are those from the first to the last.
+-- An operation of a call: the parts from `first` to `last`.
 
 local last, task = first, tasks[ARGV[first]] or read_task(ARGV[first], tasks)
 while last < last_part and (tasks[ARGV[last + 1]] or read_task(ARGV[last + 1], tasks)).is_joined do last = last + 1 end

@@ -1,4 +1,4 @@
--- Calls the plain script if the fast path has handed the operation over, and writes what either has left.
+-- Calls the plain script if the fast path has handed the operation over, and writes the values that either has left.
 
 if not fast_path or not reply then
   plain = plain or plain_script(now, tasks, stored, values, expiries)

@@ -1,7 +1,8 @@
 -- The fast path's checks of buckets.
 
 -- Takes units from the buckets of KEYS[i] if they fit each, unless the check `is_denied`. Returns whether they fit, the
--- form of the reply, and what is used; or nothing if the plain script has to. The caller computes when units fit.
+-- form of the reply, and the usage; or nothing if the plain script has to decide. Rust computes when units fit.
+-- In `front`, [rules * 2 + 3] is the expiry. The used units have 7 bytes for each rule, behind 1 byte for their count.
 return function(policy, i, front, units, is_denied)
   local rules, labels, fits, usage = policy.rules, policy.labels, true, ''
   for k = 1, rules do
@@ -15,7 +16,7 @@ return function(policy, i, front, units, is_denied)
   if fits and units > 0 and not is_denied then
     for k = 1, rules do
       front[k + 1] = front[k + 1] + units * labels[k * 2 - 1]
-      if front[k + 1] > (front[rules * 2 + 3] - now) * labels[k * 2] then return end -- it expires before it is full
+      if front[k + 1] > (front[rules * 2 + 3] - now) * labels[k * 2] then return end -- not full by the expiry
     end
     values[i] = pack(policy.front_format, spread(front))
     return true, '\2', string.sub(values[i], 1, 1 + rules * 7)

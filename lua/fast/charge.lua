@@ -1,21 +1,26 @@
--- The fast path's charges of keys of which a section is due: its newest step has ended, or its first is released. A
--- renewal charges what it has taken from another step.
+-- The fast path's charges of keys with a due section: the newest step has ended, or the first is released. A renewal
+-- charges the units that it has taken from another step.
+--
+-- An entry has 4 bytes: two numbers modulo 2^16. In `front`, [rules * 2 + 2] is since, and [rules * 2 + 3] the expiry.
+-- The sections begin at byte 14 + rules * 14: behind the count (1 byte), used and due of each (7 and 7), since and
+-- expires (6 and 6).
 
 -- Reads a section as `read_section`, and brings it to the step of now. With `take`, takes units from the step that ends
--- at `renewed`. Returns what is used, its newest step, when it is due, where it begins, its room, and its bytes: the
--- head, the queue, and a new entry. Returns nothing if the plain script has to.
+-- at `renewed`. Returns the used units, the newest step, when the section is due, where it begins, the room, and the
+-- bytes: the head, the queue, and a new entry. Returns nothing if the plain script has to decide.
 local function open_step(value, section_at, skipped, used, step, retention, take, renewed, units)
   local newest, first, base, width, live, behind, at, room
   used, newest, first, base, width, live, behind, at, room =
     read_section(value, section_at, skipped, used, step, retention)
   if not used then return end
   local current, queue, entry = now - now % step + step, sub(value, live, behind - 1), ''
-  if renewed == newest and used == units and queue == '' then -- this is all that is used
+  if renewed == newest and used == units and queue == '' then -- these are all used units
     used, take = 0, nil
   end
   if used == 0 then
     first = current
   elseif newest < current then
+    -- So few steps surely fit entries of width 1; the plain script takes up to 32765.
     if width == 0 and retention / step < 4096 then width = 1 end
     if width ~= 1 or used >= 2 ^ 16 then return end
     entry = pack('<I2I2', newest / step % 2 ^ 16, (base + used) % 2 ^ 16)
@@ -28,13 +33,13 @@ local function open_step(value, section_at, skipped, used, step, retention, take
     first = queue ~= '' and current - (current / step - unpack('<I2', queue)) % 2 ^ 16 * step or current
   end
   local length, due = #queue + #entry, first + retention
-  if length > room or room > 64 and length * 4 < room then return end -- there is too little room, or too much
+  if length > room or room > 64 and length * 4 < room then return end -- too little room, or too much (never up to 64)
   local head = pack('<I6I6I7I4I4I1', current, first, base, length, room, width)
   return used, current, current < due and current or due, at, room, head, queue, entry
 end
 
--- Charges units that fit to KEYS[i]. With `take`, moves them from the step that ends at `renewed`. Returns the count of
--- its rules and what each uses, or nothing if the plain script has to.
+-- Charges units that fit to KEYS[i]. With `take`, moves them from the step that ends at `renewed`. Returns the number
+-- of rules and the used units of each, packed, or nothing if the plain script has to decide.
 return function(policy, i, value, front, units, take, renewed)
   local rules, labels, since, expires, window = policy.rules, policy.labels, nil, nil, nil
   local section_at, next_k, copy_from = 14 + rules * 14, 1, 14 + rules * 14
@@ -58,7 +63,8 @@ return function(policy, i, value, front, units, take, renewed)
     end
     front[k + 1] = used + units
   end
-  if window then -- all is written, as the expiry is
+  if window then -- with the expiry, the whole value is written
+    -- One window later, but at most a minute: 60000 ms.
     expires, entry = expires + (window < 60000 and window or 60000), entry .. sub(value, copy_from)
     expiries[i] = expires
   end

@@ -1,28 +1,28 @@
--- The fast path: decides the common case several times as fast as the plain script, and is there for nothing else.
+-- The fast path: decides the common case several times as fast as the plain script, and has no other purpose.
 --
--- It takes checks of keys that exist and hold the sections of the caller's rules and no others, while no clock has
--- stepped back: it charges them as they are, opens steps, releases others, or denies. And it settles the newest step,
--- and renews slots. It hands over any other operation before it writes anything of it, by leaving no `reply`: for
--- example a policy with rules of two kinds, a block, a key that is new, another period of the calendar, wide entries, a
--- queue without room, a fill that is not admitted whole, an older step to settle, slots that are lost. It looks at no
--- more of a value than it needs, so it may not notice that another part is spoiled. To change what the script means,
--- change the plain script: without this path it gives the same answers.
+-- The common case is a check of keys that exist and hold the sections of the caller's rules and no others, while no
+-- clock has stepped back. The fast path charges such keys as they are, opens steps, releases others, or denies. It also
+-- settles the newest step, and renews slots. It hands over any other operation before any write, by leaving no `reply`:
+-- for example a policy with rules of two kinds, a block, a new key, another period of the calendar, wide entries, a
+-- queue without room, a batch that is not admitted whole, an older step to settle, lost slots. It reads only the parts
+-- of a value that it needs, so another spoiled part may go unnoticed. To change the meaning of the script, change the
+-- plain script, which gives the same answers alone.
 --
--- This is the body of a loop and no function, since functions cost each call: see README.md.
+-- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 
 local action, is_denied, i = task.action, false, first
 local is_check = action <= SHADOWS
 count = action == SHADOWS and admitted or task.count
 if is_check and count == 0 then
-  reply, i = '\2', last + 1 -- nothing is asked
+  reply, i = '\2', last + 1 -- shadows of a check that was not admitted
 elseif action == ADD or action == TAKE then
   reply = '\1'
 elseif is_check or action == RENEW then
   reply = count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
 else
-  blocks_found = 1 -- the plain script does it, and it may be a block
+  blocks_found = 1 -- the plain script decides, and may write a block
 end
-if block_count > 0 and not blocks_found then -- asks once for the whole call, unless for more than Lua can pass on
+if block_count > 0 and not blocks_found then -- asks once for the whole call; Lua surely passes on 4000 keys
   blocks_found = #KEYS - last_part > 4000 or try('EXISTS', spread(KEYS, last_part + 1))
 end
 for block = next_block, next_block + block_count - 1 do
@@ -36,7 +36,8 @@ while fast_path and reply and i <= last do
   local policy, units, value = task.policy, task.units * count, stored[i] or try('GET', KEYS[i])
   stored[i] = value
 
-  -- The front of the value: count, used of each, due of each, since, expires. An error of Redis has no size.
+  -- The front of the value: count, used of each, due of each, since, expires: [1], [k + 1], [k + rules + 1],
+  -- [rules * 2 + 2], [rules * 2 + 3]. An error of Redis has no size.
   local is_laid_out = policy and value and #value >= policy.least_size and sub(value, -#policy.ending) == policy.ending
   local front, rules = is_laid_out and { unpack(policy.front_format, value) }, policy and policy.rules
   if not front or front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then
@@ -57,14 +58,15 @@ while fast_path and reply and i <= last do
     end
   end
 
-  -- Charges, settles, renews or only looks. Without `counts`, the plain script has to do it.
+  -- Charges, settles, renews or only looks. Without `counts`, the plain script has to decide.
   if not is_check then
     if not settle then settle, take = fast_settlement(now, values, pack, unpack, sub, spread) end
-    fits = true -- it has no limits
+    fits = true -- settlements and renewals have no limits
     if action ~= RENEW and kind ~= BUCKET then
       counts = settle(policy, i, value, front, task.action == TAKE and -units or units)
     elseif action == RENEW and kind == CONCURRENCY and rules == 1 then
       charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
+      -- The last 6 bytes of the part are the end of the charged step.
       counts = charge(policy, i, value, front, units, take, unpack('<I6', ARGV[i], #ARGV[i] - 5))
     end
   elseif kind == BUCKET then
@@ -88,7 +90,7 @@ while fast_path and reply and i <= last do
   if fits or is_denied or i == first then
     if not fits and not is_denied then is_denied, reply = true, '\1\0\0\0\0' end
     reply, i = reply .. form .. counts, i + 1
-  else -- begin again, to reply what is used of each key
+  else -- begin again, to reply with the usage of each key
     is_denied, reply, i = true, '\1\0\0\0\0', first
     for part = first, last do values[part], expiries[part] = nil, nil end
   end

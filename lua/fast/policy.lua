@@ -1,7 +1,7 @@
--- The policy of a task, as the fast path reads it.
+-- Reads the policy of a task for the fast path.
 
--- Reads when the current period of each calendar rule ends, in the place of the second number of its label. Returns
--- whether the time is surely in a period of each.
+-- Puts the end of the current period of each calendar rule in place of the second number of the label. Returns whether
+-- the time is surely in a period of each rule. A boundary has 6 bytes.
 local function read_periods(arg, at, rules, labels, now)
   local byte, unpack = string.byte, struct.unpack
   for k = 1, rules do
@@ -14,14 +14,16 @@ local function read_periods(arg, at, rules, labels, now)
   return true
 end
 
--- Reads the policy of a task, whose part is `arg`. Returns false if the plain script has to do the task: if there are
--- no rules, rules of two kinds, or of another kind.
+-- Reads the policy of a task, with the part `arg`. Returns false if the plain script has to decide: if there are no
+-- rules, rules of two kinds, or of an unknown kind.
+--
+-- In the part, byte 17 is the number of rules. Then come the limits, of 7 bytes each, and the labels, of 12.
 local function read_policy(task, arg, tasks, now)
   if task.policy_at > 0 then
     arg = ARGV[task.policy_at]
     if tasks[arg].policy ~= nil then return tasks[arg].policy end
   end
-  local KIND, CALENDAR, BUCKET = 2 ^ 44, 2, 8 -- the first is what a label has in its first number for each kind
+  local KIND, CALENDAR, BUCKET = 2 ^ 44, 2, 8 -- a label's first number is KIND * kind + a number
   local unpack, rep, rules, kind = struct.unpack, string.rep, string.byte(arg, 17), nil
   local each, at = rep('I7', rules), 18 + rules * 7
   local used_format, labels_end = '<I1' .. each, at + rules * 12
@@ -37,9 +39,10 @@ local function read_policy(task, arg, tasks, now)
   return {
     rules = rules, kind = kind,
     limits = { unpack(used_format, arg, 17) }, -- [1] is the number of rules, and [k + 1] the limit of the k-th
-    labels = labels, -- of the k-th: [k * 2 - 1] is its step or period, [k * 2] its retention, refill or end of period
+    labels = labels, -- of the k-th: [k * 2 - 1] is the step or period, [k * 2] the retention, refill or end of period
     used_format = used_format, front_format = used_format .. each .. 'I6I6',
     ending = string.sub(arg, at, labels_end), -- of a value that is laid out as the caller expects: labels and version
-    least_size = 14 + rules * 54, -- of such a value: its queues have no room
+    -- Such a value without room for queues: a front of 13 + 14 each, heads of 28, labels of 12, and the version.
+    least_size = 14 + rules * 54,
   }
 end

@@ -1,7 +1,10 @@
 -- The fast path's settlements, and the half of a renewal that takes units.
+--
+-- An entry has 4 bytes: two numbers modulo 2^16. A head has 28, and the first is at byte 14 + rules * 14. The ends
+-- of the charged steps are last in a part, of 6 bytes each.
 
--- The entries of a queue after units were taken from the step of this number, and so from all totals from it on.
--- Returns nothing if the step has not so many.
+-- The entries of a queue after units were taken from the step of this number, and so from all totals from there on.
+-- Returns nothing if the queue has no such step, or the step has too few units.
 local function take(queue, base, number, units)
   local entries, last = {}, #queue / 4
   for k = last, 1, -1 do
@@ -15,8 +18,8 @@ local function take(queue, base, number, units)
   end
 end
 
--- Settles units in the newest step of each section of KEYS[i], if none is due and some are left in it. Returns the
--- count of its rules and what each uses, or nothing if the plain script has to.
+-- Settles units in the newest step of each section of KEYS[i], if no section is due and each step keeps some units.
+-- Returns the number of rules and the used units of each, packed, or nothing if the plain script has to decide.
 local function settle(policy, i, value, front, units)
   local rules, arg = policy.rules, ARGV[i]
   local at, end_at = 14 + rules * 14, #arg - rules * 6 + 1

@@ -1,7 +1,10 @@
--- The fast path's view of a section with entries of width 1, and its replies without a charge.
+-- The fast path's view of a section with entries of width 1, and the replies without a charge.
+--
+-- A head has 28 bytes, with the room at byte 24. An entry has 4: two numbers modulo 2^16. The sections begin at byte
+-- 14 + rules * 14.
 
--- Searches numbers of 2 bytes that grow: the last index whose number is less than `bound` above `origin`. The caller
--- knows that the number at `low` is (or that `low` is 0), and that the one at `high` is not.
+-- Searches numbers of 2 bytes that grow. Returns the last index with a number less than `bound` above `origin`. The
+-- caller knows that `low` is such an index (or 0), and that `high` is not.
 local function last_below(value, at, low, high, origin, bound)
   high = high - high % 1 -- with a part of an entry, the search would not end
   local probe = low + 1 -- doubled, since the answer is mostly near
@@ -16,9 +19,9 @@ local function last_below(value, at, low, high, origin, bound)
   return low
 end
 
--- Reads a section without the steps that are released: it is `skipped` sections behind the one that begins at `at`.
--- Returns used, newest, first, base, width, where live entries begin and end, where the section begins, and its room;
--- or nothing if the plain script has to.
+-- Reads a section, which is `skipped` sections behind the one that begins at `at`, without its released steps.
+-- Returns used, newest, first, base, width, where live entries begin and end, where the section begins, and the room;
+-- or nothing if the plain script has to decide.
 local function read_section(value, at, skipped, used, step, retention)
   local last_at = #value - 28
   for _ = 1, skipped do
@@ -44,15 +47,15 @@ local function read_section(value, at, skipped, used, step, retention)
   return used, newest, first, base, width, live, behind, at, room
 end
 
--- The reply about a key: the units that each rule uses and, if the cost does not fit, when it does. Returns it, and
--- whether the cost fits, as released steps may make room; or nothing if the plain script has to.
+-- Returns the reply about a key (the used units of each rule and, if the cost does not fit, when it does) and whether
+-- the cost fits, as released steps may make room; or nothing if the plain script has to decide.
 local function usage_of(policy, value, front, units)
   local usage, fits, rules, labels = '', true, policy.rules, policy.labels
   for k = 1, rules do
     local used, newest, fits_at, limit = front[k + 1], nil, nil, policy.limits[k + 1]
     local step, retention, over = labels[k * 2 - 1], labels[k * 2], used - limit + units
     if policy.kind == CALENDAR then
-      newest, fits_at = retention, retention -- in its place stands the end of the period
+      newest, fits_at = retention, retention -- `read_periods` has put the end of the period there
     elseif over <= 0 and front[k + rules + 1] > now then
       newest = now - now % step + step
     else

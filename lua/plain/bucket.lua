@@ -1,19 +1,19 @@
--- Buckets: what a section uses is what is missing in the bucket at the time `due`, in units * ms. A unit is as much as
--- the window is long, and each ms brings back the refill.
+-- Buckets: `used` counts the missing units * ms of a section at the time `due`. A unit is as much as the window is
+-- long, and each ms brings back the refill.
 
 local bucket = {}
 
 function bucket.new(rule, period, refill)
   rule.period, rule.refill = period, refill
-  rule.window = rule.limit and math.floor(rule.limit * period / refill) or 0 -- until it is full; unknown of others
+  rule.window = rule.limit and math.floor(rule.limit * period / refill) or 0 -- to fill up; unknown of others
 end
 
 function bucket.advance(section)
   local rule, missing = section.rule, section.used
   local elapsed = now - section.due
   if elapsed >= missing / rule.refill or rule.limit and -elapsed > rule.window then
-    section.due, section.used = now, 0 -- full; or it was charged while the clock was wrong
-  elseif elapsed > 0 and rule.limit then -- not one of others: without its limit, a time that is wrong would stay
+    section.due, section.used = now, 0 -- full, or charged while the clock was wrong
+  elseif elapsed > 0 and rule.limit then -- not one of others: without the limit, a wrong time would stay
     section.due, section.used = now, missing - elapsed * rule.refill
   end
 end
@@ -30,7 +30,7 @@ function bucket.settle(section, units)
 end
 
 function bucket.fits_at()
-  return 0 -- the caller computes it from what is missing
+  return 0 -- Rust computes the time from `used`
 end
 
 function bucket.describe(section)

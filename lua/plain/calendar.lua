@@ -6,14 +6,14 @@ local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one
 
 local calendar = {}
 
--- For a rule of others, the script knows only the stored end: its period starts now, and all ends are believed.
+-- For a rule of others, the script knows only the stored end: the period starts now, and all ends are believed.
 function calendar.new(rule)
   rule.window, rule.start, rule.stop, rule.last_believed = 0, now, now, math.huge
 end
 
--- Reads the boundaries of a caller's rule: the start of a period, and the ends of this one and those after it. The
--- operation fails if the time is not within these, or if an end after the next two is needed. Returns where they end in
--- the argument.
+-- Reads the boundaries of a caller's rule: the start of a period, then the ends of this and of later periods. The
+-- operation fails if the time is not within these, or if fewer than two ends follow that of the current period. Returns
+-- the place behind the boundaries in the argument.
 function calendar.read_details(rule, arg, at)
   local count, k, bounds = byte(arg, at), 1, {}
   at = at + 1
@@ -24,7 +24,8 @@ function calendar.read_details(rule, arg, at)
   return at
 end
 
--- An end within this period, and not near its end, is a later end of the period before: the count is kept until then.
+-- A stored end within this period, and not near the end, is a later end of the period before: the count stays until
+-- then.
 function calendar.advance(section)
   local rule, newest = section.rule, section.newest
   local is_same = rule.stop - newest < SAME_END

@@ -1,5 +1,5 @@
--- Checks, and settlements and renewals of them. An operation gets its `parts`, as `part_of` makes them. It returns its
--- reply, and leaves what it writes to its caller.
+-- Checks, and settlements and renewals of checks. An operation gets `parts`, as `part_of` makes them. It returns the
+-- reply, and leaves the values to be written to the caller.
 
 -- How many times the units fit a section, at most `count`.
 local function times_that_fit(section, units, count)
@@ -13,7 +13,7 @@ local function times_held(section, units, count, stop)
   return section.rule.kind.times_held(section, units, count, stop)
 end
 
--- The reply about the keys: the units that each rule uses; and the time when more fit, if they are denied.
+-- The reply about the keys: the used units of each rule, and the time when more fit, if they are denied.
 local function usage_of(parts, are_denied)
   local reply = ''
   for _, part in ipairs(parts) do
@@ -41,8 +41,8 @@ end
 
 -- Changes all sections or none: as many times as each of them allows, at most `asked` times.
 -- times   the function that says how many times a section allows
--- change  the name of the function of its kind that changes it
--- Returns how the reply begins, and how many times it was.
+-- change  the name of the kind's function that changes a section
+-- Returns how the reply begins, and the number of times.
 local function change_all(parts, asked, times, change)
   local count = asked
   for _, part in ipairs(parts) do
@@ -57,7 +57,7 @@ local function change_all(parts, asked, times, change)
   return DONE .. pack(TIMES_ADMITTED, count), count
 end
 
--- Checks keys, and charges them as many times as the units of each fit all its rules. Returns the reply, and how often.
+-- Checks keys, and charges them as many times as the units of each fit all rules. Returns the reply, and how often.
 local function check(parts, asked)
   if asked == 0 then return NOT_ASKED, 0 end
   for _, part in ipairs(parts) do read(part) end
@@ -65,8 +65,8 @@ local function check(parts, asked)
   return reply .. usage_of(parts, count < asked), count
 end
 
--- Moves the slots that each of `asked` equal checks has taken to the step of now: those of the first, as many as all of
--- whose slots still count.
+-- Moves the slots that each of `asked` equal checks has taken to the step of now: those of the first checks, as many as
+-- still have all slots.
 local function renew(parts, asked)
   read_charged(parts)
   return change_all(parts, asked, times_held, 'renew') .. usage_of(parts, false)

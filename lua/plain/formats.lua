@@ -1,5 +1,5 @@
 -- The formats of all bytes, and a few numbers that all files share. Numbers are whole and have the lowest byte first;
--- times are in ms. README.md draws it all. Behind the numbers, `unpack` returns the place of the next byte.
+-- times are in ms. README.md draws all formats. Behind the numbers, `unpack` returns the place of the next byte.
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
 local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
@@ -8,20 +8,20 @@ local VALUE_VERSION = 1
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 local MOST_SECTIONS = 255 -- in a value
 local A_MINUTE = 60000 -- in ms
-local FOR_EVER = 2 ^ 47 -- in ms, so that it fits into 6 bytes with the time added
+local FOR_EVER = 2 ^ 47 -- in ms; with the time added, fits into 6 bytes
 
 local POLICY_AT = 17 -- in a part
-local KIND = 2 ^ 44 -- the first number of a label is the number of its kind times this, plus a number of the rule
+local KIND = 2 ^ 44 -- a label's first number: this times the number of the kind, plus a number of the rule
 local GONE = '' -- in `values`, of a key to be deleted
 local STEP_END, STEP_END_SIZE = 'I6', 6 -- of a charged step
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
 local BOUNDARY = '<I6' -- of a period of the calendar
 
-local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value, for each section: what it uses; then when each is due
+local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value: the used units of each section; then when each is due
 local FRONT_END = '<I6I6' -- since, expires
 local HEAD = '<I6I6I7I4I4I1' -- of a section: newest, first, base, length and room of the queue, width
-local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- when it ends, who made it, version
+local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- end, maker, version
 
 local TIMES_ADMITTED = '<I4'
 local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit

@@ -1,17 +1,17 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second)     names the two numbers of a label, and sets `window`: how much later than at its last
---                              release a key may expire. `rule.limit` is the caller's: others have none
--- advance(section)             brings a section up to date: drops what is released or not believed
+-- new(rule, first, second)     names the two numbers of a label, and sets `window`: how long after the last release a
+--                              key may expire. `rule.limit` is the caller's: others have none
+-- advance(section)             brings a section up to date: drops units that are released or not believed
 -- charge(section, units)       adds units that fit
--- settle(section, units, stop) adds units to the step that ends at `stop`, or takes as many as it has (below 0)
+-- settle(section, units, stop) adds units to the step that ends at `stop`, or takes as many as are there (below 0)
 -- fits_at(section, units)      when units fit that do not fit now, although they are within the limit
--- describe(section)            sets `units` that count, and what a value has of a section: `newest`, `first`, and three
---                              times: when it is `due`, the `start` of its newest step, the last `release`
+-- describe(section)            sets the `units` that count, the `newest` and `first` that a value keeps, and three
+--                              times: when the section is `due`, the `start` of the newest step, the last `release`
 --
 -- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
--- besides, and a concurrency rule `times_held` and `renew`: see their files. A section has `rule`, `used` (as the value
--- has it), `newest`, `base`, `width`, `queue` and `room`.
+-- besides, and a concurrency rule `times_held` and `renew`: see their files. A section has `rule`, `used` (as
+-- stored), `newest`, `base`, `width`, `queue` and `room`.
 
 local KINDS = {
   [0] = steps,
@@ -20,8 +20,8 @@ local KINDS = {
   [8] = bucket,
 }
 
--- A kind that a later version has added: its sections are carried along until the key expires, so that two versions of
--- a service can share it.
+-- A kind that a later version has added: the sections are carried along until the key expires, so that two versions
+-- of a service can share the key.
 local unknown = {}
 
 function unknown.new(rule)

@@ -1,5 +1,4 @@
--- Which operation a part asks for, by its number. Each function gets the parts, and how many checks or renewals are
--- asked for.
+-- The operations, by the action of a part. Each function gets the parts, and how many checks or renewals are asked for.
 
 local SHADOWS, TAKE = 1, 3
 
@@ -36,7 +35,7 @@ local function rules_of(arg)
   return rules
 end
 
--- The i-th part: the task for a key. Its policy may stand in a part before it.
+-- The i-th part: the task for a key. The policy may stand in an earlier part.
 local function part_of(i)
   local task = tasks[ARGV[i]]
   local arg = task.policy_at > 0 and ARGV[task.policy_at] or ARGV[i]
@@ -44,12 +43,12 @@ local function part_of(i)
   origin.rules = origin.rules or rules_of(arg)
   return {
     i = i, units = task.action == TAKE and -task.units or task.units, rules = origin.rules,
-    sections = nil, expires = nil, -- of the key, when it is read
+    sections = nil, expires = nil, -- of the key; `read` sets both
     ends = {}, -- of the charged steps, in settlements and renewals
   }
 end
 
--- Decides an operation, and raises an error if it cannot be done.
+-- Decides an operation, or raises an error.
 local function attempt(first, last, next_block, admitted)
   local parts, task = {}, tasks[ARGV[first]]
   for i = first, last do parts[i - first + 1] = part_of(i) end
@@ -58,17 +57,17 @@ local function attempt(first, last, next_block, admitted)
   return OPERATIONS[task.action](parts, task.action == SHADOWS and admitted or task.count)
 end
 
--- Decides an operation. It fails alone if it cannot be done: then it writes nothing.
--- first, last  its parts
--- next_block   the first key of its blocks
--- admitted     how many of the checks before it were, as it may be about their shadows
--- Returns its reply, and how many checks were admitted.
+-- Decides an operation. After an error, it fails alone and writes nothing; the server's errors fail the call.
+-- first, last  the parts
+-- next_block   the first key of blocks
+-- admitted     how many checks the operation before admitted: this one may be their shadows
+-- Returns the reply, and how many checks were admitted.
 return function(first, last, next_block, admitted)
-  for i = first, last do values[i], expiries[i] = nil, nil end -- what the fast path has left
+  for i = first, last do values[i], expiries[i] = nil, nil end -- left by the fast path
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
   for i = first, last do values[i], expiries[i] = nil, nil end
-  local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: what is stored could not be read
-  if problem.server_error_of then redis.call('GET', problem.server_error_of) end -- raises what the server says
+  local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: a value could not be read
+  if problem.server_error_of then redis.call('GET', problem.server_error_of) end -- raises the server's error
   return FAILED .. (problem.reason or UNREADABLE), 0
 end

@@ -1,10 +1,10 @@
--- Sliding and fixed rules: they count units in steps. A step is named by its end, and counts until `retention` ms after
--- it.
+-- Sliding and fixed rules count units in steps. The end of a step is its name. The units count until `retention` ms
+-- after the end.
 --
--- A section holds the end of its `newest` step, and how many units are `used`. Its `queue` has an entry for each step
--- before the newest, oldest first: the number of the step (its end / step), and the total of all units up to its end.
--- Totals are counted from `base`. So what is released and when a cost fits are found by bisection: no work grows with
--- the time that has passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
+-- A section holds the end of the `newest` step, and how many units are `used`. The `queue` has an entry for each step
+-- before the newest, oldest first: the number of the step (end / step), and the total of all units up to that end.
+-- Totals are counted from `base`. So bisection finds the released steps, and when a cost fits: no work grows with the
+-- time that has passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
 
 local NARROW = { format = '<I2I2', size = 4, wrap = 2 ^ 16 }
 local ENTRIES = { -- by width; a queue that has had no entries has the width 0
@@ -24,7 +24,7 @@ local function total_after(base, units, wrap)
   return (base - wrap + units) % wrap
 end
 
--- The end of the i-th step, and the units of this step and all before it: none before the first.
+-- The end of the i-th step, and the units of this and all earlier steps: 0 and 0 if `i` is 0.
 local function step_at(section, i)
   if i == 0 then return 0, 0 end
   if i >= count_steps(section) then return section.newest, section.used end
@@ -41,8 +41,8 @@ local function entry_bytes(section, stop, units)
   return pack(entries.format, number, total_after(section.base, units, entries.wrap))
 end
 
--- The index of the first step for which `is_reached(stop, units)` holds; then it holds for all later ones. One more
--- than there are if it holds for none.
+-- The index of the first step for which `is_reached(stop, units)` holds, as for all later ones. If there is none, one
+-- more than there are steps.
 local function first_step(section, is_reached)
   local low, high = 1, count_steps(section) + 1
   while low < high do
@@ -56,8 +56,8 @@ local function first_step(section, is_reached)
   return low
 end
 
--- Finds the step that ends at `stop`: its index or, if there is none, that of the first later one; the units before it;
--- and its own.
+-- Finds the step that ends at `stop`. Returns the index or, if there is none, that of the first later step; the units
+-- before; and the units of the step.
 local function find(section, stop)
   local i = first_step(section, function(ends) return ends >= stop end)
   local _, before = step_at(section, i - 1)
@@ -65,7 +65,7 @@ local function find(section, stop)
   return i, before, ends == stop and total - before or 0
 end
 
--- Makes entries so wide that they can hold so many units, and tell steps apart: those that count may span two windows
+-- Makes entries wide enough for these units, and for the numbers of all steps that count: these may span two windows
 -- and four steps, as the newest may be a window ahead of a clock that has stepped back.
 local function widen(section, units)
   local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
@@ -85,7 +85,7 @@ local function keep(section, first, last)
   section.newest = section.used > 0 and newest or 0
 end
 
--- Makes a later step the newest: the one before it gets an entry.
+-- Makes a later step the newest: the newest so far gets an entry.
 local function open(section, stop)
   if section.used > 0 then
     widen(section, section.used)
@@ -94,8 +94,8 @@ local function open(section, stop)
   section.newest = stop
 end
 
--- Adds units to any step, or takes as many as it has (below 0): this changes the totals from it on. A step without
--- units is left out.
+-- Adds units to any step, or takes as many as are there (below 0): this changes all totals from that step on. A step
+-- without units is left out.
 local function change(section, stop, units)
   widen(section, section.used + math.max(units, 0))
   open(section, math.max(section.newest, stop)) -- so that all steps have entries
@@ -123,7 +123,7 @@ function steps.new(rule, step, retention)
   rule.least_room = retention > 0 and 32 or 0 -- a fixed rule has no queue
 end
 
--- If the clock has stepped back, time stands still until it has caught up.
+-- If the clock has stepped back, time stands still until the clock has caught up.
 function steps.advance(section)
   if section.used == 0 then return end
   local rule, last = section.rule, last_believed(section.rule)

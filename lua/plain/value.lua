@@ -2,7 +2,7 @@
 
 -- The string that KEYS[i] holds; false if there is none.
 local function get(i)
-  if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else the fast path has read it
+  if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else read by the fast path
   local value = stored[i]
   if type(value) ~= 'table' then return value end
   if string.find(value.err, 'WRONGTYPE', 1, true) then fail(WRONG_TYPE) end
@@ -18,7 +18,7 @@ local function new_section(label, expires)
   }
 end
 
--- The sections of a value, by their labels and in their order; and when the key expires.
+-- The sections of a value, by label and in order; and when the key expires.
 local function parse(value)
   if byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
   local sections, count = {}, byte(value)
@@ -46,8 +46,8 @@ local function update(section, rule)
   return section
 end
 
--- Reads the key of a part: when it expires, and its sections, which are up to date. First come those of the part's
--- rules, then those of other rules that still count, so that two releases with different rules can share a key.
+-- Reads the key of a part: the expiry, and the sections, brought up to date. First come those of the part's rules, then
+-- those of other rules that still count, so that two releases with different rules can share a key.
 local function read(part)
   local value, held, sections = get(part.i), {}, {}
   part.sections, part.expires = sections, 0
@@ -64,7 +64,7 @@ local function read(part)
   end
 end
 
--- The bytes that a queue gets, so that it can grow and shrink while what follows it stays where it is.
+-- The room of a queue, in bytes, so that the queue can grow and shrink while the bytes behind stay in place.
 local function room_of(section)
   local length, room = #section.queue, math.max(section.room, section.rule.least_room)
   if length > room then return math.max(length, room * 2, 32) end
@@ -78,8 +78,8 @@ local function section_bytes(section)
     .. section.queue .. string.rep('\0', room - length)
 end
 
--- Leaves the sections of a part to be written. The key shall expire at the last release or at most a minute later, so
--- that most new steps leave the expiry as it is.
+-- Leaves the sections of a part to be written. The key expires at the last release or at most a minute later, so that
+-- most new steps need no new expiry.
 local function write(part)
   local used, dues, bodies, labels, since, latest = '', '', '', '', 0, nil
   for _, section in ipairs(part.sections) do
@@ -98,7 +98,7 @@ local function write(part)
   if expires < release or expires > release + A_MINUTE then
     expires = release + math.min(latest.rule.window, A_MINUTE)
   end
-  if expires % 1 ~= 0 or expires >= 2 ^ 48 then fail(UNREADABLE) end -- of times that were spoiled
+  if expires % 1 ~= 0 or expires >= 2 ^ 48 then fail(UNREADABLE) end -- from spoiled times
   expiries[part.i] = expires
   values[part.i] = string.char(#part.sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
     .. string.char(VALUE_VERSION)

@@ -17,6 +17,7 @@ const PLACES: &[&str] = &[
     "cli/src",
     "cli/tests",
     "examples",
+    "lua",
     "src/domain",
     "src/extract",
     "src/limiter",
@@ -38,6 +39,7 @@ const PLACES: &[&str] = &[
     "SECURITY.md",
     "benches/README.md",
     "cli/README.md",
+    "lua/README.md",
 ];
 
 /// The places that talk to users: they say "you" and "use".

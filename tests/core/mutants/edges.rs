@@ -1,13 +1,16 @@
 //! Cases that random histories hardly meet, each with the right answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, Usage,
     block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
     store::{
-        Check, Operation, Settlement, Slots, StoreExt,
+        Check, Operation, Reply, Settlement, Slots, StoreExt,
         redis::inspect::{StoredValue, decide},
     },
 };
@@ -55,6 +58,10 @@ pub(super) async fn all(script: &Script) {
     a_lost_slot_is_not_taken_from_a_later_step(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     bans_are_those_of_the_memory_store(script).await;
+    a_policy_may_stand_in_the_257th_part(script).await;
+    the_servers_clock_decides(script).await;
+    a_call_of_another_version_is_an_error(script).await;
+    a_write_that_fails_fails_the_call(script).await;
 }
 
 fn gone_ms(script: &Script) -> u64 {
@@ -471,5 +478,63 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
             });
         }
         assert_eq!(said[0], said[1], "step {step}");
+    }
+}
+
+/// A part names the place of its policy in two bytes.
+async fn a_policy_may_stand_in_the_257th_part(script: &Script) {
+    script.start(START_MS);
+    let (many, few) = (policy("900/1m"), policy("2/1m"));
+    let mut operations = vec![Operation::Check(look(&many, 1)); 256];
+    operations.extend(vec![Operation::Check(look(&few, 1)); 2]);
+    let replies = script.store.call(operations).await.unwrap();
+    assert_eq!(script.server.last_call().len(), 258 + 1, "one call");
+    let Some(Ok(Reply::Check(last))) = replies.last() else {
+        panic!("{replies:?}");
+    };
+    assert!(!last.is_allowed(), "256 units are used");
+    assert_eq!(left(last.usage()), 0);
+}
+
+async fn the_servers_clock_decides(script: &Script) {
+    let now_ms = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    script.server.clear();
+    let from_ms = now_ms();
+    check(&script.unset, &policy("9/1m@1s"), 1).await;
+    let times_ms = from_ms..=now_ms();
+    let reply = script.server.last_reply().unwrap();
+    let replied_ms = reply[..6]
+        .iter()
+        .rev()
+        .fold(0, |ms, byte| ms << 8 | u128::from(*byte));
+    assert!(times_ms.contains(&replied_ms), "{replied_ms}");
+    let kept_ms = u128::from(gone_ms(script)) - replied_ms;
+    assert!((60_000..=121_000).contains(&kept_ms), "{kept_ms}");
+}
+
+async fn a_call_of_another_version_is_an_error(script: &Script) {
+    for store in [&script.store, &script.unset] {
+        script.start(START_MS);
+        check(store, &policy("9/1m"), 1).await;
+        let written = script.server.value(NAME);
+        let error = script.server.repeat_as_version(2).unwrap_err();
+        assert!(error.to_string().contains("CALLVERSION"), "{error}");
+        assert_eq!(script.server.value(NAME), written);
+    }
+}
+
+/// The error is the server's, without the place in the script that older servers add.
+async fn a_write_that_fails_fails_the_call(script: &Script) {
+    let policy = policy("9/1m");
+    for is_reset in [false, true] {
+        script.start(START_MS);
+        check(&script.store, &policy, 1).await;
+        if is_reset {
+            script.store.reset(&policy, &alice()).await.unwrap();
+        }
+        let error = "@user_script: 1: -READONLY You can't write";
+        script.server.refuse_writes(error);
+        let error = script.server.repeat_as_version(1).unwrap_err();
+        assert_eq!(error.detail(), Some("READONLY You can't write"));
     }
 }

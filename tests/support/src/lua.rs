@@ -44,6 +44,8 @@ struct Keys {
     index: std::collections::BTreeSet<Vec<u8>>,
     /// How far the server's clock is ahead of the caller's.
     ahead: Duration,
+    /// The error of each write.
+    refusal: Option<String>,
 }
 
 impl Keys {
@@ -141,6 +143,11 @@ impl LuaServer {
     /// Sets the server's clock ahead of the caller's.
     pub fn set_ahead(&self, ahead: Duration) {
         self.keys.lock().unwrap().ahead = ahead;
+    }
+
+    /// Answers each write with this error, until all keys are forgotten.
+    pub fn refuse_writes(&self, error: &str) {
+        self.keys.lock().unwrap().refusal = Some(error.into());
     }
 
     /// Repeats the last call with this version.
@@ -377,6 +384,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
                 |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();
             let count = names.iter().filter(is_there).count();
             Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
+        }
+        [b"SET" | b"SETRANGE" | b"DEL", ..] if keys.refusal.is_some() => {
+            let error = lua.create_table()?;
+            error.set("err", keys.refusal.clone())?;
+            Ok(LuaValue::Table(error))
         }
         [b"SET", key, value, b"PX", ttl] => {
             let ttl = number(ttl) - SLACK_MS;
