@@ -11,8 +11,8 @@ pub(crate) struct Costs {
     pub(crate) check: f64,
     /// Redis: each further check in the call.
     pub(crate) further: f64,
-    /// Redis: the additional cost of a fill over a check.
-    pub(crate) fill: f64,
+    /// Redis: the additional cost of a batch over a check.
+    pub(crate) batch: f64,
     /// Redis: the cost of a denied check, relative to an admitted one.
     pub(crate) denied_ratio: f64,
     /// Redis: the cost of the settlement that returns the rest of a lease, relative to a check.
@@ -30,11 +30,11 @@ pub(crate) struct Costs {
 impl Costs {
     /// Three rules; two cores of a virtual machine, Redis 7.0.15, all on loopback.
     pub(crate) const REFERENCE: Self = Self {
-        // `cargo bench --bench script`: "3 rules"; the additional cost of "3 rules, 16 a call", divided by 15; "a fill
+        // `cargo bench --bench script`: "3 rules"; the additional cost of "3 rules, 16 a call", divided by 15; "a batch
         // of 16" minus "3 rules"
         check: 14.65,
         further: 9.17,
-        fill: 3.11,
+        batch: 3.11,
         // The same bench: "3 rules, denied by the last / 3 rules", and "settling 20 ms later / a check"
         denied_ratio: 0.92,
         settle_ratio: 2.34,

@@ -98,7 +98,7 @@ fn work(operations: &[(u32, bool, usize)], costs: &Costs) -> f64 {
             _ => costs.further,
         };
         if count > 1 {
-            work += costs.fill;
+            work += costs.batch;
         }
     }
     work

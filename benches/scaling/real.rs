@@ -160,7 +160,7 @@ impl Bench {
         let apart = self.run(Users::Random, CALLERS / 2, 0).await?;
         let shared = self.run(Users::Random, CALLERS / 2, IN_FLIGHT / 2).await?;
         let one_user = self.run(Users::One, CALLERS / 2, IN_FLIGHT / 2).await?;
-        let fill = self.fills().await?;
+        let batch = self.batches().await?;
         let single = self.empty_scripts(CALLERS / 2, 1).await?;
         let piped = self.empty_scripts(4, PIPELINE).await?;
         let read = (single.server_around() - piped.server_around()) / (1.0 - 1.0 / PIPELINE as f64);
@@ -179,7 +179,7 @@ impl Bench {
             server_call: call,
             check: apart.script(),
             further: (shared.script() - apart.script()) / further(&shared) + parsed,
-            fill: fill.script() - one.script(),
+            batch: batch.script() - one.script(),
             process_check: process(&shared) - process_operation,
             process_operation,
             request: 0.0,
@@ -211,16 +211,16 @@ impl Bench {
         .await
     }
 
-    /// One caller. Each call holds a fill.
-    async fn fills(&self) -> Result<Measured, Error> {
+    /// One caller. Each call holds a batch.
+    async fn batches(&self) -> Result<Measured, Error> {
         self.measure(|end| {
             let mut user = user(Users::Random, 0);
             async move {
                 let mut calls = 0;
                 while Instant::now() < end {
                     let check = Check::new([Charge::new(&self.policy, user(), 1)])?;
-                    let fill = Operation::CheckBatch { check, count: 16 };
-                    for reply in self.store.call(vec![fill]).await? {
+                    let batch = Operation::CheckBatch { check, count: 16 };
+                    for reply in self.store.call(vec![batch]).await? {
                         reply?;
                     }
                     calls += 1;
@@ -354,7 +354,7 @@ fn print_costs(turns: &[Costs]) {
         ("server_call", |costs| costs.server_call),
         ("check", |costs| costs.check),
         ("further", |costs| costs.further),
-        ("fill", |costs| costs.fill),
+        ("batch", |costs| costs.batch),
         ("process_check", |costs| costs.process_check),
         ("process_operation", |costs| costs.process_operation),
         ("round_trip", |costs| costs.round_trip),

@@ -241,10 +241,14 @@ fn with_a_slot(store: &RedisStore) -> Result<Case, Error> {
     Ok(case)
 }
 
-fn fill(store: &RedisStore) -> Result<Case, Error> {
+fn batch(store: &RedisStore) -> Result<Case, Error> {
     let policy = Policy::new("p", rules(PLENTY))?;
-    let store = store.clone().prefix("fill");
-    Ok(case("a fill of 16", 16, Work::CheckBatch { store, policy }))
+    let store = store.clone().prefix("batch");
+    Ok(case(
+        "a batch of 16",
+        16,
+        Work::CheckBatch { store, policy },
+    ))
 }
 
 fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
@@ -274,7 +278,7 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
         checks(store, "3 rules, denied by the last, 512 a call", 512, &last)?,
         checks(store, "3 rules, coarse, 16 a call", 16, &coarse)?,
         checks(store, "3 rules, 16 a call", 16, &plenty)?,
-        fill(store)?,
+        batch(store)?,
         checks(store, "1 rule of 1 s", 1, &plenty[..1])?,
         checks(store, "1 bucket of 1 s", 1, &buckets()[..1])?,
         checks(store, "1 bucket", 1, &buckets()[1..2])?,
@@ -513,7 +517,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         ("3 rules", "one GET, one SET PX", 3.0),
         ("3 rules, coarse, 16 a call", "hash layout, 3 rules", 0.30),
         ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
-        ("a fill of 16", "3 rules, 16 a call", 0.15),
+        ("a batch of 16", "3 rules, 16 a call", 0.15),
         ("3 rules, denied", "3 rules", 1.0),
         ("3 rules, denied by the last", "3 rules", 1.0),
         ("1 rule, denied", "1 rule", 1.0),

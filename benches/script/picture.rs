@@ -20,7 +20,7 @@ const OURS: &Labels = &[
     ("3 rules", "3 rules, finest step 17 ms"),
     ("3 rules, denied", "the same, denied"),
     ("3 rules, 16 a call", "the same, 16 checks in a call"),
-    ("a fill of 16", "the same, 16 checks of one key in a call"),
+    ("a batch of 16", "the same, 16 checks of one key in a call"),
 ];
 
 const HASH_LAYOUT: &Labels = &[

@@ -82,7 +82,8 @@ local function keep(section, first, last)
   local newest, total = step_at(section, last)
   section.queue = sub(section.queue, (first - 1) * entries.size + 1, math.max(last - 1, 0) * entries.size)
   section.base, section.used = total_after(section.base, before, entries.wrap), total - before
-  section.newest = section.used > 0 and newest or 0
+  section.newest = newest
+  if section.used == 0 then section.newest, section.base, section.width = 0, 0, 0 end
 end
 
 -- Makes a later step the newest: the newest so far gets an entry.

@@ -98,7 +98,7 @@ local function write(part)
   if expires < release or expires > release + A_MINUTE then
     expires = release + math.min(latest.rule.window, A_MINUTE)
   end
-  if expires % 1 ~= 0 or expires >= 2 ^ 48 then fail(UNREADABLE) end -- from spoiled times
+  if expires % 1 ~= 0 or expires <= now or expires >= 2 ^ 48 then fail(UNREADABLE) end -- from spoiled times
   expiries[part.i] = expires
   values[part.i] = string.char(#part.sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
     .. string.char(VALUE_VERSION)

@@ -166,7 +166,7 @@ impl Check {
         }
     }
 
-    /// Returns whether both ask for the same decision, so that one fill can decide both.
+    /// Returns whether both ask for the same decision, so that one batch can decide both.
     #[cfg(feature = "redis")]
     pub(crate) fn is_identical(&self, other: &Self) -> bool {
         let (one, other) = (&*self.inner, &*other.inner);

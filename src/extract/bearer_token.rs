@@ -17,7 +17,7 @@ use crate::domain::{error::ExtractError, key::Key};
 ///
 /// **The token is not verified**, as with `Header`: a client that makes up a new token for each request is never
 /// limited, unless an outer layer rejects unknown ones. A user can have many tokens: if your tokens name a user, limit
-/// by the user, with an [`FromExtension`](super::FromExtension).
+/// by the user, with a [`FromExtension`](super::FromExtension).
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, extract::{BearerToken, Keys}};

@@ -20,8 +20,8 @@ const SHORT: usize = 192;
 /// are two keys.
 ///
 /// **The value is not verified.** Unless an outer layer rejects unknown values, a client that makes up a new value for
-/// each request is never limited: use this together with [`PeerIp`](struct@super::PeerIp), or limit by an
-/// [`FromExtension`](super::FromExtension) that authentication has inserted.
+/// each request is never limited: use this together with [`PeerIp`](struct@super::PeerIp), or limit by a
+/// [`FromExtension`](super::FromExtension) of what authentication has inserted.
 ///
 /// For bearer tokens, use [`BearerToken`](super::BearerToken): a client can write the value of `authorization` in many
 /// ways for one credential, and with `Header` each way would have a separate quota.

@@ -389,6 +389,52 @@ async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothi
     }
 }
 
+#[tokio::test]
+async fn callers_who_leave_while_a_shadow_is_decided_are_charged_nothing() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
+    let (much, trial) = (
+        policy("much", "1000/1h"),
+        policy("trial", "1000/1h").shadow(),
+    );
+    let shadowed = users_at(&cluster, 2, 1).remove(0);
+    for count in [1, 300] {
+        for name in users_at(&cluster, 0, 20) {
+            let check = Check::new([charge(&much, &name), charge(&trial, &shadowed)]).unwrap();
+            cluster.nodes[2].run::<()>("CLIENT PAUSE 60000 WRITE");
+            let deciding = tokio::spawn(store.execute(Operation::CheckBatch { check, count }));
+            while used(&limiter, &much, &name).await < u64::from(count) {}
+            deciding.abort();
+            let has_left = deciding.await.is_err();
+            cluster.nodes[2].run::<()>("CLIENT UNPAUSE");
+            if has_left {
+                let start = Instant::now();
+                while used(&limiter, &much, &name).await > 0 {
+                    assert!(start.elapsed() < Duration::from_secs(20));
+                }
+                break; // otherwise the store gave the shadow up just before
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_whose_node_hangs_delays_no_admission_until_the_timeout() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await;
+    let (much, trial) = (
+        policy("much", "1000/1h"),
+        policy("trial", "1000/1h").shadow(),
+    );
+    let [name, shadowed] = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let check = Check::new([charge(&much, &name), charge(&trial, &shadowed)]).unwrap();
+    cluster.nodes[2].run::<()>("CLIENT PAUSE 60000 WRITE");
+    let decision = tokio::time::timeout(Duration::from_secs(20), store.check(&check));
+    let decision = decision.await.expect("the pause is longer").unwrap();
+    assert!(decision.is_allowed() && decision.usage().shadow().is_none());
+}
+
 /// The decisions about this many identical checks.
 async fn fill(store: &RedisStore, check: &Check, count: u16) -> Vec<Decision> {
     let check = check.clone();

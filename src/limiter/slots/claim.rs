@@ -79,12 +79,12 @@ impl Limiter {
             journey,
             limiter: self.clone(),
             asked_at_ms,
-            give_up_after: self.patience_for(check),
+            give_up_after: self.time_for(check),
             runtime,
         })
     }
 
-    fn patience_for(&self, check: &Check) -> Duration {
+    fn time_for(&self, check: &Check) -> Duration {
         let charges = check.all_charges().iter();
         let rules = charges.flat_map(|charge| charge.policy().rules());
         let slots = rules.filter(|rule| rule.is_concurrency());

@@ -184,7 +184,7 @@ impl CheckDraft {
         }
     }
 
-    /// Cold, like [`fail`](Self::fail), to keep the code out of the path of every request.
+    /// Cold, like [`fail`](LayerConfig::fail), to keep the code out of the path of every request.
     #[cold]
     fn fail_without_keys(
         &mut self,

@@ -69,7 +69,7 @@ impl RedisStore {
             in_flight,
             shared: None,
         };
-        store.with_lines()
+        store.with_queues()
     }
 
     /// Sets the prefix of all keys. The default is `sluicegate`.
@@ -82,7 +82,7 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         Arc::make_mut(&mut self.names).set_prefix(prefix);
-        self.with_lines()
+        self.with_queues()
     }
 
     /// Sets the secret that keys the hashes of identities. You can use any length, but the same secret for all
@@ -94,7 +94,7 @@ impl RedisStore {
     #[must_use]
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         Arc::make_mut(&mut self.names).set_secret(secret.as_ref());
-        self.with_lines()
+        self.with_queues()
     }
 
     /// Decides by this clock instead of the server's.
@@ -102,7 +102,7 @@ impl RedisStore {
     #[must_use]
     pub fn clock(mut self, clock: crate::manual_clock::ManualClock) -> Self {
         self.clock.clock = Some(clock);
-        self.with_lines()
+        self.with_queues()
     }
 
     /// Shares calls once this number is in flight. While fewer are in flight, an operation is sent at once. Otherwise
@@ -136,14 +136,14 @@ impl RedisStore {
     #[must_use]
     pub fn in_flight(mut self, calls: usize) -> Self {
         self.in_flight = calls;
-        self.with_lines()
+        self.with_queues()
     }
 
     /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.
-    fn with_lines(mut self) -> Self {
+    fn with_queues(mut self) -> Self {
         let by_slot = self.transport.is_cluster();
-        let lines = || CallQueues::new(self.unshared(), self.in_flight, by_slot);
-        self.shared = (self.in_flight > 0).then(lines);
+        let queues = || CallQueues::new(self.unshared(), self.in_flight, by_slot);
+        self.shared = (self.in_flight > 0).then(queues);
         self
     }
 }

@@ -279,7 +279,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("own > 0 and i + 1 or i", "i"),
             ("if own + units > 0 then entries", "if true then entries"),
-            ("section.used > 0 and newest or 0", "newest"),
+            (
+                "section.newest, section.base, section.width = 0, 0, 0",
+                "section.base, section.width = 0, 0",
+            ),
             ("total - before\n", "total\n"),
         ],
     ),

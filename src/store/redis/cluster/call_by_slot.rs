@@ -3,9 +3,10 @@
 use std::{collections::HashMap, mem};
 
 use redis::cluster_routing::Slot;
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    cross_slot,
+    cross_slot::{self, GRACE, roll_back},
     hash_slots::{Slots, TOO_LATE},
 };
 use crate::{
@@ -111,7 +112,7 @@ impl RedisStore {
     }
 
     /// Decides the charges that count, then the shadows of the admitted checks in separate calls. An error of the
-    /// shadows is dropped.
+    /// shadows is dropped, and so is an answer that is late.
     async fn check_apart(
         &self,
         check: Check,
@@ -125,13 +126,14 @@ impl RedisStore {
         let (Some(shadows), Ok(admitted @ 1..)) = (shadows, u16::try_from(admitted.count())) else {
             return Ok(decisions);
         };
-        let shadows = self.check_batch(shadows, admitted).await;
-        let mut shadows = shadows.into_iter().flatten();
+        let decisions = Unanswered::new(self, decisions);
+        let shadows = timeout(GRACE, self.check_batch(shadows, admitted)).await;
+        let mut shadows = shadows.into_iter().flatten().flatten();
         let with_shadow = |decision: Decision| match shadows.next() {
             Some(shadow) => decision.with_shadow(shadow),
             None => decision,
         };
-        Ok(decisions.into_iter().map(with_shadow).collect())
+        Ok(decisions.take().into_iter().map(with_shadow).collect())
     }
 
     /// Decides identical checks. A single one can share a call with others.
@@ -141,5 +143,46 @@ impl RedisStore {
         }
         let batch = self.execute(Operation::CheckBatch { check, count });
         read(batch, answer_of!(CheckBatch))
+    }
+}
+
+/// Decisions that wait for those of their shadows. If the callers leave meanwhile, the admitted checks are rolled back.
+struct Unanswered {
+    store: RedisStore,
+    /// The admitted ones first.
+    decisions: Vec<Decision>,
+    runtime: Handle,
+}
+
+impl Unanswered {
+    fn new(store: &RedisStore, decisions: Vec<Decision>) -> Self {
+        Self {
+            store: store.clone(),
+            decisions,
+            runtime: Handle::current(),
+        }
+    }
+
+    fn take(mut self) -> Vec<Decision> {
+        mem::take(&mut self.decisions)
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let mut admitted = self
+            .decisions
+            .iter()
+            .filter(|decision| decision.is_allowed());
+        let count = admitted.clone().count();
+        let Some(Ok(all)) = admitted
+            .next_back()
+            .map(|last| roll_back(last.usage(), count))
+        else {
+            return;
+        };
+        let store = self.store.clone();
+        self.runtime
+            .spawn(async move { drop(store.execute(Operation::Settle(all)).await) });
     }
 }

@@ -41,9 +41,9 @@ use crate::{
 /// has failed.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// How long a denial or an error waits for the answers of the other slots and for their roll-backs. Both together are
-/// well below the default timeout of a limiter.
-const GRACE: Duration = Duration::from_millis(50);
+/// How long a denial or an error waits for the answers of the other slots and for their roll-backs, and an admission for
+/// its shadows. All together are below the default timeout of a limiter.
+pub(super) const GRACE: Duration = Duration::from_millis(50);
 
 /// Decides identical checks of several slots. If the caller leaves, a task goes on until no charge is left.
 pub(super) async fn check_batch(
@@ -366,7 +366,7 @@ impl Part {
 }
 
 /// Gives back the charges of this many checks, which were decided together. `usage` is that of one of them.
-fn roll_back(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
+pub(super) fn roll_back(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
     let charges = usage.check().charges().iter().map(|charge| {
         let units = charge.cost() * checks as u64; // no more than were charged
         Charge::new(charge.policy(), charge.key().clone(), units)

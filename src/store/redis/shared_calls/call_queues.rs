@@ -85,12 +85,12 @@ impl CallQueues {
         match self {
             Self::Server(calls) => Some(calls.of(operation)),
             #[cfg(feature = "cluster")]
-            Self::Cluster(lines) => {
+            Self::Cluster(queues) => {
                 let slot = store.first_slot(operation)?;
-                let mut slots = lines.slots.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut slots = queues.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let calls = slots
                     .entry(slot)
-                    .or_insert_with(|| Pair::new(lines.store.clone(), lines.in_flight));
+                    .or_insert_with(|| Pair::new(queues.store.clone(), queues.in_flight));
                 Some(calls.of(operation))
             }
         }

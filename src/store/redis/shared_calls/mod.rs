@@ -4,7 +4,7 @@
 //!   check ──▶ fewer than n in flight? ── yes ──▶ call ──▶ server
 //!                     │ no                        ▲
 //!                     ▼                           │ a call has ended
-//!                   CallQueue ─────────────────────────┘
+//!                  CallQueue ──────────────────┘
 //! ```
 //!
 //! Renewals of slots have a queue of their own, where one call is in flight as long as fewer than 256 renewals wait.

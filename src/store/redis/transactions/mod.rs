@@ -40,7 +40,7 @@ impl RedisStore {
             clock: SetClock::default(),
         };
         TransactionStore {
-            attempts: OptimisticRunner::new(settings),
+            runner: OptimisticRunner::new(settings),
         }
     }
 }
@@ -50,7 +50,7 @@ impl RedisStore {
 /// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
 #[derive(Clone, Debug)]
 pub struct TransactionStore {
-    attempts: Arc<OptimisticRunner>,
+    runner: Arc<OptimisticRunner>,
 }
 
 impl TransactionStore {
@@ -79,10 +79,10 @@ impl TransactionStore {
 
     /// Makes a new queue, because waiting jobs use the old names and clock.
     fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = self.attempts.settings.clone();
+        let mut settings = self.runner.settings.clone();
         change(&mut settings);
-        let attempts = OptimisticRunner::new(settings);
-        Self { attempts }
+        let runner = OptimisticRunner::new(settings);
+        Self { runner }
     }
 
     fn execute_one<T: Send + 'static>(
@@ -97,8 +97,8 @@ impl TransactionStore {
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
-        let (attempts, journey) = (Arc::clone(&self.attempts), Journey::default());
-        let replies = attempts.execute(operations, journey.clone());
+        let (runner, journey) = (Arc::clone(&self.runner), Journey::default());
+        let replies = runner.execute(operations, journey.clone());
         StoreFuture::pending(replies).travelling(journey)
     }
 }
@@ -111,7 +111,7 @@ impl Store for TransactionStore {
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
             Operation::ListBlocks { most } => {
-                let blocks = blocks::list(Arc::clone(&self.attempts), most);
+                let blocks = blocks::list(Arc::clone(&self.runner), most);
                 StoreFuture::pending(blocks).map(Reply::ListBlocks)
             }
             operation if !operation.is_of_keys() => {

@@ -141,23 +141,25 @@ impl OptimisticRunner {
     /// Tries a group in a task, so that the attempt ends even if its callers leave.
     fn begin(self: &Arc<Self>, mut group: Group<Job, runtime::Id>) {
         let runtime = group.jobs[0].runtime.clone();
-        let attempts = Arc::downgrade(self);
+        let runner = Arc::downgrade(self);
         let place = Place {
-            attempts: Arc::clone(self),
+            runner: Arc::clone(self),
             number: group.number,
         };
         runtime.spawn(async move {
-            let settings = &place.attempts.settings.clone();
+            let settings = &place.runner.settings.clone();
             let end = Settings::end();
             let sent = SentCall::now();
             group.jobs.retain(|job| job.journey.begin(&sent));
-            let held = Session::check_out(&settings.pool, end).await;
-            let (held, replies) = match held {
+            let session = Session::check_out(&settings.pool, end).await;
+            let (session, replies) = match session {
                 // All callers left while waiting for the connection.
-                Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
-                Ok(mut held) => {
-                    let replies = settings.attempt(&mut held, &group.jobs, end).await;
-                    (Some(held), replies)
+                Ok(session) if group.jobs.iter().all(Job::has_left) => {
+                    (Some(session), Ok(Vec::new()))
+                }
+                Ok(mut session) => {
+                    let replies = settings.attempt(&mut session, &group.jobs, end).await;
+                    (Some(session), replies)
                 }
                 Err(error) => (None, Err(error.unsent())),
             };
@@ -165,17 +167,17 @@ impl OptimisticRunner {
             drop(place);
             let blame = Some(Blame::Call(sent));
             answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
-            if let Some(held) = held.filter(Session::is_lost) {
-                renew(held, attempts).await;
+            if let Some(session) = session.filter(Session::is_lost) {
+                renew(session, runner).await;
             }
         });
     }
 }
 
 /// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
-pub(super) async fn renew(mut held: Session, attempts: Weak<OptimisticRunner>) {
-    while let Some(settings) = attempts.upgrade().map(|runner| runner.settings.clone()) {
-        if held.renew(&settings.pool, Settings::end()).await.is_ok() {
+pub(super) async fn renew(mut session: Session, runner: Weak<OptimisticRunner>) {
+    while let Some(settings) = runner.upgrade().map(|runner| runner.settings.clone()) {
+        if session.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
         }
         drop(settings);
@@ -201,14 +203,14 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
 
 /// The identities of a group under way. Dropping this frees them for the next group.
 struct Place {
-    attempts: Arc<OptimisticRunner>,
+    runner: Arc<OptimisticRunner>,
     number: u64,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for group in self.attempts.queue.end(self.number, Job::has_left) {
-            self.attempts.begin(group);
+        for group in self.runner.queue.end(self.number, Job::has_left) {
+            self.runner.begin(group);
         }
     }
 }
@@ -222,7 +224,7 @@ impl Settings {
     /// Reads, decides and writes, repeatedly until no other process has written in between.
     async fn attempt(
         &self,
-        held: &mut Session,
+        session: &mut Session,
         jobs: &[Job],
         end: Instant,
     ) -> Result<Vec<Replies>, StoreError> {
@@ -234,27 +236,27 @@ impl Settings {
         let last_begin = end - TIMEOUT / 4;
         let mut was_lost = false;
         loop {
-            let reading = match held.read(&plan.keys, end).await {
+            let reading = match session.read(&plan.keys, end).await {
                 // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
-                Err(_) if held.is_lost() && !was_lost && Instant::now() < end => {
+                Err(_) if session.is_lost() && !was_lost && Instant::now() < end => {
                     was_lost = true;
-                    let renewed = held.renew(&self.pool, end).await;
+                    let renewed = session.renew(&self.pool, end).await;
                     renewed.map_err(StoreError::unsent)?;
                     continue;
                 }
                 reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.now_ms(reading.now_ms);
-            let mut image = Snapshot::new(now_ms, reading.values, plan.block_count);
-            let replies = decide(jobs, &plan, &mut image);
-            let mut changes = image.changes().peekable();
+            let mut snapshot = Snapshot::new(now_ms, reading.values, plan.block_count);
+            let replies = decide(jobs, &plan, &mut snapshot);
+            let mut changes = snapshot.changes().peekable();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.peek().is_none() {
                 return Ok(replies);
             }
             let changes = changes.map(|(place, change)| (&*plan.keys[place], change));
             let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
-            if held.write(changes, ttl_ms, end).await? {
+            if session.write(changes, ttl_ms, end).await? {
                 return Ok(replies);
             }
             if Instant::now() >= last_begin {
@@ -278,14 +280,14 @@ impl Settings {
 }
 
 /// Executes the operations of all jobs whose callers still wait.
-fn decide(jobs: &[Job], plan: &Plan, image: &mut Snapshot) -> Vec<Replies> {
+fn decide(jobs: &[Job], plan: &Plan, snapshot: &mut Snapshot) -> Vec<Replies> {
     let mut places = plan.places.iter();
     let replies = jobs.iter().map(|job| {
         let places = places.by_ref().take(job.operations.len());
         let has_left = job.has_left();
         let todo = job.operations.iter().zip(places);
         let todo = todo.filter(|_| !has_left);
-        todo.map(|(operation, places)| image.execute(operation, places))
+        todo.map(|(operation, places)| snapshot.execute(operation, places))
             .collect()
     });
     replies.collect()
