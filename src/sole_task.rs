@@ -14,8 +14,8 @@ use crate::domain::rule::millis;
 /// Which task does a job.
 ///
 /// A runtime that stops drops its task, but one that is parked keeps it: a thread that now and then blocks on a check
-/// has such a runtime. A task that has given no sign of life for its allowance therefore counts as none: the next caller
-/// begins another, and the older one sees that and ends.
+/// has such a runtime. A task that has given no sign of life for its allowance therefore counts as none: the next
+/// caller begins another, and the older one sees that and ends.
 #[derive(Debug, Default)]
 pub(crate) struct SoleTask {
     /// Until when the task counts as alive, in ms; 0 without a task. Each sign of life makes it greater, so that a task

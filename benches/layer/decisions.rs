@@ -1,5 +1,5 @@
-//! The cost of one decision without HTTP, the check and its keys built each time: in the store, through a `Limiter`, and
-//! by two limiters of other crates, in nanoseconds and allocations.
+//! The cost of one decision without HTTP, the check and its keys built each time: in the store, through a `Limiter`,
+//! and by two limiters of other crates, in nanoseconds and allocations.
 //!
 //! One rule must cost at most 2.5 times a decision of `rate-net`, and three rules at most 5 times; a `Limiter` may add
 //! 40 ns to its store.

@@ -379,8 +379,8 @@ impl RuleReport {
         self.left == Some(0)
     }
 
-    /// All columns except the picture. A slot comes back when its request ends: its times say only when it would expire,
-    /// if its process were dead.
+    /// All columns except the picture. A slot comes back when its request ends: its times say only when it would
+    /// expire, if its process were dead.
     fn row(&self, policy: &str, now_ms: u64) -> [(String, Option<Color>); 6] {
         let until = |ms: u64| format!("in {}", span(ms.saturating_sub(now_ms)));
         let fits = match (self.left, self.fits_ms) {

@@ -1,5 +1,5 @@
-//! The errors, one type for each situation: [`ConfigError`] when you build a rule, a policy or a layer, [`ExtractError`]
-//! when a request has no key, [`StoreError`] when the store could not decide.
+//! The errors, one type for each situation: [`ConfigError`] when you build a rule, a policy or a layer,
+//! [`ExtractError`] when a request has no key, [`StoreError`] when the store could not decide.
 //!
 //! A denial is not an error: it is a [`Decision`](crate::Decision).
 //!
@@ -198,8 +198,8 @@ impl fmt::Display for ExtractError {
 
 impl Error for ExtractError {}
 
-/// A mistake in the configuration: a rule, policy, ban, network, name or route that is not valid, or policies that do not
-/// go together. The message names the part, the problem and the remedy.
+/// A mistake in the configuration: a rule, policy, ban, network, name or route that is not valid, or policies that do
+/// not go together. The message names the part, the problem and the remedy.
 ///
 /// You can pass a name in two ways. `new` takes a literal, for instance [`Header::new`](crate::Header::new), and panics
 /// when the service starts, as `HeaderName::from_static` does. Parse a name from your configuration: a name that is not

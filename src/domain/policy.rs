@@ -72,8 +72,8 @@ impl Policy {
     /// # Errors
     ///
     /// When the name or a rule is not valid, when there is no rule or more than 16, when two rules have the same window
-    /// and kind, so that one of them would have no effect, or when a [concurrency rule](Rule::concurrent) is not the only
-    /// one. If you want two buckets, write the refill of one for another window, as `60/1m` instead of `1/1s`.
+    /// and kind, so that one of them would have no effect, or when a [concurrency rule](Rule::concurrent) is not the
+    /// only one. If you want two buckets, write the refill of one for another window, as `60/1m` instead of `1/1s`.
     pub fn new(
         name: impl Into<String>,
         rules: impl IntoIterator<Item = Rule>,

@@ -8,8 +8,8 @@ use std::{
 
 /// A value that is ready, or a future of one.
 ///
-/// A value that is ready needs no allocation, and [`take_ready`](Self::take_ready) takes it without a task. So a decision in
-/// memory and the inner service share one poll of the request.
+/// A value that is ready needs no allocation, and [`take_ready`](Self::take_ready) takes it without a task. So a
+/// decision in memory and the inner service share one poll of the request.
 pub(crate) enum MaybeReady<T> {
     /// `None` after you took the value.
     Ready(Option<T>),

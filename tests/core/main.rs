@@ -1,5 +1,5 @@
-//! Without a server: the limiter, the memory store, the local decisions, the protocols as state machines, and the script
-//! in another Lua.
+//! Without a server: the limiter, the memory store, the local decisions, the protocols as state machines, and the
+//! script in another Lua.
 
 mod acquire;
 mod blocks;

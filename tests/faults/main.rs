@@ -1,5 +1,5 @@
-//! Faults of the server, the network and the clocks: no request waits longer than its timeout, never more than the limit
-//! is admitted, and everything recovers without help.
+//! Faults of the server, the network and the clocks: no request waits longer than its timeout, never more than the
+//! limit is admitted, and everything recovers without help.
 //!
 //! `plain` tests single answers. The other tests run traffic through a proxy during faults of the server, and print a
 //! table with a row for each run. `bounds` holds the allowed effect of each fault on the figures.

@@ -1,5 +1,5 @@
-//! The time that a `RedisStore` waits for a slow server, and the fate of replies to callers that have left. The runtime's
-//! clock is paused, so no real time passes.
+//! The time that a `RedisStore` waits for a slow server, and the fate of replies to callers that have left. The
+//! runtime's clock is paused, so no real time passes.
 
 use std::{
     net::SocketAddr,

@@ -42,8 +42,8 @@ impl BlockRequest {
         }
     }
 
-    /// Requests a ban until then by this policy, whose `rule` has denied the identity. For the limiter, which counts the
-    /// strikes.
+    /// Requests a ban until then by this policy, whose `rule` has denied the identity. For the limiter, which counts
+    /// the strikes.
     #[doc(hidden)]
     #[must_use]
     pub fn ban(until: impl Into<Until>, policy: &Policy, rule: &Rule) -> Self {

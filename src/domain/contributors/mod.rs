@@ -80,7 +80,8 @@ impl Contributors {
 }
 
 impl Contributor {
-    /// Returns the label: the kind and the value of the [key](Charge::with_contributor), or a hash of the value; at most 44 bytes.
+    /// Returns the label: the kind and the value of the [key](Charge::with_contributor), or a hash of the value; at
+    /// most 44 bytes.
     ///
     /// This is data of a client: do not log it or use it in metrics unless you are allowed to.
     #[must_use]

@@ -1,7 +1,8 @@
 //! The earliest time at which a caller can be admitted behind those ahead.
 //!
 //! The result is a lower bound: it never causes the denial of a caller that would be admitted in time, as long as those
-//! ahead stay and nothing is given back. The caller's last unit is number `n` of all waiting units, the caller's included.
+//! ahead stay and nothing is given back. The caller's last unit is number `n` of all waiting units, the caller's
+//! included.
 //!
 //! - **Sliding and fixed rules**, with the limit L: unit `n` is admitted when unit `n − L` is released, at the
 //!   earliest. Repeated often enough, that leads to one of the first L units.

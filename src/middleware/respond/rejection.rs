@@ -75,8 +75,8 @@ pub(super) fn is_too_large(denial: &Denial) -> bool {
 
 /// Makes the response to a rejected request, in the body type of the inner service.
 ///
-/// You can use a closure `Fn(&Rejection, &Parts) -> Response<B>`; [`ProblemJson`](super::ProblemJson) or [`StatusOnly`],
-/// which both respond to gRPC calls like [`Grpc`](super::Grpc); or, with the feature `axum`,
+/// You can use a closure `Fn(&Rejection, &Parts) -> Response<B>`; [`ProblemJson`](super::ProblemJson) or
+/// [`StatusOnly`], which both respond to gRPC calls like [`Grpc`](super::Grpc); or, with the feature `axum`,
 /// [`AxumRejection`](super::AxumRejection).
 ///
 /// The middleware adds `Cache-Control: no-store` to the response, and for a denial `Retry-After` and the quota headers.

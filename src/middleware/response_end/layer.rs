@@ -69,8 +69,8 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// # Errors
     ///
-    /// As [`try_limit`](Self::try_limit), and when slots expire in less than six timeouts of the limiter, so that they could
-    /// not be renewed in time.
+    /// As [`try_limit`](Self::try_limit), and when slots expire in less than six timeouts of the limiter, so that they
+    /// could not be renewed in time.
     pub fn try_limit_concurrent(
         self,
         policy: impl IntoPolicySelector,

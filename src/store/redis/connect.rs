@@ -147,8 +147,8 @@ impl RedisStore {
     ///
     /// Services pass a URL or a `Client`. Over such a connection the store does not find a lost connection before
     /// sending, does not replace a connection that is open without answering, and does not apply the limiter's timeout
-    /// to attempts to connect. The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys of
-    /// one slot at a time.
+    /// to attempts to connect. The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys
+    /// of one slot at a time.
     #[doc(hidden)]
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,

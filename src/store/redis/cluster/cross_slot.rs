@@ -41,8 +41,8 @@ use crate::{
 /// has failed.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// How long a denial or an error waits for the answers of the other slots and for their roll-backs, and an admission for
-/// its shadows. All together are below the default timeout of a limiter.
+/// How long a denial or an error waits for the answers of the other slots and for their roll-backs, and an admission
+/// for its shadows. All together are below the default timeout of a limiter.
 pub(super) const GRACE: Duration = Duration::from_millis(50);
 
 /// Decides identical checks of several slots. If the caller leaves, a task goes on until no charge is left.

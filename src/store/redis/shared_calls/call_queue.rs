@@ -89,8 +89,8 @@ impl<T, C> CallQueue<T, C> {
         (ticket, self.begin(&mut state, now))
     }
 
-    /// Begins a call for the callers that wait, if the calls in flight have not moved for `give_up_after`: no other caller
-    /// may enter.
+    /// Begins a call for the callers that wait, if the calls in flight have not moved for `give_up_after`: no other
+    /// caller may enter.
     pub(super) fn revive(&self, now: Instant, give_up_after: Duration) -> Option<(C, u64)> {
         let mut state = self.lock();
         if state.waiting.first().is_none() || !state.is_stuck(now, give_up_after) {
