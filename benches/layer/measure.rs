@@ -225,8 +225,8 @@ fn denied(clients: &[Client]) -> [Row; 4] {
     ]
 }
 
-/// Limits for which the layer follows the body: it returns a slot, or settles a metered cost, in the background. A row
-/// measures what this adds to the request alone.
+/// Limits for which the layer follows the body: the layer returns a slot, or settles a metered cost, in the background.
+/// A row measures the additional time of the request alone.
 fn followed() -> [Row; 3] {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = |rules| Policy::parse("ip", rules).unwrap();

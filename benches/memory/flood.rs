@@ -1,4 +1,4 @@
-//! A flood of made-up keys over a full `MemoryStore`: what a decision costs, what a key takes, and whether a limit is
+//! A flood of made-up keys over a full `MemoryStore`: the time of a decision, the bytes of a key, and whether a limit is
 //! lifted. `cargo bench --bench memory -- flood` takes some seconds.
 //!
 //! Fails when a decision in the full store takes more than twice as long as in a store that is filling, when a client

@@ -337,7 +337,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Lets a process work as soon as it is free. Returns the time when the work is done.
+    /// Books work of a process from the moment when the process is free. Returns the time when the work is done.
     fn book(&mut self, now: f64, process: usize, work: f64) -> f64 {
         let state = &mut self.processes[process];
         state.free_at = state.free_at.max(now) + work;

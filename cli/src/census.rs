@@ -237,7 +237,7 @@ pub(crate) async fn why_nothing<'a>(
         if let Some(why) = census.why_unknown(inspector, key).await? {
             return Ok(Some(why));
         }
-        // An `asked` policy may have a stored value whose units no longer count.
+        // The value of an `asked` policy may still be stored although its units no longer count.
         for policy in asked {
             census.policies.remove(policy);
         }

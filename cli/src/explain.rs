@@ -137,7 +137,7 @@ struct RuleReport {
     /// The time when the cost fits; null if that is now or never. For slots, the time when one expires that is neither
     /// returned nor renewed.
     fits_ms: Option<u64>,
-    /// The steps whose release makes room for the cost, oldest first.
+    /// The steps to be released before the cost fits, oldest first.
     released_first: Vec<StepReport>,
     /// The current period; null if the rule is not of the calendar.
     period: Option<Period>,

@@ -57,7 +57,7 @@ pub(crate) struct ResetArgs {
 #[derive(Serialize)]
 struct Report {
     identity: String,
-    /// The policies whose counts were deleted.
+    /// The policies under which counts were deleted.
     deleted: Vec<String>,
     /// Without --policy: other policies with a stored value, within the sample of keys.
     other_policies: Vec<String>,

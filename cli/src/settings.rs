@@ -70,8 +70,8 @@ pub(crate) struct Settings {
     #[serde(default, deserialize_with = "ipv6_prefix")]
     ipv6_prefix: Option<u8>,
 
-    /// The policies of the service, for verbs that read them; relative to the configuration file. Only for files: these
-    /// verbs have an argument of their own.
+    /// The policies of the service, for verbs that read them; relative to the configuration file. Not a
+    /// server option on the command line, where each of these verbs has an argument.
     #[arg(skip)]
     pub(crate) policies: Option<PathBuf>,
 

@@ -98,7 +98,7 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
     for found in &file.policies {
         for warning in warnings::of(&found.policy, cost) {
             let rule = warning.rule.to_string();
-            // Point at the rule as it was written, or else at the policy: a rule has several spellings.
+            // A rule has several spellings. Point at the policy if the file has another one than the warning.
             let span = { found.span.as_ref() }.map(|span| {
                 policies_file::within(&file.text, span, &rule).unwrap_or_else(|| span.clone())
             });

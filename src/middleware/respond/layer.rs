@@ -41,8 +41,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
     ///
     /// Pass a [`MakeRejection`](crate::middleware::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
-    /// Response<B>`, or [`StatusOnly`](super::StatusOnly) for bodies that cannot be made from a `String`. A closure also
-    /// gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
+    /// Response<B>`, or [`StatusOnly`](super::StatusOnly) for bodies that cannot be made from a `String`. A closure
+    /// also gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
     ///
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
     /// [`reject_with`](Self::reject_with), whose closure needs none.

@@ -1,4 +1,5 @@
-//! [`RefundEpochs`]: numbers the refunds and blocks through this process, to find out whether one came after a question.
+//! [`RefundEpochs`]: numbers the refunds and blocks through this process, to find out whether one came after a
+//! question.
 
 use super::sync::atomic::{
     AtomicU64,

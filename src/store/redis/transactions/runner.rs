@@ -1,5 +1,5 @@
-//! [`OptimisticRunner`]: queues jobs on the same identities in this process, and retries each when another process writes
-//! first.
+//! [`OptimisticRunner`]: queues jobs on the same identities in this process, and retries each when another process
+//! writes first.
 
 use std::{
     fmt,
