@@ -43,7 +43,6 @@ end
 function calendar.take(section, units, stop)
   if math.abs(stop - section.newest) >= SAME_END then return end -- another period
   section.used = math.max(0, section.used - units)
-  if section.used == 0 then section.newest = 0 end
 end
 
 function calendar.fits_at(section)

@@ -174,13 +174,7 @@ impl Section {
 
     /// Returns how much of a settlement's difference changes the count: units are taken from the step or period that
     /// was charged, as far as it has them, and those that are used more are charged now, up to [`MAX_UNITS`].
-    pub(crate) fn change(
-        &self,
-        now_ms: u64,
-        limit: u64,
-        step_end_ms: u64,
-        difference: i64,
-    ) -> i64 {
+    pub(crate) fn change(&self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) -> i64 {
         let used = self.look(now_ms, limit, 0).used;
         let (used, most, own) = match self {
             Self::Steps(queue) | Self::Concurrency(queue) => {

@@ -194,9 +194,7 @@ impl Limiter {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
             let is_now = difference > 0;
             let at_ms = if is_now { settled } else { usage }.decided_at_ms();
-            reports
-                .contributors
-                .add(charge, at_ms, difference, is_now);
+            reports.contributors.add(charge, at_ms, difference, is_now);
         }
         reports.ensure_running();
     }
