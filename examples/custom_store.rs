@@ -84,9 +84,13 @@ impl MapStore {
         let costs = check.charges().iter().zip(settlement.costs());
         for ((charge, cost), usage) in costs.zip(settlement.usage().policies()) {
             for rule in usage.rules() {
-                // The difference goes to the step that was charged, which may be released by now.
+                // Further units count from now on. Others go back to the step that was charged, which may be released.
+                let end_ms = match *cost > charge.cost() {
+                    true => rule.rule().step_end_ms(now_ms),
+                    false => rule.step_end_ms(),
+                };
                 let steps = counts.entry(place(charge, &rule.rule())).or_default();
-                let units = steps.entry(rule.step_end_ms()).or_default();
+                let units = steps.entry(end_ms).or_default();
                 *units = (*units + cost).saturating_sub(charge.cost());
             }
         }

@@ -566,8 +566,8 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
     Ok(met)
 }
 
-/// The cost of settling a check at once, and 20 ms later, when the charged step of the first rule is no longer its
-/// newest or has ended. Relative to a check, on keys full of steps.
+/// The cost of settling a check to more at once, and 20 ms later, when the first rule mostly opens a step. Relative to a
+/// check, on keys full of steps.
 async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
     let clock = ManualClock::new(1_700_000_000_000);

@@ -20,7 +20,7 @@ local function open_step(value, section_at, skipped, used, step, retention, take
   if used == 0 then
     first = current
   elseif newest < current then
-    -- So few steps surely fit entries of width 1; the plain script takes up to 32765.
+    -- So few steps surely fit entries of width 1; the plain script takes up to 65534.
     if width == 0 and retention / step < 4096 then width = 1 end
     if width ~= 1 or used >= 2 ^ 16 then return end
     entry = pack('<I2I2', newest / step % 2 ^ 16, (base + used) % 2 ^ 16)

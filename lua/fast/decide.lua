@@ -1,12 +1,12 @@
 -- The fast path: decides the common case several times as fast as the plain script, and has no other purpose.
 --
 -- The common case is a check of keys that exist and hold the sections of the caller's rules and no others, while no
--- clock has stepped back. The fast path charges such keys as they are, opens steps, releases others, or denies. It also
--- settles the newest step, and renews slots. It hands over any other operation before any write, by leaving no `reply`:
--- for example a policy with rules of two kinds, a block, a new key, another period of the calendar, wide entries, a
--- queue without room, a batch that is not admitted whole, an older step to settle, lost slots. It reads only the parts
--- of a value that it needs, so another spoiled part may go unnoticed. To change the meaning of the script, change the
--- plain script, which gives the same answers alone.
+-- clock has stepped back. The fast path charges such keys as they are, opens steps, releases others, or denies. A
+-- settlement charges the same way, or takes from the newest step. The fast path also renews slots. It hands over any
+-- other operation before any write, by leaving no `reply`: for example a policy with rules of two kinds, a block, a new
+-- key, another period of the calendar, wide entries, a queue without room, a batch that is not admitted whole, units to
+-- take from an older step, lost slots. It reads only the parts of a value that it needs, so another spoiled part may go
+-- unnoticed. To change the meaning of the script, change the plain script, which gives the same answers alone.
 --
 -- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 
@@ -49,7 +49,7 @@ while fast_path and reply and i <= last do
   local kind, limits, fits, is_due, form, usage, counts = policy.kind, policy.limits, true, false, '\2', nil, nil
   if kind ~= BUCKET then
     for k = 2, rules + 1 do
-      if units > limits[k] - front[k] then fits = false end
+      if units > (is_check and limits[k] or 2 ^ 53 - 1) - front[k] then fits = false end -- settlements have no limit
       if front[k + rules] <= now then is_due = true end
       if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
     end
@@ -59,28 +59,30 @@ while fast_path and reply and i <= last do
   end
 
   -- Charges, settles, renews or only looks. Without `counts`, the plain script has to decide.
-  if not is_check then
+  if action == RENEW or task.action == TAKE then
     if not settle then settle, take = fast_settlement(now, values, pack, unpack, sub, spread) end
-    fits = true -- settlements and renewals have no limits
-    if action ~= RENEW and kind ~= BUCKET then
-      counts = settle(policy, i, value, front, task.action == TAKE and -units or units)
+    fits = true
+    if task.action == TAKE and kind ~= BUCKET then
+      counts = settle(policy, i, value, front, units)
     elseif action == RENEW and kind == CONCURRENCY and rules == 1 then
       charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
       -- The last 6 bytes of the part are the end of the charged step.
       counts = charge(policy, i, value, front, units, take, unpack('<I6', ARGV[i], #ARGV[i] - 5))
     end
   elseif kind == BUCKET then
-    take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
-    fits, form, counts = take_buckets(policy, i, front, units, is_denied)
-  elseif is_denied or not fits or units == 0 then
+    if is_check then
+      take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
+      fits, form, counts = take_buckets(policy, i, front, units, is_denied)
+    end
+  elseif is_check and (is_denied or not fits or units == 0) then
     form, counts = '\1', usage
-  elseif is_due then
+  elseif is_due and fits and units > 0 then
     charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
     counts = charge(policy, i, value, front, units)
-  else
+  elseif not is_due and fits then
     for k = 2, rules + 1 do front[k] = front[k] + units end
     counts = pack(policy.used_format, spread(front, 1, rules + 1))
-    values[i] = counts
+    if units > 0 then values[i] = counts end
   end
   if not reply or not counts or not fits and count > 1 then -- of several checks, some may fit
     reply = nil

@@ -6,6 +6,7 @@ local bucket = {}
 function bucket.new(rule, period, refill)
   rule.period, rule.refill = period, refill
   rule.window = rule.limit and math.floor(rule.limit * period / refill) or 0 -- to fill up; unknown of others
+  rule.most = (MOST_UNITS - MOST_UNITS % period) / period
 end
 
 function bucket.advance(section)
@@ -22,11 +23,8 @@ function bucket.charge(section, units)
   section.used = section.used + units * section.rule.period
 end
 
-function bucket.settle(section, units)
-  local period = section.rule.period
-  local room = MOST_UNITS - MOST_UNITS % period - section.used -- whole units, so that rounding up stays below the most
-  units = math.max(math.min(units, math.floor(room / period)), -section.units)
-  section.used = math.max(0, section.used + units * period)
+function bucket.take(section, units)
+  section.used = math.max(0, section.used - math.min(units, section.units) * section.rule.period)
 end
 
 function bucket.fits_at()

@@ -40,14 +40,9 @@ function calendar.charge(section, units)
   section.used, section.newest = section.used + units, math.max(section.newest, section.rule.stop)
 end
 
-function calendar.settle(section, units, stop)
-  local rule, current = section.rule, math.max(section.newest, section.rule.stop)
-  if stop <= rule.start or stop > rule.last_believed then return end -- a past period, or one that is not believed
-  local is_same = math.abs(stop - current) < SAME_END
-  if section.used > 0 and not is_same and stop < current then return end -- a later period has been charged
-  units = math.max(math.min(units, MOST_UNITS - section.used), is_same and -section.used or 0)
-  section.used = section.used + units
-  section.newest = section.used > 0 and math.max(current, units > 0 and stop or 0) or 0
+function calendar.take(section, units, stop)
+  if math.abs(stop - section.newest) >= SAME_END then return end -- another period
+  section.used = math.max(0, section.used - units)
 end
 
 function calendar.fits_at(section)

@@ -72,15 +72,17 @@ local function renew(parts, asked)
   return change_all(parts, asked, times_held, 'renew') .. usage_of(parts, false)
 end
 
--- Settles the charges of a check: changes the charged steps by the units of the parts.
+-- Settles the charges of a check by the units of the parts: takes those below 0 from the charged steps, and charges
+-- others now, whatever the limit.
 local function settle(parts)
   read_charged(parts)
   for _, part in ipairs(parts) do
     local has_changed = false
     for k, rule in ipairs(part.rules) do
       local section = part.sections[k]
-      local used = section.used
-      rule.kind.settle(section, part.units, part.ends[k])
+      local used, added = section.used, math.min(part.units, rule.most - section.units)
+      if added > 0 then rule.kind.charge(section, added) end
+      if part.units < 0 then rule.kind.take(section, -part.units, part.ends[k]) end
       has_changed = has_changed or section.used ~= used
     end
     if has_changed then write(part) end

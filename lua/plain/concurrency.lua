@@ -11,7 +11,7 @@ end
 -- How many of `count` equal renewals find their units in the step that ends at `stop`. If the units stay there, all
 -- renewals find them.
 function concurrency.times_held(section, units, count, stop)
-  local _, _, own = find(section, stop)
+  local _, own = find(section, stop)
   if own < units then return 0 end
   return is_current(section, stop) and count or math.min(count, (own - own % units) / units)
 end
@@ -19,6 +19,6 @@ end
 -- Moves units that a step has to the current one.
 function concurrency.renew(section, units, stop)
   if is_current(section, stop) then return end
-  change(section, stop, -units)
+  steps.take(section, units, stop)
   steps.charge(section, units)
 end

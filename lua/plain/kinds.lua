@@ -1,13 +1,14 @@
 -- The kinds of rules, by the number that stands in the label. A kind is a table of functions:
 --
--- new(rule, first, second)     names the two numbers of a label, and sets `window`: how long after the last release a
---                              key may expire. `rule.limit` is the caller's: others have none
--- advance(section)             brings a section up to date: drops units that are released or not believed
--- charge(section, units)       adds units that fit
--- settle(section, units, stop) adds units to the step that ends at `stop`, or takes as many as are there (below 0)
--- fits_at(section, units)      when units fit that do not fit now, although they are within the limit
--- describe(section)            sets the `units` that count, the `newest` and `first` that a value keeps, and three
---                              times: when the section is `due`, the `start` of the newest step, the last `release`
+-- new(rule, first, second)   names the two numbers of a label, and sets `window`: how long after the last release a key
+--                            may expire. `rule.limit` is the caller's: others have none. `rule.most` is what a
+--                            settlement can reach
+-- advance(section)           brings a section up to date: drops units that are released or not believed
+-- charge(section, units)     adds units now
+-- take(section, units, stop) takes units from the step that ends at `stop`, at most those that are there
+-- fits_at(section, units)    when units fit that do not fit now, although they are within the limit
+-- describe(section)          sets the `units` that count, the `newest` and `first` that a value keeps, and three times:
+--                            when the section is `due`, the `start` of the newest step, the last `release`
 --
 -- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
 -- besides, and a concurrency rule `times_held` and `renew`: see their files. A section has `rule`, `used` (as
@@ -38,7 +39,8 @@ end
 local function rule_of(label, limit)
   local first, second = unpack(LABEL, label)
   local number = first % KIND
-  local rule = { kind = KINDS[(first - number) / KIND] or unknown, label = label, limit = limit, least_room = 0 }
+  local kind = KINDS[(first - number) / KIND] or unknown
+  local rule = { kind = kind, label = label, limit = limit, most = MOST_UNITS, least_room = 0 }
   rule.kind.new(rule, number, second)
   return rule
 end

@@ -56,19 +56,18 @@ local function first_step(section, is_reached)
   return low
 end
 
--- Finds the step that ends at `stop`. Returns the index or, if there is none, that of the first later step; the units
--- before; and the units of the step.
+-- Finds the step that ends at `stop`: returns the index and the units, 0 if there is no such step.
 local function find(section, stop)
   local i = first_step(section, function(ends) return ends >= stop end)
   local _, before = step_at(section, i - 1)
   local ends, total = step_at(section, i)
-  return i, before, ends == stop and total - before or 0
+  return i, ends == stop and total - before or 0
 end
 
--- Makes entries wide enough for these units, and for the numbers of all steps that count: these may span two windows
--- and four steps, as the newest may be a window ahead of a clock that has stepped back.
+-- Makes entries wide enough for these units, and for the numbers of all steps that count: these may span a window and
+-- a step.
 local function widen(section, units)
-  local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
+  local width, most = 1, math.max(units, section.rule.retention / section.rule.step + 1)
   while most >= ENTRIES[width].wrap do width = width + 1 end
   if width <= section.width and section.used > 0 then return end
   local wide, entries = { rule = section.rule, width = width, base = 0 }, {}
@@ -86,35 +85,13 @@ local function keep(section, first, last)
   if section.used == 0 then section.newest, section.base, section.width = 0, 0, 0 end
 end
 
--- Makes a later step the newest: the newest so far gets an entry.
+-- Makes this step the newest: the newest so far gets an entry.
 local function open(section, stop)
   if section.used > 0 then
     widen(section, section.used)
     section.queue = section.queue .. entry_bytes(section, section.newest, section.used)
   end
   section.newest = stop
-end
-
--- Adds units to any step, or takes as many as are there (below 0): this changes all totals from that step on. A step
--- without units is left out.
-local function change(section, stop, units)
-  widen(section, section.used + math.max(units, 0))
-  open(section, math.max(section.newest, stop)) -- so that all steps have entries
-  local i, before, own = find(section, stop)
-  units = math.max(units, -own)
-  local entries = { sub(section.queue, 1, (i - 1) * ENTRIES[section.width].size) }
-  if own + units > 0 then entries[2] = entry_bytes(section, stop, before + own + units) end
-  for later = own > 0 and i + 1 or i, count_steps(section) - 1 do
-    local ends, total = step_at(section, later)
-    entries[#entries + 1] = entry_bytes(section, ends, total + units)
-  end
-  section.queue = table.concat(entries)
-  keep(section, 1, count_steps(section) - 1) -- the last entry becomes the newest step
-end
-
--- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
-local function last_believed(rule)
-  return now + 2 * rule.step + math.max(rule.step, rule.retention)
 end
 
 local steps = {}
@@ -124,10 +101,12 @@ function steps.new(rule, step, retention)
   rule.least_room = retention > 0 and 32 or 0 -- a fixed rule has no queue
 end
 
--- If the clock has stepped back, time stands still until the clock has caught up.
+-- If the clock has stepped back, time stands still until the clock has caught up. A step that is further ahead than is
+-- believed was charged while the clock was wrong.
 function steps.advance(section)
   if section.used == 0 then return end
-  local rule, last = section.rule, last_believed(section.rule)
+  local rule = section.rule
+  local last = now + 2 * rule.step + math.max(rule.step, rule.retention)
   if section.newest > last then
     keep(section, 1, first_step(section, function(stop) return stop > last end) - 1)
   end
@@ -144,11 +123,19 @@ function steps.charge(section, units)
   section.used = section.used + units
 end
 
-function steps.settle(section, units, stop)
-  local rule = section.rule
-  local is_released = stop + rule.retention <= math.max(now, section.newest - rule.step)
-  if is_released or stop > last_believed(rule) then return end
-  change(section, stop, math.min(units, MOST_UNITS - section.used))
+-- This changes all totals from the step on. A step without units is left out.
+function steps.take(section, units, stop)
+  local i, own = find(section, stop)
+  if own == 0 then return end
+  units = math.min(units, own)
+  open(section, section.newest) -- so that all steps have entries
+  local entries = { sub(section.queue, 1, (i - 1) * ENTRIES[section.width].size) }
+  for later = units < own and i or i + 1, count_steps(section) - 1 do
+    local ends, total = step_at(section, later)
+    entries[#entries + 1] = entry_bytes(section, ends, total - units)
+  end
+  section.queue = table.concat(entries)
+  keep(section, 1, count_steps(section) - 1) -- the last entry becomes the newest step
 end
 
 function steps.fits_at(section, units)

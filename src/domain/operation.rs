@@ -30,7 +30,8 @@ pub enum Operation {
         /// The number of identical checks; with 0 the store does nothing.
         count: u16,
     },
-    /// Give each charge of an admitted check its final cost, in the step that it was charged to.
+    /// Give each charge of an admitted check its final cost, whatever the limit: take a difference below 0 from the step
+    /// that was charged, if that step still counts, and charge one above 0 now, in the step or period of the settlement.
     Settle(Settlement),
     /// Move the [slots](crate::store::Slots) of a check to the step of now, if all of them still count; otherwise
     /// change nothing.

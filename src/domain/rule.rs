@@ -55,7 +55,7 @@ const DEFAULT_EXPIRY: Duration = Duration::from_secs(30);
 /// released sooner, but the store keeps more steps: a key holds up to `window / precision + 1` of them, about 8 bytes
 /// each, and never more than `limit`. Use [`exact`](Self::exact) for limits up to some hundreds. Keep the steps that
 /// can count at a time below 4096: with more, a decision takes longer the more there are. With 50 000, a check takes
-/// Redis 7 ms, and a settlement 48 ms, during which no other client is served.
+/// Redis 7 ms, during which no other client is served.
 ///
 /// [`Policy::new`]: crate::Policy::new
 ///

@@ -30,8 +30,9 @@ impl Limiter {
     /// cost: [`Charge::cost`] for no change. With an [`ActualCost`], use policy names: `|charge| cost.under(charge)`.
     /// The check has added up charges of one policy and key, so you see them as one.
     ///
-    /// The difference is added to or taken from the step that was charged, if that step still counts: even above the
-    /// limit, never below zero. A check that you do not settle keeps its cost.
+    /// A lower cost takes the difference from the step that was charged, if that step still counts, and never below
+    /// zero. A higher cost charges the difference now, whatever the limit: units count when they are known to be used.
+    /// A check that you do not settle keeps its cost.
     ///
     /// # Errors
     ///
@@ -159,7 +160,7 @@ impl Limiter {
             let call = info(settlement).shared(index > 0);
             match result {
                 Ok(usage) => {
-                    self.record_settled_contributors(settlement);
+                    self.record_settled_contributors(settlement, usage);
                     self.report_completion(call, local, timing);
                     self.notice_settled(settlement.usage(), settlement.costs(), usage);
                 }

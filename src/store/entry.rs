@@ -75,7 +75,7 @@ impl Entry {
         }
     }
 
-    /// Whether adding `difference` to the charged steps would change a section.
+    /// Whether a settlement by `difference` would change a section.
     pub(super) fn would_settle(
         &self,
         usage: PolicyUsage<'_>,
@@ -84,12 +84,12 @@ impl Entry {
     ) -> bool {
         usage.rules().iter().any(|rule| {
             self.with_section(spec(rule), |section| {
-                section.would_settle(now_ms, rule.rule().limit(), rule.step_end_ms(), difference)
+                section.change(now_ms, rule.rule().limit(), rule.step_end_ms(), difference) != 0
             })
         })
     }
 
-    /// Adds `difference` to the charged steps, and counts again.
+    /// Settles a charge by `difference`, and counts again.
     pub(super) fn settle(
         &mut self,
         usage: PolicyUsage<'_>,

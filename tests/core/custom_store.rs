@@ -1,6 +1,8 @@
 //! Proves that the store in the documentation answers calls correctly with the default of `Store::call`, and that the
 //! layer there changes nothing.
 
+use std::time::Duration;
+
 use sluicegate::{
     Charge, Key, Limiter, Policy,
     block::Until,
@@ -35,6 +37,18 @@ async fn a_store_without_buckets_and_slots_says_so() {
         assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
         assert_eq!(error.to_string(), "the store has no buckets and no slots");
     }
+}
+
+#[tokio::test]
+async fn a_response_that_outlives_its_step_pays_all_the_same() {
+    let (store, clock) = new().await;
+    let limiter = Limiter::new(store);
+    let policy = Policy::parse("p", "10/1s").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let admitted = limiter.check([charge]).await.unwrap();
+    clock.advance(Duration::from_secs(5));
+    let settled = limiter.settle(admitted.usage(), |_| 9).await.unwrap();
+    assert_eq!(settled.rules().next().unwrap().remaining(), 2);
 }
 
 #[tokio::test]

@@ -91,10 +91,13 @@ pub(super) async fn periods_are_found_however_far_the_clock_is_ahead(
         let both = Check::new(
             [&hourly, &quota].map(|policy| Charge::new(policy, Key::new("user", "alice"), 3)),
         );
-        assert_eq!(
-            left(store.check(&both.unwrap()).await.unwrap().usage()),
-            [0, 1, 3]
-        );
+        let both = store.check(&both.unwrap()).await.unwrap();
+        assert_eq!(left(both.usage()), [0, 1, 3]);
+        // A response that outlives its periods.
+        server.set_ahead(Duration::from_secs((days + 400) * 86_400));
+        let settlement = Settlement::new(both.usage(), |_| 4).unwrap();
+        let settled = store.settle(&settlement).await.unwrap();
+        assert_eq!(left(&settled), [4, 4, 6], "{days} days");
     }
 }
 

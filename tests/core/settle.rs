@@ -1,11 +1,12 @@
 //! You can repeat a settlement that was not sent. A settlement goes to the named charges.
 
-use std::{collections::VecDeque, sync::Mutex};
+use std::{collections::VecDeque, sync::Mutex, time::Duration};
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
     error::StoreErrorKind,
     limiter::ActualCost,
+    manual_clock::ManualClock,
     store::{Check, Operation, Reply, StoreFuture},
 };
 
@@ -101,6 +102,21 @@ async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_se
     assert_eq!(again, Ok(vec![6]));
     let now = limiter.check(charges(0)).await.unwrap();
     assert_eq!(left(now.usage().shadow().unwrap().usage()), [6]);
+}
+
+#[tokio::test]
+async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
+    let clock = ManualClock::new(1_700_000_000_000);
+    let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
+    let policy = Policy::parse("api", "5/1s").unwrap();
+    let look = limiter.check([charge(&policy, 0)]).await.unwrap();
+    let bob = Charge::new(&policy, Key::new("user", "bob"), 5);
+    assert!(limiter.check([bob]).await.unwrap().is_allowed()); // at its limit, so never forgotten
+    let full = limiter.settle(look.usage(), |_| 2).await.unwrap_err();
+    assert_eq!(full.kind(), StoreErrorKind::Full);
+    clock.advance(Duration::from_secs(2));
+    let settled = limiter.settle(look.usage(), |_| 2).await.unwrap();
+    assert_eq!(left(&settled), [3]);
 }
 
 /// A limit that skips the request changes the positions of the other limits.

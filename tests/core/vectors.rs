@@ -13,7 +13,7 @@ async fn the_memory_store_agrees_with_the_vectors() {
 }
 
 #[tokio::test]
-async fn the_memory_store_agrees_with_the_vectors_of_concurrency_and_calendar_rules() {
+async fn the_memory_store_agrees_with_the_vectors_of_calendar_rules() {
     replay_kinds(async || {
         let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)

@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    manual_clock::ManualClock,
     middleware::{ActualCost, CostMeter, EndOutcome, ResponseEnd, ToBodyEnd},
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -84,9 +86,13 @@ struct Budget {
 
 impl Budget {
     fn new() -> Self {
+        Self::of("100/1h", MemoryStore::new())
+    }
+
+    fn of(rules: &str, store: MemoryStore) -> Self {
         Self {
-            limiter: Limiter::new(MemoryStore::new()),
-            policy: Policy::parse("tokens", "100/1h").unwrap(),
+            limiter: Limiter::new(store),
+            policy: Policy::parse("tokens", rules).unwrap(),
             key: Key::new("user", "alice"),
         }
     }
@@ -143,6 +149,22 @@ async fn a_body_that_is_read_to_its_end_costs_what_was_metered() {
     let whole = response.into_body().collect().await.unwrap();
     assert_eq!(whole.to_bytes(), "abc");
     assert_eq!(budget.left().await, 97);
+}
+
+#[tokio::test]
+async fn a_response_that_outlives_its_step_pays_all_the_same() {
+    for rules in ["100/1s", "100/1m@fixed", "100/day@UTC", "100+100/1s@bucket"] {
+        let clock = ManualClock::new(1_700_000_000_000);
+        let budget = Budget::of(rules, MemoryStore::new().clock(clock.clone()));
+        let layer = budget.layer().meter_costs();
+        let stream = |meter: CostMeter| Response::new(Frames::data(&["a"; 80]).metered(&meter));
+        let response = respond(&layer, Method::GET, stream).await;
+        let mut body = response.into_body();
+        body.frame().await.unwrap().unwrap();
+        clock.advance(Duration::from_secs(2 * 86_400)); // the client reads slowly
+        body.collect().await.unwrap();
+        assert_eq!(budget.left().await, 30, "{rules}");
+    }
 }
 
 #[tokio::test]

@@ -93,22 +93,18 @@ impl Bucket {
         count(deficit, at_ms)
     }
 
-    /// Charges units that fit under `limit`.
+    /// Charges units.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         let (deficit, at_ms) = self.at(now_ms, limit);
         let charged = units.saturating_mul(self.spec.window_ms);
         self.write(deficit.saturating_add(charged), at_ms);
     }
 
-    pub(crate) fn would_settle(&self, now_ms: u64, limit: u64, difference: i64) -> bool {
-        let (deficit, _) = self.at(now_ms, limit);
-        self.settled(deficit, difference) != deficit
-    }
-
-    /// Adds as much of `difference` as possible: the deficit stays between 0 and [`MAX_UNITS`].
-    pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, difference: i64) {
+    /// Takes missing units back, as far as they are missing.
+    pub(crate) fn take(&mut self, now_ms: u64, limit: u64, units: u64) {
         let (deficit, at_ms) = self.at(now_ms, limit);
-        self.write(self.settled(deficit, difference), at_ms);
+        let taken = units.saturating_mul(self.spec.window_ms);
+        self.write(deficit.saturating_sub(taken), at_ms);
     }
 
     pub(crate) const fn kept(&self) -> Count {
@@ -132,18 +128,6 @@ impl Bucket {
         };
         let refilled = elapsed_ms.saturating_mul(self.spec.refill);
         (deficit.saturating_sub(refilled), now_ms)
-    }
-
-    fn settled(&self, deficit: u64, difference: i64) -> u64 {
-        let window_ms = self.spec.window_ms;
-        let units = difference.unsigned_abs();
-        if difference < 0 {
-            deficit.saturating_sub(units.saturating_mul(window_ms))
-        } else {
-            // Whole units, so that rounding up to the next unit never exceeds the largest number.
-            let most = MAX_UNITS - MAX_UNITS % window_ms;
-            deficit + units.min(most.saturating_sub(deficit) / window_ms) * window_ms
-        }
     }
 
     fn write(&mut self, deficit: u64, at_ms: u64) {

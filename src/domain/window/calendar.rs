@@ -11,10 +11,7 @@
 //! their ends, so that no limit is lifted.
 
 use super::Count;
-use crate::domain::{
-    calendar::{Calendar, Periods},
-    rule::MAX_UNITS,
-};
+use crate::domain::calendar::{Calendar, Periods};
 
 /// Two ends that are nearer than this are ends of the same period, by zone data that differ: a day lasts longer.
 const SAME_END_MS: u64 = 12 * 3_600_000;
@@ -53,13 +50,12 @@ impl CalendarSpec {
 
 /// The units that count at some time.
 struct View {
-    start_ms: u64,
     /// The last end that is believed: later ones were written while the clock was wrong.
     believed_ms: u64,
     used: u64,
     /// When the count ends: when this period does, or, by other zone data, the period of the count if that is later.
     end_ms: u64,
-    /// When this period ends if a unit is charged or settled now.
+    /// When this period ends if a unit is charged now.
     charged_end_ms: u64,
 }
 
@@ -104,33 +100,21 @@ impl PeriodCount {
         self.end_ms = view.charged_end_ms;
     }
 
-    /// Returns how much of `difference` can be added to the period that was charged: nothing if it is no longer
-    /// current, and never so much that it has less than 0 units or more than [`MAX_UNITS`].
-    pub(crate) fn change(&self, now_ms: u64, charged_end_ms: u64, difference: i64) -> i64 {
+    /// Returns how many units of the period that was charged count now.
+    pub(crate) fn counting_units(&self, now_ms: u64, charged_end_ms: u64) -> u64 {
         let view = self.view(now_ms);
-        let is_same = charged_end_ms.abs_diff(view.charged_end_ms) < SAME_END_MS;
-        let is_current = view.start_ms < charged_end_ms && charged_end_ms <= view.believed_ms;
-        let is_past = view.used > 0 && !is_same && charged_end_ms < view.charged_end_ms;
-        if !is_current || is_past {
-            return 0;
+        if charged_end_ms.abs_diff(view.end_ms) < SAME_END_MS {
+            view.used
+        } else {
+            0
         }
-        let own = if is_same { view.used } else { 0 };
-        let capacity = MAX_UNITS.saturating_sub(view.used);
-        difference
-            .min(capacity.cast_signed())
-            .max(-own.cast_signed())
     }
 
-    /// Adds as much of `difference` to the period that was charged as possible.
-    pub(crate) fn settle(&mut self, now_ms: u64, charged_end_ms: u64, difference: i64) {
-        let change = self.change(now_ms, charged_end_ms, difference);
+    /// Takes units that [count](Self::counting_units).
+    pub(crate) fn take(&mut self, now_ms: u64, units: u64) {
         let view = self.view(now_ms);
-        self.used = view.used.saturating_add_signed(change);
-        self.end_ms = match change {
-            0 => view.end_ms,
-            1.. => view.charged_end_ms.max(charged_end_ms),
-            _ => view.charged_end_ms,
-        };
+        self.used = view.used.saturating_sub(units);
+        self.end_ms = view.end_ms;
     }
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
@@ -163,7 +147,6 @@ impl PeriodCount {
             false => (0, periods.end_ms),
         };
         View {
-            start_ms: periods.start_ms,
             believed_ms,
             used,
             end_ms,

@@ -22,6 +22,6 @@ impl StepQueue {
     /// They are charged first: otherwise, if no others count, they would move back with the clock.
     pub(super) fn renew(&mut self, now_ms: u64, end_ms: u64, units: u64) {
         self.charge(now_ms, units);
-        self.settle(now_ms, end_ms, -units.cast_signed());
+        self.take(now_ms, end_ms, units);
     }
 }

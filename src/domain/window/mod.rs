@@ -11,7 +11,7 @@ pub(crate) use self::{
     calendar::{CalendarSpec, PeriodCount},
     steps::{StepQueue, StepSpec},
 };
-use crate::domain::rule::Rule;
+use crate::domain::rule::{MAX_UNITS, Rule};
 
 mod bucket;
 mod calendar;
@@ -163,7 +163,7 @@ impl Section {
         }
     }
 
-    /// Charges `units`, above 0, that fit under `limit`.
+    /// Charges `units`, above 0, now.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         match self {
             Self::Steps(queue) | Self::Concurrency(queue) => queue.charge(now_ms, units),
@@ -172,34 +172,35 @@ impl Section {
         }
     }
 
-    /// Returns whether a settlement would change the count.
-    pub(crate) fn would_settle(
-        &self,
-        now_ms: u64,
-        limit: u64,
-        step_end_ms: u64,
-        difference: i64,
-    ) -> bool {
-        match self {
+    /// Returns how much of a settlement's difference changes the count: units are taken from the step or period that
+    /// was charged, as far as it has them, and those that are used more are charged now, up to [`MAX_UNITS`].
+    pub(crate) fn change(&self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) -> i64 {
+        let used = self.look(now_ms, limit, 0).used;
+        let (used, most, own) = match self {
             Self::Steps(queue) | Self::Concurrency(queue) => {
-                queue.change(now_ms, step_end_ms, difference) != 0
+                (used, MAX_UNITS, queue.counting_units(now_ms, step_end_ms))
             }
-            Self::Bucket(bucket) => bucket.would_settle(now_ms, limit, difference),
-            Self::Calendar(count) => count.change(now_ms, step_end_ms, difference) != 0,
-        }
+            Self::Bucket(bucket) => {
+                let missing = used.div_ceil(bucket.spec().window_ms);
+                (missing, MAX_UNITS / bucket.spec().window_ms, missing)
+            }
+            Self::Calendar(count) => (used, MAX_UNITS, count.counting_units(now_ms, step_end_ms)),
+        };
+        let room = most.saturating_sub(used);
+        difference.clamp(-own.cast_signed(), room.cast_signed())
     }
 
-    /// Adds as much of `difference` as possible: to the step that was charged, or to the missing units of a bucket.
+    /// Settles a charge by as much of `difference` as [possible](Self::change).
     pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) {
+        let change = self.change(now_ms, limit, step_end_ms, difference);
+        let units = change.unsigned_abs();
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => {
-                queue.settle(now_ms, step_end_ms, difference)
-            }
-            Self::Bucket(bucket) => bucket.settle(now_ms, limit, difference),
-            Self::Calendar(count) => count.settle(now_ms, step_end_ms, difference),
+            _ if change > 0 => self.charge(now_ms, limit, units),
+            Self::Steps(queue) | Self::Concurrency(queue) => queue.take(now_ms, step_end_ms, units),
+            Self::Bucket(bucket) => bucket.take(now_ms, limit, units),
+            Self::Calendar(count) => count.take(now_ms, units),
         }
     }
-
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         match self {

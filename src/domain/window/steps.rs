@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use super::Count;
-use crate::domain::rule::{MAX_UNITS, Rule};
+use crate::domain::rule::Rule;
 
 /// How a sliding or a fixed rule counts time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ impl StepSpec {
 ///
 /// Each step keeps the total of all units up to and including its own. So one subtraction removes released units,
 /// bisection finds any step, and no cost depends on how much time has passed. A total wraps around after 2^64 units;
-/// the difference of two never exceeds [`MAX_UNITS`].
+/// the difference of two never exceeds [`MAX_UNITS`](crate::domain::rule::MAX_UNITS).
 #[derive(Clone, Debug)]
 pub(crate) struct StepQueue {
     spec: StepSpec,
@@ -75,8 +75,6 @@ struct Step {
 /// The steps that count at some time: from `first` up to `end`. Older ones have been released, newer ones are not
 /// believed.
 struct View {
-    /// The clock, or the start of the newest step if the clock has stepped back before that.
-    time_ms: u64,
     first: usize,
     end: usize,
 }
@@ -156,35 +154,37 @@ impl StepQueue {
         self.prune(now_ms);
         let newest_ms = self.steps.back().map_or(0, |step| step.end_ms);
         let end_ms = self.spec.open_step_end(now_ms, newest_ms);
-        self.add(end_ms, cost.cast_signed());
-    }
-
-    /// Returns how much of `difference` can be added to a step: nothing if the step no longer counts, and never so much
-    /// that the step has less than 0 units or all steps have more than [`MAX_UNITS`].
-    pub(crate) fn change(&self, now_ms: u64, end_ms: u64, difference: i64) -> i64 {
-        let view = self.view(now_ms);
-        if !self.counts(&view, now_ms, end_ms) {
-            return 0;
+        if let Some(newest) = self.steps.back_mut()
+            && newest.end_ms == end_ms
+        {
+            newest.total = newest.total.wrapping_add(cost);
+            return;
         }
-        let capacity = MAX_UNITS.saturating_sub(self.count(&view).used);
-        difference
-            .min(capacity.cast_signed())
-            .max(-self.units(end_ms).cast_signed())
+        if self.steps.is_empty() {
+            // Many keys never have a second step, and by default a queue allocates room for four.
+            self.steps.reserve_exact(1);
+        }
+        let total = self.base.wrapping_add(self.total(self.steps.len()) + cost);
+        self.steps.push_back(Step { end_ms, total });
     }
 
-    /// Adds as much of `difference` to a step as possible, and drops steps that do not count.
-    pub(crate) fn settle(&mut self, now_ms: u64, end_ms: u64, difference: i64) {
-        let change = self.change(now_ms, end_ms, difference);
+    /// Takes units that a step [has](Self::counting_units), and drops steps that do not count, or have no units.
+    pub(crate) fn take(&mut self, now_ms: u64, end_ms: u64, units: u64) {
         self.prune(now_ms);
-        if change != 0 {
-            self.add(end_ms, change);
+        let index = self.position(end_ms);
+        if self.holds(index, end_ms) {
+            for step in self.steps.range_mut(index..) {
+                step.total = step.total.wrapping_sub(units);
+            }
+            if self.total(index + 1) == self.total(index) {
+                self.steps.remove(index);
+            }
         }
     }
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         self.count(&View {
-            time_ms: 0,
             first: 0,
             end: self.steps.len(),
         })
@@ -192,16 +192,12 @@ impl StepQueue {
 
     /// Returns how many units of a step count now.
     pub(super) fn counting_units(&self, now_ms: u64, end_ms: u64) -> u64 {
-        if self.counts(&self.view(now_ms), now_ms, end_ms) {
-            self.units(end_ms)
+        let (view, index) = (self.view(now_ms), self.position(end_ms));
+        if (view.first..view.end).contains(&index) && self.holds(index, end_ms) {
+            self.total(index + 1) - self.total(index)
         } else {
             0
         }
-    }
-
-    /// Returns whether the units of a step count, if it has any.
-    fn counts(&self, view: &View, now_ms: u64, end_ms: u64) -> bool {
-        end_ms <= self.spec.believed(now_ms) && self.spec.release(end_ms) > view.time_ms
     }
 
     fn view(&self, now_ms: u64) -> View {
@@ -210,13 +206,10 @@ impl StepQueue {
         let newest_ms = end
             .checked_sub(1)
             .map_or(0, |newest| self.steps[newest].end_ms - self.spec.step_ms);
+        // The start of the newest step, if the clock has stepped back before that.
         let time_ms = now_ms.max(newest_ms);
         let first = self.leading(|step| self.spec.release(step.end_ms) <= time_ms);
-        View {
-            time_ms,
-            first,
-            end,
-        }
+        View { first, end }
     }
 
     fn count(&self, view: &View) -> Count {
@@ -238,7 +231,7 @@ impl StepQueue {
             .map_or(0, |last| self.steps[last].total.wrapping_sub(self.base))
     }
 
-    /// Returns the index of the step, or the index to insert it at.
+    /// Returns the index of the step, or of the first later one.
     fn position(&self, end_ms: u64) -> usize {
         self.leading(|step| step.end_ms < end_ms)
     }
@@ -261,15 +254,6 @@ impl StepQueue {
             .is_some_and(|step| step.end_ms == end_ms)
     }
 
-    fn units(&self, end_ms: u64) -> u64 {
-        let index = self.position(end_ms);
-        if self.holds(index, end_ms) {
-            self.total(index + 1) - self.total(index)
-        } else {
-            0
-        }
-    }
-
     /// Drops the steps that do not count: released, or not believed.
     pub(crate) fn prune(&mut self, now_ms: u64) {
         let view = self.view(now_ms);
@@ -281,33 +265,6 @@ impl StepQueue {
             if self.steps.capacity() > 4 * self.steps.len().max(4) {
                 self.steps.shrink_to(2 * self.steps.len());
             }
-        }
-    }
-
-    /// Adds units to a step, which may be new; a step without units is dropped.
-    fn add(&mut self, end_ms: u64, units: i64) {
-        // Most charges go to the newest step.
-        if let Some(newest) = self.steps.back_mut()
-            && newest.end_ms == end_ms
-            && units > 0
-        {
-            newest.total = newest.total.wrapping_add_signed(units);
-            return;
-        }
-        let index = self.position(end_ms);
-        if !self.holds(index, end_ms) {
-            if self.steps.is_empty() {
-                // Many keys never have a second step, and by default a queue allocates room for four.
-                self.steps.reserve_exact(1);
-            }
-            let total = self.base.wrapping_add(self.total(index));
-            self.steps.insert(index, Step { end_ms, total });
-        }
-        for step in self.steps.range_mut(index..) {
-            step.total = step.total.wrapping_add_signed(units);
-        }
-        if self.total(index + 1) == self.total(index) {
-            self.steps.remove(index);
         }
     }
 }
@@ -375,15 +332,13 @@ mod tests {
             self.put(counting, end, |units| units + cost);
         }
 
-        fn settle(&mut self, now: u64, end: u64, difference: i64) {
-            let counting = self.counting(now);
-            if self.counts(now, end) {
-                self.put(counting, end, |units| {
-                    units.saturating_add_signed(difference)
-                });
-            } else {
-                self.steps = counting;
-            }
+        fn units(&self, now: u64, end: u64) -> u64 {
+            let counting = self.counting(now).into_iter();
+            counting.filter(|step| step.0 == end).map(|it| it.1).sum()
+        }
+
+        fn take(&mut self, now: u64, end: u64, taken: u64) {
+            self.put(self.counting(now), end, |units| units - taken);
         }
 
         fn put(&mut self, mut steps: Vec<(u64, u64)>, end: u64, change: impl Fn(u64) -> u64) {
@@ -411,14 +366,14 @@ mod tests {
     enum Act {
         Look { limit: u64, cost: u64 },
         Charge(u64),
-        Settle { behind: u64, difference: i64 },
+        Take { behind: u64, units: u64 },
     }
 
     fn acts() -> impl Strategy<Value = Act> {
         prop_oneof![
             3 => (0..20_u64, 0..12_u64).prop_map(|(limit, cost)| Act::Look { limit, cost }),
             3 => (1..6_u64).prop_map(Act::Charge),
-            2 => (0..12_u64, -6..6_i64).prop_map(|(behind, difference)| Act::Settle { behind, difference }),
+            2 => (0..12_u64, 1..6_u64).prop_map(|(behind, units)| Act::Take { behind, units }),
         ]
     }
 
@@ -433,15 +388,6 @@ mod tests {
         step_ms: 1,
         retention_ms: 1_000,
     };
-
-    #[test]
-    fn a_settlement_takes_no_more_than_its_step_has() {
-        let mut queue = StepQueue::new(MILLISECONDS);
-        queue.charge(10, 3);
-        queue.charge(11, 1);
-        queue.settle(11, 12, -3);
-        assert_eq!(queue.kept().used, 3);
-    }
 
     #[test]
     fn a_queue_of_one_step_has_room_for_no_more() {
@@ -485,10 +431,12 @@ mod tests {
                         queue.charge(now, cost);
                         plain.charge(now, cost);
                     }
-                    Act::Settle { behind, difference } => {
+                    Act::Take { behind, units } => {
                         let end = (1_100 / spec.step_ms + behind) * spec.step_ms;
-                        queue.settle(now, end, difference);
-                        plain.settle(now, end, difference);
+                        let own = plain.units(now, end);
+                        prop_assert_eq!(queue.counting_units(now, end), own);
+                        queue.take(now, end, units.min(own));
+                        plain.take(now, end, units.min(own));
                     }
                 }
                 prop_assert_eq!(queue.kept(), sum(&plain.steps));

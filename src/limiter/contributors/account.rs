@@ -117,7 +117,7 @@ impl Account {
         }
     }
 
-    /// Adds units to an earlier span, from a slow request or a late settlement.
+    /// Adds units to an earlier span, from a slow request, or as a refund (below 0).
     fn add_late(&mut self, span: Span, label: Label<'_>, units: i64) {
         if self.latest_ms >= span.release_ms() {
             return;

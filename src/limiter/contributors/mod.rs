@@ -181,8 +181,9 @@ impl Limiter {
         reports.ensure_running();
     }
 
-    /// Counts the difference that a settlement makes, in the span of the original charge.
-    pub(super) fn record_settled_contributors(&self, settlement: &Settlement) {
+    /// Counts the difference that a settlement makes: units that are given back in the span of the original charge, and
+    /// further ones in that of `settled`, the usage after the settlement.
+    pub(super) fn record_settled_contributors(&self, settlement: &Settlement, settled: &Usage) {
         let usage = settlement.usage();
         if !settlement.check().has_contributors() || usage.is_local() {
             return;
@@ -191,8 +192,9 @@ impl Limiter {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
-            let at_ms = usage.decided_at_ms();
-            reports.contributors.add(charge, at_ms, difference, false);
+            let is_now = difference > 0;
+            let at_ms = if is_now { settled } else { usage }.decided_at_ms();
+            reports.contributors.add(charge, at_ms, difference, is_now);
         }
         reports.ensure_running();
     }

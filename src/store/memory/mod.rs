@@ -262,7 +262,7 @@ impl Inner {
             }
         }
         let places = shards.reserve(changed.iter().copied());
-        places.map_err(|Full| self.full(now_ms))?;
+        places.map_err(|Full| self.full(now_ms).unsent())?; // nothing has changed, so it can be tried again
         let charges = by_charge(check.charges(), &tokens, &mut counts);
         for ((charge, token, counts), (usage, difference)) in charges.zip(charged()) {
             let shard = shards.shard(token);

@@ -44,14 +44,15 @@ pub(super) async fn all(script: &Script) {
     crate::lua54::periods_are_found_however_far_the_clock_is_ahead(&script.server, &script.unset)
         .await;
     zone_data_may_differ(script).await;
-    a_refund_ends_no_period_later(script).await;
-    steps_may_span_two_windows(script).await;
+    a_settlement_ends_no_period_later(script).await;
+    a_refund_takes_no_more_than_its_period_has(script).await;
+    steps_may_span_a_window_and_a_step(script).await;
     if script.is_plain {
         room_is_taken_and_given_back(script).await;
     } else {
         common_cases_are_not_handed_over(script).await;
     }
-    a_settlement_while_the_clock_is_behind_reaches_no_released_step(script).await;
+    a_settlement_at_the_largest_number_changes_nothing(script).await;
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
     slots_are_renewed_together(script).await;
@@ -281,13 +282,13 @@ async fn zone_data_may_differ(script: &Script) {
     }
 }
 
-/// Other zone data ends the period of a charge later: its refund takes units, and leaves the end of the others.
-async fn a_refund_ends_no_period_later(script: &Script) {
+/// Other zone data ends the period of a charge later: its settlement leaves the end of the others.
+async fn a_settlement_ends_no_period_later(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
     let end_ms = START_MS + DAY_MS;
     for (other_ms, cost, left, ends_ms) in [
         (end_ms + HOUR_MS, 0, 6, end_ms),
-        (end_ms + HOUR_MS, 2, 4, end_ms + HOUR_MS),
+        (end_ms + HOUR_MS, 2, 4, end_ms),
         (end_ms - HOUR_MS, 0, 6, end_ms),
         (end_ms - HOUR_MS, 2, 4, end_ms),
         (end_ms + 12 * HOUR_MS, 0, 5, end_ms),
@@ -309,22 +310,25 @@ async fn a_refund_ends_no_period_later(script: &Script) {
     }
 }
 
-/// A settlement may add a step ahead of a clock that has stepped back.
-async fn steps_may_span_two_windows(script: &Script) {
-    let (policy, store) = (policy("9/65s@1ms"), &script.store);
-    script.start(START_MS + 60_000);
-    let ahead = check(store, &policy, 1).await;
+/// The reset forgot the charge.
+async fn a_refund_takes_no_more_than_its_period_has(script: &Script) {
+    let (policy, store) = (policy("9/day@UTC"), &script.store);
+    script.start(START_MS);
+    let forgotten = check(store, &policy, 4).await;
     store.reset(&policy, &alice()).await.unwrap();
-    script.clock.set(START_MS - 10_000);
     check(store, &policy, 1).await;
-    script.clock.set(START_MS);
+    assert_eq!(left(&settle(store, forgotten.usage(), 0).await), 9);
+}
+
+/// Their numbers differ by 2^16: with narrow entries, the first would be released with the second.
+async fn steps_may_span_a_window_and_a_step(script: &Script) {
+    let (policy, store) = (policy("9/131071ms@2ms"), &script.store);
+    script.start(START_MS);
     check(store, &policy, 1).await;
-    assert_eq!(left(&settle(store, ahead.usage(), 2).await), 6);
-    assert_eq!(
-        left(check(store, &policy, 0).await.usage()),
-        7,
-        "the first is released"
-    );
+    script.clock.set(START_MS + 131_072);
+    assert_eq!(left(check(store, &policy, 1).await.usage()), 7);
+    script.clock.set(START_MS + 131_073);
+    assert_eq!(left(check(store, &policy, 0).await.usage()), 8);
 }
 
 /// The fast path may leave other room.
@@ -362,15 +366,23 @@ async fn common_cases_are_not_handed_over(script: &Script) {
     hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
 }
 
-/// Time stands still at the start of the newest step.
-async fn a_settlement_while_the_clock_is_behind_reaches_no_released_step(script: &Script) {
-    let policy = policy("9/1s@100ms");
+/// It opens no step either.
+async fn a_settlement_at_the_largest_number_changes_nothing(script: &Script) {
+    let (policy, store) = (policy(&format!("{MAX_UNITS}/1s@100ms")), &script.store);
     script.start(START_MS);
-    let first = check(&script.store, &policy, 1).await;
-    script.clock.set(START_MS + 1_150);
-    check(&script.store, &policy, 1).await;
-    script.clock.set(START_MS + 50);
-    assert_eq!(left(&settle(&script.store, first.usage(), 3).await), 8);
+    let [first, second, third] = [
+        check(store, &policy, 1).await,
+        check(store, &policy, 1).await,
+        check(store, &policy, 1).await,
+    ];
+    // One more than the largest number.
+    let settled = settle(store, first.usage(), MAX_UNITS - 1).await;
+    assert_eq!(left(&settled), 0);
+    script.clock.set(START_MS + 250);
+    let settled = settle(store, second.usage(), 2).await;
+    let settled = &Outcome::from(&settled).usage[0][0];
+    assert_eq!((settled.remaining, settled.reset_after_ms), (0, 850));
+    assert_eq!(left(&settle(store, third.usage(), 0).await), 1);
 }
 
 /// At most 2^53 - 1 units * ms are missing. After a millisecond, no whole number of units is.

@@ -44,14 +44,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "elseif elapsed > 0 then",
             ),
             (
-                "MOST_UNITS - MOST_UNITS % period - section.used",
-                "MOST_UNITS - section.used",
+                "(MOST_UNITS - MOST_UNITS % period) / period",
+                "MOST_UNITS / period",
             ),
-            ("-section.units)", "1 - section.units)"),
-            (
-                "math.max(0, section.used + units * period)",
-                "section.used + units * period",
-            ),
+            ("math.max(0, section.used -", "(section.used -"),
             ("section.due + missing_for", "section.due + missing_for + 1"),
             (
                 "math.ceil(section.used / rule.period)",
@@ -78,9 +74,12 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "section.used + units, math.max(section.newest, section.rule.stop)",
                 "section.used + units, section.rule.stop",
             ),
-            ("if stop <= rule.start or", "if stop < rule.start or"),
-            ("units > 0 and stop or 0", "stop"),
-            ("is_same and -section.used or 0", "-section.used"),
+            ("section.newest) >= SAME_END", "section.newest) > SAME_END"),
+            (
+                "if math.abs(stop - section.newest) >= SAME_END then return end",
+                "",
+            ),
+            ("math.max(0, section.used - units)", "section.used - units"),
         ],
     ),
     (
@@ -112,10 +111,14 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "part.units, count, part.ends",
                 "part.units, asked, part.ends",
             ),
+            ("-part.units, part.ends[k])", "-part.units, part.ends[1])"),
+            ("rule.most - section.units", "rule.most"),
             (
-                "part.units, part.ends[k])\n      has_changed",
-                "part.units, part.ends[1])\n      has_changed",
+                "math.min(part.units, rule.most - section.units)",
+                "part.units",
             ),
+            ("if added > 0 then", "if part.units > 0 then"),
+            ("if part.units < 0 then", "if true then"),
             (
                 "#arg - count * STEP_END_SIZE + 1",
                 "#arg - count * STEP_END_SIZE",
@@ -134,20 +137,20 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             (" and stop > now", ""),
             (
-                "local _, _, own = find(section, stop)",
                 "local _, own = find(section, stop)",
+                "local own = find(section, stop)",
             ),
             (
                 "own = find(section, stop)",
                 "own = find(section, section.newest)",
             ),
             (
-                "change(section, stop, -units)",
-                "change(section, section.newest, -units)",
+                "take(section, units, stop)",
+                "take(section, units, section.newest)",
             ),
             (
-                "change(section, stop, -units)",
-                "change(section, stop, 1 - units)",
+                "take(section, units, stop)",
+                "take(section, units - 1, stop)",
             ),
             ("  steps.charge(section, units)\n", ""),
             ("__index = steps", "__index = bucket"),
@@ -185,10 +188,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
         &[
             ("[1] = concurrency", "[1] = steps"),
             ("[2] = calendar", "[2] = steps"),
-            (
-                "limit = limit, least_room = 0",
-                "limit = limit or 0, least_room = 0",
-            ),
+            ("limit = limit, most", "limit = limit or 0, most"),
+            ("most = MOST_UNITS", "most = MOST_UNITS - 1"),
             ("least_room = 0", "least_room = 32"),
             ("or unknown", "or steps"),
             (
@@ -247,7 +248,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
         "plain/steps.lua",
         &[
             (
-                "2 * section.rule.retention / section.rule.step + 4",
+                "section.rule.retention / section.rule.step + 1",
                 "section.rule.retention / section.rule.step",
             ),
             ("most >= ENTRIES[width].wrap", "most > ENTRIES[width].wrap"),
@@ -260,25 +261,16 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "now + rule.step + math.max",
             ),
             ("math.max(rule.step, rule.retention)", "rule.retention"),
-            (
-                "stop + rule.retention <= math.max(now, section.newest - rule.step)",
-                "stop + rule.retention <= now",
-            ),
             ("return total >= excess end", "return total > excess end"),
-            (
-                "widen(section, section.used + math.max(units, 0))",
-                "widen(section, section.used)",
-            ),
-            (
-                "units = math.max(units, -own)",
-                "units = math.max(units, -section.used)",
-            ),
+            ("widen(section, section.used)", "widen(section, 0)"),
+            ("if own == 0 then return end", ""),
+            ("units = math.min(units, own)", ""),
             (
                 "section.due = math.min(newest, first + rule.retention)",
                 "section.due = newest",
             ),
-            ("own > 0 and i + 1 or i", "i"),
-            ("if own + units > 0 then entries", "if true then entries"),
+            ("units < own and i or i + 1", "i"),
+            ("units < own and i or i + 1", "i + 1"),
             (
                 "section.newest, section.base, section.width = 0, 0, 0",
                 "section.base, section.width = 0, 0",
@@ -334,16 +326,24 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("spread(KEYS, last_part + 1)", "spread(KEYS, last_part + 2)"),
             ("sub(value, -#policy.ending) == policy.ending", "true"),
             ("front[rules * 2 + 2] > now or", ""),
-            (
-                "if units > limits[k] - front[k] then",
-                "if units - 1 > limits[k] - front[k] then",
-            ),
+            ("if units > (is_check and", "if units - 1 > (is_check and"),
             (
                 "if front[k + rules] <= now then is_due",
                 "if front[k + rules] < now then is_due",
             ),
-            ("task.action == TAKE and -units or units", "units"),
-            ("elseif is_denied or not fits or", "elseif not fits or"),
+            ("is_check and limits[k] or", "limits[k] or"),
+            ("or 2 ^ 53 - 1)", "or 2 ^ 53)"),
+            ("or task.action == TAKE then", "then"),
+            ("    if is_check then\n", "    if true then\n"),
+            ("elseif is_check and (is_denied", "elseif (is_denied"),
+            ("elseif is_check and (is_denied or", "elseif is_check and ("),
+            (
+                "elseif is_due and fits and units > 0",
+                "elseif is_due and fits",
+            ),
+            ("elseif not is_due and fits then", "elseif not is_due then"),
+            ("elseif not is_due and fits then", "elseif fits then"),
+            ("if units > 0 then values[i] = counts end", ""),
             ("if is_denied then count = 0 end", ""),
             (
                 "values[part], expiries[part] = nil, nil",
@@ -464,13 +464,13 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "fast/settlement.lua",
         &[
-            ("front[k + 1] + units, 0", "front[k + 1] - units, 0"),
+            ("front[k + 1] - units, 0", "front[k + 1] + units, 0"),
             (" or newest ~= unpack('<I6', arg, end_at)", ""),
             ("front[k + rules + 1] <= now or ", ""),
             ("used <= before", "used < before"),
             ("end_at + 6", "end_at"),
             ("at + 28 + room,", "at + 28 + length,"),
-            ("if units ~= 0 then values[i] = counts end", ""),
+            ("  values[i] = pack", "  local values = {} values[i] = pack"),
             ("width > 1 or ", ""),
             ("#arg - rules * 6 + 1", "#arg - 5"),
             ("if length > 0 then\n", "if length > 999 then\n"),

@@ -36,11 +36,14 @@ macro_rules! contract {
             a_window_of_a_year_slides
             a_fixed_window_begins_at_the_epoch
             a_year_of_silence_is_forgotten
-            settling_goes_to_the_step_that_was_charged
+            a_refund_goes_to_the_charged_step_and_further_units_are_charged_now
+            a_response_that_outlives_its_step_pays_all_the_same
+            a_settlement_after_a_reset_charges_what_it_adds
+            a_settlement_counts_under_the_rules_of_its_check
             settling_upward_may_exceed_the_limit
             settling_stops_at_the_largest_number
-            settling_a_released_step_changes_nothing
-            settling_a_step_far_ahead_releases_the_oldest
+            a_refund_of_a_released_step_changes_nothing
+            further_units_go_to_the_newest_step_while_the_clock_is_behind
             the_newest_step_is_taken_back_however_much_was_charged_before
             settling_takes_no_more_than_its_step_has
             settling_twice_is_an_error
@@ -324,7 +327,10 @@ pub async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: ManualClock) 
     assert_eq!(remaining(decision.usage()), [1, 3, 5]);
 }
 
-pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: ManualClock) {
+pub async fn a_refund_goes_to_the_charged_step_and_further_units_are_charged_now(
+    gate: &Limiter,
+    clock: ManualClock,
+) {
     let policy = policy("p", "10/1s@exact,10/1m@fixed");
     let early = check(gate, &policy, "alice", 4).await;
     let unused = check(gate, &policy, "alice", 0).await;
@@ -336,11 +342,65 @@ pub async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: M
     let usage = gate.settle(unused.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&usage), [4, 4]);
 
-    // The added units count as long as the units of the charge.
     clock.set(START_MS + 1_000);
     assert_eq!(left(gate, &policy, "alice").await, [4, 4]);
     clock.set(START_MS + 1_001);
-    assert_eq!(left(gate, &policy, "alice").await, [7, 4]);
+    assert_eq!(left(gate, &policy, "alice").await, [5, 4]);
+    clock.set(START_MS + 1_600);
+    assert_eq!(left(gate, &policy, "alice").await, [5, 4]);
+    clock.set(START_MS + 1_601);
+    assert_eq!(left(gate, &policy, "alice").await, [10, 4]);
+}
+
+pub async fn a_response_that_outlives_its_step_pays_all_the_same(
+    gate: &Limiter,
+    clock: ManualClock,
+) {
+    let rules = [
+        "1000/1s",
+        "1000/1s@exact",
+        "1000/1s@fixed",
+        "1000+1000/1s@bucket",
+    ];
+    for (rules, estimate) in rules.into_iter().flat_map(|it| [(it, 0), (it, 1)]) {
+        let (policy, user) = (policy("p", rules), format!("{estimate} under {rules}"));
+        let decision = check(gate, &policy, &user, estimate).await;
+        clock.advance(Duration::from_secs(5));
+        let settled = gate.settle(decision.usage(), |charge| charge.cost() + 800);
+        assert_eq!(remaining(&settled.await.unwrap()), [200], "{user}");
+        assert!(!try_acquire(gate, &policy, &user, 201).await, "{user}");
+        assert!(try_acquire(gate, &policy, &user, 200).await, "{user}");
+        clock.advance(Duration::from_secs(3));
+        assert_eq!(left(gate, &policy, &user).await, [1_000], "{user}");
+    }
+}
+
+/// The reset forgot the charge, and so nothing can be taken back; what is used beyond it counts.
+pub async fn a_settlement_after_a_reset_charges_what_it_adds(gate: &Limiter, clock: ManualClock) {
+    let policy = policy("p", "10/1m,10/1h@fixed");
+    let [up, down] = [
+        check(gate, &policy, "alice", 4).await,
+        check(gate, &policy, "alice", 4).await,
+    ];
+    clock.advance(Duration::from_secs(2));
+    gate.reset(&policy, &user("alice")).await.unwrap();
+    let settled = gate.settle(up.usage(), |_| 7).await.unwrap();
+    assert_eq!(remaining(&settled), [7, 7]);
+    // The fixed window is the step of both charges.
+    let settled = gate.settle(down.usage(), |_| 0).await.unwrap();
+    assert_eq!(remaining(&settled), [7, 10]);
+}
+
+/// The rules were replaced while the response was under way.
+pub async fn a_settlement_counts_under_the_rules_of_its_check(gate: &Limiter, clock: ManualClock) {
+    let (before, after) = (policy("p", "10/1s@exact"), policy("p", "10/1m"));
+    let early = check(gate, &before, "alice", 1).await;
+    clock.advance(Duration::from_secs(2));
+    assert!(try_acquire(gate, &after, "alice", 2).await);
+    let settled = gate.settle(early.usage(), |_| 5).await.unwrap();
+    assert_eq!(remaining(&settled), [6]);
+    assert_eq!(left(gate, &after, "alice").await, [8]);
+    assert_eq!(left(gate, &before, "alice").await, [6]);
 }
 
 pub async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: ManualClock) {
@@ -365,42 +425,39 @@ pub async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: ManualC
     assert_eq!(left(gate, &policy, "alice").await, [5]);
 }
 
-pub async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: ManualClock) {
+pub async fn a_refund_of_a_released_step_changes_nothing(gate: &Limiter, clock: ManualClock) {
     let policy = policy("p", "10/1s@exact,10/1m");
-    let [up, down] = [
+    let [early, late] = [
         check(gate, &policy, "alice", 4).await,
         check(gate, &policy, "alice", 4).await,
     ];
     clock.advance(Duration::from_millis(1_001));
-    let usage = gate.settle(up.usage(), |_| 5).await.unwrap();
-    assert_eq!(remaining(&usage), [10, 1]);
+    let usage = gate.settle(early.usage(), |_| 3).await.unwrap();
+    assert_eq!(remaining(&usage), [10, 3]);
     clock.advance(Duration::from_secs(120));
-    let usage = gate.settle(down.usage(), |_| 0).await.unwrap();
+    let usage = gate.settle(late.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&usage), [10, 10]);
     // Nothing was written either: after a step back of the clock, the released units still count.
     clock.set(START_MS);
-    assert_eq!(left(gate, &policy, "alice").await, [10, 1]);
+    assert_eq!(left(gate, &policy, "alice").await, [10, 3]);
 }
 
-/// The clock was far ahead at the charge: there are more than 2^32 steps between that step and the oldest.
-pub async fn settling_a_step_far_ahead_releases_the_oldest(gate: &Limiter, clock: ManualClock) {
-    let day = |day: u64| START_MS + day * 86_400_000;
-    let policy = policy("p", "100/40d@exact");
-    clock.set(day(79));
-    let ahead = check(gate, &policy, "alice", 1).await;
-    for (at, left_then) in [(0, 99), (1, 98), (39, 97)] {
-        clock.set(day(at));
-        assert!(try_acquire(gate, &policy, "alice", 1).await);
-        assert_eq!(left(gate, &policy, "alice").await, [left_then]);
-    }
-    // The first two are released before the step ahead begins, where time stands still now.
-    gate.settle(ahead.usage(), |_| 3).await.unwrap();
-    assert_eq!(left(gate, &policy, "alice").await, [97]);
+/// Time stands still at the start of the newest step.
+pub async fn further_units_go_to_the_newest_step_while_the_clock_is_behind(
+    gate: &Limiter,
+    clock: ManualClock,
+) {
+    let policy = policy("p", "10/1s@100ms");
+    let first = check(gate, &policy, "alice", 1).await;
+    clock.set(START_MS + 1_150);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
-    assert_eq!(left(gate, &policy, "alice").await, [96]);
-    // They stay released when the clock steps back, and the step ahead is no longer believed.
-    clock.set(day(38));
-    assert_eq!(left(gate, &policy, "alice").await, [99]);
+    clock.set(START_MS + 50);
+    let settled = gate.settle(first.usage(), |_| 3).await.unwrap();
+    assert_eq!(remaining(&settled), [7]);
+    clock.set(START_MS + 2_199);
+    assert_eq!(left(gate, &policy, "alice").await, [7]);
+    clock.set(START_MS + 2_200);
+    assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
 /// In between, the totals of the charges outgrow 16 bits.
@@ -571,6 +628,8 @@ pub async fn time_does_not_stand_still_for_what_was_taken_back(gate: &Limiter, c
     clock.set(START_MS + 1_050);
     let settled = gate.settle(early.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&settled), [3, 2]);
+    let reset_after = settled.rules().next().unwrap().reset_after();
+    assert_eq!(ms(reset_after), 1_050); // from the step of now
 }
 
 pub async fn a_write_of_other_rules_releases_steps_for_good(gate: &Limiter, clock: ManualClock) {

@@ -18,7 +18,7 @@ macro_rules! contributors {
             what_is_denied_or_only_looked_at_is_no_contribution
             a_charge_without_a_label_is_in_no_account
             settling_changes_what_was_contributed
-            settling_late_goes_to_the_span_that_was_charged
+            a_late_refund_goes_to_the_span_of_the_charge_and_further_units_to_that_of_now
             shadows_have_contributors_too
             replicas_are_added_up
             accounts_do_not_meet
@@ -121,7 +121,7 @@ pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: Man
     assert_eq!(contributors.total(), 29);
 }
 
-pub async fn settling_late_goes_to_the_span_that_was_charged(
+pub async fn a_late_refund_goes_to_the_span_of_the_charge_and_further_units_to_that_of_now(
     store: Arc<dyn Store>,
     clock: ManualClock,
 ) {
@@ -134,7 +134,7 @@ pub async fn settling_late_goes_to_the_span_that_was_charged(
     limiter.settle(second.usage(), |_| 12).await.unwrap();
     assert_eq!(told(&limiter, &policy).await, "bob 12, alice 4");
     clock.advance(Duration::from_secs(41));
-    assert_eq!(told(&limiter, &policy).await, "alice 3");
+    assert_eq!(told(&limiter, &policy).await, "alice 3, bob 2");
 }
 
 pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: ManualClock) {

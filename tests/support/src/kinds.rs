@@ -36,7 +36,8 @@ macro_rules! kinds {
             a_quota_begins_anew_with_its_period
             a_month_may_begin_on_another_day
             a_quota_and_a_window_are_charged_together
-            a_settlement_reaches_the_period_that_was_charged_if_it_is_current
+            a_refund_reaches_the_period_that_was_charged_if_it_is_current
+            a_response_that_outlives_its_period_pays_in_the_next
             a_new_limit_takes_effect_within_a_period
             another_zone_or_day_starts_empty_and_the_first_is_carried_along
             time_stands_still_for_a_quota_while_the_clock_is_behind
@@ -499,7 +500,7 @@ pub async fn a_quota_and_a_window_are_charged_together(store: &AnyStore, clock: 
     assert_eq!(remaining(look.usage()), [0, 2]);
 }
 
-pub async fn a_settlement_reaches_the_period_that_was_charged_if_it_is_current(
+pub async fn a_refund_reaches_the_period_that_was_charged_if_it_is_current(
     store: &AnyStore,
     clock: ManualClock,
 ) {
@@ -519,6 +520,31 @@ pub async fn a_settlement_reaches_the_period_that_was_charged_if_it_is_current(
     );
     assert_eq!(remaining(&settle(store, second.usage(), 0).await), [6]);
     assert_eq!(left(store, &policy, "alice").await, 6);
+}
+
+pub async fn a_response_that_outlives_its_period_pays_in_the_next(
+    store: &AnyStore,
+    clock: ManualClock,
+) {
+    let policy = policy("quota", "1000/day@Europe/Berlin,1000/month@UTC,1000/1h");
+    at(&clock, "2024-05-31T23:59:59Z");
+    let [none, one] = [
+        check(store, [charge(&policy, "alice", 0)]).await,
+        check(store, [charge(&policy, "alice", 1)]).await,
+    ];
+    at(&clock, "2024-06-03T12:00:00Z");
+    let settled = settle(store, one.usage(), 501).await;
+    assert_eq!(remaining(&settled), [500; 3]);
+    let settled = settle(store, none.usage(), 300).await;
+    assert_eq!(remaining(&settled), [200; 3]);
+    assert!(
+        !check(store, [charge(&policy, "alice", 201)])
+            .await
+            .is_allowed()
+    );
+    at(&clock, "2024-06-03T22:00:00Z");
+    let look = check(store, [charge(&policy, "alice", 0)]).await;
+    assert_eq!(remaining(look.usage()), [1_000, 200, 1_000]);
 }
 
 pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: ManualClock) {

@@ -175,13 +175,15 @@ impl<'a> Model<'a> {
         worst
     }
 
+    /// Takes units from the step that was charged, and adds them to the step of now.
     fn settle(&mut self, now: u64, then: u64, (policy, key, cost): Charge, settled: u64) {
         let difference = i128::from(settled) - i128::from(cost);
         for (index, rule) in self.policies[policy].rules().iter().enumerate() {
             if rule.refill().is_some() {
                 self.pour(now, (policy, key, index), difference);
             } else if !rule.is_concurrency() {
-                self.change(now, (policy, key, index), step(rule, then), difference);
+                let at = if difference > 0 { now } else { then };
+                self.change(now, (policy, key, index), step(rule, at), difference);
             }
         }
     }

@@ -13,7 +13,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     calendar::Period,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
 };
 
 use super::{
@@ -58,7 +58,6 @@ struct Step {
     shadows: Vec<ChargeText>,
     fill: Option<u16>,
     settle: Option<usize>,
-    renew: Option<usize>,
     #[serde(default)]
     costs: Vec<u64>,
     #[serde(default)]
@@ -91,12 +90,11 @@ struct ChargeText {
     cost: u64,
 }
 
-/// A check, a settlement or a renewal has `usage` or `blocked`; a batch has `decisions`.
+/// A check or a settlement has `usage` or `blocked`; a batch has `decisions`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
     allowed: Option<bool>,
-    renewed: Option<bool>,
     #[serde(default)]
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
@@ -141,11 +139,10 @@ pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     }
 }
 
-/// The vectors of concurrency and calendar rules, in a store that knows them.
+/// The vectors of calendar rules, in a store that knows them.
 pub async fn replay_kinds<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
-    let own = root().join("tests/vectors");
-    replay_folder(&own.join("concurrency"), &new).await;
-    replay_folder(&own.join("calendar"), &new).await;
+    let own = root().join("tests/vectors/calendar");
+    replay_folder(&own, &new).await;
 }
 
 /// The vectors of blocks and bans, in a store that keeps them.
@@ -179,7 +176,6 @@ async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, Manua
 async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str) {
     let policies = policies(file);
     let mut usages: BTreeMap<usize, Usage> = BTreeMap::new();
-    let mut held: BTreeMap<usize, Slots> = BTreeMap::new();
     for (index, step) in file.steps.iter().enumerate() {
         clock.set(step.at_ms);
         let at = format!("{name}, step {index}");
@@ -203,21 +199,8 @@ async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str)
             let place = |charge: &_| charges.iter().position(|it| it == charge).unwrap();
             let cost = |charge: &_| step.costs[place(charge)];
             let settlement = Settlement::new(usage, cost).unwrap();
-            let mut outcome = Outcome::from(&store.settle(&settlement).await.unwrap());
-            if let Some(slots) = held.remove(&settled) {
-                let settled = store.settle(&slots.settle(cost)).await.unwrap();
-                let left = Outcome::from(&settled).usage;
-                for (charge, left) in settled.check().charges().iter().zip(left) {
-                    outcome.usage[place(charge)] = left;
-                }
-            }
+            let outcome = Outcome::from(&store.settle(&settlement).await.unwrap());
             assert_eq!(outcome, expected(&step.expect), "{at}");
-        } else if let Some(renewed) = step.renew {
-            let slots = held.remove(&renewed).unwrap();
-            let reply = store.renew(slots).await.unwrap();
-            assert_eq!(Outcome::from(&reply), expected(&step.expect), "{at}");
-            assert_eq!(names(reply.usage()), expected_names(&step.expect), "{at}");
-            held.insert(renewed, reply.slots().unwrap());
         } else if let Some(count) = step.fill {
             let decisions = fill(store, step.check(&policies), count).await;
             assert_eq!(decisions.len(), step.expect.decisions.len(), "{at}");
@@ -229,7 +212,6 @@ async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str)
             assert_decision(&decision, &step.expect, &at);
             assert_eq!(decision.usage().decided_at_ms(), step.at_ms, "{at}");
             usages.insert(index, decision.usage().clone());
-            held.extend(Slots::take(decision.usage()).map(|slots| (index, slots)));
         }
     }
     assert!(!usages.is_empty(), "{name} has no steps");
@@ -286,9 +268,6 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
                 "sliding" => rule.precision(Duration::from_millis(text.precision_ms)),
                 "fixed" => rule.fixed(),
                 "bucket" => Rule::new(text.refill, rule.window()).bucket(text.limit),
-                "concurrency" => rule
-                    .expires_after(rule.window())
-                    .precision(Duration::from_millis(text.precision_ms)),
                 "calendar" => text.calendar_rule(),
                 other => panic!("unknown kind of rule: {other}"),
             }
@@ -380,7 +359,7 @@ fn expected(expect: &Expect) -> Outcome {
         usage: usage.collect(),
         denied,
         blocked,
-        renewed: expect.renewed,
+        renewed: None,
     }
 }
 
