@@ -104,7 +104,8 @@ pub enum Operation {
 
 impl Operation {
     /// The answer of a store that does not know this operation:
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks. Nothing was
+    /// [sent](StoreError::is_unsent).
     #[must_use]
     pub const fn unsupported(&self) -> StoreError {
         StoreError::invalid_request(match self {
@@ -120,6 +121,7 @@ impl Operation {
                 "the store does not know this operation"
             }
         })
+        .unsent()
     }
 }
 
