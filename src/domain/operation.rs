@@ -123,6 +123,16 @@ impl Operation {
         })
         .unsent()
     }
+
+    /// The check that it decides, settles or renews.
+    pub(crate) fn check(&self) -> Option<&Check> {
+        match self {
+            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
+            Self::Settle(settlement) => Some(settlement.check()),
+            Self::Renew(renewal) => Some(renewal.check()),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(feature = "redis")]
@@ -140,16 +150,6 @@ impl Operation {
                 | Self::Ban { .. }
                 | Self::Unblock { .. }
         )
-    }
-
-    /// The check that it decides, settles or renews.
-    pub(crate) fn check(&self) -> Option<&Check> {
-        match self {
-            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
-            Self::Settle(settlement) => Some(settlement.check()),
-            Self::Renew(renewal) => Some(renewal.check()),
-            _ => None,
-        }
     }
 
     /// The key that it resets, blocks, bans or unblocks.
@@ -203,6 +203,18 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// Adds units of each charge that are charged and not used to the usage of a check or a settlement.
+    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
+        match self {
+            Self::Check(decision) => decision.add_unspent(units),
+            Self::CheckBatch(decisions) => {
+                decisions.iter_mut().for_each(|it| it.add_unspent(units))
+            }
+            Self::Settle(usage) => usage.add_unspent(units),
+            _ => {}
+        }
+    }
+
     /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {
