@@ -268,6 +268,7 @@ impl Error for ConfigError {}
 pub struct StoreError {
     kind: StoreErrorKind,
     message: &'static str,
+    is_unsent: bool,
     /// Boxed, since a store's answer is as large as an error, and is moved often.
     details: Option<Box<Details>>,
 }
@@ -279,7 +280,6 @@ struct Details {
     source: Option<Arc<dyn Error + Send + Sync>>,
     /// `None` for a call with a single caller.
     blame: Option<Blame>,
-    unsent: bool,
 }
 
 /// The longest code of an error reply that is kept.
@@ -342,6 +342,7 @@ impl StoreError {
         Self {
             kind,
             message,
+            is_unsent: false,
             details: None,
         }
     }
@@ -372,32 +373,31 @@ impl StoreError {
     }
 
     /// Marks the error of an operation that was certainly not sent, for instance because a connection was refused, or
-    /// that the server refused before it did anything. For stores.
+    /// that the store refused before it changed anything. For stores.
     #[must_use]
-    pub fn unsent(mut self) -> Self {
-        self.details.get_or_insert_default().unsent = true;
+    pub const fn unsent(self) -> Self {
+        self.unsent_if(true)
+    }
+
+    pub(crate) const fn unsent_if(mut self, unsent: bool) -> Self {
+        self.is_unsent |= unsent;
         self
     }
 
-    pub(crate) fn unsent_if(self, unsent: bool) -> Self {
-        if unsent { self.unsent() } else { self }
-    }
-
-    /// Returns whether the operation was certainly not sent, or not begun by the server, so that you can try again: the
-    /// breaker was open, no connection was made, the time was over while the operation waited for its turn, or the
-    /// server loads its data, is busy with a script, takes no writes, or names another node of the cluster.
+    /// Returns whether the operation was certainly not sent, or has certainly changed nothing, so that you can try
+    /// again: the breaker was open, no connection was made, the time was over while the operation waited for its turn,
+    /// the server loads its data, is busy with a script, takes no writes, is out of memory, or names another node of
+    /// the cluster, a value cannot be read, or the store does not [know](crate::store::Operation::unsupported) the
+    /// operation.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
-        let marked = self.details.as_ref().is_some_and(|details| details.unsent);
-        marked || self.kind == StoreErrorKind::CircuitOpen
+        self.is_unsent || self.kind == StoreErrorKind::CircuitOpen
     }
 
     /// Turns the mark off: the error is one of several operations, and some of them may have been sent.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn maybe_sent(mut self) -> Self {
-        if let Some(details) = &mut self.details {
-            details.unsent = false;
-        }
+    #[cfg(feature = "redis")]
+    pub(crate) const fn maybe_sent(mut self) -> Self {
+        self.is_unsent = false;
         self
     }
 

@@ -105,7 +105,8 @@ pub enum Operation {
 
 impl Operation {
     /// The answer of a store that does not know this operation:
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks. Nothing was
+    /// [sent](StoreError::is_unsent).
     #[must_use]
     pub const fn unsupported(&self) -> StoreError {
         StoreError::invalid_request(match self {
@@ -121,6 +122,17 @@ impl Operation {
                 "the store does not know this operation"
             }
         })
+        .unsent()
+    }
+
+    /// The check that it decides, settles or renews.
+    pub(crate) fn check(&self) -> Option<&Check> {
+        match self {
+            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
+            Self::Settle(settlement) => Some(settlement.check()),
+            Self::Renew(renewal) => Some(renewal.check()),
+            _ => None,
+        }
     }
 }
 
@@ -139,16 +151,6 @@ impl Operation {
                 | Self::Ban { .. }
                 | Self::Unblock { .. }
         )
-    }
-
-    /// The check that it decides, settles or renews.
-    pub(crate) fn check(&self) -> Option<&Check> {
-        match self {
-            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
-            Self::Settle(settlement) => Some(settlement.check()),
-            Self::Renew(renewal) => Some(renewal.check()),
-            _ => None,
-        }
     }
 
     /// The key that it resets, blocks, bans or unblocks.
@@ -202,6 +204,18 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// Adds units of each charge that are charged and not used to the usage of a check or a settlement.
+    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
+        match self {
+            Self::Check(decision) => decision.add_unspent(units),
+            Self::CheckBatch(decisions) => {
+                decisions.iter_mut().for_each(|it| it.add_unspent(units))
+            }
+            Self::Settle(usage) => usage.add_unspent(units),
+            _ => {}
+        }
+    }
+
     /// Returns the decision of a check; for a batch, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {

@@ -64,8 +64,8 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[cfg(feature = "obey")]
 const ALL: usize = 256;
 
-/// A recovery also ends this long after the first request could leave, if the service has served one: an account that
-/// is used seldom recovers, too.
+/// A recovery also ends this long after the first request could leave, whatever was served: an account that is used
+/// seldom recovers, and so do callers whose answers no layer sees. A service that still refuses begins another pause.
 const RECOVERY: Duration = Duration::from_secs(60);
 
 /// The wait of a caller that has no more time while other requests are under way.
@@ -413,7 +413,7 @@ impl Account {
     }
 
     fn still_recovers(&mut self, now: Instant) -> bool {
-        self.recovers &= self.served == 0 || now < self.starts + RECOVERY;
+        self.recovers &= now < self.starts + RECOVERY;
         self.recovers
     }
 

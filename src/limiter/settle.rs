@@ -123,9 +123,9 @@ impl Limiter {
         settled
     }
 
-    /// Settles these parts of one check, for which no request waits, and tries again while the store is not even asked.
-    /// Each try takes at most `each`, all together `all`. One that was sent is not repeated, as the store may have done
-    /// it.
+    /// Settles these parts of one check, for which no request waits, and tries again while the store has certainly done
+    /// nothing. Each try takes at most `each`, all together `all`. Others are not repeated, as the store may have done
+    /// them.
     pub(crate) async fn settle_patiently(
         &self,
         mut parts: Vec<Settlement>,

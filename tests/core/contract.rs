@@ -153,6 +153,7 @@ mod memory {
         assert!(limiter.check([full]).await.unwrap().is_allowed());
         let error = limiter.settle(decision.usage(), |_| 3).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Full);
+        assert!(error.is_unsent());
         assert_eq!(left(&limiter, &policy, 'b').await, 0);
     }
 

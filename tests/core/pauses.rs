@@ -758,6 +758,27 @@ async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pau
     assert!((ms(4_000)..ms(6_300)).contains(&waited), "{waited:?}");
 }
 
+/// A layer has seen requests of the account, and afterwards all callers use another client.
+#[tokio::test(start_paused = true)]
+async fn callers_whose_answers_no_layer_sees_go_on_a_minute_after_a_pause() {
+    let other = Other::new(|_| after(429, "1"));
+    let limiter = Limiter::new(Timed::new());
+    let client = client(&limiter, &other, Duration::ZERO, |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    let start = Instant::now();
+    let mut before = 0;
+    while start.elapsed() < Duration::from_secs(61) {
+        assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
+        before += 1;
+    }
+    assert!((30..=32).contains(&before), "one in two seconds: {before}");
+    let all = Instant::now();
+    for _ in 0..100 {
+        assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
+    }
+    assert!(all.elapsed() < ms(2_100), "{:?}", all.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
     let other = Other::new(|_| plain(200));

@@ -39,6 +39,8 @@ enum Failure {
     AnswerLost,
     /// The store is not even asked.
     Unsent,
+    /// The store does not know renewals.
+    Unsupported,
     /// The store takes a while to answer a check.
     Slow,
     /// The store answers a check after the timeout.
@@ -120,6 +122,9 @@ impl Store for Cluster {
         if let Some(Failure::Unsent) = failure {
             let error = StoreError::new(StoreErrorKind::Unavailable, "no connection").unsent();
             return StoreFuture::ready(Err(error));
+        }
+        if let (Some(Failure::Unsupported), Operation::Renew(_)) = (failure, &operation) {
+            return StoreFuture::ready(Err(operation.unsupported()));
         }
         let reply = self.store.execute(operation);
         match failure {
@@ -352,6 +357,24 @@ async fn a_return_that_was_not_sent_is_tried_again() {
     cluster.fail(None);
     cluster.pass(Duration::from_secs(2)).await;
     assert!(acquire(&limiter, &one()).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_know_renewals_keeps_no_slot_that_is_returned() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    cluster.fail(Some(Failure::Unsupported));
+    for held in [WINDOW / 12, WINDOW / 2] {
+        let slot = acquire(&limiter, &one()).await.unwrap();
+        cluster.pass(held).await;
+        assert!(slot.is_held());
+        drop(slot);
+        cluster.pass(Duration::from_secs(1)).await;
+    }
+    let slot = acquire(&limiter, &one()).await.unwrap();
+    cluster.pass(WINDOW).await;
+    assert!(!slot.is_held(), "it has expired");
+    assert!(cluster.renewals().len() < 150, "{:?}", cluster.renewals());
 }
 
 #[tokio::test(start_paused = true)]

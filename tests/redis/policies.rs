@@ -73,6 +73,28 @@ async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expir
 }
 
 #[tokio::test]
+async fn a_definition_that_this_version_cannot_read_stays_as_long_as_others() {
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    let unreadable = ["10000/month@Europe/Nowhere", "20/30s@somekind", "20/30s"];
+    for (number, rules) in unreadable.into_iter().enumerate() {
+        let value = format!("seen={START_MS}\nversion=9.0.0\nrules={rules}\non_failure=later");
+        let _: u64 = server.run(&format!("HSET {NAME} p:{number} {value}"));
+    }
+    let _: u64 = server.run(&format!("HSET {NAME} p:of_no_process garbage"));
+    clock.advance(DAY);
+    publish(&store, one("api")).await;
+    assert_eq!(published(&store).await.len(), 1);
+    let fields: Vec<String> = server.run(&format!("HKEYS {NAME}"));
+    assert_eq!(fields.len(), 4, "{fields:?}");
+    assert!(!fields.iter().any(|field| field == "p:of_no_process"));
+    clock.advance(Duration::from_millis(1));
+    publish(&store, one("api")).await;
+    let fields: Vec<String> = server.run(&format!("HKEYS {NAME}"));
+    assert_eq!(fields.len(), 1, "{fields:?}");
+}
+
+#[tokio::test]
 async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh() {
     let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = store(&server, &clock).await;

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     future::ready,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
@@ -19,12 +19,13 @@ use sluicegate::{
     error::StoreErrorKind,
     limiter::{Slot, SlotWatch},
     middleware::{CostMeter, FollowedBody, ProblemJson, ToBodyEnd},
+    observe::{CallKind, CompletionEvent, ErrorEvent, Observer},
     store::Check,
 };
 use support::redis::Server;
 use tokio::{
     runtime::{Builder, Runtime},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -234,6 +235,71 @@ async fn a_response_that_ends_while_the_server_stalls_leaves_no_slot_and_costs_w
         assert_eq!(left(&limiter, &tokens()).await, 9_993);
         assert_eq!(left(&limiter, &chat_slots(1)).await, 1);
     }
+}
+
+/// The settlements and renewals that failed, and the renewals that were done.
+#[derive(Clone, Default)]
+struct Outcomes(Arc<Mutex<(Vec<CallKind>, usize)>>);
+
+impl Outcomes {
+    /// How many settlements and renewals failed.
+    fn failed(&self) -> (usize, usize) {
+        let failed = &self.0.lock().unwrap().0;
+        let count = |kind| failed.iter().filter(|it| **it == kind).count();
+        (count(CallKind::Settle), count(CallKind::Renew))
+    }
+
+    fn renewed(&self) -> usize {
+        self.0.lock().unwrap().1
+    }
+}
+
+impl Observer for Outcomes {
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        assert_eq!(event.error().code(), Some("OOM"));
+        self.0.lock().unwrap().0.push(event.call().kind());
+    }
+
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        let is_renewal = event.call().kind() == CallKind::Renew;
+        self.0.lock().unwrap().1 += usize::from(is_renewal);
+    }
+}
+
+async fn until(holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.expect("it never holds");
+}
+
+/// Two responses end without memory, and a slot that is held has to be renewed.
+#[tokio::test]
+async fn a_second_without_memory_loses_no_cost_and_no_slot() {
+    let server = Server::start();
+    let outcomes = Outcomes::default();
+    let limiter = process(&server).await.observer(outcomes.clone());
+    let limiter = limiter.probe_interval(Duration::ZERO); // each failure is that of the server
+    let layer = chats(limiter.clone(), 2);
+    let responses = [chat(&layer).await, chat(&layer).await];
+    let export = Policy::parse("exports", "1/3s@concurrent").unwrap();
+    let export = || limiter.acquire_slot([Charge::new(&export, acme(), 1)], Duration::ZERO);
+    let held = export().await.unwrap().unwrap().unwrap();
+    assert_eq!(left(&limiter, &chat_slots(2)).await, 0);
+
+    server.run::<()>("CONFIG SET maxmemory 1");
+    drop(responses);
+    until(|| matches!(outcomes.failed(), (4.., 1..))).await;
+    server.run::<()>("CONFIG SET maxmemory 0");
+    until(|| outcomes.renewed() > 0).await;
+    assert!(held.is_held());
+    assert!(export().await.unwrap().is_err(), "the store has it, too");
+    limiter.return_slots().await; // waits for what goes on in the background
+    assert_eq!(left(&limiter, &chat_slots(2)).await, 2);
+    assert_eq!(left(&limiter, &tokens()).await, 10_000 - 2 * 7);
+    drop(held);
 }
 
 #[tokio::test]

@@ -630,6 +630,43 @@ async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {
     watches_nothing(&pool).await;
 }
 
+/// With the script as with transactions.
+#[tokio::test]
+async fn a_settlement_that_has_certainly_changed_nothing_can_be_made_again() {
+    let server = Server::start();
+    let script = RedisStore::connect(server.url()).await.unwrap();
+    let transactions = RedisStore::transactions(pool(server.url()).await);
+    let policy = api("10/1d");
+    for (limiter, name) in [
+        (patient(script), COUNTS.strip_suffix(":tx").unwrap()),
+        (patient(transactions), COUNTS),
+    ] {
+        let limiter = limiter.probe_interval(Duration::ZERO);
+        for (refuse, allow) in [
+            ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+            ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+            (
+                &format!("RENAME {name} kept"),
+                &format!("RENAME kept {name}"),
+            ),
+        ] {
+            let admitted = limiter.check(charge(&policy, "alice")).await.unwrap();
+            let left = remaining(&limiter, &policy, "alice").await;
+            server.run::<()>(refuse);
+            if refuse.starts_with("RENAME") {
+                server.run::<()>(&format!("HSET {name} of another_type"));
+            }
+            let error = limiter.settle(admitted.usage(), |_| 0).await.unwrap_err();
+            assert!(error.is_unsent(), "{refuse}: {error}");
+            server.run::<()>(allow);
+            assert_eq!(remaining(&limiter, &policy, "alice").await, left);
+            limiter.settle(admitted.usage(), |_| 0).await.unwrap();
+            assert_eq!(remaining(&limiter, &policy, "alice").await, left + 1);
+            limiter.check(charge(&policy, "alice")).await.unwrap();
+        }
+    }
+}
+
 /// The store cannot know whether the server executed the charge, and must not try again.
 #[tokio::test]
 async fn a_reply_to_exec_that_is_lost_is_an_error_and_charges_once() {

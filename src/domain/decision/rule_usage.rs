@@ -70,7 +70,8 @@ impl RuleUsage {
 
     /// Returns the usage this much later, with the units that were charged but not used.
     pub(crate) fn later_with_unspent(mut self, age_ms: u64, unspent: u64) -> Self {
-        self.remaining = self.remaining.saturating_add(unspent);
+        let remaining = self.remaining.saturating_add(unspent);
+        self.remaining = remaining.min(self.rule.limit());
         self.moved(|ms| ms.saturating_sub(age_ms).max(1))
     }
 

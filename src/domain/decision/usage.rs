@@ -305,6 +305,20 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Adds units of each charge that are charged and not used. They count in no shadow.
+    pub(crate) fn add_unspent(&mut self, units: &[u64]) {
+        if units.iter().all(|units| *units == 0) {
+            return;
+        }
+        let Inner { check, rules, .. } = Arc::make_mut(&mut self.inner);
+        let mut rules = rules.iter_mut();
+        for (charge, units) in check.charges().iter().zip(units) {
+            for rule in rules.by_ref().take(charge.policy().rules().len()) {
+                *rule = rule.later_with_unspent(0, *units);
+            }
+        }
+    }
+
     pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
         let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);

@@ -400,7 +400,7 @@ impl Holding {
         }
     }
 
-    /// Returns the slots in the background, and tries again while the store is not even asked.
+    /// Returns the slots in the background, and tries again while the store has certainly done nothing.
     fn give_back(&self, slots: Slots) {
         let runtime = Handle::try_current().ok().or_else(|| self.runtime.clone());
         let Some(runtime) = runtime else {

@@ -413,7 +413,7 @@ impl Holding {
         }
     }
 
-    /// Tries again soon, since the renewal was not sent.
+    /// Tries again soon, since the renewal was not sent or has changed nothing.
     fn put_off(self: &Arc<Self>, renewal: Renewal) {
         let State::Renewing { since_ms, .. } = *self.lock() else {
             return;

@@ -290,6 +290,7 @@ impl Inner {
             StoreErrorKind::Full,
             "the store has no room for another key: all others are at their limits",
         )
+        .unsent()
     }
 
     /// Forgets the counts of a key under the policy of this name.

@@ -24,29 +24,39 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         Some(code) => of_server(code),
         None => of_connection(error),
     };
-    let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
-    match code {
-        Some(code) if is_refused_untouched(code) => store_error.with_code(code).unsent(),
-        Some(code) => store_error.with_code(code),
+    let is_untouched = match code {
+        Some("ERR") => detail == "Connection refused",
+        Some(code) => is_refused_untouched(code),
         // Only an attempt to connect is refused, so no command was sent.
-        None if error.is_connection_refusal() => store_error.unsent(),
+        None => error.is_connection_refusal(),
+    };
+    let store_error = StoreError::new(kind, message)
+        .with_source(Cause::of(error))
+        .unsent_if(is_untouched);
+    match code {
+        Some(code) => store_error.with_code(code),
         None => store_error,
     }
 }
 
 /// Whether a server that replies with this code has done nothing of the call: it cannot serve at the moment, is not the
-/// one for these keys, or takes no write at all. (Where memory is short, `OOM`, it still deletes.)
+/// one for these keys, knows no user, or takes no write. (It refuses only the first write of a script for these
+/// reasons. `NOPERM` may also refuse a later one.)
 fn is_refused_untouched(code: &str) -> bool {
     matches!(
         code,
         "ASK"
             | "BUSY"
             | "CLUSTERDOWN"
+            | "CROSSSLOT"
+            | "EXECABORT"
             | "LOADING"
             | "MASTERDOWN"
             | "MISCONF"
             | "MOVED"
+            | "NOAUTH"
             | "NOREPLICAS"
+            | "OOM"
             | "READONLY"
             | "TRYAGAIN"
     )
@@ -250,9 +260,11 @@ pub(super) fn needs_another_connection(error: &RedisError) -> bool {
 }
 
 pub(super) const UNREADABLE: StoreError =
-    StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
+    StoreError::protocol("a key holds a value that cannot be read, not written by this crate")
+        .unsent();
 pub(super) const OTHER_VERSION: StoreError =
-    StoreError::protocol("a key holds a value that another version of this crate has written");
+    StoreError::protocol("a key holds a value that another version of this crate has written")
+        .unsent();
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",

@@ -30,16 +30,16 @@ struct Stored {
     field: String,
     /// The size of the field and the value.
     bytes: usize,
-    /// `None` if the value cannot be read.
+    /// When a process has published it last; 0 if no process did.
+    seen_ms: u64,
+    /// `None` if this version or its features cannot read the definition, which others may need.
     policy: Option<PublishedPolicy>,
 }
 
 impl Stored {
-    /// Whether the definition cannot be read, or no process has published it for too long.
+    /// Whether no process has published the definition for too long.
     fn is_over(&self, now_ms: u64) -> bool {
-        let is_over =
-            |policy: &PublishedPolicy| policy.seen_ms().saturating_add(millis(KEPT)) < now_ms;
-        self.policy.as_ref().is_none_or(is_over)
+        self.seen_ms.saturating_add(millis(KEPT)) < now_ms
     }
 }
 
@@ -101,11 +101,12 @@ impl RedisStore {
             let field = String::from_utf8_lossy(&field).into_owned();
             let text = String::from_utf8_lossy(&value);
             let name = field.split(':').next().unwrap_or_default();
-            let policy = PublishedPolicy::parse(name, &text);
+            let seen = text.strip_prefix("seen=").and_then(|it| it.lines().next());
             Stored {
                 bytes: field.len() + value.len(),
+                seen_ms: seen.and_then(|ms| ms.parse().ok()).unwrap_or(0),
+                policy: PublishedPolicy::parse(name, &text),
                 field,
-                policy,
             }
         });
         Ok(fields.collect())

@@ -270,6 +270,121 @@ async fn a_spent_unit_is_settled_like_any_other() {
     assert_eq!(world.left(&alice[0]).await, [100_000]);
 }
 
+/// Serves requests one at a time until one is denied, each settled to 5000 before the next begins. Returns the units.
+async fn spend_metered(limiter: &Limiter, charges: &[Charge]) -> u64 {
+    let mut units = 0;
+    loop {
+        let decision = limiter.check(charges.to_vec()).await.unwrap();
+        if !decision.is_allowed() {
+            return units;
+        }
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        units += 5_000;
+        let metered = |charge: &Charge| match charge.policy().name() {
+            "tokens" => 5_000,
+            _ => charge.cost(),
+        };
+        limiter.settle(decision.usage(), metered).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn metered_costs_end_the_spending_with_leases_as_without() {
+    let tokens = Policy::parse("tokens", "100000/1h").unwrap();
+    let requests = Policy::parse("requests", "1000000/1h").unwrap();
+    let one = [charge(&tokens, "alice", 1)];
+    let both = [charge(&requests, "alice", 1), charge(&tokens, "alice", 1)];
+    for charges in [&one[..], &both] {
+        let world = World::new(1);
+        let plain = Limiter::new(world.store.store.clone());
+        for limiter in [&world.processes[0].1, &plain] {
+            for _ in 0..1_000 {
+                world.pass(1_000);
+                assert!(limiter.check(charges.to_vec()).await.unwrap().is_allowed());
+                tokio::task::yield_now().await;
+            }
+            let units = 1_000 + spend_metered(limiter, charges).await;
+            assert!((100_000..105_000).contains(&units), "{units}");
+            limiter.reset(&tokens, charges[0].key()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_metered_policy_is_not_leased_and_one_beside_it_is() {
+    let tokens = Policy::parse("tokens", "100000000/1h").unwrap();
+    let requests = Policy::parse("requests", "1000000/1h").unwrap();
+    let world = World::new(1);
+    let both = [charge(&requests, "alice", 1), charge(&tokens, "alice", 1)];
+    warm_up(&world, 0, &both).await;
+    for _ in 0..500 {
+        world.pass(1_000);
+        let decision = world.check(0, &both).await;
+        let raised = |charge: &Charge| charge.cost() + u64::from(charge.policy() == &tokens);
+        let limiter = &world.processes[0].1;
+        limiter.settle(decision.usage(), raised).await.unwrap();
+    }
+    let calls = world.calls();
+    assert!(
+        (999..1_010).contains(&calls),
+        "one check and one settlement each: {calls}"
+    );
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&both[0]).await, [1_000_000 - 2_601]);
+    assert_eq!(world.left(&both[1]).await, [100_000_000 - 3_101]);
+}
+
+#[tokio::test]
+async fn a_check_or_a_settlement_that_the_store_does_reports_the_units_that_lie_here_as_remaining()
+{
+    let world = World::new(1);
+    let policy = policy("100000/1m,200000/1h");
+    let alice = [charge(&policy, "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    let limiter = &world.processes[0].1;
+    let spent = world.check(0, &alice).await;
+    let left = [100_000 - 2_102, 200_000 - 2_102];
+    assert_eq!(remaining(spent.usage()), left);
+    assert!(world.left(&alice[0]).await[0] < left[0], "units are leased");
+
+    let look = limiter.peek(alice.clone()).await.unwrap();
+    assert_eq!(remaining(&look), left);
+    let trial = Policy::parse("trial", "5/1h").unwrap().shadow();
+    let shadowed = limiter
+        .check([alice[0].clone(), charge(&trial, "alice", 1)])
+        .await
+        .unwrap();
+    assert_eq!(remaining(shadowed.usage()), left.map(|left| left - 1));
+    let batch = Operation::CheckBatch {
+        check: Check::new(alice.clone()).unwrap(),
+        count: 2,
+    };
+    let Reply::CheckBatch(batch) = world.processes[0].0.execute(batch).await.unwrap() else {
+        unreachable!()
+    };
+    assert_eq!(remaining(batch[1].usage()), left.map(|left| left - 3));
+    let settled = limiter.settle(spent.usage(), |_| 0).await.unwrap();
+    assert_eq!(remaining(&settled), left.map(|left| left - 2));
+    let denied = world.check(0, &[charge(&policy, "alice", 99_000)]).await;
+    assert!(!denied.is_allowed());
+    assert_eq!(remaining(denied.usage()), left.map(|left| left - 2));
+}
+
+#[tokio::test]
+async fn no_more_than_the_limit_is_reported_when_another_process_has_reset_the_counts() {
+    let world = World::new(2);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    let reset = world.processes[1]
+        .1
+        .reset(alice[0].policy(), alice[0].key());
+    reset.await.unwrap();
+    let look = world.processes[0].1.peek(alice.clone()).await.unwrap();
+    assert_eq!(remaining(&look), [100_000]);
+}
+
 #[tokio::test]
 async fn a_shared_charge_is_leased_alone() {
     let world = World::new(1);

@@ -281,6 +281,13 @@ impl Entry {
         lease.as_ref().is_some_and(|lease| lease.unspent() > 0)
     }
 
+    /// The charged units that can be spent here.
+    pub(super) fn unspent(&self, now: Moment) -> u64 {
+        let lease = self.lease();
+        let lease = lease.as_ref().filter(|lease| !lease.is_over(now));
+        lease.map_or(0, |lease| lease.unspent())
+    }
+
     /// Whether the entry has no lease and is not worth one. Each span halves the weight of older checks.
     pub(super) fn cool(&self, now: Moment) -> bool {
         let mut state = self.state();

@@ -18,9 +18,9 @@ use tokio::{
 use self::{
     clock::{Clock, Moment},
     entry::{Entry, Fetch},
-    revocation::Revocation,
+    revocation::{Revocation, Target},
     several::Several,
-    table::Table,
+    table::{Table, Units},
     transfer::Unspent,
 };
 #[cfg(feature = "manual-clock")]
@@ -204,25 +204,31 @@ impl Inner {
         answer
     }
 
-    /// Lets the store decide.
+    /// Lets the store decide. Its answer counts as used the units that lie here unspent.
     fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         if self.table.sweeper.is_late() {
             self.start_sweeping();
         }
         let (this, given_back) = (Arc::clone(self), self.table.given_back());
-        self.store.check(check).map(move |decision| {
+        let unspent = self.table.unspent(check, self.clock.now());
+        self.store.check(check).map(move |mut decision| {
             this.table.forbid_early_repeats(&decision, given_back);
+            decision.add_unspent(&unspent);
             decision
         })
     }
 
-    fn forbid_early_repeats<'a>(
-        &self,
-        replies: impl IntoIterator<Item = &'a Reply>,
-        given_back: u64,
-    ) {
-        let decisions = replies.into_iter().filter_map(Reply::last_decision);
-        decisions.for_each(|decision| self.table.forbid_early_repeats(decision, given_back));
+    /// The same for the reply to any operation.
+    fn note_reply(&self, reply: &mut Reply, given_back: u64, unspent: &[u64]) {
+        if let Some(decision) = reply.last_decision() {
+            self.table.forbid_early_repeats(decision, given_back);
+        }
+        reply.add_unspent(unspent);
+    }
+
+    fn unspent(&self, operation: &Operation) -> Units {
+        let unspent = |check| self.table.unspent(check, self.clock.now());
+        operation.check().map_or_else(Units::new, unspent)
     }
 
     /// Lets the store decide, and updates the entries of the hot charges with the answer.
@@ -289,9 +295,16 @@ impl Inner {
         }
     }
 
-    /// Ends the leases of this key, and returns them in the background.
-    fn end(&self, key: &Key) {
-        let entries = self.table.entries(|entry| entry.is_of_key(key));
+    /// Ends these leases, and returns them in the background.
+    fn end(&self, target: &Target) {
+        let entries = match target {
+            Target::All(key) => self.table.entries(|entry| entry.is_of_key(key)),
+            Target::Metered(entry) => {
+                // The next settlement would end another lease, too.
+                entry.pause(self.clock.now());
+                vec![Arc::clone(entry)]
+            }
+        };
         self.give_back(entries.iter().filter_map(|entry| entry.end()));
     }
 
@@ -413,14 +426,12 @@ impl Store for Leases {
         if let Operation::Check(check) = &operation {
             return inner.check(check).map(Reply::Check);
         }
-        let revocation = Revocation::of(&inner, &operation);
-        if revocation.is_none() && !matches!(operation, Operation::CheckBatch { .. }) {
-            return inner.store.execute(operation);
-        }
-        Revocation::call(revocation.into_iter().collect(), move || {
+        let revocations = Revocation::of(&inner, &operation);
+        let unspent = inner.unspent(&operation);
+        Revocation::call(revocations, move || {
             let given_back = inner.table.given_back();
-            inner.store.execute(operation).map(move |reply| {
-                inner.forbid_early_repeats([&reply], given_back);
+            inner.store.execute(operation).map(move |mut reply| {
+                inner.note_reply(&mut reply, given_back, &unspent);
                 reply
             })
         })
@@ -428,12 +439,18 @@ impl Store for Leases {
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let inner = Arc::clone(&self.inner);
-        let revocations = operations.iter();
-        let revocations = revocations.filter_map(|operation| Revocation::of(&inner, operation));
-        Revocation::call(revocations.collect(), move || {
+        let each = operations.iter();
+        let revocations = each.clone().flat_map(|it| Revocation::of(&inner, it));
+        let revocations = revocations.collect();
+        let unspent: Vec<Units> = each.map(|it| inner.unspent(it)).collect();
+        Revocation::call(revocations, move || {
             let given_back = inner.table.given_back();
-            inner.store.call(operations).map(move |results| {
-                inner.forbid_early_repeats(results.iter().flatten(), given_back);
+            inner.store.call(operations).map(move |mut results| {
+                for (result, unspent) in results.iter_mut().zip(unspent) {
+                    if let Ok(reply) = result {
+                        inner.note_reply(reply, given_back, &unspent);
+                    }
+                }
                 results
             })
         })

@@ -1,10 +1,10 @@
-//! [`Revocation`]: ends leases of an identity that is blocked, or whose counts are reset.
+//! [`Revocation`]: ends leases of an identity that is blocked, whose counts are reset, or which is settled to more.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
-use super::{Inner, PATIENCE, transfer::Bar};
+use super::{Inner, PATIENCE, entry::Entry, transfer::Bar};
 use crate::{
     domain::{key::Key, operation::Operation},
     store::StoreFuture,
@@ -14,30 +14,42 @@ use crate::{
 /// has answered or the caller has left. Leases that are being fetched at that time are returned on arrival.
 pub(super) struct Revocation {
     inner: Arc<Inner>,
-    key: Key,
+    target: Target,
     /// Set for a reset. A bar stops fetches, and the reset is sent after all transfers have ended. So each unit was
     /// charged or returned either before the reset or after it.
     bar: Option<Bar>,
 }
 
+/// The leases to end.
+pub(super) enum Target {
+    All(Key),
+    /// Of a charge that is settled to more than its cost, perhaps beyond the limit.
+    Metered(Arc<Entry>),
+}
+
 impl Revocation {
-    pub(super) fn of(inner: &Arc<Inner>, operation: &Operation) -> Option<Self> {
+    pub(super) fn of(inner: &Arc<Inner>, operation: &Operation) -> Vec<Self> {
+        let all = |key: &Key, bar| vec![Self::new(inner, Target::All(key.clone()), bar)];
         match operation {
-            Operation::Reset { policy, key } => {
-                Some(Self::new(inner, key, Some(inner.table.bar(policy, key))))
+            Operation::Reset { policy, key } => all(key, Some(inner.table.bar(policy, key))),
+            Operation::Block { key, .. } | Operation::Ban { key, .. } => all(key, None),
+            Operation::Settle(settlement) => {
+                let charges = settlement.check().charges().iter();
+                let costs = charges.zip(settlement.costs());
+                let raised = costs.filter(|(charge, cost)| **cost > charge.cost());
+                let leased = raised.filter_map(|(charge, _)| inner.table.of(charge));
+                let metered = leased.map(Target::Metered);
+                metered.map(|it| Self::new(inner, it, None)).collect()
             }
-            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
-                Some(Self::new(inner, key, None))
-            }
-            _ => None,
+            _ => Vec::new(),
         }
     }
 
-    fn new(inner: &Arc<Inner>, key: &Key, bar: Option<Bar>) -> Self {
-        inner.end(key);
+    fn new(inner: &Arc<Inner>, target: Target, bar: Option<Bar>) -> Self {
+        inner.end(&target);
         Self {
             inner: Arc::clone(inner),
-            key: key.clone(),
+            target,
             bar,
         }
     }
@@ -65,7 +77,7 @@ impl Revocation {
 
     /// Waits for at most half of the shortest timeout, to leave the other half for the store, whichever limiter calls.
     async fn transfers_ended(&self) {
-        let Some(bar) = &self.bar else {
+        let (Some(bar), Target::All(key)) = (&self.bar, &self.target) else {
             return;
         };
         let half = Duration::from_millis(self.inner.shortest_timeout_ms() / 2);
@@ -76,13 +88,13 @@ impl Revocation {
                 .is_ok()
         };
         if !has_timers || !ended().await {
-            self.inner.forget_fetches(&self.key);
+            self.inner.forget_fetches(key);
         }
     }
 }
 
 impl Drop for Revocation {
     fn drop(&mut self) {
-        self.inner.end(&self.key);
+        self.inner.end(&self.target);
     }
 }

@@ -7,14 +7,18 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use smallvec::SmallVec;
+
 use super::{
-    clock::Clock,
+    clock::{Clock, Moment},
     entry::{Entry, HOT, span},
     hot::HotCounts,
     transfer::{Bar, Transfer, Transfers},
 };
 use crate::{
-    domain::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis},
+    domain::{
+        charge::Charge, check::Check, decision::Decision, key::Key, policy::Policy, rule::millis,
+    },
     sole_task::SoleTask,
 };
 
@@ -24,6 +28,9 @@ const MAX_ENTRIES: usize = 4_096;
 const SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Arc<Entry>>>;
+
+/// Units of each charge of a check.
+pub(super) type Units = SmallVec<[u64; 2]>;
 
 /// The hot identities, in bounded memory.
 #[derive(Debug)]
@@ -107,6 +114,18 @@ impl Table {
             Arc::new(Entry::new(charge, span, now, &self.transfers, slot))
         });
         entry.is_of(charge).then(|| Arc::clone(entry))
+    }
+
+    /// The entry of a charge, if it is hot.
+    pub(super) fn of(&self, charge: &Charge) -> Option<Arc<Entry>> {
+        self.get(self.hash(charge.policy(), charge.key()))
+    }
+
+    /// The units of each charge that can be spent here.
+    pub(super) fn unspent(&self, check: &Check, now: Moment) -> Units {
+        let entry = |charge| self.of(charge).filter(|entry| entry.is_of(charge));
+        let units = |charge| entry(charge).map_or(0, |entry| entry.unspent(now));
+        check.charges().iter().map(units).collect()
     }
 
     fn get(&self, hash: u64) -> Option<Arc<Entry>> {

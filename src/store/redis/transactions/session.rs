@@ -188,7 +188,9 @@ impl Session {
     ) -> Result<Result<Option<Vec<u8>>, StoreError>, StoreError> {
         match reply.and_then(|value| Ok(Option::<Vec<u8>>::from_redis_value(value)?)) {
             Ok(value) => Ok(Ok(value)),
-            Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(store_error(&error))),
+            Err(error) if code(&error) == Some("WRONGTYPE") => {
+                Ok(Err(store_error(&error).unsent()))
+            }
             Err(error) => Err(self.failed(&error)),
         }
     }

@@ -134,7 +134,8 @@ impl Reader<'_> {
             Operation::Unblock { .. } => {
                 // It was sent as two resets: read both, also if the first failed.
                 let (block, strikes) = (self.done(), self.done());
-                block.and(strikes).map(|()| Reply::Unblock)
+                let both = block.and(strikes).map_err(StoreError::maybe_sent);
+                both.map(|()| Reply::Unblock)
             }
             other => Err(other.unsupported()),
         }
@@ -204,7 +205,7 @@ impl Reader<'_> {
         let (until_ms, by, _version) = (self.number(6)?, self.byte()?, self.byte()?);
         match BlockedBy::of_code(by) {
             Some(by) => Ok(Block::new(until_ms, by)),
-            None => Err(failure(UNREADABLE)),
+            None => Err(failure(UNREADABLE).maybe_sent()),
         }
     }
 
@@ -215,7 +216,7 @@ impl Reader<'_> {
             FAILED => {
                 let reason = self.byte()?;
                 self.is_elsewhere |= reason == OTHER_TIME;
-                Err(failure(reason))
+                Err(failure(reason).unsent())
             }
             _ => Err(self.garbled()),
         }
