@@ -66,10 +66,11 @@ async fn traffic() {
     let jobs = policy("jobs", "1/30s@concurrent");
     MetricsObserver::new().on_policy(&jobs);
     let job = [Charge::new(&jobs, Key::new("user", "alice"), 1)];
-    let max_wait = Duration::from_millis(1);
-    let held = limiter.acquire_slot(job.clone(), max_wait).await;
-    assert!(limiter.acquire_slot(job, max_wait).await.unwrap().is_err());
-    drop(held);
+    let acquire = || limiter.acquire_slot(job.clone(), Duration::from_secs(9));
+    let held = acquire().await.unwrap();
+    let mut waits = Box::pin(acquire());
+    assert!(futures::poll!(&mut waits).is_pending());
+    drop((waits, held));
 
     let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);
