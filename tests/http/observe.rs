@@ -401,11 +401,11 @@ pub(crate) fn recorded<F: Future<Output = ()>>(
 
 /// The same, with metrics that have counted nothing.
 fn registered<F: Future<Output = ()>>(work: impl FnOnce(MetricsObserver) -> F) -> Vec<String> {
-    registered_in(support::runtime(), work)
+    registered_in(&support::runtime(), work)
 }
 
 fn registered_in<F: Future<Output = ()>>(
-    runtime: tokio::runtime::Runtime,
+    runtime: &tokio::runtime::Runtime,
     work: impl FnOnce(MetricsObserver) -> F,
 ) -> Vec<String> {
     let recorder = DebuggingRecorder::new();
@@ -659,7 +659,7 @@ fn jobs(slots: u64) -> [Charge; 1] {
 
 #[test]
 fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
-    let seen = registered_in(support::paused_runtime(), |observer| async move {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
         let log = Holders::default();
         let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = async |slots| {
@@ -693,7 +693,7 @@ fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
 
 #[test]
 fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
-    let seen = registered_in(support::paused_runtime(), |observer| async move {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
         let log = Holders::default();
         let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = |max_wait| limiter.acquire_slot(jobs(2), Duration::from_secs(max_wait));
@@ -729,7 +729,7 @@ fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
 
 #[test]
 fn a_request_that_waits_for_the_end_of_a_block_is_counted_under_no_policy() {
-    let seen = registered_in(support::paused_runtime(), |observer| async move {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
         let limiter = Limiter::new(MemoryStore::new()).observer(observer);
         let key = Header::new("x-api-key").key(SECRET);
         let until = Duration::from_secs(9);
