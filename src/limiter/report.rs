@@ -1,5 +1,7 @@
 //! Reports decisions, failures and other events to the observer.
 
+use std::{panic, time::Duration};
+
 use super::Limiter;
 use crate::{
     domain::{
@@ -128,6 +130,20 @@ impl Limiter {
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
             observer.on_blocked(&BlockEvent { policy, by: None });
+        }
+    }
+
+    /// Reports a caller that begins to wait, or has waited.
+    pub(super) fn report_wait(&self, check: &Check, waited: Option<Duration>) {
+        let call = CallInfo::of(CallKind::Check, check.charges());
+        self.report_safely(|it| it.on_wait(&call, waited));
+    }
+
+    /// Reports, and catches a panic of the observer: slots and callers may be dropped while their thread unwinds, and a
+    /// second panic would end the process.
+    pub(super) fn report_safely(&self, report: impl FnOnce(&dyn Observer)) {
+        if let Some(observer) = &self.inner.observer {
+            let _ = panic::catch_unwind(panic::AssertUnwindSafe(|| report(&**observer)));
         }
     }
 

@@ -251,7 +251,7 @@ fn admitted_shadow(usage: &Usage) -> Option<&Usage> {
 }
 
 fn info(settlement: &Settlement) -> CallInfo<'_> {
-    CallInfo::new(CallKind::Settle, settlement.check())
+    CallInfo::new(CallKind::Settle, settlement.check()).settling(settlement.costs())
 }
 
 fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {

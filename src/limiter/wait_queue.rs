@@ -152,7 +152,11 @@ impl Limiter {
                 if is_denied || paused.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
-                end.as_mut().poll(cx).map(|()| Some(Wait::TimedOut))
+                if end.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Some(Wait::TimedOut));
+                }
+                self.begin_wait(ticket);
+                Poll::Pending
             });
             if let Some(wait) = wait.await {
                 return wait;
@@ -186,6 +190,7 @@ impl Limiter {
                         Entry::Hold(hold) if Instant::now() < deadline => {
                             let until = hold.until.min(deadline);
                             turn.works_until(until);
+                            self.begin_wait(ticket);
                             let _ = timeout_at(until, hold.changed).await;
                             continue;
                         }
@@ -205,8 +210,17 @@ impl Limiter {
                 }
             };
             turn.works_until(wake_at);
+            self.begin_wait(ticket);
             let _ = timeout_at(wake_at, room).await;
             room = queue.room.notified();
+        }
+    }
+
+    /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
+    fn begin_wait(&self, ticket: &Ticket<'_>) {
+        if ticket.waits.get().is_none() && self.is_observed() {
+            let _ = ticket.waits.set((self.clone(), Instant::now()));
+            self.report_wait(&ticket.check, None);
         }
     }
 

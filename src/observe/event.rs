@@ -117,7 +117,9 @@ impl Timing {
 #[derive(Clone, Copy)]
 pub struct CallInfo<'a> {
     kind: CallKind,
-    charges: &'a [Charge],
+    pub(super) charges: &'a [Charge],
+    /// The final cost of each charge, if this is a settlement.
+    pub(super) final_costs: &'a [u64],
     /// The policy of a check that could not be built, if the policy is known.
     unbuilt: Option<&'a Policy>,
     shadow: bool,
@@ -138,6 +140,7 @@ impl<'a> CallInfo<'a> {
         Self {
             kind,
             charges,
+            final_costs: &[],
             unbuilt: None,
             shadow: charges
                 .first()
@@ -152,11 +155,18 @@ impl<'a> CallInfo<'a> {
         self
     }
 
+    /// Sets the final costs, for a settlement.
+    pub(crate) const fn settling(mut self, final_costs: &'a [u64]) -> Self {
+        self.final_costs = final_costs;
+        self
+    }
+
     /// Describes a check that could not be built and was never sent.
     pub(crate) const fn never_sent(policy: Option<&'a Policy>, shadow: bool) -> Self {
         Self {
             kind: CallKind::Check,
             charges: &[],
+            final_costs: &[],
             unbuilt: policy,
             shadow,
             shares_call: false,
@@ -517,4 +527,16 @@ impl<'a> PauseEvent<'a> {
     pub const fn length(&self) -> Duration {
         self.length
     }
+}
+
+/// The fate of slots of a [concurrency policy](crate::Rule::concurrent).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SlotChange {
+    /// An admitted check has taken the slots.
+    Taken,
+    /// The slots are lost, while their holder works: see [`Slot::lost`](crate::limiter::Slot::lost).
+    Lost,
+    /// The holder does not need the slots any more, lost or not.
+    Returned,
 }

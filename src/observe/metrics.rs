@@ -15,11 +15,13 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKeyEvent, NearLimitEvent, Observer, PauseEvent, RequestOutcome, Timing,
+    ErrorEvent, MissingKeyEvent, NearLimitEvent, Observer, PauseEvent, RequestOutcome, SlotChange,
+    Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
     block::BlockedBy,
+    charge::Charge,
     error::{ExtractErrorKind, StoreErrorKind},
     policy::Policy,
     rule::Rule,
@@ -38,27 +40,20 @@ const NEAR: &str = "sluicegate_near_limit_total";
 const BANS: &str = "sluicegate_bans_total";
 const PAUSES: &str = "sluicegate_pauses_total";
 const LATENCY: &str = "sluicegate_store_seconds";
+const CHARGED: &str = "sluicegate_units_charged_total";
+const RETURNED: &str = "sluicegate_units_returned_total";
+const SETTLEMENTS: &str = "sluicegate_settlements_total";
+const HELD: &str = "sluicegate_slots_held";
+const LOST: &str = "sluicegate_slots_lost_total";
+const WAITING: &str = "sluicegate_waiting_callers";
+const WAIT: &str = "sluicegate_wait_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
 ///
-/// | name | kind | labels | |
-/// |---|---|---|---|
-/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, except blocked ones; a denied one counts only under the policies that deny |
-/// | `sluicegate_local_decisions_total` | counter | the same | those decided by the memory of this process |
-/// | `sluicegate_cached_denials_total` | counter | `policy` | denials that a [`DenyCache`](crate::store::DenyCache) answered without a call of the store |
-/// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `full`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and the outcome of the request |
-/// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
-/// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
-/// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty except for keys on a list; `by`: `list`, `operator`, `ban`, `pause` | requests on a deny list, and of blocked identities |
-/// | `sluicegate_near_limit_total` | counter | `policy`, `rule`, `shadow` | identities that have reached [a share](crate::Limiter::near_limit_at) of a limit, once for each window |
-/// | `sluicegate_bans_total` | counter | `policy` | bans |
-/// | `sluicegate_pauses_total` | counter | `kind` of the account's key | pauses that another service asked for |
-/// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
+/// [The table](crate::observe#metrics) has all names, labels and meanings.
 ///
 /// Counters start at 0 before the first event, so that a rate shows the first jump. If you install a recorder before
-/// you create the observer, this holds for failed checks, blocks and the breaker; for the counters of a policy, from
+/// you create the observer, this holds for failed calls, blocks and the breaker; for the counters of a policy, from
 /// the time when you put a layer that limits by that policy around a service. The counter of pauses begins with the
 /// first pause of a kind.
 ///
@@ -104,6 +99,7 @@ struct PolicyHandles {
     /// Indexed as [`OUTCOMES`].
     local: [OnceLock<Counter>; 3],
     cached: OnceLock<Counter>,
+    charged: OnceLock<Counter>,
     /// For each rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
 }
@@ -126,31 +122,24 @@ impl MetricsObserver {
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(MISSING_KEYS, "Limits that found no key in a request");
-        describe_counter!(
-            BLOCKED,
-            "Requests on a deny list, and of blocked identities"
-        );
+        describe_counter!(BLOCKED, "Requests on a deny list or of blocked identities");
         describe_counter!(NEAR, "Identities that have reached a share of a limit");
-        describe_counter!(
-            BANS,
-            "Identities that were blocked, since they were denied too often"
-        );
+        describe_counter!(BANS, "Identities blocked for too many denials");
         describe_counter!(PAUSES, "Pauses that other services asked for");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
+        describe_counter!(CHARGED, "Units charged by checks and settlements");
+        describe_counter!(RETURNED, "Units that settlements have returned");
+        describe_counter!(SETTLEMENTS, "Settlements, by policy and outcome");
+        describe_gauge!(HELD, "Slots of the work in this process");
+        describe_counter!(LOST, "Slots that were lost while their holder worked");
+        describe_gauge!(WAITING, "Callers that wait for room");
+        describe_histogram!(WAIT, Unit::Seconds, "How long callers have waited");
         start_at_zero();
         Self {
             handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
         }
     }
-}
 
-impl Default for MetricsObserver {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl MetricsObserver {
     /// Runs `count` with handles that were made less than [`KEPT_FOR`] before `now`, including the handles of these
     /// policies.
     fn with_handles<'a>(
@@ -183,6 +172,12 @@ impl MetricsObserver {
         self.with_handles(timing.ended_at, [].into_iter(), |handles, _| {
             handles.record_latency(call, timing);
         });
+    }
+}
+
+impl Default for MetricsObserver {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -232,6 +227,7 @@ fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
     for (policy, handles) in applied(event).zip(of_policies) {
         if event.is_allowed() {
             handles.count(policy, outcome, event.is_local());
+            handles.count_units(event, policy);
             continue;
         }
         // A denied check counts only under the policies that deny.
@@ -249,17 +245,29 @@ fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
 impl PolicyHandles {
     fn count(&self, policy: &Policy, outcome: usize, local: bool) {
         let counter = &self.decisions[outcome];
-        let counter = counter.get_or_init(|| decisions(DECISIONS, policy, outcome));
+        let counter = counter.get_or_init(|| by_outcome(DECISIONS, policy, OUTCOMES[outcome]));
         counter.increment(1);
         if local {
             let counter = &self.local[outcome];
-            let counter = counter.get_or_init(|| decisions(LOCAL, policy, outcome));
+            let counter = counter.get_or_init(|| by_outcome(LOCAL, policy, OUTCOMES[outcome]));
             counter.increment(1);
         }
     }
 
+    /// Counts the units that an admission has charged under a policy. Slots are held, not charged.
+    fn count_units(&self, event: &DecisionEvent<'_>, policy: &Policy) {
+        if policy.is_concurrency() {
+            return;
+        }
+        let charges = event.decision.usage().check().charges().iter();
+        let charges = charges.filter(|charge| charge.policy().is_same(policy));
+        let counter = self.charged.get_or_init(|| of_policy(CHARGED, policy));
+        counter.increment(charges.map(Charge::cost).sum());
+    }
+
     fn count_cached(&self, policy: &Policy) {
-        self.cached.get_or_init(|| cached(policy)).increment(1);
+        let counter = self.cached.get_or_init(|| of_policy(CACHED, policy));
+        counter.increment(1);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
@@ -270,32 +278,29 @@ impl PolicyHandles {
         drop(known);
         let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
         let counter = known.entry((rule, shadow));
-        let counter = counter.or_insert_with(|| denials(policy, rule, shadow));
+        let counter = counter.or_insert_with(|| by_rule(DENIALS, policy, rule, shadow));
         counter.increment(1);
     }
 }
 
 /// Creates the counters that need no policy as a label, since a rate misses the first jump of an absent counter.
 fn start_at_zero() {
+    use BlockedBy::{Ban, Operator, Pause};
+    use CallKind::{Block, Check, Peek, Renew, Reset, Settle, Unblock};
+    use RequestOutcome::{Failed, Local, Passed, Rejected};
     gauge!(OPEN).increment(0.0);
     for state in ["open", "closed"] {
         counter!(SWITCHES, "state" => state).increment(0);
     }
-    for by in [
-        DENY_LIST,
-        BlockedBy::Operator.as_str(),
-        BlockedBy::Ban.as_str(),
-        BlockedBy::Pause.as_str(),
-    ] {
+    for by in [DENY_LIST, Operator.as_str(), Ban.as_str(), Pause.as_str()] {
         counter!(BLOCKED, "policy" => "", "by" => by).increment(0);
     }
     for kind in StoreErrorKind::ALL {
-        for outcome in [
-            RequestOutcome::Passed,
-            RequestOutcome::Local,
-            RequestOutcome::Rejected,
-        ] {
-            failures(CallKind::Check, kind, outcome).increment(0);
+        for outcome in [Passed, Local, Rejected] {
+            failures(Check, kind, outcome).increment(0);
+        }
+        for call in [Peek, Settle, Renew, Reset, Block, Unblock] {
+            failures(call, kind, Failed).increment(0);
         }
     }
 }
@@ -305,20 +310,8 @@ fn failures(call: CallKind, kind: StoreErrorKind, outcome: RequestOutcome) -> Co
     counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome)
 }
 
-fn decisions(name: &'static str, policy: &Policy, outcome: usize) -> Counter {
-    counter!(name, "policy" => policy.name().to_owned(), "outcome" => OUTCOMES[outcome])
-}
-
-fn cached(policy: &Policy) -> Counter {
-    counter!(CACHED, "policy" => policy.name().to_owned())
-}
-
-fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
-    by_rule(DENIALS, policy, rule, shadow)
-}
-
-fn near_limit(policy: &Policy, rule: Rule) -> Counter {
-    by_rule(NEAR, policy, rule, policy.is_shadow())
+fn by_outcome(name: &'static str, policy: &Policy, outcome: &'static str) -> Counter {
+    counter!(name, "policy" => policy.name().to_owned(), "outcome" => outcome)
 }
 
 fn by_rule(name: &'static str, policy: &Policy, rule: Rule, shadow: bool) -> Counter {
@@ -337,29 +330,44 @@ fn missing_keys(
     counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
 }
 
-fn bans(policy: &Policy) -> Counter {
-    counter!(BANS, "policy" => policy.name().to_owned())
+fn of_policy(name: &'static str, policy: &Policy) -> Counter {
+    counter!(name, "policy" => policy.name().to_owned())
+}
+
+/// Counts a call under its policies, if it is a settlement.
+fn count_settlement(call: &CallInfo<'_>, outcome: &'static str) {
+    for policy in call.policies().filter(|_| call.kind() == CallKind::Settle) {
+        by_outcome(SETTLEMENTS, policy, outcome).increment(1);
+    }
 }
 
 impl Observer for MetricsObserver {
     fn on_policy(&self, policy: &Policy) {
         let shadow = policy.is_shadow();
-        for outcome in [0, if shadow { 2 } else { 1 }] {
-            decisions(DECISIONS, policy, outcome).increment(0);
-            decisions(LOCAL, policy, outcome).increment(0);
+        for outcome in [OUTCOMES[0], OUTCOMES[if shadow { 2 } else { 1 }]] {
+            by_outcome(DECISIONS, policy, outcome).increment(0);
+            by_outcome(LOCAL, policy, outcome).increment(0);
         }
-        cached(policy).increment(0);
+        for outcome in ["done", "failed", "unsent"] {
+            by_outcome(SETTLEMENTS, policy, outcome).increment(0);
+        }
+        let own: &[_] = match policy.is_concurrency() {
+            true => &[CACHED, LOST],
+            false => &[CACHED, CHARGED, RETURNED],
+        };
+        own.iter()
+            .for_each(|name| of_policy(name, policy).increment(0));
         for rule in policy.rules() {
-            denials(policy, *rule, shadow).increment(0);
+            by_rule(DENIALS, policy, *rule, shadow).increment(0);
             if !rule.is_concurrency() {
-                near_limit(policy, *rule).increment(0);
+                by_rule(NEAR, policy, *rule, shadow).increment(0);
             }
         }
         for kind in ExtractErrorKind::ALL {
             missing_keys(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
         }
         if policy.ban_config().is_some() {
-            bans(policy).increment(0);
+            of_policy(BANS, policy).increment(0);
         }
     }
 
@@ -380,6 +388,14 @@ impl Observer for MetricsObserver {
         if !event.is_local() {
             self.record_latency(event.call(), event.timing);
         }
+        count_settlement(&event.call, "done");
+        for (charge, cost) in event.call.charges.iter().zip(event.call.final_costs) {
+            let (policy, before) = (charge.policy(), charge.cost());
+            if !policy.is_concurrency() {
+                of_policy(CHARGED, policy).increment(cost.saturating_sub(before));
+                of_policy(RETURNED, policy).increment(before.saturating_sub(*cost));
+            }
+        }
     }
 
     fn on_error(&self, event: &ErrorEvent<'_>) {
@@ -388,6 +404,9 @@ impl Observer for MetricsObserver {
             self.record_latency(event.call(), event.timing);
         }
         failures(event.call().kind(), kind, event.outcome()).increment(1);
+        let is_unsent = event.error().is_unsent();
+        let outcome = if is_unsent { "unsent" } else { "failed" };
+        count_settlement(&event.call, outcome);
     }
 
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
@@ -410,15 +429,39 @@ impl Observer for MetricsObserver {
     }
 
     fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
-        near_limit(event.policy(), event.rule().rule()).increment(1);
+        let (policy, rule) = (event.policy(), event.rule().rule());
+        by_rule(NEAR, policy, rule, policy.is_shadow()).increment(1);
     }
 
     fn on_ban(&self, event: &BanEvent<'_>) {
-        bans(event.policy()).increment(1);
+        of_policy(BANS, event.policy()).increment(1);
     }
 
     fn on_pause(&self, event: &PauseEvent<'_>) {
         counter!(PAUSES, "kind" => event.kind().to_owned()).increment(1);
+    }
+
+    fn on_slots(&self, policy: &Policy, slots: u64, change: SlotChange) {
+        let held = gauge!(HELD, "policy" => policy.name().to_owned());
+        // A check takes at most a thousand.
+        let number = f64::from(u32::try_from(slots).unwrap_or(u32::MAX));
+        match change {
+            SlotChange::Taken => held.increment(number),
+            SlotChange::Returned => held.decrement(number),
+            SlotChange::Lost => of_policy(LOST, policy).increment(slots),
+        }
+    }
+
+    fn on_wait(&self, check: &CallInfo<'_>, waited: Option<Duration>) {
+        let mut policies = check.policies().map(Policy::name).peekable();
+        let none = policies.peek().is_none().then_some("");
+        for policy in policies.chain(none) {
+            let waiting = gauge!(WAITING, "policy" => policy.to_owned());
+            waiting.increment(if waited.is_none() { 1.0 } else { -1.0 });
+            if let Some(waited) = waited {
+                histogram!(WAIT, "policy" => policy.to_owned()).record(waited);
+            }
+        }
     }
 }
 

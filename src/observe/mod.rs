@@ -6,12 +6,12 @@ mod metrics;
 #[cfg(feature = "tracing")]
 mod tracing;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) use event::Timing;
 pub use event::{
     BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKeyEvent, NearLimitEvent, PauseEvent, RequestOutcome,
+    ErrorEvent, MissingKeyEvent, NearLimitEvent, PauseEvent, RequestOutcome, SlotChange,
 };
 
 #[cfg(feature = "metrics")]
@@ -88,6 +88,20 @@ pub trait Observer: Send + Sync + 'static {
     fn on_pause(&self, event: &PauseEvent<'_>) {
         let _ = event;
     }
+
+    /// A request or a job has taken this many slots for one key, has lost them, or does not need them any more.
+    fn on_slots(&self, policy: &Policy, slots: u64, change: SlotChange) {
+        let _ = (policy, slots, change);
+    }
+
+    /// A caller of [`acquire`](crate::Limiter::acquire), or a request under a layer's
+    /// [`max_wait`](crate::RateLimitLayer::max_wait), begins to wait: `waited` is `None`. The second call is for its
+    /// answer, or for a caller that leaves. You get no call for one that is answered at once.
+    ///
+    /// A check without policies waits for the end of a [block](crate::block).
+    fn on_wait(&self, check: &CallInfo<'_>, waited: Option<Duration>) {
+        let _ = (check, waited);
+    }
 }
 
 /// A scope that every poll of one call runs in. You can enter a span before the poll and leave that span afterwards.
@@ -137,6 +151,14 @@ macro_rules! notify {
 
         fn on_pause(&$self, event: &PauseEvent<'_>) {
             $($observer.on_pause(event);)+
+        }
+
+        fn on_slots(&$self, policy: &Policy, slots: u64, change: SlotChange) {
+            $($observer.on_slots(policy, slots, change);)+
+        }
+
+        fn on_wait(&$self, check: &CallInfo<'_>, waited: Option<Duration>) {
+            $($observer.on_wait(check, waited);)+
         }
     };
 }

@@ -1,4 +1,5 @@
-//! The dashboard and the alert rules in the examples use only metrics that exist, and show all of them.
+//! The dashboard and the alert rules in the examples use only metrics that exist, and show all of them. The guide's table
+//! has each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,9 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    block::BlockRequest, observe::MetricsObserver, store::DenyCache,
+    block::BlockRequest,
+    observe::{MetricsObserver, Observer},
+    store::DenyCache,
 };
 use support::scripted::Scripted;
 use tower::{Layer, ServiceExt, service_fn};
@@ -20,13 +23,14 @@ const ALERTS: &str = include_str!("../../examples/grafana/alerts.yml");
 const GUIDE: &str = include_str!("../../docs/guide/operating.md");
 const PAGE: &str = "https://docs.rs/sluicegate/latest/sluicegate/operating/index.html";
 const SOURCE: &str = include_str!("../../src/observe/metrics.rs");
+const TABLE: &str = include_str!("../../docs/guide/observers.md");
 
 fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, denied again, blocked, banned and without a key, a pause, and a store that fails
-/// until the breaker opens.
+/// Requests that are allowed, denied, denied again, blocked, banned and without a key, a pause, a caller that waits for a
+/// slot, and a store that fails until the breaker opens.
 async fn traffic() {
     let store = DenyCache::new(MemoryStore::new());
     let limiter = Limiter::new(store).observer(MetricsObserver::new());
@@ -59,6 +63,15 @@ async fn traffic() {
     let pause = BlockRequest::pause(Duration::from_secs(1));
     let _ = limiter.block(&Key::new("account", "ours"), pause).await;
 
+    let jobs = policy("jobs", "1/30s@concurrent");
+    MetricsObserver::new().on_policy(&jobs);
+    let job = [Charge::new(&jobs, Key::new("user", "alice"), 1)];
+    let acquire = || limiter.acquire_slot(job.clone(), Duration::from_secs(9));
+    let held = acquire().await.unwrap();
+    let mut waits = Box::pin(acquire());
+    assert!(futures::poll!(&mut waits).is_pending());
+    drop((waits, held));
+
     let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);
     let charge = Charge::new(&policy("api", "1/1d"), Key::new("user", "bob"), 1);
@@ -67,15 +80,20 @@ async fn traffic() {
     }
 }
 
-/// The metrics on the exporter's page, each with its labels.
-fn emitted() -> BTreeMap<String, BTreeSet<String>> {
+/// The exporter's page.
+fn page() -> String {
     let recorder = PrometheusBuilder::new()
         .set_buckets(&[0.001, 0.01])
         .unwrap()
         .build_recorder();
     let runtime = support::runtime();
     metrics::with_local_recorder(&recorder, || runtime.block_on(traffic()));
-    let page = recorder.handle().render();
+    recorder.handle().render()
+}
+
+/// The metrics on the exporter's page, each with its labels.
+fn emitted() -> BTreeMap<String, BTreeSet<String>> {
+    let page = page();
     let samples = page
         .lines()
         .filter(|it| !it.is_empty() && !it.starts_with('#'));
@@ -190,8 +208,9 @@ fn what_the_dashboard_and_the_alerts_ask_for_is_emitted() {
                 known.unwrap_or_else(|| panic!("{} is not emitted: {expression}", selector.metric));
             for Matcher { label, values } in selector.matchers {
                 assert!(known.contains(&label), "{label} is no label: {expression}");
+                let row = Row::of(&selector.metric);
                 for value in values.iter().filter(|it| *it != "$policy") {
-                    let documented = SOURCE.contains(&format!("`{value}`"));
+                    let documented = row.labels().contains(&format!("`{value}`"));
                     assert!(documented, "{label} is never {value}: {expression}");
                 }
             }
@@ -237,4 +256,83 @@ fn the_dashboard_shows_every_metric() {
         .collect();
     assert_eq!(emitted, named, "the traffic of this test causes all");
     assert!(shown.iter().eq(&emitted), "{shown:?} {emitted:?}");
+}
+
+/// A line of the guide's table of metrics, in its cells.
+struct Row(Vec<&'static str>);
+
+impl Row {
+    fn all() -> impl Iterator<Item = Self> {
+        let rows = TABLE.lines().filter(|it| it.starts_with("| `sluicegate_"));
+        rows.map(|it| Self(it.trim_matches('|').split('|').map(str::trim).collect()))
+    }
+
+    fn of(metric: &str) -> Self {
+        let row = Self::all().find(|it| it.name() == family(metric));
+        row.unwrap_or_else(|| panic!("{metric} is not in the table"))
+    }
+
+    fn name(&self) -> &str {
+        self.0[0].trim_matches('`')
+    }
+
+    /// The labels and their values, as the table has them.
+    fn labels(&self) -> &str {
+        self.0[3]
+    }
+
+    /// The labels alone: the first code of each part.
+    fn label_names(&self) -> BTreeSet<&str> {
+        let parts = self.labels().split(';').filter(|it| !it.is_empty());
+        parts.map(|it| it.split('`').nth(1).unwrap()).collect()
+    }
+}
+
+#[test]
+fn the_guides_table_has_every_metric_with_its_type_labels_and_alerts() {
+    let page = page();
+    let types = page.lines().filter_map(|it| it.strip_prefix("# TYPE "));
+    let types: BTreeSet<&str> = types.collect();
+    let in_table: Vec<String> = Row::all()
+        .map(|it| format!("{} {}", it.name(), it.0[1]))
+        .collect();
+    assert_eq!(in_table.len(), types.len(), "each once");
+    assert_eq!(
+        in_table.iter().map(String::as_str).collect::<BTreeSet<_>>(),
+        types
+    );
+
+    for (metric, labels) in emitted() {
+        let row = Row::of(&metric);
+        let labels = labels.iter().map(String::as_str).filter(|it| *it != "le");
+        assert_eq!(
+            labels.collect::<BTreeSet<_>>(),
+            row.label_names(),
+            "{metric}"
+        );
+        assert_eq!(row.0.len(), 8, "{metric}");
+        let open_telemetry = row.0[5].trim_matches('`');
+        assert!(open_telemetry.starts_with("sluicegate."), "{metric}");
+    }
+}
+
+#[test]
+fn the_guides_table_links_to_the_alerts_of_each_metric() {
+    let mut expected = BTreeSet::new();
+    for alert in ALERTS.split("- alert: ").skip(1) {
+        let name = alert.lines().next().unwrap();
+        let (expression, _) = alert.split_once("labels:").unwrap();
+        for (start, _) in expression.match_indices("sluicegate_") {
+            let selector = Selector::read(&expression[start..]);
+            let link = format!("[{name}](crate::operating#{})", name.to_lowercase());
+            expected.insert((family(&selector.metric).to_owned(), link));
+        }
+    }
+    let linked = Row::all().flat_map(|row| {
+        let links: Vec<_> = row.0[7].split(", ").map(str::to_owned).collect();
+        let links = links.into_iter().filter(|it| !it.is_empty());
+        let name = row.name().to_owned();
+        links.map(move |link| (name.clone(), link))
+    });
+    assert_eq!(linked.collect::<BTreeSet<_>>(), expected);
 }

@@ -16,7 +16,7 @@ use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     manual_clock::ManualClock,
     middleware::{HeaderStyle, RateLimit, Routes, StatusOnly},
-    observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
+    observe::{CallInfo, MetricsObserver, Observer, PollScope, SlotChange, TracingObserver},
     store::StoreFuture,
 };
 use support::{
@@ -401,10 +401,16 @@ pub(crate) fn recorded<F: Future<Output = ()>>(
 
 /// The same, with metrics that have counted nothing.
 fn registered<F: Future<Output = ()>>(work: impl FnOnce(MetricsObserver) -> F) -> Vec<String> {
+    registered_in(&support::runtime(), work)
+}
+
+fn registered_in<F: Future<Output = ()>>(
+    runtime: &tokio::runtime::Runtime,
+    work: impl FnOnce(MetricsObserver) -> F,
+) -> Vec<String> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
-        let runtime = support::runtime();
         runtime.block_on(work(MetricsObserver::new()));
     });
     let mut seen = Vec::new();
@@ -418,10 +424,7 @@ fn registered<F: Future<Output = ()>>(work: impl FnOnce(MetricsObserver) -> F) -
         let value = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(times) => times.len().try_into().unwrap(),
-            DebugValue::Gauge(open) => {
-                assert_eq!(key.key().name(), "sluicegate_breakers_open");
-                u64::from(open.into_inner() > 0.0)
-            }
+            DebugValue::Gauge(value) => format!("{:.0}", value.into_inner()).parse().unwrap(),
         };
         seen.push(format!("{} {labels} = {value}", key.key().name()));
     }
@@ -452,10 +455,13 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
             "sluicegate_failures_total call=reset kind=unavailable outcome=failed = 3",
             "sluicegate_failures_total call=settle kind=unavailable outcome=failed = 1",
             "sluicegate_missing_keys_total policy=who kind=missing outcome=rejected = 3",
+            "sluicegate_settlements_total policy=api outcome=failed = 1",
             "sluicegate_store_seconds call=check = 9",
             "sluicegate_store_seconds call=peek = 3",
             "sluicegate_store_seconds call=reset = 3",
             "sluicegate_store_seconds call=settle = 1",
+            "sluicegate_units_charged_total policy=api = 2",
+            "sluicegate_units_charged_total policy=trial = 2",
         ]
     );
 }
@@ -503,6 +509,14 @@ fn counters_are_at_zero_before_the_first_request() {
         ("api", "denied", "rejected"),
         ("trial", "shadow_denied", "passed"),
     ] {
+        for outcome in ["done", "failed", "unsent"] {
+            expected.push(format!(
+                "sluicegate_settlements_total policy={policy} outcome={outcome} = 0"
+            ));
+        }
+        for metric in ["units_charged", "units_returned"] {
+            expected.push(format!("sluicegate_{metric}_total policy={policy} = 0"));
+        }
         for outcome in ["allowed", denied] {
             for metric in ["decisions", "local_decisions"] {
                 expected.push(format!(
@@ -525,7 +539,236 @@ fn counters_are_at_zero_before_the_first_request() {
     assert_eq!(count("sluicegate_blocked_total policy= by="), 4);
     assert_eq!(count("sluicegate_breaker_switches_total state="), 2);
     assert_eq!(count("sluicegate_breakers_open "), 1);
-    assert_eq!(started.len(), 28);
+    for call in "peek settle renew reset block unblock".split(' ') {
+        let failed = format!("sluicegate_failures_total call={call} kind=");
+        assert_eq!(count(&failed), 7, "{call}");
+    }
+    assert_eq!(started.len(), 28 + 6 * 7);
+
+    let jobs = policy("jobs", "2/30s@concurrent");
+    let built = registered(|observer| async move { observer.on_policy(&jobs) });
+    for expected in [
+        "sluicegate_slots_lost_total policy=jobs = 0",
+        "sluicegate_settlements_total policy=jobs outcome=failed = 0",
+    ] {
+        assert!(built.iter().any(|it| it == expected), "{built:?}");
+    }
+    assert!(!built.concat().contains("units"), "{built:?}");
+}
+
+/// The metrics with these beginnings.
+fn only(seen: &[String], beginnings: &[&str]) -> Vec<String> {
+    let is_meant = |it: &&String| beginnings.iter().any(|beginning| it.starts_with(beginning));
+    seen.iter().filter(is_meant).cloned().collect()
+}
+
+#[test]
+fn units_are_counted_by_policy_with_those_that_settlements_add_and_return() {
+    let seen = recorded(|observer| async move {
+        let limiter = Limiter::new(MemoryStore::new()).observer(observer);
+        let (api, trial) = (policy("api", "20/1d"), policy("trial", "99/1d").shadow());
+        let all = policy("all", "99/1d");
+        let jobs = policy("jobs", "99/30s@concurrent");
+        let charges =
+            || [&api, &trial, &all, &jobs].map(|it| Charge::new(it, Key::new("user", SECRET), 5));
+        let admitted = limiter.check(charges()).await.unwrap();
+        limiter.settle(admitted.usage(), |_| 2).await.unwrap();
+        let admitted = limiter.check(charges()).await.unwrap();
+        let cost = |charge: &Charge| {
+            if charge.policy().name() == "api" {
+                15
+            } else {
+                5
+            }
+        };
+        limiter.settle(admitted.usage(), cost).await.unwrap();
+        // Denied by one policy, so charged to none; and a look that charges nothing.
+        assert!(!limiter.check(charges()).await.unwrap().is_allowed());
+        limiter.peek(charges()).await.unwrap();
+    });
+    assert_eq!(
+        only(&seen, &["sluicegate_units", "sluicegate_settlements"]),
+        [
+            "sluicegate_settlements_total policy=all outcome=done = 2",
+            "sluicegate_settlements_total policy=api outcome=done = 2",
+            "sluicegate_settlements_total policy=jobs outcome=done = 2",
+            "sluicegate_settlements_total policy=trial outcome=done = 1",
+            "sluicegate_units_charged_total policy=all = 10",
+            "sluicegate_units_charged_total policy=api = 20",
+            "sluicegate_units_charged_total policy=trial = 10",
+            "sluicegate_units_returned_total policy=all = 3",
+            "sluicegate_units_returned_total policy=api = 3",
+            "sluicegate_units_returned_total policy=trial = 3",
+        ]
+    );
+}
+
+#[test]
+fn a_settlement_that_was_not_sent_is_told_from_one_that_failed() {
+    let seen = recorded(|observer| async move {
+        let limiter = Limiter::new(Scripted::allowing()).observer(observer);
+        let api = policy("api", "10/1d");
+        let decision = limiter.check([charge(&api)]).await.unwrap();
+        // The scripted store fails at settlements, and the breaker opens at other calls that fail.
+        assert!(limiter.settle(decision.usage(), |_| 0).await.is_err());
+        let decision = limiter.check([charge(&api)]).await.unwrap();
+        for _ in 0..5 {
+            let _ = limiter.reset(&api, charge(&api).key()).await;
+        }
+        let error = limiter.settle(decision.usage(), |_| 0).await.unwrap_err();
+        assert!(error.is_unsent());
+    });
+    assert_eq!(
+        only(
+            &seen,
+            &["sluicegate_units_returned", "sluicegate_settlements"]
+        ),
+        [
+            "sluicegate_settlements_total policy=api outcome=failed = 1",
+            "sluicegate_settlements_total policy=api outcome=unsent = 1",
+        ]
+    );
+}
+
+/// Writes down the events of slots and of callers that wait.
+#[derive(Clone, Default)]
+struct Holders(Arc<Mutex<Vec<String>>>);
+
+impl Holders {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Observer for Holders {
+    fn on_slots(&self, policy: &Policy, slots: u64, change: SlotChange) {
+        let line = format!("{} {slots} {change:?}", policy.name());
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn on_wait(&self, check: &CallInfo<'_>, waited: Option<Duration>) {
+        let line = format!("{} {waited:?}", check.names());
+        self.0.lock().unwrap().push(line);
+    }
+}
+
+fn jobs(slots: u64) -> [Charge; 1] {
+    let jobs = policy("jobs", "3/30s@concurrent");
+    [Charge::new(&jobs, Key::new("user", SECRET), slots)]
+}
+
+#[test]
+fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
+        let log = Holders::default();
+        let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
+        let acquire = async |slots| {
+            let slot = limiter.acquire_slot(jobs(slots), Duration::ZERO).await;
+            slot.unwrap().unwrap().unwrap()
+        };
+        let (two, one) = (acquire(2).await, acquire(1).await);
+        assert_eq!(log.take(), ["jobs 2 Taken", "jobs 1 Taken"]);
+        let watch = one.watch();
+        drop(one);
+        assert_eq!(log.take(), ["jobs 1 Returned"]);
+        drop(watch);
+        // An operator resets the key: the next renewal finds no slot.
+        let [job] = jobs(1);
+        limiter.reset(job.policy(), job.key()).await.unwrap();
+        two.lost().await;
+        assert_eq!(log.take(), ["jobs 2 Lost"]);
+        drop(two);
+        assert_eq!(log.take(), ["jobs 2 Returned"]);
+        // One that is held at the end.
+        Box::leak(Box::new(acquire(1).await));
+    });
+    assert_eq!(
+        only(&seen, &["sluicegate_slots"]),
+        [
+            "sluicegate_slots_held policy=jobs = 1",
+            "sluicegate_slots_lost_total policy=jobs = 2",
+        ]
+    );
+}
+
+#[test]
+fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
+        let log = Holders::default();
+        let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
+        let acquire = |max_wait| limiter.acquire_slot(jobs(2), Duration::from_secs(max_wait));
+        // One that is admitted at once, and one that is denied at once, do not wait.
+        let slot = acquire(5).await.unwrap().unwrap();
+        assert!(acquire(0).await.unwrap().is_err());
+        assert_eq!(log.take(), ["jobs 2 Taken"]);
+
+        let (mut first, mut second) = (Box::pin(acquire(9)), Box::pin(acquire(9)));
+        assert!(futures::poll!(&mut first).is_pending());
+        assert!(futures::poll!(&mut second).is_pending());
+        assert_eq!(log.take(), ["jobs None", "jobs None"]);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        drop(second);
+        assert_eq!(log.take(), ["jobs Some(3s)"]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        drop(slot);
+        let slot = first.await.unwrap().unwrap();
+        assert_eq!(
+            log.take(),
+            ["jobs 2 Returned", "jobs Some(4s)", "jobs 2 Taken"]
+        );
+        drop(slot);
+    });
+    assert_eq!(
+        only(&seen, &["sluicegate_wait"]),
+        [
+            "sluicegate_wait_seconds policy=jobs = 2",
+            "sluicegate_waiting_callers policy=jobs = 0",
+        ]
+    );
+}
+
+#[test]
+fn a_request_that_waits_for_the_end_of_a_block_is_counted_under_no_policy() {
+    let seen = registered_in(&support::paused_runtime(), |observer| async move {
+        let limiter = Limiter::new(MemoryStore::new()).observer(observer);
+        let key = Header::new("x-api-key").key(SECRET);
+        let until = Duration::from_secs(9);
+        limiter.block(&key, until).await.unwrap();
+        let layer = RateLimitLayer::new(limiter.clone().wait_for_blocks(true))
+            .deny_blocked(Header::new("x-api-key"))
+            .max_wait(Duration::from_secs(20));
+        let mut request = Box::pin(ask(&layer));
+        assert!(futures::poll!(&mut request).is_pending());
+        limiter.unblock(&key).await.unwrap();
+        request.await;
+    });
+    assert_eq!(
+        only(&seen, &["sluicegate_wait"]),
+        [
+            "sluicegate_wait_seconds policy= = 1",
+            "sluicegate_waiting_callers policy= = 0",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_about_a_slot_or_a_wait_takes_no_slot_and_stops_no_caller() {
+    struct Panics;
+    impl Observer for Panics {
+        fn on_slots(&self, _: &Policy, _: u64, _: SlotChange) {
+            panic!("the observer does not like slots");
+        }
+        fn on_wait(&self, _: &CallInfo<'_>, _: Option<Duration>) {
+            panic!("the observer does not like to wait");
+        }
+    }
+    let limiter = Limiter::new(MemoryStore::new()).observer(Panics);
+    let acquire = |max_wait| limiter.acquire_slot(jobs(3), Duration::from_secs(max_wait));
+    let slot = acquire(0).await.unwrap().unwrap();
+    let mut waiting = Box::pin(acquire(9));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    drop(slot);
+    assert!(waiting.await.unwrap().is_ok());
 }
 
 #[test]
@@ -660,6 +903,7 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
             "sluicegate_local_decisions_total api allowed Counter(5)",
             "sluicegate_local_decisions_total api denied Counter(3)",
             "sluicegate_store_seconds check 5 times",
+            "sluicegate_units_charged_total api Counter(5)",
         ]
     );
 }

@@ -27,12 +27,17 @@ use tokio::{net::TcpListener, time};
 /// In seconds: most answers of a store in the same network take less than a millisecond.
 const BUCKETS: [f64; 8] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.1];
 
+/// In seconds, up to the longest `max_wait` that a service has.
+const WAITS: [f64; 6] = [0.01, 0.1, 0.5, 1.0, 5.0, 30.0];
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // The recorder comes before the observer, which describes its metrics to it.
     let latency = Matcher::Full("sluicegate_store_seconds".to_owned());
+    let wait = Matcher::Full("sluicegate_wait_seconds".to_owned());
     let prometheus = PrometheusBuilder::new()
         .set_buckets_for_metric(latency, &BUCKETS)?
+        .set_buckets_for_metric(wait, &WAITS)?
         .install_recorder()?;
 
     let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());

@@ -39,6 +39,7 @@ use crate::domain::{
     rule::millis,
     slots::Slots,
 };
+use crate::observe::SlotChange;
 
 /// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
 ///
@@ -71,6 +72,8 @@ struct Holding {
     window_ms: u64,
     /// That of the check, since the slot may be dropped outside of any runtime.
     runtime: Option<Handle>,
+    /// `None` without an observer.
+    observed: Option<Charge>,
 }
 
 enum State {
@@ -130,7 +133,9 @@ impl Limiter {
     fn holding(&self, slots: Slots, since_ms: u64, is_shadow: bool) -> Arc<Holding> {
         let rule = slots.usage().rules().next();
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.rule().window()));
+        let charge = slots.usage().check().charges().first();
         let holding = Holding {
+            observed: charge.filter(|_| self.is_observed()).cloned(),
             id: self.inner.renewer.next_id(),
             limiter: self.clone(),
             state: Mutex::new(if self.is_too_short(window_ms) {
@@ -150,6 +155,7 @@ impl Limiter {
             runtime: Handle::try_current().ok(),
         };
         let holding = Arc::new(holding);
+        holding.report(SlotChange::Taken);
         self.inner.renewer.add(&holding);
         holding
     }
@@ -320,10 +326,18 @@ impl SlotWatch {
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.end();
+        self.0.report(SlotChange::Returned);
     }
 }
 
 impl Holding {
+    fn report(&self, change: SlotChange) {
+        if let Some(charge) = &self.observed {
+            let limiter = &self.limiter;
+            limiter.report_safely(|it| it.on_slots(charge.policy(), charge.cost(), change));
+        }
+    }
+
     /// Returns the slots, if they are held.
     fn end(&self) {
         let (left, _task) = {
@@ -394,6 +408,7 @@ impl Holding {
     /// Notifies the holder that the slots are lost.
     fn lose(&self) {
         *self.lock() = State::Lost;
+        self.report(SlotChange::Lost);
         self.lost.notify_waiters();
         if !self.is_shadow {
             self.limiter.inner.renewer.warn_of_loss();

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::{Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -18,6 +18,7 @@ use super::{
 use crate::domain::{
     check::Check, decision::Denial, key::Key, policy::Policy, settlement::Settlement,
 };
+use crate::limiter::Limiter;
 
 /// The queues with waiting callers.
 #[derive(Debug, Default)]
@@ -60,6 +61,8 @@ pub(super) struct Ticket<'a> {
     queues: &'a WaitQueues,
     pub(super) queue: Arc<WaitQueue>,
     pub(super) check: Check,
+    /// Whose observer knows that the caller waits, and since when.
+    pub(super) waits: OnceLock<(Limiter, Instant)>,
     number: u64,
 }
 
@@ -87,6 +90,7 @@ impl WaitQueues {
             queues: self,
             queue,
             check: check.clone(),
+            waits: OnceLock::new(),
             number,
         })
     }
@@ -133,6 +137,9 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
+        if let Some((limiter, since)) = self.waits.get() {
+            limiter.report_wait(&self.check, Some(since.elapsed()));
+        }
         self.queue.line().leave(self.number);
         let mut all = self.queues.lock();
         if self.queue.tickets.fetch_sub(1, Relaxed) == 1 {

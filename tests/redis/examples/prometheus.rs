@@ -30,6 +30,8 @@ async fn prometheus_reads_in_the_example_what_was_allowed_and_rejected() {
         r#"sluicegate_decisions_total{policy="stricter",outcome="allowed"} 1"#,
         r#"sluicegate_decisions_total{policy="stricter",outcome="shadow_denied"} 2"#,
         r#"sluicegate_denials_total{policy="ip",rule="3/1m",shadow="false"} 1"#,
+        r#"sluicegate_units_charged_total{policy="ip"} 3"#,
+        r#"sluicegate_settlements_total{policy="ip",outcome="failed"} 0"#,
         "# TYPE sluicegate_store_seconds histogram",
         r#"sluicegate_store_seconds_count{call="check"} 4"#,
     ] {
