@@ -16,6 +16,7 @@ mod guide;
 mod hash;
 mod identities;
 mod inspect;
+mod logs;
 mod nothing;
 mod places;
 mod policies;
