@@ -19,6 +19,7 @@ mod inspect;
 mod logs;
 mod nothing;
 mod places;
+mod plans;
 mod policies;
 mod readme;
 mod reset;
