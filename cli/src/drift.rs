@@ -27,11 +27,12 @@ pub(crate) struct OtherRule {
 }
 
 impl OtherRule {
-    /// The rules of a stored value that the policy does not have, and whose units count at this time.
-    pub(crate) fn of(value: &StoredValue, policy: &Policy, now_ms: u64) -> Vec<Self> {
+    /// The rules of a stored value that none of the policies has, and whose units count at this time.
+    pub(crate) fn of(value: &StoredValue, policies: &[Policy], now_ms: u64) -> Vec<Self> {
         let sections = value.sections().iter();
         let others = sections.filter(|section| {
-            let is_known = policy.rules().iter().any(|rule| section.is_of(rule));
+            let mut rules = policies.iter().flat_map(Policy::rules);
+            let is_known = rules.any(|rule| section.is_of(rule));
             !is_known && section.used(now_ms) > 0
         });
         let others = others.map(|section| Self {

@@ -45,8 +45,9 @@ identities, such as an address and a user, ask for each of them.
 
 Exit codes: 0 the request would pass, 1 it would be denied, or the answer is not
 known. It is not known if the service publishes or counts other rules than the
-file has, if its processes differ (as for 15 minutes after a deploy), or if no
-published policy enforces the block.
+file has, if its processes differ (as for 15 minutes after a deploy), if plans
+that share a policy's name disagree, or if no published policy enforces the
+block.
 
 Also shows how many requests of the identity the service has denied in the last
 minute and hour under these policies, like `top --denied`.
@@ -104,6 +105,8 @@ struct Report {
     other_policies: Vec<String>,
     /// The policies that services publish with rules that differ from the file, or in several versions.
     published_differs: Vec<Differing>,
+    /// The policies that plans share, and under which some of the plans deny and others admit.
+    undecided: Vec<String>,
     /// The reason why the block may have no effect.
     warning: Option<String>,
 }
@@ -191,6 +194,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         policies: Vec::new(),
         other_policies: Vec::new(),
         published_differs: reading.differing.clone(),
+        undecided: Vec::new(),
         warning: reading.unenforced.clone(),
     };
     let mut longest = 0;
@@ -208,27 +212,35 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         report.blocked = Some(block);
     }
     for entry in &reading.entries {
-        let Some(policy) = &entry.policy else {
+        if entry.policies.is_empty() {
             continue;
-        };
+        }
         let value = value(entry)?;
-        let decision = decision(policy, key, cost, reading.now_ms, value)?;
+        let mut denials = Vec::new();
+        for policy in &entry.policies {
+            let decision = decision(policy, key, cost, reading.now_ms, value)?;
+            denials.push(denial(policy, &decision, reading.now_ms));
+            let plans = &entry.policies;
+            let policy = PolicyReport::of(policy, plans, &decision, reading.now_ms, value);
+            report.is_known &= policy.shadow || !policy.has_drifted();
+            report.policies.push(policy);
+        }
         let differs = reading
             .differing
             .iter()
             .any(|differing| differing.may_deny && differing.policy == entry.name);
+        // Any of the plans may hold, so all of them have to deny, until the first of them admits; the greatest, if equal.
+        if (1..denials.len()).contains(&denials.iter().flatten().count()) {
+            report.undecided.push(entry.name.clone());
+        }
+        report.is_known &= !differs && report.undecided.is_empty();
+        let denials: Option<Vec<_>> = denials.into_iter().collect();
+        let first = denials.and_then(|all| all.into_iter().rev().min_by_key(|(until, ..)| *until));
         // If the service may have other limits, these prove neither a denial nor a pass.
-        let is_certain = !policy.is_shadow() && !differs;
-        if let (Decision::Denied(denial), true) = (&decision, is_certain) {
+        if let Some((until, is_of_slots, by)) = first.filter(|_| !differs) {
             is_denied = true;
             report.passes = false;
-            // A rule that never admits lasts longest.
-            let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
-            let by = DeniedBy {
-                policy: policy.name().to_owned(),
-                rule: denial.rule().rule().to_string(),
-            };
-            if denial.rule().rule().is_concurrency() && until < u64::MAX {
+            if is_of_slots && until < u64::MAX {
                 report.no_slot.push(by);
             } else if until > longest {
                 longest = until;
@@ -236,9 +248,6 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
                 report.denied_by = Some(by);
             }
         }
-        let policy = PolicyReport::of(policy, &decision, reading.now_ms, value);
-        report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
-        report.policies.push(policy);
     }
     if report.denied_by.is_none() && report.blocked.is_none() {
         report.denied_by = report.no_slot.first().cloned();
@@ -277,6 +286,21 @@ fn decision(
     Ok(decide(&check, now_ms, &[value])?)
 }
 
+/// The time until which a policy denies, whether it is for want of a slot, and the rule; `None` if it does not deny.
+fn denial(policy: &Policy, decision: &Decision, now_ms: u64) -> Option<(u64, bool, DeniedBy)> {
+    let Decision::Denied(denial) = decision else {
+        return None;
+    };
+    let rule = denial.rule().rule();
+    let by = DeniedBy {
+        policy: policy.name().to_owned(),
+        rule: rule.to_string(),
+    };
+    // A rule that never admits lasts longest.
+    let until = after(now_ms, denial.rule()).unwrap_or(u64::MAX);
+    (!policy.is_shadow()).then_some((until, rule.is_concurrency(), by))
+}
+
 /// The time when a rule that denies admits again; `None` for never, or if the rule does not deny.
 fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
     Some(now_ms.saturating_add(millis(rule.retry_after()?)))
@@ -294,7 +318,13 @@ impl PolicyReport {
         self.other_rules.iter().any(|rule| rule.is_charged)
     }
 
-    fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
+    fn of(
+        policy: &Policy,
+        plans: &[Policy],
+        decision: &Decision,
+        now_ms: u64,
+        value: Option<&StoredValue>,
+    ) -> Self {
         let rules = decision.usage().rules();
         Self {
             policy: policy.name().to_owned(),
@@ -303,7 +333,7 @@ impl PolicyReport {
             rules: rules
                 .map(|rule| RuleReport::of(rule, now_ms, value))
                 .collect(),
-            other_rules: value.map_or(Vec::new(), |value| OtherRule::of(value, policy, now_ms)),
+            other_rules: value.map_or(Vec::new(), |value| OtherRule::of(value, plans, now_ms)),
         }
     }
 }
@@ -374,6 +404,9 @@ impl Report {
         if !differing.is_empty() {
             return Some(differing.join("; "));
         }
+        if let Some(policy) = self.undecided.first() {
+            return Some(format!("that depends on its plan under {policy}"));
+        }
         let is_drifted = |policy: &PolicyReport| !policy.shadow && policy.has_drifted();
         let why = match self.source {
             Source::File => "the file is not that of the service",
@@ -435,7 +468,8 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         output.hint("*: a shadow, which denies no request")?;
     }
     if !empty.is_empty() {
-        let empty: Vec<&str> = empty.iter().map(|policy| policy.policy.as_str()).collect();
+        let mut empty: Vec<&str> = empty.iter().map(|policy| policy.policy.as_str()).collect();
+        empty.dedup();
         let empty = empty.join(", ");
         output.hint(&format!("no usage under {empty}: the request passes there"))?;
     }

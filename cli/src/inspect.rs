@@ -6,7 +6,7 @@ use clap::Args;
 use comfy_table::{Cell, Color, Table};
 use serde::Serialize;
 use sluicegate::{
-    Rule,
+    Policy, Rule,
     store::redis::inspect::{Section, Step},
 };
 
@@ -172,7 +172,7 @@ impl Report {
         Ok(Self {
             identity: reading.identity.clone(),
             title: reading.identity.clone(),
-            has_file: reading.entries.iter().any(|entry| entry.policy.is_some()),
+            has_file: reading.entries.iter().any(|it| !it.policies.is_empty()),
             source: reading.source,
             unpublished: reading.unpublished.clone(),
             why: None,
@@ -290,10 +290,7 @@ fn strikes(reading: &Reading) -> Vec<StrikesReport> {
     let Ok(Some(stored)) = &reading.strikes else {
         return Vec::new();
     };
-    let policies = reading
-        .entries
-        .iter()
-        .filter_map(|entry| entry.policy.as_ref());
+    let policies = reading.entries.iter().flat_map(|entry| &entry.policies);
     let bans: Vec<Rule> = policies
         .filter_map(|policy| Some(policy.ban_config()?.strikes()))
         .collect();
@@ -327,8 +324,12 @@ impl PolicyReport {
 
     fn of(entry: &Entry, now_ms: u64) -> Self {
         let stored = entry.stored.as_ref().ok().and_then(Option::as_ref);
-        let known = entry.policy.iter().flat_map(|policy| policy.rules());
-        let known: Vec<Rule> = known.copied().collect();
+        let mut known: Vec<Rule> = Vec::new();
+        for rule in entry.policies.iter().flat_map(Policy::rules) {
+            if !known.contains(rule) {
+                known.push(*rule);
+            }
+        }
         let mut rules: Vec<RuleReport> = Vec::new();
         if entry.stored.is_ok() {
             rules.extend(known.iter().map(|rule| {

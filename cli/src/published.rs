@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 use sluicegate::{
-    Key, Policy,
+    Key, Policy, Rule,
     error::StoreErrorKind,
     policies::{Policies, PublishedPolicy},
     store::redis::inspect::Inspector,
@@ -34,9 +34,10 @@ Examples:
   sluicegate policies --json | jq -r '.policies[].policy'
 
 Services publish their policies in the store, a few seconds after the first use
-of each. If processes differ in a policy, each definition has a row, and
-`inspect`, `explain` and `top` use the newest. For 15 minutes after a deploy the
-former definition still counts as one in use.
+of each. Each definition has a row. If one process uses several of a name, they
+are plans, and `inspect`, `explain` and `top` use all of them. Otherwise
+processes differ, and these verbs use the newest. For 15 minutes after a deploy
+the former definition still counts as one in use.
 
 Exit codes: 0 done, 1 nothing is published.
 
@@ -84,7 +85,7 @@ impl Report {
     fn of(published: Vec<PublishedPolicy>, now_ms: u64) -> Self {
         let mut rows = Vec::new();
         for definitions in by_name(published).into_values() {
-            let differs = in_use(&definitions).nth(1).is_some();
+            let differs = !are_plans(&definitions) && in_use(&definitions).nth(1).is_some();
             rows.extend(
                 definitions
                     .iter()
@@ -174,11 +175,23 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 pub(crate) struct Limits {
     /// The limits from the file, or from the published policies; `None` if there are neither.
     pub(crate) policies: Option<Policies>,
+    /// The same, and all plans that share a name.
+    definitions: Vec<Policy>,
     /// The policies with other limits in some processes.
     pub(crate) differing: Vec<Differing>,
     pub(crate) source: Source,
     /// The reason why the published policies could not be read; `None` if they were.
     pub(crate) unpublished: Option<String>,
+}
+
+impl Limits {
+    /// The definitions of this name: several if plans share it, and none if it is not known.
+    pub(crate) fn of(&self, name: &str) -> Vec<Policy> {
+        let all = self.definitions.iter();
+        all.filter(|policy| policy.name() == name)
+            .cloned()
+            .collect()
+    }
 }
 
 /// The source of the limits.
@@ -214,15 +227,13 @@ pub(crate) struct Differing {
 impl Differing {
     /// `None` if all definitions have the same limits.
     fn of(definitions: &[PublishedPolicy], of_file: Option<&Policy>) -> Option<Self> {
-        let mut published: Vec<&Policy> = Vec::new();
-        for policy in in_use(definitions).map(PublishedPolicy::policy) {
-            if published.iter().all(|other| is_other(other, policy)) {
-                published.push(policy);
-            }
-        }
+        let published = distinct(definitions);
         let newest = *published.first()?;
-        let is_file_other = of_file.is_some_and(|policy| is_other(policy, newest));
-        (published.len() > 1 || is_file_other).then(|| Self {
+        let expected = in_force(definitions);
+        // The file may have any of the plans.
+        let is_file_other = |file| expected.iter().all(|policy| is_other(policy, file));
+        let do_differ = expected.len() < published.len();
+        (do_differ || of_file.is_some_and(is_file_other)).then(|| Self {
             policy: newest.name().to_owned(),
             published: published.iter().map(|policy| definition(policy)).collect(),
             file: of_file.map(definition),
@@ -290,9 +301,19 @@ pub(crate) async fn limits(
     for differing in &differing {
         warn(differing.text());
     }
+    let plans = published.values().filter(|_| file.is_none());
+    for plans in plans.map(|it| in_force(it)).filter(|it| it.len() > 1) {
+        let rules: Vec<String> = plans.iter().map(definition).collect();
+        let (name, rules) = (plans[0].name(), rules.join(" and "));
+        anstream::eprintln!("plans share the name {name}: {rules}; a FILE of --policies has one");
+    }
     let source = match file {
         Some(_) => Source::File,
         None => Source::Service,
+    };
+    let definitions = match &file {
+        Some(file) => file.iter().cloned().collect(),
+        None => published.values().flat_map(|it| in_force(it)).collect(),
     };
     let policies = match file {
         None if published.is_empty() => None,
@@ -305,10 +326,37 @@ pub(crate) async fn limits(
     };
     Ok(Limits {
         policies,
+        definitions,
         differing,
         source,
         unpublished,
     })
+}
+
+/// The limits of one name: the newest definition, or those of all plans, the lowest first.
+fn in_force(definitions: &[PublishedPolicy]) -> Vec<Policy> {
+    let mut plans: Vec<Policy> = distinct(definitions).into_iter().cloned().collect();
+    if !are_plans(definitions) {
+        plans.truncate(1);
+    }
+    plans.sort_by_key(|plan| plan.rules().iter().map(Rule::limit).collect::<Vec<_>>());
+    plans
+}
+
+/// Whether one process uses several of these definitions. Otherwise, several are those of processes that differ.
+fn are_plans(definitions: &[PublishedPolicy]) -> bool {
+    in_use(definitions).any(PublishedPolicy::shares_name)
+}
+
+/// The definitions in use that limit otherwise than each other, the newest first.
+fn distinct(definitions: &[PublishedPolicy]) -> Vec<&Policy> {
+    let mut distinct: Vec<&Policy> = Vec::new();
+    for policy in in_use(definitions).map(PublishedPolicy::policy) {
+        if distinct.iter().all(|other| is_other(other, policy)) {
+            distinct.push(policy);
+        }
+    }
+    distinct
 }
 
 /// The definitions of each name, the newest first.

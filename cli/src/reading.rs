@@ -8,7 +8,6 @@ use std::{
 use clap::Args;
 use sluicegate::{
     Key, Policy,
-    policies::Policies,
     store::redis::inspect::{Inspector, StoredBlock, StoredResult},
 };
 
@@ -17,7 +16,7 @@ use super::{
     denied::DenialReport,
     error::{Result, warn},
     policies_file,
-    published::{self, Differing, Source},
+    published::{self, Differing, Limits, Source},
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
@@ -68,8 +67,8 @@ pub(crate) struct Reading {
 /// The stored value under one policy.
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// `None` if no file has its limits.
-    pub(crate) policy: Option<Policy>,
+    /// Empty if its limits are not known. Several if plans share the name.
+    pub(crate) policies: Vec<Policy>,
     pub(crate) stored: StoredResult,
 }
 
@@ -78,7 +77,7 @@ pub(crate) struct Reader {
     pub(crate) inspector: Inspector,
     key: Key,
     /// By name. Policies without limits come from arguments or from a scan.
-    policies: Vec<(String, Option<Policy>)>,
+    policies: Vec<(String, Vec<Policy>)>,
     local_clock: bool,
     has_limits: bool,
     source: Source,
@@ -110,18 +109,17 @@ impl ReadArgs {
     ) -> Result<Reader> {
         let file = self.policies.as_deref();
         let limits = published::limits(settings, file, &inspector).await?;
-        let known = limits.policies;
         let from_file = settings.policies_or(file);
-        let policies: Vec<_> = match &known {
+        let policies: Vec<_> = match &limits.policies {
             Some(known) if self.only.is_empty() => known
                 .iter()
-                .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
+                .map(|policy| (policy.name().to_owned(), limits.of(policy.name())))
                 .collect(),
-            _ if !self.only.is_empty() => self.named(known.as_ref(), from_file)?,
+            _ if !self.only.is_empty() => self.named(&limits, from_file)?,
             _ => {
                 // Nothing names a policy, so only a scan finds the keys.
                 let names = found(&inspector, &key).await?.into_iter();
-                names.map(|name| (name, None)).collect()
+                names.map(|name| (name, Vec::new())).collect()
             }
         };
         let is_read =
@@ -132,25 +130,19 @@ impl ReadArgs {
             key,
             policies,
             local_clock: self.local_clock,
-            has_limits: known.is_some(),
+            has_limits: limits.policies.is_some(),
             source: limits.source,
             unpublished: limits.unpublished,
             differing,
         })
     }
 
-    fn named(
-        &self,
-        known: Option<&Policies>,
-        file: Option<&Path>,
-    ) -> Result<Vec<(String, Option<Policy>)>> {
+    fn named(&self, limits: &Limits, file: Option<&Path>) -> Result<Vec<(String, Vec<Policy>)>> {
         let named = self.only.iter().map(|name| {
-            let policy = match (known, file) {
-                (Some(known), Some(file)) => Some(policies_file::named(known, file, name)?),
-                (Some(known), None) => known.get(name),
-                (None, _) => None,
-            };
-            Ok((name.clone(), policy.cloned()))
+            if let (Some(known), Some(file)) = (&limits.policies, file) {
+                policies_file::named(known, file, name)?;
+            }
+            Ok((name.clone(), limits.of(name)))
         });
         named.collect()
     }
@@ -178,11 +170,11 @@ impl Reader {
             self.inspector.now_ms(&self.key).await?
         };
         let mut entries = Vec::with_capacity(self.policies.len());
-        for (name, policy) in &self.policies {
+        for (name, policies) in &self.policies {
             let stored = self.inspector.name(&self.key, name);
             entries.push(Entry {
                 name: name.clone(),
-                policy: policy.clone(),
+                policies: policies.clone(),
                 stored: self.inspector.read(&stored).await?,
             });
         }

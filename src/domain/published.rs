@@ -21,6 +21,7 @@ pub struct PublishedPolicy {
     enforces_blocks: bool,
     version: Box<str>,
     seen_ms: u64,
+    shares_name: bool,
 }
 
 impl PublishedPolicy {
@@ -33,6 +34,16 @@ impl PublishedPolicy {
             enforces_blocks,
             version: env!("CARGO_PKG_VERSION").into(),
             seen_ms: 0,
+            shares_name: false,
+        }
+    }
+
+    /// Notes which of the policies that a process uses have the same name as others.
+    pub(crate) fn note_shared_names(policies: &mut [Self]) {
+        let names: Vec<String> = policies.iter().map(|it| it.policy.name().into()).collect();
+        for it in policies {
+            let mut same = names.iter().filter(|name| *name == it.policy.name());
+            it.shares_name = same.nth(1).is_some();
         }
     }
 
@@ -72,6 +83,13 @@ impl PublishedPolicy {
         &self.version
     }
 
+    /// Returns whether the process used several definitions of this name at about the same time, such as plans. If none
+    /// of its definitions shares the name, processes differ.
+    #[must_use]
+    pub const fn shares_name(&self) -> bool {
+        self.shares_name
+    }
+
     /// Returns when a process last reported that it uses the policy, in ms since the Unix epoch by that process's
     /// clock. Processes report this every five minutes.
     #[must_use]
@@ -108,8 +126,10 @@ impl PublishedPolicy {
     pub(crate) fn text(&self, seen_ms: u64) -> String {
         let kinds: Vec<&str> = self.kinds().collect();
         let (kinds, blocks, version) = (kinds.join(","), self.enforces_blocks, self.version());
-        let definition = self.definition();
-        format!("seen={seen_ms}\nversion={version}\nblocks={blocks}\nkinds={kinds}\n{definition}")
+        let (shares_name, definition) = (self.shares_name, self.definition());
+        format!(
+            "seen={seen_ms}\nversion={version}\nblocks={blocks}\nkinds={kinds}\nshares_name={shares_name}\n{definition}"
+        )
     }
 
     /// Reads the output of [`text`](Self::text). Ignores unknown lines, which a later version may have written.
@@ -138,6 +158,7 @@ impl PublishedPolicy {
         published.version = value("version")?.chars().take(MAX_KIND).collect();
         // A kind that is not valid is skipped: any process may write to the store.
         published.seen_ms = value("seen")?.parse().ok()?;
+        published.shares_name = value("shares_name") == Some("true");
         for kind in value("kinds").unwrap_or_default().split(',') {
             if !kind.is_empty() {
                 published.add_kind(kind);
@@ -172,6 +193,19 @@ mod tests {
             published.seen_ms = 7;
             assert_eq!(read, published);
         }
+    }
+
+    #[test]
+    fn definitions_of_one_process_that_share_a_name_say_so() {
+        let definitions = [("api", "10/1d"), ("login", "5/1d"), ("api", "3000/1d")];
+        let mut published = definitions
+            .map(|(name, rules)| PublishedPolicy::new(Policy::parse(name, rules).unwrap(), true));
+        PublishedPolicy::note_shared_names(&mut published);
+        let read = published.each_ref().map(|it| {
+            let read = PublishedPolicy::parse(it.policy().name(), &it.text(7)).unwrap();
+            (it.shares_name(), read.shares_name())
+        });
+        assert_eq!(read, [(true, true), (false, false), (true, true)]);
     }
 
     #[test]

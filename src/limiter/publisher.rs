@@ -243,10 +243,9 @@ impl Publisher {
         let mut known = self.lock();
         known.begun += 1;
         let used = known.policies.values().filter(|noted| noted.is_used);
-        (
-            known.begun,
-            used.map(|noted| noted.published.clone()).collect(),
-        )
+        let mut used: Vec<_> = used.map(|noted| noted.published.clone()).collect();
+        PublishedPolicy::note_shared_names(&mut used);
+        (known.begun, used)
     }
 
     /// Makes the next request under each policy note the policy again, after the publication of this number.

@@ -50,6 +50,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         )));
     }
     let mapping = Mapping::new(&policies, &args.key, settings.ipv6_prefix())?;
+    let mapping = mapping.trusting(&args.trusted_proxies);
     args.check_outputs()?;
     if let Some(path) = &args.report {
         // Test this before hours of work. The file keeps its content until the page is ready.
@@ -62,6 +63,12 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
     bar.finish_and_clear();
     reading.report();
+    if mapping.is_guessed.get() {
+        warn(
+            "of several addresses in a field, the first is taken for the client, which a client can write: \
+             name your proxies with --trusted-proxies CIDR,…",
+        );
+    }
     let counts = &reading.counts;
     if counts.read > 0 && counts.unreadable == counts.read {
         return Err(Error::usage("no line can be read: nothing was replayed"));

@@ -7,6 +7,7 @@ use std::{
 
 use clap::Args;
 use same_file::Handle;
+use sluicegate::extract::Cidr;
 
 use super::{
     super::{error::Error, text},
@@ -26,14 +27,16 @@ and merges several files by time. Fields are ip, user, method, path, status,
 referer, agent, extra1 (the field behind the agent) and so on, or for JSON any
 name or path with dots: request.remote_ip. A policy with the name `user` limits
 by user, any other by ip, unless you use --key. A policy does not limit lines
-without its field.
+without its field. The client of a list of addresses, as in X-Forwarded-For, is
+the one that ForwardedIp finds with --trusted-proxies, or else the first.
 
 The tool decides all policies of a line together, like the middleware. Each
 request costs 1. Times of whole seconds are spread over the second. Concurrency
 rules are left out: a log does not say when responses ended.
 
 Exit codes: 0 done, 1 more requests are refused than a --max-refused allows,
-2 the tool cannot use a file or an argument.";
+2 the tool cannot use a file or an argument, or fewer than nine tenths of the
+lines can be judged.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -52,6 +55,10 @@ pub(crate) struct SimulateArgs {
     /// The field that distinguishes clients: FIELD for all policies, POLICY=FIELD for one
     #[arg(long, value_name = "[POLICY=]FIELD")]
     pub(super) key: Vec<String>,
+
+    /// The networks of your proxies, to find the client in a list of addresses [default: the client is the first]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    pub(super) trusted_proxies: Vec<Cidr>,
 
     /// The field of the time in JSON logs [default: time, ts, timestamp and others]
     #[arg(

@@ -1,10 +1,11 @@
 //! [`Record`]: one line of a log, and its fields by name.
 //!
 //! A line that begins with `{` is JSON. Any other line has the common log format, or a format that adds fields to it,
-//! such as the combined one:
+//! such as the combined one. Its fields are known by their places around ident and the time:
 //!
 //! ```text
-//! 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
+//! … 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
+//!   client  ident user  time
 //! ```
 
 use std::{
@@ -32,9 +33,12 @@ pub(super) enum Record<'a> {
     Json(Value),
 }
 
-/// The fields of a line, without their brackets and quotes.
+/// The fields of a line.
 pub(super) struct Common<'a> {
+    /// Without their brackets and quotes.
     fields: [&'a [u8]; MAX_FIELDS],
+    /// The rest of the line from each field on, with brackets and quotes.
+    starts: [&'a [u8]; MAX_FIELDS],
     count: usize,
     /// The index of the time.
     time: usize,
@@ -87,6 +91,7 @@ impl Known {
                 "clientip",
                 "request.client_ip",
                 "request.remote_ip",
+                "request.remote_addr",
                 "ClientHost",
                 "downstream_remote_address_without_port",
             ],
@@ -94,8 +99,18 @@ impl Known {
             Self::Method => &["request_method", "request.method", "RequestMethod"],
             Self::Path => &["uri", "request_uri", "request.uri", "RequestPath", "url"],
             Self::Status => &["status_code", "DownstreamStatus", "response_code"],
-            Self::Referer => &["http_referer", "referrer"],
-            Self::Agent => &["http_user_agent", "user_agent"],
+            Self::Referer => &[
+                "http_referer",
+                "referrer",
+                "request.headers.Referer",
+                "request_Referer",
+            ],
+            Self::Agent => &[
+                "http_user_agent",
+                "user_agent",
+                "request.headers.User-Agent",
+                "request_User-Agent",
+            ],
             Self::Time => &[
                 "ts",
                 "timestamp",
@@ -121,6 +136,16 @@ impl Field {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether this value is a list of addresses, as proxies forward it. Other fields have commas, too.
+    pub(super) fn is_list(&self, value: &[u8]) -> bool {
+        value.contains(&b',')
+            && match self.known {
+                Some(Known::Ip) => true,
+                Some(Known::Extra(_)) | None => ends_in_address(value),
+                Some(_) => false,
+            }
     }
 }
 
@@ -149,16 +174,16 @@ impl<'a> Record<'a> {
     /// The value of a field; `None` if there is no such field, or its value is empty or `-`.
     pub(super) fn get(&self, field: &Field) -> Option<Cow<'_, [u8]>> {
         let value: Cow<'_, [u8]> = match self {
-            Self::Common(line) => line.get(field.known?)?.into(),
-            Self::Json(value) => match lookup(value, field)? {
-                Value::String(text) => text.as_bytes().into(),
-                Value::Number(number) => number.to_string().into_bytes().into(),
-                Value::Bool(bool) => bool.to_string().into_bytes().into(),
-                _ => return None,
-            },
+            Self::Common(line) => line.get(field.known?)?,
+            Self::Json(value) => text(lookup(value, field)?)?,
         };
-        (!value.is_empty() && *value != *b"-").then_some(value)
+        (!is_empty(&value)).then_some(value)
     }
+}
+
+/// Whether this is how logs write that there is no value.
+pub(super) fn is_empty(value: &[u8]) -> bool {
+    value.is_empty() || value == b"-"
 }
 
 /// The value with this name or path with dots, or with one of the other names that logs use for the field.
@@ -170,18 +195,43 @@ fn lookup<'v>(value: &'v Value, field: &Field) -> Option<&'v Value> {
             let mut path = name.split('.');
             path.try_fold(value, |value, part| value.get(part))
         });
-        found.filter(|value| !value.is_null())
+        found.filter(|value| !is_absent(value))
+    })
+}
+
+/// Whether the next name is to be tried.
+fn is_absent(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Object(_) => true,
+        Value::String(text) => is_empty(text.as_bytes()),
+        Value::Array(values) => values.iter().all(is_absent),
+        Value::Number(_) | Value::Bool(_) => false,
+    }
+}
+
+fn text(value: &Value) -> Option<Cow<'_, [u8]>> {
+    Some(match value {
+        Value::String(text) => text.as_bytes().into(),
+        Value::Number(number) => number.to_string().into_bytes().into(),
+        Value::Bool(bool) => bool.to_string().into_bytes().into(),
+        // The lines of a header, which are one list.
+        Value::Array(lines) => {
+            let lines: Vec<_> = lines.iter().filter_map(text).collect();
+            lines.join(&b", "[..]).into()
+        }
+        Value::Null | Value::Object(_) => return None,
     })
 }
 
 impl<'a> Common<'a> {
     fn read(line: &'a [u8]) -> Result<Self, &'static str> {
-        let mut fields = [&b""[..]; MAX_FIELDS];
+        let (mut fields, mut starts) = ([&b""[..]; MAX_FIELDS], [&b""[..]; MAX_FIELDS]);
         let (mut count, mut time, mut rest) = (0, None, line.trim_ascii());
         // Use the last time before the request: in front of it is the name of a user, which may look like a time.
         let mut is_known = false;
         let mut error = "this is neither JSON nor of the common log format";
         while count < MAX_FIELDS && !rest.is_empty() {
+            starts[count] = rest;
             (fields[count], rest) = match rest[0] {
                 b'"' => {
                     is_known |= time.is_some_and(|(place, _)| place + 1 == count);
@@ -206,21 +256,22 @@ impl<'a> Common<'a> {
         let (time, stamp) = time.ok_or(error)?;
         Ok(Self {
             fields,
+            starts,
             count,
             time,
             stamp,
         })
     }
 
-    fn get(&self, field: Known) -> Option<&'a [u8]> {
+    fn get(&self, field: Known) -> Option<Cow<'a, [u8]>> {
         let after_time = |places: usize| {
             let place = self.time + places;
             (place < self.count).then(|| self.fields[place])
         };
         let request = || after_time(1).map(|line| line.split(|byte| *byte == b' '));
-        match field {
-            Known::Ip => Some(self.client()),
-            Known::User => Some(self.fields[self.time - 1]),
+        let value = match field {
+            Known::Ip => return Some(self.client()),
+            Known::User => Some(self.text(self.ident() + 1, self.time)),
             Known::Time => Some(self.fields[self.time]),
             Known::Method => request()?.next(),
             Known::Path => request()?.nth(1),
@@ -228,28 +279,46 @@ impl<'a> Common<'a> {
             Known::Referer => after_time(4),
             Known::Agent => after_time(5),
             Known::Extra(number) => after_time(number.get().checked_add(5)?),
-        }
+        };
+        value.map(Cow::from)
     }
 
-    /// The first field. If there are virtual hosts before the client, the first field that is an address. An address
-    /// with a port before another address is also a virtual host.
-    fn client(&self) -> &'a [u8] {
-        if self.time > 3 {
-            let is_address = |field: &[u8]| address(field).is_some();
-            let fields = &self.fields[..self.time - 2];
-            if let Some(place) = fields.iter().position(|field| is_address(field)) {
-                let next = fields.get(place + 1).filter(|field| is_address(field));
-                return next
-                    .filter(|_| has_port(fields[place]))
-                    .unwrap_or(&fields[place]);
-            }
+    /// The place of ident: the first `-` behind another field. Clients choose the name of the user behind it, which may
+    /// have blanks. Without a `-`, ident is the field before the user.
+    fn ident(&self) -> usize {
+        let is_dash = |place: &usize| self.starts[*place].starts_with(b"- ");
+        (1..self.time - 1).find(is_dash).unwrap_or(self.time - 2)
+    }
+
+    /// The field before ident, with the fields before it that end in a comma. A quoted field of addresses in front of
+    /// that is a header, and the client is the last proxy: together they are a list.
+    fn client(&self) -> Cow<'a, [u8]> {
+        let ident = self.ident();
+        let ends_list = |place: &usize| !self.fields[*place - 1].ends_with(b",");
+        let first = (1..ident).rev().find(ends_list).unwrap_or(0);
+        let client = self.text(first, ident);
+        let before = first.checked_sub(1).map(|place| self.fields[place]);
+        let header = before
+            .filter(|header| self.starts[first - 1].starts_with(b"\"") && ends_in_address(header));
+        header.map_or(client.into(), |header| {
+            [header, b", ", client].concat().into()
+        })
+    }
+
+    /// The text of the fields between two places. Several keep their quotes.
+    fn text(&self, from: usize, to: usize) -> &'a [u8] {
+        if from + 1 == to {
+            return self.fields[from];
         }
-        self.fields[0]
+        let (text, rest) = (self.starts[from], self.starts[to]);
+        text[..text.len() - rest.len()].trim_ascii_end()
     }
 }
 
-fn has_port(field: &[u8]) -> bool {
-    str::from_utf8(field).is_ok_and(|text| text.parse::<SocketAddr>().is_ok())
+/// Whether the last value of a list is an address. A client may have written those before it.
+fn ends_in_address(list: &[u8]) -> bool {
+    let last = list.rsplit(|byte| *byte == b',').next();
+    last.is_some_and(|last| address(last.trim_ascii()).is_some())
 }
 
 /// Splits at the closing quote. A quote behind a backslash does not close.
@@ -336,6 +405,134 @@ mod tests {
                 Some(client)
             );
         }
+    }
+
+    /// The rest of a line in the common format, from the time on.
+    const REST: &str = r#"[05/May/2020:21:25:27 +0000] "GET / HTTP/1.1" 200 1 "-" "-""#;
+
+    #[test]
+    fn the_client_and_the_user_are_known_by_their_places_before_the_time() {
+        for (before, ip, user) in [
+            ("203.0.113.7 - -", "203.0.113.7", None),
+            (
+                "203.0.113.7, 198.51.100.1 - -",
+                "203.0.113.7, 198.51.100.1",
+                None,
+            ),
+            (
+                "a.example 203.0.113.7, 10.0.0.1, 198.51.100.1 - bob",
+                "203.0.113.7, 10.0.0.1, 198.51.100.1",
+                Some("bob"),
+            ),
+            (
+                "\"203.0.113.7, 198.51.100.1\" - -",
+                "203.0.113.7, 198.51.100.1",
+                None,
+            ),
+            (
+                "\"203.0.113.7, 198.51.100.1\" 10.2.1.185 - -",
+                "203.0.113.7, 198.51.100.1, 10.2.1.185",
+                None,
+            ),
+            (
+                "\"203.0.113.7\" 10.2.1.185 - -",
+                "203.0.113.7, 10.2.1.185",
+                None,
+            ),
+            ("\"-\" 203.0.113.7 - -", "203.0.113.7", None),
+            ("www.example.org \"-\" 203.0.113.7 - -", "203.0.113.7", None),
+            ("\"a.example\" 203.0.113.7 - -", "203.0.113.7", None),
+            (
+                "www.example.org:443 host-a.isp.example - -",
+                "host-a.isp.example",
+                None,
+            ),
+            ("198.51.100.1 203.0.113.7 - -", "203.0.113.7", None),
+            ("198.51.100.1:80 203.0.113.7 - -", "203.0.113.7", None),
+            (
+                "nginx.1 | www.example.org 203.0.113.7 - -",
+                "203.0.113.7",
+                None,
+            ),
+            ("web_1  | 203.0.113.7 - alice", "203.0.113.7", Some("alice")),
+            ("- 203.0.113.7 - alice", "203.0.113.7", Some("alice")),
+            ("203.0.113.7 - \"\"", "203.0.113.7", None),
+            (
+                "203.0.113.7 - alice of 198.51.100.9",
+                "203.0.113.7",
+                Some("alice of 198.51.100.9"),
+            ),
+            (
+                "203.0.113.7 - 198.51.100.9 - -",
+                "203.0.113.7",
+                Some("198.51.100.9 - -"),
+            ),
+            (
+                "a.example 203.0.113.7 - a [b] c",
+                "203.0.113.7",
+                Some("a [b] c"),
+            ),
+            ("203.0.113.7 identd -", "203.0.113.7", None),
+            (
+                "a.example 203.0.113.7 identd alice",
+                "203.0.113.7",
+                Some("alice"),
+            ),
+        ] {
+            let line = format!("{before} {REST}");
+            assert_eq!(get(&line, "ip").as_deref(), Some(ip), "{before}");
+            assert_eq!(get(&line, "user").as_deref(), user, "{before}");
+            assert_eq!(get(&line, "path").as_deref(), Some("/"), "{before}");
+        }
+    }
+
+    #[test]
+    fn a_list_has_commas_and_ends_in_an_address_except_where_it_is_the_client() {
+        for (field, value, is_list) in [
+            ("ip", "203.0.113.7, unknown", true),
+            ("ip", "203.0.113.7", false),
+            ("extra1", "x, [2001:db8::7]:443", true),
+            (
+                "request.headers.X-Forwarded-For",
+                "203.0.113.7,10.0.0.1",
+                true,
+            ),
+            ("country", "Bonaire, Saba", false),
+            ("agent", "Mozilla/5.0 (KHTML, like Gecko)", false),
+            ("path", "/?of=203.0.113.7,10.0.0.1", false),
+            ("user", "x,10.0.0.1", false),
+        ] {
+            let field = Field::new(field);
+            assert_eq!(field.is_list(value.as_bytes()), is_list, "{value}");
+        }
+    }
+
+    #[test]
+    fn fields_of_caddy_and_traefik_are_found_past_empty_ones() {
+        let caddy = r#"{"request":{"client_ip":"","remote_ip":"203.0.113.7","headers":{"User-Agent":["curl/8"],"Referer":["https://a.example/"],"X":["203.0.113.7","10.0.0.1"],"Y":[""],"Z":[]}},"user_id":""}"#;
+        let older = r#"{"request":{"remote_addr":"203.0.113.7:4711","uri":"/x","headers":{"User-Agent":["curl/7"]}}}"#;
+        let traefik = r#"{"ClientHost":"203.0.113.7","ClientUsername":"-","request_User-Agent":"curl/8","request_Referer":"https://a.example/","user":{"id":1},"user_id":"bob"}"#;
+        for (line, field, value) in [
+            (caddy, "ip", Some("203.0.113.7")),
+            (caddy, "agent", Some("curl/8")),
+            (caddy, "referer", Some("https://a.example/")),
+            (caddy, "request.headers.User-Agent", Some("curl/8")),
+            (caddy, "request.headers.X", Some("203.0.113.7, 10.0.0.1")),
+            (caddy, "request.headers.Y", None),
+            (caddy, "request.headers.Z", None),
+            (caddy, "user", None),
+            (older, "ip", Some("203.0.113.7:4711")),
+            (older, "agent", Some("curl/7")),
+            (traefik, "ip", Some("203.0.113.7")),
+            (traefik, "agent", Some("curl/8")),
+            (traefik, "referer", Some("https://a.example/")),
+            (traefik, "user", Some("bob")),
+        ] {
+            assert_eq!(get(line, field).as_deref(), value, "{field} of {line}");
+        }
+        let line = r#"{"time":"","ts":1.5}"#;
+        let record = Record::read(line.as_bytes()).unwrap();
+        assert_eq!(record.stamp(&Field::new("time")).unwrap().ms, 1_500);
     }
 
     #[test]

@@ -1,13 +1,20 @@
 //! [`Request`]: the part of a log line that is replayed; [`Mapping`]: the key that each policy limits.
 
-use sluicegate::{Key, PeerIp, Policy, policies::Policies};
+use std::{cell::Cell, net::SocketAddr};
+
+use http::HeaderValue;
+use sluicegate::{
+    ForwardedIp, Key, PeerIp, Policy,
+    extract::{Cidr, TrustedProxies},
+    policies::Policies,
+};
 
 use super::{
     super::{
         error::{Error, Result},
         identity::leaked,
     },
-    record::{Field, Record, address},
+    record::{Field, Record, address, is_empty},
     stamp::Stamp,
 };
 
@@ -31,6 +38,10 @@ pub(super) struct Mapping {
     pub(super) policies: Vec<Mapped>,
     fields: Vec<(Field, &'static str)>,
     ipv6_prefix: u8,
+    /// Finds the client in a list of addresses; `None` without trusted proxies.
+    proxies: Option<ForwardedIp>,
+    /// Whether the first of several addresses was taken for the client.
+    pub(super) is_guessed: Cell<bool>,
 }
 
 #[derive(Clone)]
@@ -52,6 +63,8 @@ impl Mapping {
             policies: Vec::new(),
             fields: Vec::new(),
             ipv6_prefix,
+            proxies: None,
+            is_guessed: Cell::new(false),
         };
         // Check all arguments first: one with a mistyped name would have no effect.
         for key in keys {
@@ -94,6 +107,13 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Finds the client in lists of addresses by the networks of the proxies, if there are any.
+    pub(super) fn trusting(mut self, proxies: &[Cidr]) -> Self {
+        let networks = || TrustedProxies::networks(proxies.iter().copied());
+        self.proxies = (!proxies.is_empty()).then(|| ForwardedIp::x_forwarded_for(networks()));
+        self
+    }
+
     fn field(&mut self, name: &str) -> usize {
         let known = self
             .fields
@@ -118,7 +138,10 @@ impl Mapping {
         line: u64,
     ) -> Request {
         let keys = self.fields.iter().map(|(field, kind)| {
-            let value = record.get(field)?;
+            let mut value = record.get(field)?;
+            if field.is_list(&value) {
+                value = self.client(&value)?.into();
+            }
             Some(self.key(kind, &value[..value.len().min(MAX_VALUE)]))
         });
         Request {
@@ -128,6 +151,23 @@ impl Mapping {
             line,
             keys: keys.collect(),
         }
+    }
+
+    /// The client in a list of addresses: the first, or the one that [`ForwardedIp`] finds if the last is the peer's.
+    fn client(&self, list: &[u8]) -> Option<Vec<u8>> {
+        let values = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        let values: Vec<&[u8]> = values.filter(|value| !is_empty(value)).collect();
+        let Some(proxies) = &self.proxies else {
+            self.is_guessed
+                .set(values.len() > 1 || self.is_guessed.get());
+            return values.first().map(|first| first.to_vec());
+        };
+        let mut head = http::Request::new(()).into_parts().0;
+        let peer = address(values.last()?)?;
+        head.extensions.insert(SocketAddr::new(peer, 0));
+        let header = HeaderValue::from_bytes(&values.join(&b","[..])).ok()?;
+        head.headers.insert("x-forwarded-for", header);
+        Some(proxies.address(&head).ok()?.to_string().into_bytes())
     }
 
     /// Converts an address as `PeerIp` does, except in the field `user`. Other values stay unchanged.

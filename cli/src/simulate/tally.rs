@@ -101,7 +101,8 @@ impl Tally {
             decisions.write(request, decision.as_ref())?;
         }
         match decision {
-            None => self.unlimited += 1,
+            // With a key, a full store had no room for it.
+            None => self.unlimited += u64::from(request.keys.iter().all(Option::is_none)),
             Some(Decision::Denied(denial)) => self.refuse(request, &denial),
             Some(Decision::Blocked(blocked)) => {
                 self.banned += 1;

@@ -10,8 +10,8 @@ use super::{
 ///
 /// # Errors
 ///
-/// When a verdict would rest on nothing: no request had a key, or a full store forgot counts, so that there may be more
-/// refusals than were counted.
+/// When a verdict would rest on too little: the tool could not judge enough lines, or a full store forgot counts, so that
+/// there may be more refusals than were counted.
 pub(super) fn verdicts(bounds: &[Bound], outcome: &Outcome) -> Result<Vec<Verdict>> {
     let verdicts = bounds.iter().map(|bound| {
         let verdict = bound.verdict(outcome);
@@ -24,24 +24,35 @@ pub(super) fn verdicts(bounds: &[Bound], outcome: &Outcome) -> Result<Vec<Verdic
 }
 
 impl Bound {
-    fn verdict(&self, outcome: &Outcome) -> Result<Verdict, &'static str> {
+    fn verdict(&self, outcome: &Outcome) -> Result<Verdict, String> {
         let own = |name: &str| outcome.policies.iter().find(|policy| policy.name == name);
-        let (requests, with_key, refused) = match self.policy.as_deref().and_then(own) {
+        let all = outcome.requests;
+        let (requests, judged, refused) = match self.policy.as_deref().and_then(own) {
+            // Requests without a user are no sign that the log is misread.
+            Some(own) if own.key == "user" && own.requests > 0 => (own.requests, all, own.refused),
             Some(own) => (own.requests, own.requests, own.refused),
-            None => {
-                let all = outcome.requests;
-                (all, all - outcome.unlimited, outcome.refused)
-            }
+            None => (all, all - outcome.unlimited, outcome.refused),
         };
-        if with_key == 0 {
-            return Err("no request has a key for it, so that there is nothing to judge");
+        if judged == 0 {
+            return Err("no request has a key for it, so that there is nothing to judge".into());
+        }
+        let lines = outcome.lines.read - outcome.lines.filtered;
+        if u128::from(judged) * 10 < u128::from(lines) * 9 {
+            let unreadable = outcome.lines.unreadable;
+            return Err(format!(
+                "a verdict needs nine tenths of the lines: of {lines}, {unreadable} cannot be read, and {} have no key \
+                 for it",
+                lines - unreadable - judged
+            ));
         }
         // In integers, since a float could miss a bound that is met exactly.
         let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
         let most = u64::try_from(most).unwrap_or(u64::MAX);
         // A store that forgets counts refuses too few, so a broken bound is broken all the same.
         if outcome.full && refused <= most {
-            return Err("a store was full and may have forgotten counts: give it more --keys");
+            return Err(
+                "a store was full and may have forgotten counts: give it more --keys".into(),
+            );
         }
         Ok(Verdict {
             policy: self.policy.clone(),

@@ -8,11 +8,7 @@ use std::{collections::BTreeMap, io::Write, path::PathBuf};
 use clap::Args;
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
 use serde::Serialize;
-use sluicegate::{
-    Policy,
-    policies::Policies,
-    store::redis::inspect::{Inspector, Server, StoredName},
-};
+use sluicegate::store::redis::inspect::{Inspector, Server, StoredName};
 
 use self::ranking::{Ranked, Ranking};
 use super::{
@@ -184,9 +180,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
 
 struct Top<'a> {
     args: &'a TopArgs,
-    policies: Option<Policies>,
-    source: Source,
-    unpublished: Option<String>,
+    limits: Limits,
     ranking: Ranking,
     now_ms: u64,
     read: u64,
@@ -201,9 +195,7 @@ impl<'a> Top<'a> {
     fn new(args: &'a TopArgs, limits: Limits) -> Self {
         Self {
             args,
-            policies: limits.policies,
-            source: limits.source,
-            unpublished: limits.unpublished,
+            limits,
             ranking: Ranking::new(args.number.into()),
             now_ms: 0,
             read: 0,
@@ -237,7 +229,7 @@ impl<'a> Top<'a> {
         let (blocks, mut names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
         self.count_blocks(server, &blocks).await?;
-        if let Some(policies) = &self.policies {
+        if let Some(policies) = &self.limits.policies {
             let (known, other): (Vec<_>, Vec<_>) = names
                 .into_iter()
                 .partition(|name| policies.get(name.policy()).is_some());
@@ -260,17 +252,14 @@ impl<'a> Top<'a> {
                     continue;
                 }
             };
-            let policies = self.policies.as_ref();
-            let policy: Option<Policy> = policies
-                .and_then(|policies| policies.get(name.policy()))
-                .cloned();
-            if let Some(policy) = &policy {
-                let others = OtherRule::of(&value, policy, self.now_ms).into_iter();
+            let policies = self.limits.of(name.policy());
+            if !policies.is_empty() {
+                let others = OtherRule::of(&value, &policies, self.now_ms).into_iter();
                 for other in others.filter(|other| other.is_charged) {
                     self.add_other(name.policy(), Some(other.rule));
                 }
             }
-            if let Some(ranked) = Ranked::of(name, &value, policy.as_ref(), self.now_ms) {
+            if let Some(ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
                 self.ranking.offer(ranked);
             }
         }
@@ -303,7 +292,7 @@ impl<'a> Top<'a> {
     }
 
     fn report(self, keys: u64) -> Report {
-        let has_limits = self.policies.is_some();
+        let has_limits = self.limits.policies.is_some();
         let rows = self.ranking.first.iter();
         let others = self.others.into_iter();
         let others = others.map(|((policy, rule), keys)| OtherRow { policy, rule, keys });
@@ -321,8 +310,8 @@ impl<'a> Top<'a> {
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
             other_rules,
             other_policies,
-            source: self.source,
-            unpublished: self.unpublished,
+            source: self.limits.source,
+            unpublished: self.limits.unpublished,
             why: String::new(),
         }
     }

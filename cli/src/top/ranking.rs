@@ -58,17 +58,20 @@ impl Ranking {
 }
 
 impl Ranked {
-    /// `None` if no units count.
+    /// `None` if no units count. If plans share the name, the plan that leaves most decides: no other identity is known
+    /// to be full.
     pub(super) fn of(
         name: &StoredName,
         value: &StoredValue,
-        policy: Option<&Policy>,
+        policies: &[Policy],
         now_ms: u64,
     ) -> Option<Self> {
-        match policy {
-            Some(policy) => Self::of_limits(name, value, policy, now_ms),
-            None => Self::of_units(name, value, now_ms),
+        if policies.is_empty() {
+            return Self::of_units(name, value, now_ms);
         }
+        let plans = policies.iter();
+        let plans = plans.filter_map(|policy| Self::of_limits(name, value, policy, now_ms));
+        plans.min_by_key(|ranked| ranked.rank)
     }
 
     fn of_limits(

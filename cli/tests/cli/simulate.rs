@@ -999,6 +999,7 @@ fn no_verdict_is_yes_if_a_store_was_full() {
     let said = tool.run("simulate p.toml access.log --keys 100 --max-refused 1%");
     assert_eq!(said.code, 2, "{said:?}");
     assert!(said.stderr.contains("give it more --keys"), "{said:?}");
+    assert!(!said.stdout.contains("no key"), "{said:?}");
     assert!(
         said.stdout.contains("Refusals by rule"),
         "the outcome is shown: {said:?}"

@@ -1,0 +1,160 @@
+//! Plans that share the name of a policy: an identity is limited by one of several published limits.
+
+use serde_json::Value;
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+
+use crate::site::Site;
+
+/// A process that charges these users under `api`, each by the rules of a plan, and publishes all plans.
+async fn published(site: &Site, users: &[(&str, &str, u64)]) {
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
+    for (user, rules, cost) in users {
+        let policy = Policy::parse("api", rules).unwrap();
+        let charge = Charge::new(&policy, Key::new("user", *user), *cost);
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    }
+    limiter.policies_published().await.unwrap();
+}
+
+const FREE: &str = "10/1d";
+const PRO: &str = "3000/1d";
+
+const SHARED: &str = "plans share the name api: 10/1d and 3000/1d; a FILE of --policies has one\n";
+
+#[tokio::test]
+async fn plans_of_one_process_are_no_difference_between_processes() {
+    let site = Site::start().await;
+    published(&site, &[("alice", FREE, 10), ("bob", PRO, 50)]).await;
+    let rows = site.json("policies", 0)["policies"].clone();
+    let rows = rows.as_array().unwrap();
+    assert!(
+        rows.len() == 2 && rows.iter().all(|row| row["differs"] == false),
+        "{rows:?}"
+    );
+    for (verb, code) in [
+        ("policies", 0),
+        ("explain user=bob", 1),
+        ("inspect user=bob", 0),
+        ("top", 0),
+    ] {
+        let said = site.tool.run(verb);
+        assert_eq!(said.code, code, "{verb}: {said:?}");
+        let named = if verb == "policies" { "" } else { SHARED };
+        assert_eq!(said.stderr, named, "{verb}");
+        assert!(!said.stdout.contains("differ"), "{verb}: {said:?}");
+    }
+    // A file names the limits of one plan, or those of none.
+    site.tool.write("free.toml", format!("api = '{FREE}'"));
+    site.tool.write("other.toml", "api = '7/1d'");
+    assert_eq!(site.tool.run("top --policies free.toml").stderr, "");
+    let said = site.tool.run("top --policies other.toml");
+    assert!(said.stderr.contains("the file says 7/1d"), "{said:?}");
+}
+
+#[tokio::test]
+async fn explain_knows_the_answer_where_all_plans_agree() {
+    let site = Site::start().await;
+    published(
+        &site,
+        &[("alice", FREE, 1), ("bob", PRO, 50), ("carol", PRO, 3_000)],
+    )
+    .await;
+    let said = site.json("explain user=alice", 0);
+    assert_eq!(
+        (&said["passes"], &said["is_known"]),
+        (&true.into(), &true.into())
+    );
+    let rules = said["policies"].as_array().unwrap().iter();
+    let rules: Vec<_> = rules
+        .map(|plan| (&plan["rules"][0]["rule"], &plan["rules"][0]["left"]))
+        .collect();
+    assert_eq!(
+        rules,
+        [(&FREE.into(), &9.into()), (&PRO.into(), &2_999.into())]
+    );
+
+    // All deny: the greatest limit admits first.
+    let said = site.json("explain user=carol", 1);
+    assert_eq!(
+        (&said["is_known"], &said["denied_by"]["rule"]),
+        (&true.into(), &PRO.into())
+    );
+    assert!(said["passes_ms"].is_u64(), "{said}");
+
+    let said = site.tool.run("explain user=bob");
+    assert_eq!(said.code, 1, "{said:?}");
+    let expected = "It is not known whether it passes: that depends on its plan under api.";
+    assert!(said.stdout.contains(expected), "{said:?}");
+    assert!(
+        said.stderr == SHARED && said.stdout.contains("2\u{202f}950"),
+        "{said:?}"
+    );
+    let said = site.json("explain user=bob", 1);
+    assert_eq!(said["undecided"], serde_json::json!(["api"]));
+    assert_eq!(
+        (&said["published_differs"], &said["denied_by"]),
+        (&serde_json::json!([]), &Value::Null)
+    );
+
+    for (file, rules, code) in [("free.toml", FREE, 1), ("pro.toml", PRO, 0)] {
+        site.tool.write(file, format!("api = '{rules}'"));
+        let said = site.json(&format!("explain user=bob --policies {file}"), code);
+        assert_eq!(said["is_known"], true, "{said}");
+    }
+}
+
+#[tokio::test]
+async fn top_and_inspect_call_nobody_full_who_may_be_on_a_greater_plan() {
+    let site = Site::start().await;
+    published(
+        &site,
+        &[
+            ("alice", FREE, 10),
+            ("bob", PRO, 500),
+            ("carol", PRO, 3_000),
+        ],
+    )
+    .await;
+    let said = site.json("top", 0);
+    assert_eq!(said["full"], 1);
+    let rows = said["top"].as_array().unwrap().iter();
+    let rows: Vec<_> = rows
+        .map(|row| (&row["identity"], &row["limit"], &row["full"]))
+        .collect();
+    let [carol, bob, alice] = ["carol", "bob", "alice"].map(|it| Value::from(format!("user={it}")));
+    let (full, free, limit) = (true.into(), false.into(), 3_000.into());
+    let expected = [
+        (&carol, &limit, &full),
+        (&bob, &limit, &free),
+        (&alice, &limit, &free),
+    ];
+    assert_eq!(rows, expected);
+    let text = site.text("top");
+    assert!(text.contains("16%"), "{text}");
+    assert!(!text.contains("5000%") && !text.contains("ever"), "{text}");
+
+    let text = site.text("inspect user=bob");
+    assert!(
+        text.contains(FREE) && text.contains(PRO) && text.contains("2\u{202f}500"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn rules_of_another_plan_are_not_unknown_rules() {
+    let site = Site::start().await;
+    published(&site, &[("alice", FREE, 10), ("bob", "3000/30d,50/1h", 20)]).await;
+    let said = site.json("explain user=bob", 0);
+    for plan in said["policies"].as_array().unwrap() {
+        assert_eq!(plan["other_rules"], serde_json::json!([]), "{plan}");
+    }
+    let said = site.json("top", 0);
+    assert_eq!(said["other_rules"], serde_json::json!([]));
+    // The units of alice are stored under a window that the other plan does not have.
+    assert_eq!(
+        (&said["full"], &said["top"][0]["identity"]),
+        (&1.into(), &"user=alice".into())
+    );
+    assert!(!site.text("inspect user=bob").contains('?'));
+}
