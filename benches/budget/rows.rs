@@ -1,0 +1,202 @@
+//! What is counted in a process of its own: a number of the same requests or checks, after a warm-up.
+
+use std::{
+    convert::Infallible,
+    env,
+    future::{Ready, ready},
+    hint::black_box,
+    net::SocketAddr,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use axum::{body::Body, extract::ConnectInfo};
+use http::{HeaderValue, Request, Response};
+use sluicegate::{
+    Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    RedisStore, Store, middleware::HeaderStyle, store::Check,
+};
+use tokio::task::{JoinSet, LocalSet};
+use tower::{Layer, Service};
+use tower_governor::{
+    GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
+};
+
+const ONE: &str = "1000000000/1m";
+const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
+const FULL: &str = "0/1m";
+
+/// More than a layer watches for signs that it is wired wrongly.
+const WARM_UP: usize = 12_000;
+const CLIENTS: usize = 1_000;
+
+/// The names of the rows, as in the file of budgets.
+pub(crate) const NAMES: [&str; 12] = [
+    "bare service",
+    YARDSTICK,
+    "layer, one rule",
+    "layer, three rules",
+    "layer, three rules, no headers",
+    "layer, a denial",
+    "layer, two keys",
+    "store, one rule",
+    "store, three rules",
+    "limiter, one rule",
+    "limiter, three rules",
+    OVER_REDIS,
+];
+
+/// Its clock reads the processor's counter, so that its figures vary.
+pub(crate) const YARDSTICK: &str = "tower_governor";
+pub(crate) const OVER_REDIS: &str = "over redis, three rules";
+
+/// The address of the server for the row over Redis.
+pub(crate) const REDIS: &str = "SLUICEGATE_BUDGET_REDIS";
+
+pub(crate) fn run(name: &str, requests: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    if name == OVER_REDIS {
+        return over_redis(&runtime, requests);
+    }
+    let _entered = runtime.enter();
+    let number = WARM_UP + requests;
+    match name {
+        "bare service" => serve_all(number, Bare),
+        YARDSTICK => {
+            let mut config = GovernorConfigBuilder::default();
+            config.per_nanosecond(1).burst_size(u32::MAX);
+            let config = config.use_headers().finish().unwrap();
+            let layer: GovernorLayer<PeerIpKeyExtractor, _, Body> = GovernorLayer::new(config);
+            serve_all(number, layer.layer(Bare));
+        }
+        "layer, one rule" => serve_all(number, layer(ONE).layer(Bare)),
+        "layer, three rules" => serve_all(number, layer(THREE).layer(Bare)),
+        "layer, three rules, no headers" => {
+            serve_all(number, layer(THREE).headers(HeaderStyle::NONE).layer(Bare));
+        }
+        "layer, a denial" => serve_all(number, layer(FULL).layer(Bare)),
+        "layer, two keys" => {
+            let user = Policy::parse("user", ONE).unwrap();
+            serve_all(
+                number,
+                layer(ONE).limit(user, Header::new("x-api-key")).layer(Bare),
+            );
+        }
+        "store, one rule" => check_all_by_store(number, ONE),
+        "store, three rules" => check_all_by_store(number, THREE),
+        "limiter, one rule" => check_all_by_limiter(number, ONE),
+        "limiter, three rules" => check_all_by_limiter(number, THREE),
+        _ => panic!("no row has the name {name:?}"),
+    }
+}
+
+/// Answers at once with an empty body.
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<()>> for Bare {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        black_box(&request);
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+fn layer(rules: &str) -> RateLimitLayer {
+    let limiter = Limiter::new(MemoryStore::new());
+    RateLimitLayer::new(limiter).limit(Policy::parse("ip", rules).unwrap(), PeerIp)
+}
+
+/// Makes requests one after another, which are answered at once, since there is no store to wait for.
+fn serve_all<S, B>(requests: usize, mut service: S)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+{
+    let client = |n: usize| -> (SocketAddr, HeaderValue) {
+        let address = format!("203.0.{}.{}:50000", n / 250, n % 250 + 1);
+        let api_key = format!("sk_live_0123456789abcdef{n:08}");
+        (address.parse().unwrap(), api_key.parse().unwrap())
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    for (address, api_key) in clients.iter().cycle().take(requests) {
+        let mut request = Request::new(());
+        request.headers_mut().insert("x-api-key", api_key.clone());
+        request.extensions_mut().insert(ConnectInfo(*address));
+        assert!(service.poll_ready(&mut cx).is_ready());
+        let mut response = pin!(service.call(request));
+        assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
+    }
+}
+
+fn users(number: usize) -> Vec<String> {
+    (0..number).map(|n| format!("user-{n:08}")).collect()
+}
+
+fn charge(policy: &Policy, user: &str) -> Charge {
+    Charge::new(policy, Key::new("user", user), 1)
+}
+
+fn answered<T>(answer: impl Future<Output = T>) -> T {
+    match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("a store in memory answers at once"),
+    }
+}
+
+fn check_all_by_store(checks: usize, rules: &str) {
+    let (store, policy) = (MemoryStore::new(), Policy::parse("api", rules).unwrap());
+    for user in users(CLIENTS).iter().cycle().take(checks) {
+        let check = Check::new([charge(&policy, user)]).unwrap();
+        assert!(answered(store.check(&check)).unwrap().is_allowed());
+    }
+}
+
+fn check_all_by_limiter(checks: usize, rules: &str) {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", rules).unwrap();
+    for user in users(CLIENTS).iter().cycle().take(checks) {
+        let decision = answered(limiter.check([charge(&policy, user)]));
+        assert!(decision.unwrap().is_allowed());
+    }
+}
+
+/// Callers in closed loops, so that several checks share a call.
+fn over_redis(runtime: &tokio::runtime::Runtime, checks: usize) {
+    const CALLERS: usize = 64;
+    let url = env::var(REDIS).unwrap();
+    let store = runtime.block_on(RedisStore::connect(url.as_str())).unwrap();
+    let limiter = Limiter::new(store)
+        .timeout(Duration::from_secs(20))
+        .on_failure(FailurePolicy::Closed);
+    let policy = Policy::parse("api", THREE).unwrap();
+    let users = Rc::new(users(CLIENTS));
+    let number = WARM_UP + checks;
+    LocalSet::new().block_on(runtime, async {
+        let mut callers = JoinSet::new();
+        for caller in 0..CALLERS {
+            let (limiter, policy, users) = (limiter.clone(), policy.clone(), users.clone());
+            callers.spawn_local(async move {
+                for check in (caller..number).step_by(CALLERS) {
+                    let decision = limiter.check([charge(&policy, &users[check % CLIENTS])]);
+                    assert!(decision.await.unwrap().is_allowed());
+                }
+            });
+        }
+        while let Some(ended) = callers.join_next().await {
+            ended.unwrap();
+        }
+    });
+}
