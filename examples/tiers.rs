@@ -1,11 +1,12 @@
-//! A policy for each caller: authentication finds the plan of each request, and a set of policies holds its limits.
+//! A policy for each caller: authentication finds the plan of each request, and a table holds its limits. All plans have
+//! one policy name, so that an upgrade keeps the counts.
 //!
 //!     cargo run --example tiers --features axum
 //!
-//! Mallory's plan is not in the set, so the request is rejected instead of passing without a limit:
+//! Mallory's plan is not in the table, so the request is rejected instead of passing without a limit:
 //!
-//!     curl -i localhost:3000 -H 'x-user: alice'      # 200, "free";r=59
-//!     curl -i localhost:3000 -H 'x-user: bob'        # 200, "pro";r=599
+//!     curl -i localhost:3000 -H 'x-user: alice'      # 200, "requests";r=59
+//!     curl -i localhost:3000 -H 'x-user: bob'        # 200, "requests";r=599
 //!     curl -i localhost:3000 -H 'x-user: mallory'    # 400
 //!     curl -i localhost:3000                         # 401
 //!
@@ -14,7 +15,7 @@
 //!     cargo add axum tokio tracing-subscriber -F tokio/full
 //!     cargo add --path ../sluicegate -F axum
 
-use std::{env, error::Error};
+use std::{collections::HashMap, env, error::Error};
 
 use axum::{
     Router,
@@ -24,9 +25,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use sluicegate::{
-    Key, MemoryStore, Policy, RateLimitLayer, extract::FromExtension, policies::Policies,
-};
+use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, extract::FromExtension};
 use tokio::net::TcpListener;
 
 #[derive(Clone)]
@@ -58,9 +57,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
     tracing_subscriber::fmt::init();
 
-    let free = Policy::parse("free", "60/1m")?;
-    let pro = Policy::parse("pro", "600/1m")?;
-    let plans = Policies::new([free, pro])?;
+    let plans = HashMap::from([
+        ("free", Policy::parse("requests", "60/1m")?),
+        ("pro", Policy::parse("requests", "600/1m")?),
+    ]);
     let by_plan = move |head: &Parts| plans.get(head.extensions.get::<User>()?.plan).cloned();
     let user = FromExtension::new(|user: &User| Key::new("user", &user.name));
 

@@ -26,6 +26,20 @@ pub(crate) fn counts_restart(restart: &Restart) {
     let _ = restart;
 }
 
+/// Warns that a reload has added a policy that no layer uses.
+pub(crate) fn unused_policy(name: &str, similar: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy = name,
+        similar,
+        "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to one that a layer \
+         does use: if it is misspelled, give it that name; if it is another policy, ignore this"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = (name, similar);
+}
+
 /// Warns about a limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
     #[cfg(feature = "tracing")]
@@ -105,18 +119,18 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     let _ = (header, mistake);
 }
 
-/// Warns that a response's `ActualCost` names a policy that does not exist.
-pub(crate) fn unknown_policy(name: &str, similar: Option<&str>) {
+/// Warns that a layer or a response sets a cost under a policy that does not exist: `ActualCost`, or another setter.
+pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
         policy = name,
         similar,
-        "misconfigured: a response has its `ActualCost` under a policy that does not exist, so that it keeps what was \
-         charged: name a policy of the layer"
+        "misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
+         name a policy of the layer"
     );
     #[cfg(not(feature = "tracing"))]
-    let _ = (name, similar);
+    let _ = (setter, name, similar);
 }
 
 /// Warns about a handler that meters a cost which no layer settles.

@@ -578,8 +578,8 @@ mod tests {
             ),
             (r#"{"i p":"1/1s"}"#, "policy name `i p` must be"),
             (r#"{"ip":"1/1s","ip":"2/1s"}"#, "policy `ip` is named twice"),
-            (r#"{"ip":""}"#, "policy `ip`: rule ``: write it as"),
-            (r#"{"ip":[]}"#, "policy `ip`: rule ``: write it as"),
+            (r#"{"ip":""}"#, "policy `ip`: rule ``: there is no text"),
+            (r#"{"ip":[]}"#, "policy `ip`: rule ``: there is no text"),
             (r#"{"ip":{"on_failure":"open"}}"#, "missing field `rules`"),
             (
                 r#"{"ip":{"rules":"1/1s","on_failure":"ajar"}}"#,

@@ -21,6 +21,7 @@ pub(crate) mod published;
 pub mod rule;
 pub(crate) mod sent_call;
 pub(crate) mod settlement;
+pub(crate) mod similar;
 pub(crate) mod slots;
 mod text;
 mod unit;

@@ -1,15 +1,19 @@
 #![doc = include_str!("../../docs/guide/policies.md")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use crate::domain::{
     error::{ConfigError, shown},
     policy::Policy,
     rule::Rule,
+    similar::most_similar,
 };
 pub use crate::domain::{published::PublishedPolicy, unit::Unit};
 
@@ -65,40 +69,82 @@ impl fmt::Debug for Policies {
 /// [calendar rule](crate::Rule::per_month) with another period, zone or first day.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
-    current: Arc<RwLock<Policies>>,
+    live: Arc<Live>,
+}
+
+#[derive(Debug)]
+struct Live {
+    current: RwLock<Policies>,
+    /// The names of the handles.
+    handled: Mutex<BTreeSet<Box<str>>>,
+    /// Whether policies were read without a handle, so that any name may be in use.
+    is_read: AtomicBool,
 }
 
 impl ReloadablePolicies {
     /// Creates a set with these policies.
     #[must_use]
     pub fn new(policies: Policies) -> Self {
+        let live = Live {
+            current: RwLock::new(policies),
+            handled: Mutex::default(),
+            is_read: AtomicBool::new(false),
+        };
         Self {
-            current: Arc::new(RwLock::new(policies)),
+            live: Arc::new(live),
         }
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, Policies> {
+        let current = self.live.current.read();
+        current.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the current policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Policy> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.get(name).cloned()
+        self.live.is_read.store(true, Relaxed);
+        self.current().get(name).cloned()
     }
 
     /// Returns all current policies.
     #[must_use]
     pub fn load(&self) -> Policies {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.clone()
+        self.live.is_read.store(true, Relaxed);
+        self.current().clone()
+    }
+
+    /// Returns the new names of these policies that are probably misspelled, each with the similar name of a
+    /// handle.
+    ///
+    /// A new name has no handle yet, and may get one later if it is similar to none. Code that reads policies without a
+    /// handle, as for tiers, may use any name.
+    pub(crate) fn misspelled(&self, policies: &Policies) -> Vec<(Box<str>, Box<str>)> {
+        if self.live.is_read.load(Relaxed) {
+            return Vec::new();
+        }
+        // In the order of `policy`.
+        let current = self.current();
+        let handled = self.live.handled.lock();
+        let handled = handled.unwrap_or_else(PoisonError::into_inner);
+        let new = policies.iter().map(Policy::name);
+        let new = new.filter(|name| current.get(name).is_none());
+        new.filter_map(|name| {
+            let meant = most_similar(name, handled.iter().map(|name| &**name))?;
+            Some((name.into(), meant.into()))
+        })
+        .collect()
     }
 
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
     pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, ConfigError> {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let current = self.live.current.write();
+        let mut current = current.unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = current
             .iter()
             .find(|policy| policies.get(policy.name()).is_none())
         {
-            return Err(is_missing(missing.name()));
+            return Err(is_missing(missing.name(), &policies));
         }
         let restarts = current.iter().filter_map(|old| {
             let new = policies.get(old.name())?;
@@ -115,7 +161,13 @@ impl ReloadablePolicies {
     ///
     /// When the set has no policy of this name.
     pub fn policy(&self, name: &str) -> Result<PolicyHandle, ConfigError> {
-        let first = self.get(name).ok_or_else(|| is_missing(name))?;
+        let current = self.current();
+        let first = current.get(name).cloned();
+        let first = first.ok_or_else(|| is_missing(name, &current))?;
+        let handled = self.live.handled.lock();
+        handled
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.into());
         Ok(PolicyHandle {
             first,
             all: self.clone(),
@@ -123,8 +175,15 @@ impl ReloadablePolicies {
     }
 }
 
-fn is_missing(policy: &str) -> ConfigError {
-    ConfigError::new(format_args!("policy `{}` is missing", shown(policy)))
+fn is_missing(policy: &str, among: &Policies) -> ConfigError {
+    let similar = most_similar(policy, among.iter().map(Policy::name));
+    let policy = shown(policy);
+    match similar {
+        Some(similar) => ConfigError::new(format_args!(
+            "policy `{policy}` is missing: is `{similar}` misspelled?"
+        )),
+        None => ConfigError::new(format_args!("policy `{policy}` is missing")),
+    }
 }
 
 /// Calendar rules that replace others of the same policy: they start empty in the middle of their periods.
@@ -176,9 +235,9 @@ impl PolicyHandle {
     /// Returns the current policy.
     #[must_use]
     pub fn load(&self) -> Policy {
-        let now = self.all.get(self.first.name());
+        let all = self.all.current();
         // Names are never removed; if one were, the limit would still apply.
-        now.unwrap_or_else(|| self.first.clone())
+        all.get(self.first.name()).unwrap_or(&self.first).clone()
     }
 }
 
@@ -222,10 +281,10 @@ pub(crate) struct PoliciesRead {
 impl PoliciesRead {
     /// Returns the policy of the set as this request first read that set.
     pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
-        let current =
-            |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
+        let current = |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.live, &handle.all.live);
         let index = self.sets.iter().position(current).unwrap_or_else(|| {
-            self.sets.push((handle.all.clone(), handle.all.load()));
+            let current = handle.all.current().clone();
+            self.sets.push((handle.all.clone(), current));
             self.sets.len() - 1
         });
         let policy = self.sets[index].1.get(handle.first.name());
@@ -241,7 +300,7 @@ impl PolicyHandle {
 
     /// Returns whether a reload changes both at the same time.
     pub(crate) fn is_of_same_set(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.all.current, &other.all.current)
+        Arc::ptr_eq(&self.all.live, &other.all.live)
     }
 }
 
@@ -319,5 +378,47 @@ mod tests {
         let live = ReloadablePolicies::new(policies(&[("ip", "1/1s")]).unwrap());
         let error = live.policy("pi").unwrap_err();
         assert_eq!(error.to_string(), "policy `pi` is missing");
+    }
+
+    #[test]
+    fn a_missing_name_is_shown_beside_the_one_that_was_probably_meant() {
+        let live = ReloadablePolicies::new(policies(&[("login", "1/1s")]).unwrap());
+        let error = live.policy("logn").unwrap_err();
+        let expected = "policy `logn` is missing: is `login` misspelled?";
+        assert_eq!(error.to_string(), expected);
+        let error = live.replace(policies(&[("logn", "2/1s")]).unwrap());
+        let expected = "policy `login` is missing: is `logn` misspelled?";
+        assert_eq!(error.unwrap_err().to_string(), expected);
+    }
+
+    #[test]
+    fn a_new_name_is_suspicious_only_if_it_resembles_that_of_a_handle() {
+        let old = [("login", "1/1s"), ("upload", "1/1s")];
+        let new = |name| policies(&[old[0], old[1], (name, "2/1s")]).unwrap();
+        let live = || ReloadablePolicies::new(policies(&old).unwrap());
+
+        let built = live();
+        built.clone().policy("login").unwrap();
+        let found = built.misspelled(&new("logn"));
+        assert_eq!(found, [("logn".into(), "login".into())]);
+        assert_eq!(built.misspelled(&new("tenant-7")), []);
+        assert_eq!(
+            built.misspelled(&new("uplaod")),
+            [],
+            "no layer uses uploads"
+        );
+        built.replace(new("logn")).unwrap();
+        assert_eq!(built.misspelled(&new("logn")), [], "not new any more");
+
+        assert_eq!(live().misspelled(&new("logn")), [], "no layer is built yet");
+        for read in [
+            |live: &ReloadablePolicies| drop(live.get("upload")),
+            |live: &ReloadablePolicies| drop(live.load()),
+        ] {
+            let by_closure = live();
+            by_closure.policy("login").unwrap();
+            read(&by_closure);
+            assert_eq!(by_closure.misspelled(&new("logn")), []);
+        }
     }
 }

@@ -387,7 +387,7 @@ mod tests {
                 .split(": write")
                 .next()
                 .unwrap(),
-            "policy `p`: rule ``"
+            "policy `p`: rule ``: there is no text, or a comma too many"
         );
         assert_eq!(
             message(Policy::new(

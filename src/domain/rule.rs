@@ -498,11 +498,9 @@ mod tests {
     fn bad_texts_are_refused_with_the_reason() {
         for (text, reason) in [
             (
-                "",
+                "10",
                 "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed, 20+10/1s@bucket, 20/30s@concurrent or 10000/month@UTC",
             ),
-            ("20+10/1s", "write it as"),
-            ("20/1s@bucket", "write it as"),
             ("20+10/1s@exact", "write it as"),
             ("+10/1s@bucket", "write it as"),
             ("20+/1s@bucket", "write it as"),
@@ -520,7 +518,6 @@ mod tests {
                 "1+9007199254741/1s@bucket",
                 "the refill times the window in ms must be at most 9007199254740991",
             ),
-            ("10", "write it as"),
             ("/1s", "write it as"),
             ("10/", "write it as"),
             ("-1/1s", "write it as"),

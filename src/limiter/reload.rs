@@ -1,4 +1,5 @@
-//! Replaces [`ReloadablePolicies`], and warns about counts that are lost by it. Data of the domain cannot warn.
+//! Replaces [`ReloadablePolicies`], and warns about counts that are lost by it and about misspelled names. Data of the
+//! domain cannot warn.
 
 use crate::{
     domain::{
@@ -15,12 +16,20 @@ impl ReloadablePolicies {
     /// If a [calendar rule](crate::Rule::per_month) replaces one with another period, zone or first day, the new rule
     /// starts empty, and the log has a warning for each such policy (feature `tracing`).
     ///
+    /// If a new name is similar to the name of a [handle](Self::policy), such as `logn` beside `login`, the log has a
+    /// warning as well: no layer uses the new policy, so that its rules change nothing. If your code reads policies
+    /// without handles ([`get`](Self::get), [`load`](Self::load)), any name may be in use, and there is no such warning.
+    ///
     /// # Errors
     ///
     /// When a current policy is missing from the new ones. Nothing is replaced then.
     pub fn replace(&self, policies: Policies) -> Result<(), ConfigError> {
+        let misspelled = self.misspelled(&policies);
         for restart in self.swap(policies)? {
             warning::counts_restart(&restart);
+        }
+        for (name, similar) in misspelled {
+            warning::unused_policy(&name, &similar);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! [`RateLimitLayer`]: the settings of the middleware.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, future::ready, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -231,6 +231,54 @@ impl<R, E> RateLimitLayer<R, E> {
                 .push(ChargeLookUp::new(look_up));
             shared.config.newest = Newest::ChargeLookUps;
         })
+    }
+
+    /// Like [`charge_async`](Self::charge_async), without waiting: one closure reads the head once, and chooses the
+    /// policy, the key and the cost.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// use http::{Request, Response};
+    /// use sluicegate::{Charge, Key, MemoryStore, Policy, RateLimitLayer};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// /// Inserted into the extensions by the layer that authenticates.
+    /// #[derive(Clone)]
+    /// struct User { name: String, plan: &'static str }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// // One name for all plans: an upgrade keeps the counts.
+    /// let plans = HashMap::from([
+    ///     ("free", Policy::parse("requests", "2/1h")?),
+    ///     ("pro", Policy::parse("requests", "3/1h")?),
+    /// ]);
+    /// let layer = RateLimitLayer::new(MemoryStore::new()).charge(move |head| {
+    ///     let user: &User = head.extensions.get()?;
+    ///     Some(Charge::new(plans.get(user.plan)?, Key::new("user", &user.name), 1))
+    /// });
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+    /// }));
+    /// for (plan, status) in [("free", 200), ("free", 200), ("free", 429), ("pro", 200), ("pro", 429), ("none", 400)] {
+    ///     let mut request = Request::new(String::new());
+    ///     request.extensions_mut().insert(User { name: "alice".to_owned(), plan });
+    ///     assert_eq!(service.clone().oneshot(request).await?.status(), status);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// The closure must not block. If no user is found, be clear about why: `None` is a
+    /// [400](crate::error::ExtractError::missing), and a layer that is missing is
+    /// [`misconfigured`](crate::error::ExtractError::misconfigured).
+    #[must_use]
+    pub fn charge<C>(self, choose: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self
+    where
+        C: IntoCharges + Send + 'static,
+    {
+        self.charge_async(move |head| ready(choose(head)))
     }
 
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.

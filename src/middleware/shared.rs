@@ -125,7 +125,7 @@ impl<R> Shared<R> {
         let ending = admitted.map(|admitted| {
             for name in at_end.metered.names() {
                 if admitted.by_policy(name).is_none() {
-                    self.config.warn_of_unknown(name);
+                    self.config.warn_of_unknown("meter_costs_under", name);
                 }
             }
             let usage = admitted.innermost().usage().clone();
@@ -202,7 +202,7 @@ impl<R> Shared<R> {
             && extensions.get::<CostIsSeen>().is_none()
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
-            self.config.warn_of_unknown(unknown);
+            self.config.warn_of_unknown("ActualCost", unknown);
         }
         extensions.insert(CostIsSeen);
     }

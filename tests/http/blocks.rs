@@ -8,8 +8,9 @@ use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
-    RateLimitLayer,
+    RateLimitLayer, StoreError,
     block::{BlockedBy, Until},
+    error::{ExtractError, StoreErrorKind},
     manual_clock::ManualClock,
     middleware::{Decisions, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection, StatusOnly},
     observe::{Observer, TracingObserver},
@@ -152,6 +153,9 @@ async fn a_ban_is_a_429_with_the_time_that_it_lasts() {
         assert!(!has_quota(&headers), "{headers:?}");
         let body: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(body["status"], 429);
+        let problem = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
+        assert_eq!(body["type"], problem);
+        assert_eq!(body["title"], "Abnormal Usage Detected");
         assert_eq!(body.get("violated-policies"), None);
         let detail = "Blocked for a time, after too many requests were denied.";
         assert_eq!(body["detail"], detail);
@@ -188,6 +192,84 @@ async fn jitter_only_adds_to_a_bans_retry_after() {
     }
     told.dedup();
     assert!(told.len() > 1, "jitter differs");
+}
+
+/// The answers of a layer with a response to 429s of its own.
+async fn own_429s(limiter: &Limiter, layer: RateLimitLayer, kind: &str) -> (u16, String) {
+    let problems = ProblemJson::default().status_if_never(StatusCode::UNPROCESSABLE_ENTITY);
+    let layer = layer.rejection(problems);
+    let layer = layer.reject_denied_with(|rejection, _head| rejection.to_string());
+    let (head, body) = send(&layer, kind).await.into_parts();
+    limiter.strikes_counted().await;
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    (head.status.as_u16(), String::from_utf8(body).unwrap())
+}
+
+#[tokio::test]
+async fn a_response_to_429s_alone_is_for_denials_and_bans_and_names_no_key() {
+    let (limiter, _) = memory();
+    for expected in [
+        "denied by `1/1h` of policy `login`, retry after 61m",
+        "denied by `1/1h` of policy `login`, retry after 61m",
+        "denied by `1/1h` of policy `login`, retry after 61m",
+        "blocked (source: ban), retry after 61500ms",
+    ] {
+        let layer = RateLimitLayer::new(limiter.clone()).limit(login(), alice());
+        let answer = own_429s(&limiter, layer, "text/plain").await;
+        assert_eq!(answer, (429, expected.to_owned()));
+    }
+    let (limiter, _) = memory();
+    let closed = Policy::parse("closed", "0/1h").unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(closed, alice());
+    let expected = "denied by `0/1h` of policy `closed`, do not retry";
+    let answer = own_429s(&limiter, layer, "text/plain").await;
+    assert_eq!(answer, (429, expected.to_owned()));
+}
+
+#[tokio::test]
+async fn a_response_to_429s_alone_leaves_all_other_rejections_as_they_were() {
+    let (limiter, _) = memory();
+    let layer = || RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    let failing = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+    let blocked = Key::new("user", "bob");
+    limiter.block(&blocked, HOUR).await.unwrap();
+    for (layer, status, title) in [
+        (layer().cost(|_, _| 101), 422, "Quota Exceeded"),
+        (
+            layer().limit(login(), Header::new("absent")),
+            400,
+            "Bad Request",
+        ),
+        (layer().deny(|_| true), 403, "Forbidden"),
+        (layer().limit(login(), blocked), 403, "Forbidden"),
+        (
+            RateLimitLayer::new(failing).limit(free(), alice()),
+            503,
+            "Temporary Reduced Capacity",
+        ),
+    ] {
+        let (answered, body) = own_429s(&limiter, layer, "text/plain").await;
+        assert_eq!(answered, status, "{body}");
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["title"], title);
+    }
+    // A gRPC call gets no 429.
+    let denied = layer().limit(login(), alice());
+    let answer = own_429s(&limiter, denied, "application/grpc").await;
+    assert_eq!(answer, (200, String::new()));
+}
+
+#[test]
+fn a_rejection_has_a_text_for_logs() {
+    let down = StoreError::new(StoreErrorKind::Unavailable, "the server is down");
+    let absent = ExtractError::missing("the token is missing");
+    for (rejection, expected) in [
+        (Rejection::OnDenyList, "on a deny list"),
+        (Rejection::MissingKey(absent), "the token is missing"),
+        (Rejection::Undecided(down), "undecided: the server is down"),
+    ] {
+        assert_eq!(rejection.to_string(), expected);
+    }
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ use sluicegate::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 
+use support::trace::traced;
+
 /// A body that sends frames one by one: data, then trailers, then perhaps an error.
 #[derive(Default)]
 struct Frames {
@@ -329,7 +331,7 @@ async fn a_guard_delays_the_end_until_it_is_dropped() {
     let held = std::sync::Mutex::new(None);
     let service = service_fn(|request: Request<()>| {
         let meter = request.extensions().get::<CostMeter>().unwrap().clone();
-        *held.lock().unwrap() = Some((meter.hold(), meter));
+        *held.lock().unwrap() = Some((meter.delay_end(), meter));
         let mut response = Response::new(String::new());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         async { Ok::<_, Infallible>(response) }
@@ -346,7 +348,7 @@ async fn a_guard_delays_the_end_until_it_is_dropped() {
     meter.add(25);
     drop(guard);
     assert_eq!(budget.left().await, 75);
-    drop(meter.hold()); // delays nothing any more
+    drop(meter.delay_end()); // delays nothing any more
     meter.add(25);
     assert_eq!(budget.left().await, 75);
 }
@@ -365,6 +367,25 @@ async fn named_policies_are_metered_and_others_keep_their_charge() {
     drop(respond(&layer, Method::GET, handler).await);
     assert_eq!(budget.left().await, 70);
     assert_eq!(budget.left_of(&requests).await, 49);
+}
+
+#[test]
+fn a_misspelled_policy_to_meter_is_warned_of_by_the_name_of_the_setting() {
+    let lines = traced(false, async {
+        let layer = Budget::new().layer().meter_costs_under("token");
+        for _ in 0..2 {
+            let hello = |_: CostMeter| Response::new("hello".to_owned());
+            drop(respond(&layer, Method::GET, hello).await);
+        }
+    });
+    let [line] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(line.starts_with("WARN misconfigured: `meter_costs_under` names a policy"));
+    assert!(
+        line.contains(r#"policy="token" similar="tokens""#),
+        "{line}"
+    );
 }
 
 #[tokio::test]
@@ -397,7 +418,7 @@ async fn layers_around_each_other_share_one_meter() {
         .layer(service_fn(async |request: Request<()>| {
             let meter = request.extensions().get::<CostMeter>().unwrap().clone();
             meter.add(4);
-            let guard = meter.hold();
+            let guard = meter.delay_end();
             Ok::<_, Infallible>(Response::new(Frames::data(&["a"]).metered(&meter)))
                 .inspect(|_| drop(guard))
         }));

@@ -22,7 +22,8 @@ use sluicegate::{
     error::ExtractError,
     extract::{KeyExtractor, Keys},
     middleware::{
-        CostMeter, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection, StatusOnly,
+        CostMeter, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection, Routes,
+        StatusOnly,
     },
 };
 use support::scripted::Scripted;
@@ -316,6 +317,7 @@ async fn a_rejection_is_resource_exhausted_and_carries_the_quota() {
     let details = status.check_error_details().unwrap();
     let wait = details.retry_info().unwrap().retry_delay;
     assert_eq!(wait, Some(Duration::from_millis(1_234)));
+    assert_eq!(violations(&status), ["calls: the limit is 10/1m"]);
     for (name, value) in [
         (PUSHBACK, "1234"),
         ("retry-after", "2"),
@@ -331,6 +333,64 @@ async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(told(&status, PUSHBACK), "-1");
     assert!(status.get_error_details().retry_info().is_none());
+    assert_eq!(violations(&status), ["calls: the limit is 10/1m"]);
+}
+
+/// The violated quotas in the details of a status.
+fn violations(status: &Status) -> Vec<String> {
+    let details = status.get_error_details();
+    let quotas = details.quota_failure().into_iter();
+    let quotas = quotas.flat_map(|failure| &failure.violations);
+    quotas
+        .map(|it| format!("{}: {}", it.subject, it.description))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_details_name_the_violated_quotas_alone_and_at_most_eight() {
+    let rules = (1..=10).map(|minutes| Rule::new(0, Duration::from_secs(60 * minutes)));
+    let many = Policy::new("many", rules).unwrap();
+    let hidden = Policy::parse("hidden", "0/1m").unwrap().hidden();
+    let free = Policy::parse("free", "9/1m").unwrap();
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(hidden, everybody())
+        .limit(free, everybody())
+        .limit(many, everybody());
+    let named = violations(&ends(layer).await);
+    assert_eq!(named.len(), 8);
+    assert_eq!(named[0], "many/1m: the limit is 0/1m");
+    assert!(named.iter().all(|it| it.starts_with("many/")), "{named:?}");
+}
+
+#[tokio::test]
+async fn the_message_of_a_call_without_a_key_names_the_metadata_key() {
+    let absent = limited(Scripted::allowing(), Header::new("x-api-key"));
+    assert_eq!(
+        ends(absent).await.message(),
+        "the header that identifies the client is absent or empty: `x-api-key`"
+    );
+    let message = "send 100 % of the n\u{e4}me";
+    let own = move |_: &http::request::Parts| Err::<Key, _>(ExtractError::missing(message));
+    assert_eq!(
+        ends(limited(Scripted::allowing(), own)).await.message(),
+        message
+    );
+    // What the service has to mend is no business of the client.
+    let wired = |_: &http::request::Parts| Err::<Key, _>(ExtractError::misconfigured("secret"));
+    let status = ends(limited(Scripted::allowing(), wired)).await;
+    assert_eq!(status.message(), "the request could not be limited");
+}
+
+#[tokio::test]
+async fn a_table_of_routes_limits_each_method() {
+    let policy = |name: &str, rules| Policy::parse(name, rules).unwrap();
+    let routes =
+        Routes::new(policy("others", "0/1h")).route("/test.Greeter/Hello", policy("hello", "1/1h"));
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, everybody());
+    let mut client = client(serve(layer.rejection(Grpc::new()))).await;
+    hello(&mut client).await.unwrap();
+    let status = hello(&mut client).await.unwrap_err();
+    assert_eq!(violations(&status), ["hello: the limit is 1/1h"]);
 }
 
 #[tokio::test]

@@ -101,7 +101,7 @@ async fn a_rejected_request_is_told_when_to_come_back() {
     );
     assert_eq!(
         response.body(),
-        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["all"]}"#
+        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"violated-policies":["all"]}"#
     );
 }
 

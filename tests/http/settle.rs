@@ -675,7 +675,7 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
         let lines = warned_of_cost(&[settled(tokens())], &ActualCost::of(name, 5));
         assert_eq!(lines.len(), 1, "{lines:?}");
         let named = format!("policy=\"{name}\"");
-        assert!(lines[0].starts_with("WARN misconfigured: a response has its `ActualCost`"));
+        assert!(lines[0].starts_with("WARN misconfigured: `ActualCost` names a policy"));
         assert!(
             lines[0].contains(&named) && lines[0].contains(similar),
             "{lines:?}"

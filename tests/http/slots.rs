@@ -121,7 +121,7 @@ async fn a_web_socket_holds_its_slot_as_long_as_its_guard() {
     let guard = std::sync::Mutex::new(None);
     let service = service_fn(|request: Request<()>| {
         let meter = request.extensions().get::<CostMeter>().unwrap();
-        *guard.lock().unwrap() = Some(meter.hold());
+        *guard.lock().unwrap() = Some(meter.delay_end());
         let mut response = Response::new(String::new());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         async { Ok::<_, Infallible>(response) }

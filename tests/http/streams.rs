@@ -194,7 +194,7 @@ async fn a_web_socket_costs_its_messages_until_it_is_closed() {
     let tokens = Tokens::new();
     let own = tokens.clone();
     let chat = async move |upgrade: WebSocketUpgrade, meter: CostMeter| -> Response {
-        let guard = meter.hold();
+        let guard = meter.delay_end();
         upgrade
             .on_upgrade(async move |mut socket| {
                 while let Some(Ok(message)) = socket.recv().await {

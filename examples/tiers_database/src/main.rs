@@ -4,15 +4,16 @@
 //!
 //! The service looks up the user's plan by the API key, and remembers it for a minute:
 //!
-//!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=1
-//!     curl -i localhost:3000 -H 'x-api-key: key-of-bob'      # 200, "pro";r=599
+//!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "requests";r=1
+//!     curl -i localhost:3000 -H 'x-api-key: key-of-bob'      # 200, "requests";r=599
 //!     curl -i localhost:3000 -H 'x-api-key: made-up'         # 401, www-authenticate: ApiKey
 //!     curl -i localhost:3000                                 # 401, www-authenticate: ApiKey
 //!
-//! All requests of one user count together, whichever of the user's keys they use:
+//! All plans have one policy name, so that an upgrade keeps the counts. All requests of one user count together,
+//! whichever of the user's keys they use:
 //!
-//!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=0
-//!     curl -i localhost:3000 -H 'x-api-key: 2nd-of-alice'    # 429, "violated-policies":["free"]
+//!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "requests";r=0
+//!     curl -i localhost:3000 -H 'x-api-key: 2nd-of-alice'    # 429, "violated-policies":["requests"]
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -21,6 +22,7 @@
 //!     cargo add --path ../sluicegate -F axum
 
 use std::{
+    collections::HashMap,
     env,
     error::Error,
     sync::{Arc, Mutex},
@@ -32,7 +34,6 @@ use moka::future::Cache;
 use rusqlite::{Connection, OptionalExtension};
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, error::ExtractError,
-    policies::Policies,
 };
 use tokio::{net::TcpListener, task::spawn_blocking};
 
@@ -54,7 +55,7 @@ struct User {
 #[derive(Clone)]
 struct Accounts {
     database: Arc<Mutex<Connection>>,
-    plans: Policies,
+    plans: Arc<HashMap<&'static str, Policy>>,
     cache: Cache<String, Option<User>>,
 }
 
@@ -71,7 +72,7 @@ impl Accounts {
             .await;
         let user = user.map_err(|_| ExtractError::unavailable("the database has failed"))?;
         let User { name, plan } = user.ok_or(unauthenticated)?;
-        let plan = self.plans.get(&plan);
+        let plan = self.plans.get(&*plan);
         let plan = plan.ok_or(ExtractError::misconfigured("the user's plan has no policy"))?;
         Ok(Charge::new(plan, Key::new("user", name), 1))
     }
@@ -105,11 +106,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     database.execute_batch(ACCOUNTS)?;
     let accounts = Accounts {
         database: Arc::new(Mutex::new(database)),
-        plans: Policies::new([
+        plans: Arc::new(HashMap::from([
             // These do not need the database: while the store is down, each process counts alone.
-            Policy::parse("free", "2/1m")?.on_failure(FailurePolicy::Local),
-            Policy::parse("pro", "600/1m")?.on_failure(FailurePolicy::Local),
-        ])?,
+            (
+                "free",
+                Policy::parse("requests", "2/1m")?.on_failure(FailurePolicy::Local),
+            ),
+            (
+                "pro",
+                Policy::parse("requests", "600/1m")?.on_failure(FailurePolicy::Local),
+            ),
+        ])),
         cache: Cache::builder()
             .max_capacity(100_000)
             .time_to_live(Duration::from_secs(60))

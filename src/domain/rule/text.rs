@@ -56,15 +56,80 @@ impl FromStr for Rule {
 }
 
 fn parse(text: &str) -> Result<Rule, Problem> {
-    let (limit, rest) = text.split_once('/').ok_or(SYNTAX)?;
+    read(text).unwrap_or_else(|| Err(mend_of(text)))
+}
+
+/// Returns `None` if the text has another form than a rule.
+fn read(text: &str) -> Option<Result<Rule, Problem>> {
+    let (limit, rest) = text.split_once('/')?;
     let (window, kind) = match rest.split_once('@') {
         Some((window, kind)) => (window, Some(kind)),
         None => (rest, None),
     };
     match PeriodText::of(window) {
-        Some(period) => period.rule(limit, kind),
-        None => Ok(of_steps(limit, window, kind).ok_or(SYNTAX)?),
+        Some(period) => Some(period.rule(limit, kind)),
+        None => of_steps(limit, window, kind).map(Ok),
     }
+}
+
+/// Names the mend of a text that [`read`] does not accept: for the likeliest slips, the rule that was probably meant.
+fn mend_of(text: &str) -> Problem {
+    if text.is_empty() {
+        return format!("there is no text, or a comma too many: {SYNTAX}").into();
+    }
+    let (rule, kind) = text.split_once('@').unwrap_or((text, ""));
+    let suffix = &text[rule.len()..];
+    let (limit, window) = rule.split_once('/').unwrap_or((rule, ""));
+    let is_zone = kind.contains('/') || kind.eq_ignore_ascii_case("utc");
+    // The first slip that fits. A mend that is no rule either is not shown.
+    let (reason, meant) = if kind == "concurrent" && window.is_empty() {
+        (
+            "a slot expires unless it is renewed",
+            format!("{limit}/30s@{kind}"),
+        )
+    } else if kind == "bucket" && !limit.contains('+') {
+        (
+            "a bucket has a burst and a refill",
+            format!("{limit}+{limit}/{window}@{kind}"),
+        )
+    } else if suffix.is_empty() && limit.contains('+') {
+        (
+            "only a bucket has a burst and a refill",
+            format!("{rule}@bucket"),
+        )
+    } else if is_zone {
+        (
+            "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
+            rule.to_owned(),
+        )
+    } else {
+        (
+            "the units of time are ms, s, m, h and d",
+            format!("{limit}/{}{suffix}", with_short_unit(window)),
+        )
+    };
+    match read(&meant) {
+        Some(Ok(rule)) => format!("{reason}: write {rule}").into(),
+        _ => SYNTAX.into(),
+    }
+}
+
+/// Abbreviates the unit of a window if it is written out, and takes a number without a unit for seconds.
+fn with_short_unit(window: &str) -> String {
+    let window = window.trim();
+    let name = window.trim_start_matches(|letter: char| letter.is_ascii_digit());
+    let (number, name) = (&window[..window.len() - name.len()], name.trim());
+    let singular = name.strip_suffix('s').unwrap_or(name);
+    let unit = match singular {
+        "" if !number.is_empty() => "s",
+        "millisecond" => "ms",
+        "sec" | "second" => "s",
+        "min" | "minute" => "m",
+        "hr" | "hour" => "h",
+        "day" => "d",
+        _ => name,
+    };
+    [number, unit].concat()
 }
 
 fn of_steps(limit: &str, window: &str, kind: Option<&str>) -> Option<Rule> {
@@ -241,13 +306,73 @@ mod tests {
             ("20/30s@concurrently", SYNTAX),
             ("20/30s@1s@concurrent", SYNTAX),
             ("20+1/30s@concurrent", SYNTAX),
-            ("20@concurrent", SYNTAX),
+            (
+                "20@concurrent",
+                "a slot expires unless it is renewed: write 20/30s@concurrent",
+            ),
         ] {
             assert_eq!(message(text), format!("rule `{text}`: {problem}"));
         }
         let tiny = Rule::concurrent(1).expires_after(Duration::from_micros(1_500));
         let error = tiny.validate().unwrap_err().to_string();
         assert!(error.contains("whole milliseconds"), "{error}");
+    }
+
+    #[test]
+    fn the_likeliest_slips_name_the_rule_that_was_meant() {
+        let units = "the units of time are ms, s, m, h and d";
+        for (text, reason, meant) in [
+            ("5/minute", units, "5/1m"),
+            ("5/minutes", units, "5/1m"),
+            ("5/90 seconds", units, "5/90s"),
+            ("5/2hours@fixed", units, "5/2h@fixed"),
+            ("5/30days", units, "5/30d"),
+            ("5/60", units, "5/1m"),
+            ("20+10/sec@bucket", units, "20+10/1s@bucket"),
+            (
+                "3@concurrent",
+                "a slot expires unless it is renewed",
+                "3/30s@concurrent",
+            ),
+            (
+                "10/1s@bucket",
+                "a bucket has a burst and a refill",
+                "10+10/1s@bucket",
+            ),
+            (
+                "20+10/1s",
+                "only a bucket has a burst and a refill",
+                "20+10/1s@bucket",
+            ),
+            (
+                "10/1h@utc",
+                "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
+                "10/1h",
+            ),
+            (
+                "10/1h@Europe/Berlin",
+                "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
+                "10/1h",
+            ),
+        ] {
+            let expected = format!("rule `{text}`: {reason}: write {meant}");
+            assert_eq!(message(text), expected);
+            assert_eq!(message(meant), meant);
+        }
+        let empty = format!("rule ``: there is no text, or a comma too many: {SYNTAX}");
+        assert_eq!(message(""), empty);
+        // Nothing is guessed where even the mend would be no rule.
+        for text in [
+            "five/minute",
+            "5/fortnight",
+            "/minute",
+            "@concurrent",
+            "x@bucket",
+            "10/x@utc",
+            "10/60@x",
+        ] {
+            assert_eq!(message(text), format!("rule `{text}`: {SYNTAX}"));
+        }
     }
 
     #[test]

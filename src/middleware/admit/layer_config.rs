@@ -121,7 +121,7 @@ impl LayerConfig {
 
     /// Warns of a final cost for a policy that was not checked, if the layer has no such policy.
     #[cold]
-    pub(in crate::middleware) fn warn_of_unknown(&self, name: &str) {
+    pub(in crate::middleware) fn warn_of_unknown(&self, setter: &str, name: &str) {
         if self.warnings.has_misnamed() {
             return;
         }
@@ -131,7 +131,7 @@ impl LayerConfig {
         let known: Vec<Policy> = self.selectors().flat_map(PolicySelector::known).collect();
         if !known.iter().any(|policy| policy.name() == name) {
             self.warnings
-                .unknown_policy(name, known.iter().map(Policy::name));
+                .unknown_policy(setter, name, known.iter().map(Policy::name));
         }
     }
 

@@ -10,7 +10,6 @@ mod normal_path;
 mod other_routes;
 mod policy_selector;
 mod routes;
-mod similar;
 mod warnings;
 
 pub(super) use access_lists::AccessLists;

@@ -25,7 +25,8 @@ use crate::domain::{
 /// request with a 400, as a missing key does, and so does an error, except for
 /// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. If you do not want
 /// to limit a client, return [`Keys::skip`](crate::extract::Keys::skip) from the extractor: then no policy is selected.
-/// A closure must not block: look up a tier in a database with [`charge_async`](crate::RateLimitLayer::charge_async).
+/// A closure must not block: look up a tier in a database with [`charge_async`](crate::RateLimitLayer::charge_async). If
+/// one closure is to choose policy and key, use [`charge`](crate::RateLimitLayer::charge).
 ///
 /// Counts belong to the policy's name. Policies of different names are counted separately; policies of one name share
 /// their counts, so that a client that changes its tier keeps its usage. A request must not charge one key under two
@@ -33,16 +34,20 @@ use crate::domain::{
 ///
 /// ```
 /// use http::request::Parts;
-/// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, policies::Policies};
+/// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
 ///
 /// /// Inserted into the extensions by the layer that authenticates.
 /// #[derive(Clone)]
 /// struct Tier(String);
 ///
-/// let tiers = Policies::new([Policy::parse("free", "60/1m")?, Policy::parse("pro", "600/1m")?])?;
+/// let (free, pro) = (Policy::parse("requests", "60/1m")?, Policy::parse("requests", "600/1m")?);
 /// let tier = move |head: &Parts| {
 ///     let Tier(name) = head.extensions.get()?;
-///     tiers.get(name).cloned()
+///     match &**name {
+///         "free" => Some(free.clone()),
+///         "pro" => Some(pro.clone()),
+///         _ => None,
+///     }
 /// };
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(tier, Header::new("x-api-key"));
 /// # let _ = layer;

@@ -10,9 +10,8 @@ use std::{
 
 use http::request::Parts;
 
-use super::similar::most_similar;
 use crate::{
-    domain::{error::ExtractError, policy::Policy},
+    domain::{error::ExtractError, policy::Policy, similar::most_similar},
     extract::forwarded::is_forwarded_for_other,
     outage::Outage,
     warning,
@@ -91,10 +90,15 @@ impl Warnings {
         self.misnames.load(Relaxed)
     }
 
-    /// Warns that a response has set its cost under an unknown policy.
-    pub(super) fn unknown_policy<'a>(&self, name: &str, known: impl Iterator<Item = &'a str>) {
+    /// Warns that a cost is set under an unknown policy.
+    pub(super) fn unknown_policy<'a>(
+        &self,
+        setter: &str,
+        name: &str,
+        known: impl Iterator<Item = &'a str>,
+    ) {
         if !self.misnames.swap(true, Relaxed) {
-            warning::unknown_policy(name, most_similar(name, known));
+            warning::unknown_policy(setter, name, most_similar(name, known));
         }
     }
 

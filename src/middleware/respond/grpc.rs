@@ -17,15 +17,18 @@ use super::{MakeRejection, Rejection, StatusOnly, grpc_answer};
 ///
 /// | why | status | also |
 /// |---|---|---|
-/// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, at most 24 days, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
-/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
+/// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, at most 24 days, negative if it can never pass; with the feature `tonic`, in the details `RetryInfo`, and `QuotaFailure` with the names and rules of the violated quotas |
+/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | the message names the metadata key, such as `x-api-key`, if the client is the cause |
 /// | on a deny list, or blocked | `PERMISSION_DENIED` | |
-/// | banned | `RESOURCE_EXHAUSTED` | as denied |
+/// | banned | `RESOURCE_EXHAUSTED` | as denied, without `QuotaFailure` |
 /// | no slot, if [configured](crate::RateLimitLayer::unavailable_without_slot) | `UNAVAILABLE` | as denied |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
 ///
 /// `Retry-After` and the quota headers are in the metadata.
+///
+/// A method is a path, so that [`Routes`](crate::middleware::Routes) can limit each:
+/// `.route("/helloworld.Greeter/SayHello", policy)`.
 ///
 /// ```
 /// use http::{Request, Response, request::Parts};

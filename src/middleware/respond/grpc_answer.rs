@@ -1,12 +1,14 @@
 //! The response to a gRPC call that was rejected: a gRPC status.
 
-use std::time::Duration;
+use std::{borrow::Cow, fmt::Write, time::Duration};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request::Parts,
 };
 
 use super::Rejection;
+#[cfg(feature = "tonic")]
+use super::rejection::violated;
 use crate::domain::{error::ExtractErrorKind, rule::millis};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -19,6 +21,12 @@ const RESOURCE_EXHAUSTED: u16 = 8;
 const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
+
+/// Whether the request is a gRPC call.
+#[cfg(feature = "axum")]
+pub(super) fn is_call(head: &Parts) -> bool {
+    answered_type(head).is_some()
+}
 
 /// The response to a gRPC call, with the status 200 and no body; `None` if the request is no such call.
 pub(super) fn answer<B>(
@@ -38,7 +46,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(STATUS, HeaderValue::from(status));
-    headers.insert(MESSAGE, HeaderValue::from_static(message));
+    headers.insert(MESSAGE, encoded(&message));
     let wait = match rejection {
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.retry_after()),
         Rejection::Blocked(blocked) => Some(blocked.shown_retry_after()),
@@ -47,7 +55,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     if let Some(wait) = wait {
         headers.insert(PUSHBACK, pushback(wait));
         #[cfg(feature = "tonic")]
-        add_retry_info(&mut headers, (status, message), wait);
+        add_details(&mut headers, (status, &message), rejection, wait);
     }
     Some(headers)
 }
@@ -66,20 +74,35 @@ fn answered_type(head: &Parts) -> Option<HeaderValue> {
     is("application/grpc").then_some(HeaderValue::from_static("application/grpc"))
 }
 
-/// The code and the message; the message must need no percent-encoding.
-fn status(rejection: &Rejection) -> (u16, &'static str) {
-    match (rejection, rejection.status()) {
-        (Rejection::Denied(_), _) => (RESOURCE_EXHAUSTED, "too many requests"),
-        (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
-            (UNAUTHENTICATED, "the request does not identify its client")
+/// The code and the message. If the client is the cause, it is that of the error, which names the metadata key.
+fn status(rejection: &Rejection) -> (u16, Cow<'static, str>) {
+    let (code, message) = match (rejection, rejection.status()) {
+        (Rejection::MissingKey(error), status) if status.is_client_error() => {
+            let code = match error.kind() {
+                ExtractErrorKind::Malformed => INVALID_ARGUMENT,
+                _ => UNAUTHENTICATED,
+            };
+            return (code, error.to_string().into());
         }
+        (Rejection::Denied(_), _) => (RESOURCE_EXHAUSTED, "too many requests"),
         (_, StatusCode::TOO_MANY_REQUESTS) => (RESOURCE_EXHAUSTED, "blocked for a time"),
-        (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
-        (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),
         (_, StatusCode::FORBIDDEN) => (PERMISSION_DENIED, "not allowed"),
         (_, StatusCode::SERVICE_UNAVAILABLE) => (UNAVAILABLE, "try again later"),
         _ => (INTERNAL, "the request could not be limited"),
+    };
+    (code, message.into())
+}
+
+/// The message as a value of the metadata, which gRPC encodes by percent signs: your service may use any characters.
+fn encoded(message: &str) -> HeaderValue {
+    let mut text = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => text.push(byte.into()),
+            _ => _ = write!(text, "%{byte:02X}"),
+        }
     }
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Milliseconds as a signed 32-bit number; a negative one forbids a retry.
@@ -88,23 +111,47 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
     HeaderValue::from(ms)
 }
 
-/// Repeats the status, with the retry delay in its details.
+/// The most violations in the details: servers and proxies bound the length of headers.
 #[cfg(feature = "tonic")]
-fn add_retry_info(headers: &mut HeaderMap, (code, message): (u16, &str), wait: Option<Duration>) {
+const MAX_VIOLATIONS: usize = 8;
+
+/// Repeats the status, with the retry delay and the violated quotas in its details.
+#[cfg(feature = "tonic")]
+fn add_details(
+    headers: &mut HeaderMap,
+    (code, message): (u16, &str),
+    rejection: &Rejection,
+    wait: Option<Duration>,
+) {
     use tonic::{Code, Status};
     use tonic_types::{ErrorDetails, StatusExt};
 
+    let mut details = ErrorDetails::new();
     if wait.is_some() {
-        let details = ErrorDetails::with_retry_info(wait);
-        let status = Status::with_error_details(Code::from(i32::from(code)), message, details);
-        // Clients also understand the status without details.
-        let _ = status.add_header(headers);
+        details.set_retry_info(wait);
     }
+    if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
+        for (name, rule) in violated(denial).into_iter().take(MAX_VIOLATIONS) {
+            details.add_quota_failure_violation(name, format!("the limit is {rule}"));
+        }
+    }
+    if details.retry_info().is_none() && details.quota_failure().is_none() {
+        return;
+    }
+    let status = Status::with_error_details(Code::from(i32::from(code)), message, details);
+    // Clients also understand the status without details.
+    let _ = status.add_header(headers);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_percent_encoded() {
+        let message = "100 % of `x-api-key` is \u{e4}\n";
+        assert_eq!(encoded(message), "100 %25 of `x-api-key` is %C3%A4%0A");
+    }
 
     #[test]
     fn a_pushback_fits_32_bits_and_never_is_negative() {

@@ -3,11 +3,13 @@
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 #[cfg(feature = "axum")]
-use http::request::Parts;
+use axum::body::Body;
+#[cfg(feature = "axum")]
+use http::{StatusCode, request::Parts};
 
 use super::HeaderStyle;
 #[cfg(feature = "axum")]
-use super::{AxumRejection, Rejection};
+use super::{AxumRejection, MakeRejection, Rejection, grpc_answer};
 use crate::middleware::RateLimitLayer;
 
 impl<R, E> RateLimitLayer<R, E> {
@@ -56,7 +58,8 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Sets the responses to rejected requests with an axum handler: a closure that returns any
-    /// [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
+    /// [`IntoResponse`](axum::response::IntoResponse) (feature `axum`). To write only the 429s, use
+    /// [`reject_denied_with`](Self::reject_denied_with).
     ///
     /// The closure sets the status. A 200, as from a plain `Json`, becomes
     /// [`Rejection::status`](super::Rejection::status). The layer adds `Retry-After` and the quota headers to the
@@ -81,5 +84,58 @@ impl<R, E> RateLimitLayer<R, E> {
         T: axum::response::IntoResponse,
     {
         self.rejection(AxumRejection::new(handler))
+    }
+
+    /// Like [`reject_with`](Self::reject_with), for the rejections with [status](super::Rejection::status) 429 alone: a
+    /// request that a limit denies, and a client with a ban or a pause (feature `axum`).
+    ///
+    /// All others keep the response that the layer has when you call this, by default
+    /// [`ProblemJson`](crate::middleware::ProblemJson): a missing key, a deny list, an operator's block, a cost that can
+    /// never fit, a request without a slot if that is a 503, and a store that cannot decide. So do gRPC calls.
+    ///
+    /// ```
+    /// use axum::{Json, Router, body::Body, http::Request, routing::get};
+    /// use serde_json::json;
+    /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
+    /// use tower::ServiceExt;
+    ///
+    /// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+    /// # over_http::run(async |http| {
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Policy::parse("reports", "0/1h")?, Header::new("x-api-key"))
+    ///     .reject_denied_with(|_rejection, _head| Json(json!({ "error": "please slow down" })));
+    /// let app: Router = Router::new().route("/", get(async || "a report")).layer(layer);
+    /// # let app = http.serve(app);
+    ///
+    /// let request = Request::get("/").header("x-api-key", "alice").body(Body::empty())?;
+    /// let response = app.clone().oneshot(request).await?;
+    /// assert_eq!((response.status().as_u16(), &response.headers()["content-type"]), (429, &"application/json".parse()?));
+    ///
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(response.status(), 400);
+    /// assert_eq!(response.headers()["content-type"], "application/problem+json");
+    /// # Ok(())
+    /// # });
+    /// ```
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn reject_denied_with<F, T>(
+        self,
+        handler: F,
+    ) -> RateLimitLayer<impl MakeRejection<Body> + Send + Sync + 'static, E>
+    where
+        F: Fn(&Rejection, &Parts) -> T + Send + Sync + 'static,
+        T: axum::response::IntoResponse,
+        R: MakeRejection<Body> + Send + Sync + 'static,
+    {
+        let (denied, others) = (AxumRejection::new(handler), self.shared.rejection.clone());
+        self.rejection(move |rejection: &Rejection, head: &Parts| {
+            let is_429 = rejection.status() == StatusCode::TOO_MANY_REQUESTS;
+            if is_429 && !grpc_answer::is_call(head) {
+                denied.make_rejection(rejection, head)
+            } else {
+                others.make_rejection(rejection, head)
+            }
+        })
     }
 }

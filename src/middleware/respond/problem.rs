@@ -2,7 +2,10 @@
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
-use super::{MakeRejection, Rejection, draft11::item_name, grpc_answer, rejection::is_too_large};
+use super::{
+    MakeRejection, Rejection, grpc_answer,
+    rejection::{is_too_large, violated},
+};
 use crate::domain::{block::BlockedBy, decision::Denial};
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -10,7 +13,9 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 /// Enough for a few names of typical length.
 const ROOM: usize = 256;
 
-/// Responds with `application/problem+json` (RFC 9457), using the problem types of the `RateLimit` draft.
+/// Responds with `application/problem+json` (RFC 9457), using the problem types of the `RateLimit` draft, with the titles
+/// that the draft registers: `quota-exceeded` for a denial, `abnormal-usage-detected` for a ban, and
+/// `temporary-reduced-capacity` for a 503. Others have the type `about:blank` and the title of their status.
 ///
 /// For a denial, the body names the violated quotas like `RateLimit-Policy`, and says so if the request can never pass.
 /// For a 400 or a 401, `detail` is the message of the [error](crate::error::ExtractError), which names the missing
@@ -18,7 +23,7 @@ const ROOM: usize = 256;
 /// as from [`Grpc`](super::Grpc).
 ///
 /// ```json
-/// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
+/// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"violated-policies":["ip/1s"]}
 /// ```
 ///
 /// ```
@@ -94,12 +99,21 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
 ///
 /// Avoids `write!`, which would take most of the time of a rejection.
 fn problem(rejection: &Rejection, status: StatusCode) -> String {
-    let (types, kind) = match (rejection, status) {
-        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded"),
-        (_, StatusCode::SERVICE_UNAVAILABLE) => (TYPES, "temporary-reduced-capacity"),
-        _ => ("about:", "blank"),
+    let (types, kind, title) = match (rejection, status) {
+        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded", "Quota Exceeded"),
+        (Rejection::Blocked(blocked), _) if blocked.is_by(BlockedBy::Ban) => {
+            (TYPES, "abnormal-usage-detected", "Abnormal Usage Detected")
+        }
+        (_, StatusCode::SERVICE_UNAVAILABLE) => (
+            TYPES,
+            "temporary-reduced-capacity",
+            "Temporary Reduced Capacity",
+        ),
+        _ => {
+            let title = status.canonical_reason().unwrap_or_default();
+            ("about:", "blank", title)
+        }
     };
-    let title = status.canonical_reason().unwrap_or_default();
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
     json.extend([r#"","status":"#, status.as_str()]);
@@ -150,16 +164,9 @@ fn push_violated(json: &mut String, denial: &Denial) {
     } else if denial.retry_after().is_none() {
         json.push_str(r#","detail":"A limit of 0 denies all requests at present.""#);
     }
-    let mut names: Vec<String> = Vec::new();
-    let policies = denial.usage().policies();
-    for of_policy in policies.filter(|usage| !usage.policy().is_hidden()) {
-        for usage in of_policy.rules().iter().filter(|usage| usage.is_exceeded()) {
-            let name = item_name(of_policy.policy(), &usage.rule());
-            let name = ["\"", &name, "\""].concat();
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-    }
+    let names = violated(denial).into_iter();
+    let names: Vec<_> = names
+        .map(|(name, _)| ["\"", &name, "\""].concat())
+        .collect();
     json.extend([r#","violated-policies":["#, &names.join(", "), "]"]);
 }

@@ -1,13 +1,17 @@
 //! [`Rejection`]: why a request was rejected, and [`MakeRejection`], which makes the response.
 
+use std::fmt;
+
 use http::{Response, StatusCode, request::Parts};
 
 #[cfg(doc)]
 use super::StatusOnly;
+use super::draft11::item_name;
 use crate::domain::{
     block::BlockedBy,
     decision::{Blocked, Denial},
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
+    rule::{DurationText, Rule},
 };
 
 /// The reason for a response by the middleware instead of the inner service.
@@ -66,6 +70,46 @@ impl Rejection {
             Self::NoSlot(_) | Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
+}
+
+/// For logs: the policy and the rule, or the error, and the time to wait. The text names no key, but a policy that is
+/// [hidden](crate::Policy::hidden) from clients.
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wait = match self {
+            Self::Denied(denial) | Self::NoSlot(denial) => {
+                let (policy, rule) = (denial.policy().name(), denial.rule().rule());
+                write!(f, "denied by `{rule}` of policy `{policy}`")?;
+                denial.retry_after()
+            }
+            Self::MissingKey(error) => return error.fmt(f),
+            Self::OnDenyList => return f.write_str("on a deny list"),
+            Self::Blocked(blocked) => {
+                write!(f, "blocked (source: {})", blocked.block().source().as_str())?;
+                blocked.retry_after()
+            }
+            Self::Undecided(error) => return write!(f, "undecided: {error}"),
+        };
+        match wait {
+            Some(wait) => write!(f, ", retry after {}", DurationText(wait)),
+            None => f.write_str(", do not retry"),
+        }
+    }
+}
+
+/// The rules that deny, as clients may see them: the names of their items in the quota headers, each once.
+pub(super) fn violated(denial: &Denial) -> Vec<(String, Rule)> {
+    let mut violated: Vec<(String, Rule)> = Vec::new();
+    let policies = denial.usage().policies();
+    for of_policy in policies.filter(|usage| !usage.policy().is_hidden()) {
+        for usage in of_policy.rules().iter().filter(|usage| usage.is_exceeded()) {
+            let name = item_name(of_policy.policy(), &usage.rule());
+            if !violated.iter().any(|(other, _)| *other == name) {
+                violated.push((name, usage.rule()));
+            }
+        }
+    }
+    violated
 }
 
 /// Whether a smaller request could pass.

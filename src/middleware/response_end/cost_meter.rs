@@ -58,8 +58,8 @@ impl CostMeter {
     /// Delays the end of the response until you drop the guard, too: for work that goes on after the body, such as a
     /// connection that has switched protocols (WebSocket, `CONNECT`).
     ///
-    /// Hold it for as long as you may still meter. If the response has ended, the guard delays nothing.
-    pub fn hold(&self) -> EndGuard {
+    /// Keep the guard for as long as you may still meter. If the response has ended, it delays nothing.
+    pub fn delay_end(&self) -> EndGuard {
         let endings = self.endings.iter().filter_map(WeakEnding::upgrade);
         EndGuard {
             _endings: endings.collect(),
@@ -70,13 +70,13 @@ impl CostMeter {
         &self.reading
     }
 
-    /// Lets the guards of [`hold`](Self::hold) delay this ending as well.
+    /// Lets the guards of [`delay_end`](Self::delay_end) delay this ending as well.
     pub(in crate::middleware) fn add_ending(&mut self, ending: &Ending) {
         self.endings.push(ending.downgrade());
     }
 }
 
-/// Delays the end of a response until it is dropped: see [`CostMeter::hold`].
+/// Delays the end of a response until it is dropped: see [`CostMeter::delay_end`].
 #[must_use = "the response may end when you drop this"]
 #[derive(Debug)]
 pub struct EndGuard {

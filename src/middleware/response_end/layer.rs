@@ -19,7 +19,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
     /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
     /// the slot was lost. For work that goes on after the response, such as a web socket, see
-    /// [`CostMeter::hold`](crate::middleware::CostMeter::hold).
+    /// [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end).
     ///
     /// ```
     /// use http::{Request, Response, StatusCode};

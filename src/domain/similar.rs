@@ -4,7 +4,7 @@
 const MAX_SLIPS: usize = 2;
 
 /// The most similar name, with at most two letters added, removed or replaced.
-pub(super) fn most_similar<'a>(
+pub(crate) fn most_similar<'a>(
     name: &str,
     names: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
