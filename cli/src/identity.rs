@@ -261,7 +261,7 @@ fn is_hash(value: &str) -> bool {
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The key of a header or a cookie. The names of both allow the same characters.
+/// The key of a header or a cookie.
 fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
     let key = match kind {
         "cookie" => name.parse().map(|cookie: Cookie| cookie.key(value)),
@@ -374,6 +374,11 @@ mod tests {
                 false,
                 Cookie::new("__Host-SID").key("s3cret"),
             ),
+            (
+                "cookie:express:sess=s3cret",
+                false,
+                Cookie::new("express:sess").key("s3cret"),
+            ),
             ("bearer=mF_9.B5f", true, BearerToken.key("mF_9.B5f")),
             (
                 "host=acme.example.com",
@@ -437,7 +442,7 @@ mod tests {
             "user=#5877C54E0123456789ABCDEF01234567",
             "header:x=#5877c54e0123456789abcdef01234567",
             "header:a{b=c",
-            "cookie:a{b=c",
+            "cookie:a;b=c",
             "cookie:=x",
             "header=bob",
             "Header=bob",

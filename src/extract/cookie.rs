@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, sync::Arc};
 
-use http::{HeaderName, header::COOKIE, request::Parts};
+use http::{header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
 use crate::domain::{
@@ -57,7 +57,7 @@ impl Cookie {
     ///
     /// # Panics
     ///
-    /// When `name` cannot be the name of a cookie.
+    /// When `name` cannot be the name of a cookie: it is empty, or has `=`, `;`, a blank or a control character.
     #[must_use]
     #[track_caller]
     pub fn new(name: &'static str) -> Self {
@@ -103,7 +103,12 @@ impl Cookie {
     /// ```
     #[must_use]
     pub fn key(&self, value: impl AsRef<[u8]>) -> Key {
-        named("cookie", &self.name, unquoted(value.as_ref().trim_ascii()))
+        self.key_of(unquoted(value.as_ref().trim_ascii()))
+    }
+
+    /// An `=` ends the name, since no name contains one.
+    fn key_of(&self, value: &[u8]) -> Key {
+        named("cookie", &self.name, b'=', value)
     }
 
     /// Returns the value, if the pair is this cookie.
@@ -126,14 +131,17 @@ impl FromStr for Cookie {
     type Err = ConfigError;
 
     fn from_str(name: &str) -> Result<Self, ConfigError> {
-        // Names of cookies and of headers are made of the same characters.
-        match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(_) => Ok(Self {
-                name: name.into(),
-                repeated: RepeatedCookie::default(),
-            }),
-            Err(_) => Err(ConfigError::of_name(name, "cannot be the name of a cookie")),
+        // More than RFC 6265 allows: `express:sess` is a name that frameworks choose.
+        let ends_name = |letter: char| {
+            matches!(letter, '=' | ';') || letter.is_whitespace() || letter.is_control()
+        };
+        if name.is_empty() || name.contains(ends_name) {
+            return Err(ConfigError::of_name(name, "cannot be the name of a cookie"));
         }
+        Ok(Self {
+            name: name.into(),
+            repeated: RepeatedCookie::default(),
+        })
     }
 }
 
@@ -157,7 +165,7 @@ impl KeyExtractor for Cookie {
             return Err(ABSENT.about(&self.name));
         }
         // Not `key`, which would remove a second pair of quotes.
-        Ok(named("cookie", &self.name, value).into())
+        Ok(self.key_of(value).into())
     }
 }
 

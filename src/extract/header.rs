@@ -76,7 +76,9 @@ impl Header {
     /// ```
     #[must_use]
     pub fn key(&self, value: impl AsRef<[u8]>) -> Key {
-        named("header", self.name.as_str(), value.as_ref().trim_ascii())
+        let value = value.as_ref().trim_ascii();
+        // A colon ends the name, since no name contains one.
+        named("header", self.name.as_str(), b':', value)
     }
 }
 
@@ -128,16 +130,16 @@ const ABSENT: ExtractError =
 const TWICE: ExtractError =
     ExtractError::malformed("the header that identifies the client was sent twice");
 
-/// Makes a secret key from a name and a value. A colon ends the name, since no name contains one.
-pub(super) fn named(kind: &'static str, name: &str, value: &[u8]) -> Key {
+/// Makes a secret key from a name, a byte that ends the name, and a value.
+pub(super) fn named(kind: &'static str, name: &str, end: u8, value: &[u8]) -> Key {
     let name = name.as_bytes();
     let len = name.len() + 1 + value.len();
     let mut short = [0; SHORT];
     if len > SHORT {
-        return Key::secret(kind, [name, b":", value].concat());
+        return Key::secret(kind, [name, &[end], value].concat());
     }
     short[..name.len()].copy_from_slice(name);
-    short[name.len()] = b':';
+    short[name.len()] = end;
     short[name.len() + 1..len].copy_from_slice(value);
     Key::secret(kind, &short[..len])
 }

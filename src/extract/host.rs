@@ -65,7 +65,8 @@ impl Host {
     /// As [`extract`](KeyExtractor::extract).
     pub fn name<'a>(&self, head: &'a Parts) -> Result<Cow<'a, str>, ExtractError> {
         let mut lines = head.headers.get_all(HOST).iter();
-        let header = lines.next().map(|line| line.to_str().unwrap_or("?"));
+        let header = lines.next();
+        let header = header.map(|line| line.to_str().unwrap_or("?").trim_ascii());
         if lines.next().is_some() {
             return Err(TWICE);
         }

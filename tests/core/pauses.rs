@@ -662,6 +662,65 @@ async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
     assert!((ms(1_000)..ms(1_100)).contains(&waited), "{waited:?}");
 }
 
+/// GitHub answers so when the quota is used up, in the second in which it will be full again.
+#[tokio::test(start_paused = true)]
+async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_status() {
+    for status in [403, 420, 429, 503, 529] {
+        let other = Other::new(move |at_ms| match at_ms / 1_000 {
+            second @ 0..2 => {
+                let fields = [
+                    ("date", format!("Thu, 26 Nov 2026 10:00:0{second} GMT")),
+                    ("x-ratelimit-remaining", "0".to_owned()),
+                    ("x-ratelimit-reset", (1_795_687_200 + second).to_string()),
+                ];
+                (status, fields.into())
+            }
+            _ => plain(200),
+        });
+        let limiter = Limiter::new(Timed::new());
+        let client = client(&limiter, &other, LONG, |obey| obey);
+        let job = async || while get(&client).await.status() != 200 {};
+        join_all((0..20).map(|_| job())).await;
+        let refused = other.refused_ms().len();
+        assert!(refused <= 25, "{status}: {refused} refused calls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_refuses_is_no_success_whatever_its_status() {
+    for refusal in [403, 408, 425, 502, 503, 504] {
+        let other = Other::new(move |at_ms| match at_ms {
+            0..1_000 => after(429, "5"),
+            _ => plain(refusal),
+        });
+        let limiter = Limiter::new(Timed::new());
+        let client = client(&limiter, &other, LONG, |obey| obey);
+        assert_eq!(status(&client).await, 429);
+        other.most_at_once();
+        let statuses = join_all((0..8).map(|_| status(&client))).await;
+        assert_eq!(statuses, [refusal; 8]);
+        assert_eq!(other.most_at_once(), 1, "{refusal}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_without_a_time_can_be_left_alone() {
+    let answers = Mutex::new([plain(429), after(429, "5"), plain(429)].into_iter());
+    let other = Other::new(move |_| answers.lock().unwrap().next().unwrap());
+    let limiter = Limiter::new(Timed::new());
+    let alone = client(&limiter, &other, LONG, ObeyLayer::without_backoff);
+    for pauses in [false, true] {
+        assert_eq!(status(&alone).await, 429);
+        let decision = limiter.check(charge()).await.unwrap();
+        assert_eq!(is_paused(&decision), pauses);
+    }
+    let again = client(&limiter, &other, LONG, |obey| {
+        obey.without_backoff().backoff(ms(1_000), ms(2_000))
+    });
+    assert_eq!(status(&again).await, 429);
+    assert!(is_paused(&limiter.check(charge()).await.unwrap()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_quota_that_is_used_up_pauses_before_the_first_refusal() {
     let other = Other::new(|at_ms| {

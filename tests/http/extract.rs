@@ -13,7 +13,7 @@ use sluicegate::{
     Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer,
     error::{ExtractError, ExtractErrorKind},
-    extract::{Cookie, FromExtension, Keys, RepeatedCookie, TrustedProxies},
+    extract::{BearerToken, Cookie, FromExtension, Host, Keys, RepeatedCookie, TrustedProxies},
 };
 use support::site::Site;
 
@@ -306,6 +306,61 @@ fn cookies_are_different_identities_by_name_and_value() {
     assert_ne!(key("a", "a=1"), key("a", "a=2"));
     assert_ne!(key("a", "a=b=1"), key("a", "a=1"));
     assert_ne!(key("a", "a=%31"), key("a", "a=1"));
+    assert_ne!(key("a:b", "a:b=c"), key("a", "a=b:c"));
+}
+
+#[test]
+fn a_cookie_may_have_each_name_that_browsers_send_back() {
+    for name in [
+        "express:sess",
+        "koa:sess",
+        "auth:token",
+        "a{b}",
+        "a,b",
+        "\"a\"",
+        "ä",
+    ] {
+        let cookie = name.parse::<Cookie>().unwrap();
+        let mut head = head();
+        let line = HeaderValue::from_bytes(format!("x=y; {name}=s3cret").as_bytes());
+        head.headers.insert("cookie", line.unwrap());
+        assert_eq!(cookie.extract(&head), Ok(cookie.key("s3cret").into()));
+    }
+    for name in [
+        "", "a=b", "a;b", "a b", " a", "a\t", "a\u{a0}", "a\u{7f}", "a\n",
+    ] {
+        assert!(name.parse::<Cookie>().is_err(), "{name:?}");
+    }
+}
+
+#[test]
+fn an_empty_field_is_missing_for_every_extractor() {
+    let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
+    let count = || TrustedProxies::count_including_peer(2);
+    let one = http::HeaderName::from_static("x-real-ip");
+    let single = |trusted| ForwardedIp::header(one.clone(), trusted);
+    let extractors: [(_, &dyn KeyExtractor); 10] = [
+        ("x-api-key", &Header::new("x-api-key")),
+        ("cookie", &Cookie::new("session")),
+        ("authorization", &BearerToken),
+        ("host", &Host),
+        ("x-forwarded-for", &ForwardedIp::x_forwarded_for(proxies())),
+        ("x-forwarded-for", &ForwardedIp::x_forwarded_for(count())),
+        ("forwarded", &ForwardedIp::forwarded(proxies())),
+        ("forwarded", &ForwardedIp::forwarded(count())),
+        ("x-real-ip", &single(proxies())),
+        ("x-real-ip", &single(count())),
+    ];
+    for (name, extractor) in extractors {
+        let is_list = name.contains("forwarded");
+        let values = ["", " ", "\t", ",", " , ,"];
+        for value in &values[..if is_list { 5 } else { 3 }] {
+            let mut head = from("192.0.2.1:1");
+            head.headers.insert(name, HeaderValue::from_static(value));
+            let kind = kind_of_error(extractor.extract(&head));
+            assert_eq!(kind, ExtractErrorKind::Missing, "{name}: {value:?}");
+        }
+    }
 }
 
 #[test]

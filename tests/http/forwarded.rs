@@ -175,7 +175,7 @@ async fn an_entry_that_cannot_be_read_is_an_error_and_never_another_entry() {
         "unknown",
         "_hidden",
         "garbage",
-        "",
+        "\"\"",
         "203.0.113",
         "0.0.0.0",
         "[::1",
@@ -460,6 +460,43 @@ fn entries_of_proxies_that_are_counted_need_not_be_addresses() {
 }
 
 #[test]
+fn an_empty_element_of_a_list_is_no_entry() {
+    let two = || TrustedProxies::count_including_peer(2);
+    for lines in [
+        &["203.0.113.7,,10.0.0.2"][..],
+        &["203.0.113.7, 10.0.0.2,"],
+        &["203.0.113.7 , \t,, 10.0.0.2 , "],
+        &["203.0.113.7", "", "10.0.0.2", ""],
+        &[", 203.0.113.7,", "10.0.0.2"],
+        &["6.6.6.6,", "6.6.6.6,, 203.0.113.7, 10.0.0.2"],
+    ] {
+        for trusted in [ours(), two()] {
+            let ip = ForwardedIp::x_forwarded_for(trusted.clone());
+            let sent: Vec<_> = lines.iter().map(|line| (XFF, *line)).collect();
+            assert_eq!(address(&ip, "10.0.0.1", &sent), is(REAL), "{lines:?}");
+
+            let ip = ForwardedIp::forwarded(trusted);
+            let [real, proxy] = [REAL, "10.0.0.2"].map(|ip| (ip, format!("for={ip}")));
+            let elements = |line: &&str| line.replace(real.0, &real.1).replace(proxy.0, &proxy.1);
+            let sent: Vec<_> = lines.iter().map(elements).collect();
+            let sent: Vec<_> = sent.iter().map(|line| ("forwarded", &**line)).collect();
+            assert_eq!(address(&ip, "10.0.0.1", &sent), is(REAL), "{lines:?}");
+        }
+    }
+    let ip = ForwardedIp::x_forwarded_for(ours());
+    for (commas, expected) in [(63, is(REAL)), (64, Err(ExtractErrorKind::Malformed))] {
+        let line = format!("{REAL}{}", ",".repeat(commas));
+        assert_eq!(address(&ip, "10.0.0.1", &[(XFF, &line)]), expected);
+    }
+    let ip = ForwardedIp::x_forwarded_for(TrustedProxies::count_including_peer(3));
+    let too_few = Err(ExtractErrorKind::Malformed);
+    assert_eq!(
+        address(&ip, "10.0.0.1", &[(XFF, ",,203.0.113.7,,10.0.0.2")]),
+        too_few
+    );
+}
+
+#[test]
 fn where_every_address_is_a_trusted_proxy_the_leftmost_is_the_client() {
     let ip = ForwardedIp::x_forwarded_for(ours());
     let lines = [(XFF, "10.0.0.3, 10.0.0.2")];
@@ -501,7 +538,7 @@ fn a_single_value_is_one_line_and_one_address() {
         for values in [
             &[REAL, REAL][..],
             &["6.6.6.6, 203.0.113.7"],
-            &[""],
+            &["203.0.113.7,"],
             &["unknown"],
         ] {
             assert_eq!(at(values), Err(ExtractErrorKind::Malformed), "{values:?}");

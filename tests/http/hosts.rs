@@ -162,7 +162,10 @@ async fn a_bearer_token_is_one_key_however_it_is_written() {
         ("", "missing"),
         (" Bearer a b", "malformed"),
         (" Bearer a,b", "malformed"),
-        (" Bearer ==", "malformed"),
+        (" Bearer 1|f4SwPYmyi0", "bearer=1|f4SwPYmyi0"),
+        (" Bearer Atza|IwEBIP_aN-yCg", "bearer=Atza|IwEBIP_aN-yCg"),
+        (" Bearer 123456:ABC", "bearer=123456:ABC"),
+        (" Bearer \u{e4}", "malformed"),
         (" Bearer a\r\nauthorization: Bearer a", "malformed"),
     ] {
         assert_eq!(ask(server, &with(value)).await, expected, "{value}");

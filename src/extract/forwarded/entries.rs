@@ -79,14 +79,20 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Iterates over the entries, or over the error that ends them.
+/// Iterates over the entries, or over the error that ends them. An empty element of a list is no entry (RFC 9110,
+/// 5.6.1), but counts towards `MAX_ENTRIES`.
 impl<'a> Iterator for Entries<'a> {
     type Item = Result<&'a [u8], ExtractError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let next_line = || self.lines.next_back().map(HeaderValue::as_bytes);
-        let line = self.rest.take().or_else(next_line)?;
-        Some(self.cut(line))
+        loop {
+            let next_line = || self.lines.next_back().map(HeaderValue::as_bytes);
+            let line = self.rest.take().or_else(next_line)?;
+            match self.cut(line) {
+                Ok(entry) if entry.trim_ascii().is_empty() => {}
+                entry => return Some(entry),
+            }
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
 };
 
 const ABSENT: ExtractError = ExtractError::missing(
-    "the header with the client's address is absent, though a trusted proxy sent the request",
+    "the header with the client's address is absent or empty, though a trusted proxy sent the request",
 );
 
 const UNREADABLE: ExtractError =
@@ -40,7 +40,7 @@ const TWICE: ExtractError =
 ///
 /// - There is no peer address, and you trust proxies by network: the service is misconfigured, as with `PeerIp`.
 /// - The peer is not trusted: the header is ignored, and the peer is the client.
-/// - The peer is trusted and the header absent: the key is missing.
+/// - The peer is trusted and the header absent or empty: the key is missing. Empty elements of a list are ignored.
 /// - The client is the first entry from the right that is not a trusted proxy; if all are trusted, the leftmost entry.
 /// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used instead.
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
@@ -235,22 +235,21 @@ impl Source {
     /// Only counts the entries to the right of the `nth`: they need not be addresses.
     fn nth_from_right(&self, head: &Parts, nth: usize) -> Result<IpAddr, ExtractError> {
         let mut entries = self.entries(head)?;
-        let mut next = || entries.next().unwrap_or(Err(TOO_FEW));
+        let mut entry = entries.next().unwrap_or(Err(ABSENT))?;
         if self.form != Form::Single {
             for _ in 1..nth {
-                next()?;
+                entry = entries.next().unwrap_or(Err(TOO_FEW))?;
             }
         }
-        self.parse(next()?)
+        self.parse(entry)
     }
 
     fn entries<'a>(&self, head: &'a Parts) -> Result<Entries<'a>, ExtractError> {
-        let lines = head.headers.get_all(&self.header).iter();
-        match (lines.take(2).count(), self.form) {
-            (0, _) => Err(ABSENT),
-            (2.., Form::Single) => Err(TWICE),
-            _ => Ok(Entries::new(&head.headers, &self.header, self.form)),
+        let mut lines = head.headers.get_all(&self.header).iter();
+        if self.form == Form::Single && lines.nth(1).is_some() {
+            return Err(TWICE);
         }
+        Ok(Entries::new(&head.headers, &self.header, self.form))
     }
 
     fn parse(&self, entry: &[u8]) -> Result<IpAddr, ExtractError> {

@@ -6,8 +6,9 @@ use http::{HeaderMap, StatusCode, header};
 
 use super::{
     grpc,
-    quota::exhausted,
-    times::{Clock, decimal, longest, seconds_or_date},
+    meaning::Meaning,
+    quota::used_up,
+    times::{Clock, SECOND, longest},
 };
 
 /// The meaning of an answer for our next requests.
@@ -31,48 +32,39 @@ pub(super) struct Notice {
     field: Option<&'static str>,
 }
 
-/// The codes `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
-const GRPC_REFUSED: &str = "8";
-const GRPC_UNAVAILABLE: &str = "14";
+/// Fields with a time to wait, and the units of their numbers.
+const ASKS: [(&str, Duration); 4] = [
+    ("retry-after-ms", Duration::from_millis(1)),
+    ("x-ms-retry-after-ms", Duration::from_millis(1)),
+    ("grpc-retry-pushback-ms", Duration::from_millis(1)),
+    ("retry-after", SECOND),
+];
 
 impl Answer {
     pub(super) fn read(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
-        let clock = Clock::of(headers, now);
-        let call = headers
-            .get("grpc-status")
-            .and_then(|value| value.to_str().ok());
-        let is_refused = status == StatusCode::TOO_MANY_REQUESTS || call == Some(GRPC_REFUSED);
-        let is_unavailable =
-            status == StatusCode::SERVICE_UNAVAILABLE || call == Some(GRPC_UNAVAILABLE);
-        let notice = |(wait, field)| Notice {
-            status,
-            wait: Some(wait),
-            field: Some(field),
-        };
-        if is_refused || is_unavailable || status == StatusCode::FORBIDDEN {
-            let asked = asked(headers, clock);
-            let wait = asked.or_else(|| is_refused.then(|| exhausted(headers, clock, true))?);
-            match wait {
-                Some(wait) => return Self::Refused(notice(wait)),
-                None if is_refused => {
-                    let (wait, field) = (None, None);
-                    return Self::Refused(Notice {
-                        status,
-                        wait,
-                        field,
-                    });
-                }
-                None => {}
+        let (clock, meaning) = (Clock::of(headers, now), Meaning::of(status, headers));
+        let notice = |named: Option<(Duration, &'static str)>| {
+            let (wait, field) = named.unzip();
+            Notice {
+                status,
+                wait,
+                field,
             }
-        }
-        if is_unavailable || status.is_server_error() {
+        };
+        if meaning == Meaning::Failed {
             return Self::Failed;
         }
-        // The fields of a cached answer are of another time.
-        let is_cached = headers.contains_key(header::AGE);
-        match exhausted(headers, clock, false).filter(|_| !is_cached) {
-            Some(wait) => Self::LastOne(notice(wait)),
-            None => Self::Served,
+        let quota = used_up(headers, clock, meaning);
+        if meaning == Meaning::Served {
+            // The fields of a cached answer are of another time.
+            let is_cached = headers.contains_key(header::AGE);
+            let named = quota.flatten().filter(|_| !is_cached);
+            return named.map_or(Self::Served, |named| Self::LastOne(notice(Some(named))));
+        }
+        let is_refused = meaning == Meaning::Refused || quota.is_some();
+        match asked(headers, clock).or(quota.flatten()) {
+            None if !is_refused => Self::Failed,
+            named => Self::Refused(notice(named)),
         }
     }
 }
@@ -87,21 +79,9 @@ impl Notice {
 
 /// The time that the other service asks us to wait.
 fn asked(headers: &HeaderMap, clock: Clock) -> Option<(Duration, &'static str)> {
-    let ms = |text: &str| decimal(text, Duration::from_millis(1));
-    let in_ms = [
-        "retry-after-ms",
-        "x-ms-retry-after-ms",
-        "grpc-retry-pushback-ms",
-    ];
-    let in_ms = in_ms
-        .into_iter()
-        .find_map(|name| Some((longest(headers, name, ms)?, name)));
-    let retry_after = || {
-        let wait = longest(headers, "retry-after", |text| seconds_or_date(text, clock))?;
-        Some((wait, "retry-after"))
-    };
-    let retry_info = || Some((grpc::retry_delay(headers)?, "RetryInfo"));
-    in_ms.or_else(retry_after).or_else(retry_info)
+    let mut asks = ASKS.into_iter();
+    let wait = asks.find_map(|(name, unit)| Some((longest(headers, name, unit, clock)?, name)));
+    wait.or_else(|| Some((grpc::retry_delay(headers)?, "RetryInfo")))
 }
 
 #[cfg(test)]

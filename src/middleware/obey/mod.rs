@@ -2,6 +2,7 @@
 
 mod answer;
 mod grpc;
+mod meaning;
 mod quota;
 mod service;
 mod times;
@@ -54,6 +55,8 @@ struct Shared {
     limiter: Limiter,
     keys: Arc<dyn KeyExtractor>,
     backoff: Backoff,
+    /// Whether a refusal without a time pauses.
+    backs_off: bool,
 }
 
 impl ObeyLayer {
@@ -80,6 +83,7 @@ impl ObeyLayer {
                 most: Duration::from_secs(60),
                 max_pause: MAX_PAUSE,
             },
+            backs_off: true,
         };
         Self {
             shared: Arc::new(shared),
@@ -95,7 +99,7 @@ impl ObeyLayer {
     #[track_caller]
     pub fn max_pause(self, most: Duration) -> Self {
         assert!(!most.is_zero(), "a pause of zero is none");
-        self.change(|backoff| backoff.max_pause = most.min(FOR_EVER))
+        self.change(|shared| shared.backoff.max_pause = most.min(FOR_EVER))
     }
 
     /// Sets the pauses for a service that refuses a request without a time: `first`, then twice as long each time, up
@@ -112,11 +116,21 @@ impl ObeyLayer {
     pub fn backoff(self, first: Duration, most: Duration) -> Self {
         assert!(!first.is_zero(), "a pause of zero is none");
         assert!(first <= most, "the first pause is longer than the longest");
-        self.change(|backoff| (backoff.first, backoff.most) = (first, most))
+        self.change(|shared| {
+            (shared.backoff.first, shared.backoff.most) = (first, most);
+            shared.backs_off = true;
+        })
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Backoff)) -> Self {
-        change(&mut Arc::make_mut(&mut self.shared).backoff);
+    /// Leaves a refusal without a time alone, such as a 429 that names none: it pauses nothing, and counts as no
+    /// success. Use this if your retries wait without it. By default the layer [backs off](Self::backoff).
+    #[must_use]
+    pub fn without_backoff(self) -> Self {
+        self.change(|shared| shared.backs_off = false)
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Shared)) -> Self {
+        change(Arc::make_mut(&mut self.shared));
         self
     }
 }
@@ -147,6 +161,7 @@ impl fmt::Debug for ObeyLayer {
         f.debug_struct("ObeyLayer")
             .field("limiter", &self.shared.limiter)
             .field("backoff", &self.shared.backoff)
+            .field("backs_off", &self.shared.backs_off)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-use super::times::{Clock, any_form, decimal, longest};
+use super::{
+    meaning::Meaning,
+    times::{Clock, SECOND, decimal, lines, longest, members, wait},
+};
 
 /// A field that says how much is left, and fields for when there will be more: the first that can be read counts.
 type Quota = (&'static str, &'static [&'static str]);
@@ -47,52 +50,53 @@ const QUOTAS: &[Quota] = &[
     ),
 ];
 
-/// The longest time after which something is left of a quota of which nothing is left now, and the field that says so.
-/// After a refusal, a quota counts also if its remaining part is unknown.
-pub(super) fn exhausted(
-    headers: &HeaderMap,
-    clock: Clock,
-    is_refused: bool,
-) -> Option<(Duration, &'static str)> {
-    let of_quota = |(remaining, resets): &Quota| {
-        let is_over = match headers.get(*remaining) {
-            Some(left) => is_zero(left.to_str().ok()?),
-            None => is_refused,
+/// A quota that is used up: the time until there is more, and the field that names the time; `None` if no field does.
+type UsedUp = Option<(Duration, &'static str)>;
+
+/// The quota that is used up, and for the longest time if several are; `None` if none is.
+pub(super) fn used_up(headers: &HeaderMap, clock: Clock, status: Meaning) -> Option<UsedUp> {
+    let of_fields = |(remaining, resets): &Quota| {
+        let mut lefts = members(headers, remaining).peekable();
+        let is_over = match lefts.peek() {
+            Some(_) => lefts.any(|left| is_over(left, status)),
+            None => status == Meaning::Refused,
         };
-        let reset = |name: &&'static str| {
-            Some((longest(headers, name, |text| any_form(text, clock))?, *name))
-        };
-        resets.iter().find_map(reset).filter(|_| is_over)
+        let reset = |name: &&'static str| Some((longest(headers, name, SECOND, clock)?, *name));
+        is_over.then(|| resets.iter().find_map(reset))
     };
-    let draft = headers.get_all("ratelimit").into_iter();
-    let draft = draft.filter_map(|line| Some((structured(line.to_str().ok()?)?, "ratelimit")));
-    let waits = QUOTAS.iter().filter_map(of_quota).chain(draft);
-    waits.max_by_key(|(wait, _)| *wait)
+    let of_draft = lines(headers, "ratelimit").flat_map(|line| draft(line, clock, status));
+    QUOTAS.iter().filter_map(of_fields).chain(of_draft).max()
 }
 
-fn is_zero(text: &str) -> bool {
-    decimal(text.trim_ascii(), Duration::from_secs(1)).is_some_and(|number| number.is_zero())
+/// Whether no unit is left. After a refusal, a text that is no number above zero means that.
+fn is_over(left: &str, status: Meaning) -> bool {
+    match (decimal(left, SECOND), status) {
+        (Some(number), _) => number.is_zero(),
+        (None, Meaning::Refused) => true,
+        (None, Meaning::MayRefuse) => left.starts_with('-'),
+        // Such as -1, which services send when they do not know.
+        (None, _) => false,
+    }
 }
 
-/// Reads `RateLimit` in the form of draft 8 and later, `"default";r=0;t=30, "daily";r=9;t=99`, or of draft 7,
-/// `limit=10, remaining=0, reset=5`.
-fn structured(line: &str) -> Option<Duration> {
-    let members = split(line, ',');
-    let later = members.clone().filter_map(|member| {
-        let parameters = split(member, ';').skip(1);
-        time_if_none_left(|name| value(parameters.clone(), name), "r", "t")
-    });
-    let seventh = time_if_none_left(|name| value(members.clone(), name), "remaining", "reset");
-    later.chain(seventh).max().filter(|wait| !wait.is_zero())
-}
-
-fn time_if_none_left<'a>(
-    value: impl Fn(&str) -> Option<&'a str>,
-    left: &str,
-    time: &str,
-) -> Option<Duration> {
-    let time = decimal(value(time)?, Duration::from_secs(1))?;
-    is_zero(value(left)?).then_some(time)
+/// Reads `RateLimit` in the form of draft 8 and later, `"default";r=0;t=30, "daily";r=9;t=99`, also with the names that
+/// the draft is about to take, `"default";a=0;w=30`; or of draft 7, `limit=10, remaining=0, reset=5`.
+fn draft(line: &str, clock: Clock, status: Meaning) -> impl Iterator<Item = UsedUp> {
+    let members = split(line, ',').map(|member| split(member, ';'));
+    let quotas = members.chain([split(line, ',')]);
+    quotas.filter_map(move |pairs| {
+        let value = |names: [&str; 3]| {
+            let mut names = names.into_iter();
+            names.find_map(|name| value(pairs.clone(), name))
+        };
+        let time = || {
+            Some((
+                wait(value(["t", "w", "reset"])?, SECOND, clock)?,
+                "ratelimit",
+            ))
+        };
+        is_over(value(["r", "a", "remaining"])?, status).then(time)
+    })
 }
 
 /// The value of `name=value` among these.

@@ -123,6 +123,7 @@ fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pau
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
     match answer {
+        Answer::Refused(notice) if notice.wait.is_none() && !shared.backs_off => None,
         Answer::Refused(notice) => pause(shared, sent, &notice, false),
         Answer::LastOne(notice) => pause(shared, sent, &notice, true),
         Answer::Served => {

@@ -1,17 +1,25 @@
-//! The ways in which services write a time to wait. None of them can make these functions panic.
+//! The one reader of times to wait, in all forms in which services write them. None of them can make these functions
+//! panic.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::{HeaderMap, header};
+use http::HeaderMap;
 use jiff::{Timestamp, civil::DateTime, fmt::rfc2822, tz::Offset};
 
-/// Numbers from here on are seconds since the Unix epoch: as a time to wait, 31 years.
-const EPOCH_SECONDS: u64 = 1_000_000_000;
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-/// Numbers from here on are milliseconds since the Unix epoch: as seconds, the year 5138.
-const EPOCH_MS: u64 = 100_000_000_000;
+/// A number that is this long as a time to wait, 31 years, is a time since the Unix epoch.
+const EPOCH: Duration = Duration::from_secs(1_000_000_000);
 
 const NANOS: u128 = 1_000_000_000;
+
+/// Dates without a zone. In lists, a comma has cut off the day of the week.
+const DATES: [&str; 4] = [
+    "%d %b %Y %H:%M:%S",
+    "%d-%b-%y %H:%M:%S",
+    "%d-%b-%Y %H:%M:%S",
+    "%a %b %e %H:%M:%S %Y",
+];
 
 /// The other service's clock, as time since the Unix epoch.
 #[derive(Clone, Copy)]
@@ -20,36 +28,57 @@ pub(super) struct Clock(Duration);
 impl Clock {
     /// The time in the field `Date`, or else our time: clocks may differ.
     pub(super) fn of(headers: &HeaderMap, now: SystemTime) -> Self {
-        let date = headers
-            .get(header::DATE)
-            .and_then(|value| value.to_str().ok());
-        let theirs = date.and_then(http_date);
+        let theirs = members(headers, "date").find_map(date);
         Self(theirs.unwrap_or_else(|| now.duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
-
-    const fn until(self, then: Duration) -> Duration {
-        then.saturating_sub(self.0)
-    }
 }
 
-/// Reads the form of `Retry-After`: seconds, or an HTTP date.
-pub(super) fn seconds_or_date(text: &str, clock: Clock) -> Option<Duration> {
-    let seconds = decimal(text, Duration::from_secs(1));
-    seconds.or_else(|| Some(clock.until(http_date(text)?)))
+/// The longest time in a field whose numbers count these units. A time that is over is none.
+pub(super) fn longest(
+    headers: &HeaderMap,
+    name: &str,
+    unit: Duration,
+    clock: Clock,
+) -> Option<Duration> {
+    let waits = members(headers, name).filter_map(|text| wait(text, unit, clock));
+    waits.max()
 }
 
-/// Reads the form of `X-RateLimit-Reset`: seconds, a time as seconds or milliseconds since the Unix epoch, a duration
-/// (`6m0s`), or a date.
-pub(super) fn any_form(text: &str, clock: Clock) -> Option<Duration> {
-    if let Some(seconds) = decimal(text, Duration::from_secs(1)) {
-        return Some(match seconds.as_secs() {
-            0..EPOCH_SECONDS => seconds,
-            EPOCH_SECONDS..EPOCH_MS => clock.until(seconds),
-            ms => clock.until(Duration::from_millis(ms)),
-        });
-    }
-    let date = || Some(clock.until(http_date(text).or_else(|| timestamp(text))?));
-    duration(text).or_else(date)
+/// The members of the lists in all lines of a field, without parameters and without empty ones.
+pub(super) fn members<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
+    let members = lines(headers, name).flat_map(|line| line.split(','));
+    let values = members.filter_map(|member| member.split(';').next());
+    values
+        .map(str::trim_ascii)
+        .filter(|value| !value.is_empty())
+}
+
+pub(super) fn lines<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
+    let lines = headers.get_all(name).into_iter();
+    lines.filter_map(|line| str::from_utf8(line.as_bytes()).ok())
+}
+
+/// Reads a number of units, a time since the Unix epoch, a duration (`6m0s`), or a date. A time that is over is none.
+pub(super) fn wait(text: &str, unit: Duration, clock: Clock) -> Option<Duration> {
+    let until = |then: Duration| then.saturating_sub(clock.0);
+    let wait = match decimal(text, unit) {
+        Some(wait) if wait < EPOCH => wait,
+        Some(_) => until(since_epoch(text)?),
+        None => duration(text).or_else(|| date(text).map(until))?,
+    };
+    Some(wait).filter(|wait| !wait.is_zero())
+}
+
+/// Reads a number of seconds, milli-, micro- or nanoseconds since the Unix epoch. Its size decides: each unit begins in
+/// the year 2001.
+fn since_epoch(number: &str) -> Option<Duration> {
+    let unit = match decimal(number, SECOND)?.as_secs() {
+        0..=1_000_000_000_000 => SECOND,
+        1_000_000_000_001..=1_000_000_000_000_000 => Duration::from_millis(1),
+        1_000_000_000_000_001..=1_000_000_000_000_000_000 => Duration::from_micros(1),
+        _ => Duration::from_nanos(1),
+    };
+    decimal(number, unit)
 }
 
 /// Reads a decimal number of units, without a sign and without an exponent. Large ones are capped.
@@ -69,7 +98,7 @@ pub(super) fn decimal(text: &str, unit: Duration) -> Option<Duration> {
     Some(Duration::new(seconds, nanos))
 }
 
-/// Reads a duration such as `6m0s`, `1h2m3.5s` or `20ms`.
+/// Reads a duration such as `6m0s`, `1h 2m 3.5s`, `20ms` or `30 seconds`.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut sum = Duration::ZERO;
@@ -78,14 +107,14 @@ fn duration(text: &str) -> Option<Duration> {
         let (number, after) = rest.split_at(rest.find(|letter| !is_of_number(letter))?);
         let end = after.find(is_of_number).unwrap_or(after.len());
         let (unit, after) = after.split_at(end);
-        let unit = match unit {
+        let unit = match unit.trim_ascii() {
             "ns" => Duration::from_nanos(1),
             "us" | "µs" => Duration::from_micros(1),
             "ms" => Duration::from_millis(1),
-            "s" => Duration::from_secs(1),
-            "m" => Duration::from_secs(60),
-            "h" => Duration::from_secs(3_600),
-            "d" => Duration::from_secs(86_400),
+            "s" | "sec" | "second" | "seconds" => SECOND,
+            "m" | "min" | "minute" | "minutes" => Duration::from_secs(60),
+            "h" | "hour" | "hours" => Duration::from_secs(3_600),
+            "d" | "day" | "days" => Duration::from_secs(86_400),
             _ => return None,
         };
         sum = sum.saturating_add(decimal(number, unit)?);
@@ -94,37 +123,21 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(sum)
 }
 
-/// Reads an HTTP date, also in the two obsolete forms, as time since the Unix epoch. The epoch, if it is earlier.
-fn http_date(text: &str) -> Option<Duration> {
-    let date = match rfc2822::parse(text) {
-        Ok(date) => date.timestamp(),
+/// Reads a date of HTTP, also in the obsolete forms, or of RFC 3339, as time since the Unix epoch. The epoch, if the
+/// date is earlier. A date without a zone is one of UTC.
+fn date(text: &str) -> Option<Duration> {
+    let zoned = rfc2822::parse(text).map(|date| date.timestamp());
+    let time = match zoned.or_else(|_| text.parse::<Timestamp>()) {
+        Ok(time) => time,
         Err(_) => {
-            let forms = ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"];
-            let date = |form| DateTime::strptime(form, text).ok();
-            let date = forms.into_iter().find_map(date)?;
+            let text = ["GMT", "UTC", "+0000"].iter().fold(text, |text, zone| {
+                text.strip_suffix(zone).unwrap_or(text).trim_ascii_end()
+            });
+            let mut dates = DATES.iter();
+            let date = dates.find_map(|form| DateTime::strptime(form, text).ok());
+            let date = date.or_else(|| text.parse().ok())?;
             Offset::UTC.to_timestamp(date).ok()?
         }
     };
-    Some(since_epoch(date))
-}
-
-/// Reads a time in the form of RFC 3339.
-fn timestamp(text: &str) -> Option<Duration> {
-    text.parse().ok().map(since_epoch)
-}
-
-fn since_epoch(time: Timestamp) -> Duration {
-    let time = time.as_duration();
-    Duration::try_from(time).unwrap_or_default()
-}
-
-/// The longest time in the lines of a field. A time that is over is none.
-pub(super) fn longest(
-    headers: &HeaderMap,
-    name: &str,
-    read: impl Fn(&str) -> Option<Duration>,
-) -> Option<Duration> {
-    let lines = headers.get_all(name).into_iter();
-    let lines = lines.filter_map(|line| read(line.to_str().ok()?.trim_ascii()));
-    lines.max().filter(|wait| !wait.is_zero())
+    Some(Duration::try_from(time.as_duration()).unwrap_or_default())
 }

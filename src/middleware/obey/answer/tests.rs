@@ -35,33 +35,166 @@ fn read(status: u16, fields: &[(&str, &str)]) -> (&'static str, Option<u128>) {
 }
 
 #[test]
-fn a_refusal_names_its_time_in_seconds_as_a_date_or_in_milliseconds() {
+fn the_status_decides_whether_an_answer_is_a_refusal_with_a_time_and_without() {
+    let nine = ("refused", Some(9_000));
+    for (statuses, without, with) in [
+        (&[420, 429, 529][..], ("refused", None), nine),
+        (&[403, 408, 425, 502, 503, 504], ("failed", None), nine),
+        (&[500, 501, 505, 999], ("failed", None), ("failed", None)),
+        (
+            &[200, 301, 400, 401, 404, 413],
+            ("served", None),
+            ("served", None),
+        ),
+    ] {
+        for &status in statuses {
+            assert_eq!(read(status, &[]), without, "{status}");
+            assert_eq!(read(status, &[("retry-after", "9")]), with, "{status}");
+        }
+    }
+    for (codes, without, with) in [
+        (&["8"][..], ("refused", None), nine),
+        (&["4", "7", "14"], ("failed", None), nine),
+        (&["2", "13", "15"], ("failed", None), ("failed", None)),
+        (&["0", "5", "16"], ("served", None), ("served", None)),
+    ] {
+        for code in codes {
+            let fields = [("grpc-status", *code), ("grpc-retry-pushback-ms", "9000")];
+            assert_eq!(read(200, &fields[..1]), without, "{code}");
+            assert_eq!(read(200, &fields), with, "{code}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_may_refuse_does_so_if_nothing_is_left() {
+    let (now, later) = (NOW.to_string(), (NOW + 60).to_string());
+    for status in [403, 408, 425, 502, 503, 504] {
+        for (left, reset, expected) in [
+            ("0", &now, ("refused", None)),
+            ("0", &later, ("refused", Some(60_000))),
+            ("-1", &later, ("refused", Some(60_000))),
+            ("14", &later, ("failed", None)),
+            ("unlimited", &later, ("failed", None)),
+            ("", &later, ("failed", None)),
+        ] {
+            let fields = [
+                ("x-ratelimit-remaining", left),
+                ("x-ratelimit-reset", reset),
+            ];
+            assert_eq!(read(status, &fields), expected, "{status} {fields:?}");
+        }
+        let draft = [("ratelimit", "\"a\";r=0")];
+        assert_eq!(read(status, &draft), ("refused", None), "{status}");
+        let draft = [("ratelimit", "\"a\";t=9")];
+        assert_eq!(read(status, &draft), ("failed", None), "{status}");
+    }
+}
+
+#[test]
+fn every_wait_and_every_reset_may_have_every_form() {
+    let epoch = |units: u64, more: u64| (NOW * units + more).to_string();
     for (value, ms) in [
         ("30", Some(30_000)),
         ("2.5", Some(2_500)),
         (" 7 ", Some(7_000)),
+        (&*epoch(1, 60), Some(60_000)),
+        (&*format!("{}.5", epoch(1, 60)), Some(60_500)),
+        (&*epoch(1_000, 60_000), Some(60_000)),
+        (&*epoch(1_000_000, 60_000_000), Some(60_000)),
+        (&*epoch(1_000_000_000, 60_000_000_000), Some(60_000)),
         ("Thu, 26 Nov 2026 10:01:00 GMT", Some(60_000)),
+        ("26 Nov 2026 10:01:00 UTC", Some(60_000)),
+        ("Thu, 26 Nov 2026 11:01:00 +0100", Some(60_000)),
         ("Thursday, 26-Nov-26 10:01:00 GMT", Some(60_000)),
+        ("Thu, 26-Nov-2026 10:01:00 GMT", Some(60_000)),
         ("Thu Nov 26 10:01:00 2026", Some(60_000)),
+        ("2026-11-26T10:01:00Z", Some(60_000)),
+        ("2026-11-26T11:01:00.5+01:00", Some(60_500)),
+        ("2026-11-26 10:01:00", Some(60_000)),
+        ("2026-11-26 10:01:00 UTC", Some(60_000)),
+        ("2026-11-26 10:01:00 +0000 UTC", Some(60_000)),
+        ("1m30s", Some(90_000)),
+        ("30s", Some(30_000)),
+        ("500ms", Some(500)),
+        ("1h", Some(3_600_000)),
+        ("1h 2m 3.5s", Some(3_723_500)),
+        ("30 seconds", Some(30_000)),
+        ("30;w=60", Some(30_000)),
+        ("30, 60", Some(60_000)),
+        (
+            "Thu, 26 Nov 2026 10:01:00 GMT, Thu, 26 Nov 2026 10:02:00 GMT",
+            Some(120_000),
+        ),
         ("0", None),
         ("-5", None),
         ("1e3", None),
         ("", None),
+        (",", None),
         ("soon", None),
+        (&*epoch(1, 0), None),
         ("Thu, 01 Jan 1970 00:00:00 GMT", None),
         ("Thu, 32 Nov 2026 10:01:00 GMT", None),
     ] {
-        let fields = [("retry-after", value)];
-        assert_eq!(read(429, &fields), ("refused", ms), "{value}");
+        for name in ["retry-after", "ratelimit-reset", "x-ratelimit-reset-after"] {
+            let fields = [(name, value)];
+            assert_eq!(read(429, &fields), ("refused", ms), "{name}: {value}");
+        }
         let unavailable = if ms.is_some() { "refused" } else { "failed" };
+        let fields = [("retry-after", value)];
         assert_eq!(read(503, &fields), (unavailable, ms), "{value}");
     }
-    assert_eq!(read(429, &[]), ("refused", None));
-    assert_eq!(read(503, &[]), ("failed", None));
-    assert_eq!(read(500, &[("retry-after", "9")]), ("failed", None));
-    assert_eq!(read(301, &[("retry-after", "9")]), ("served", None));
-    let of_azure = [("retry-after", "2"), ("retry-after-ms", "1250")];
-    assert_eq!(read(429, &of_azure), ("refused", Some(1_250)));
+    for (value, ms) in [
+        ("1250", 1_250),
+        ("1.5", 1),
+        (&*epoch(1_000, 60_000), 60_000),
+        ("30s", 30_000),
+    ] {
+        for name in [
+            "retry-after-ms",
+            "x-ms-retry-after-ms",
+            "grpc-retry-pushback-ms",
+        ] {
+            let fields = [(name, value), ("retry-after", "2")];
+            assert_eq!(read(429, &fields), ("refused", Some(ms)), "{name}: {value}");
+        }
+    }
+    let draft = format!("\"a\";r=0;t={}", NOW + 60);
+    assert_eq!(read(200, &[("ratelimit", &draft)]), ("last", Some(60_000)));
+}
+
+#[test]
+fn after_a_refusal_a_quota_counts_unless_something_is_left() {
+    let resets = [("ratelimit-reset", "30"), ("ratelimit-reset", "60")];
+    for (lefts, refused, served) in [
+        (&["0"][..], Some(60_000), "last"),
+        (&["0;w=21600"], Some(60_000), "last"),
+        (&["5", "0"], Some(60_000), "last"),
+        (&["0", "5"], Some(60_000), "last"),
+        (&["5;w=60, 0;w=3600"], Some(60_000), "last"),
+        (&["-1"], Some(60_000), "served"),
+        (&["-1;w=60"], Some(60_000), "served"),
+        (&["unknown"], Some(60_000), "served"),
+        (&[""], Some(60_000), "served"),
+        (&[], Some(60_000), "served"),
+        (&["5"], None, "served"),
+        (&["5;w=60, 7;w=3600"], None, "served"),
+    ] {
+        let lefts = lefts.iter().map(|left| ("ratelimit-remaining", *left));
+        let fields: Vec<_> = lefts.chain(resets).collect();
+        assert_eq!(read(429, &fields), ("refused", refused), "{fields:?}");
+        assert_eq!(read(200, &fields).0, served, "{fields:?}");
+    }
+    for (value, ms) in [
+        (r#""a";r=-1;t=9"#, Some(9_000)),
+        (r#""a";r=1;t=9"#, None),
+        ("limit=9, remaining=-1, reset=9", Some(9_000)),
+        ("limit=9, remaining=1, reset=9", None),
+    ] {
+        let fields = [("ratelimit", value)];
+        assert_eq!(read(429, &fields), ("refused", ms), "{value}");
+        assert_eq!(read(200, &fields), ("served", None), "{value}");
+    }
 }
 
 #[test]
@@ -148,7 +281,7 @@ fn a_used_up_quota_is_noticed_before_the_first_refusal() {
         let name = format!("{remaining}, {reset}: {value}");
         assert_eq!(read(200, &of("0")), ("last", Some(expected)), "{name}");
         assert_eq!(read(404, &of("0.0")), ("last", Some(expected)), "{name}");
-        assert_eq!(read(403, &of("0")), ("last", Some(expected)), "{name}");
+        assert_eq!(read(403, &of("0")), ("refused", Some(expected)), "{name}");
         assert_eq!(read(429, &of("0")), ("refused", Some(expected)), "{name}");
         assert_eq!(read(200, &of("1")), ("served", None), "{name}");
         assert_eq!(read(429, &of("1")), ("refused", None), "{name}");
@@ -173,6 +306,9 @@ fn both_forms_of_ratelimit_are_read_and_strings_may_hold_anything() {
         (r#""a";pk=:cGs=:;t=4;r=0"#, Some(4_000)),
         (r#""open;r=0;t=3"#, None),
         (r#""default";r=0"#, None),
+        (r#""burst";a=0;w=45"#, Some(45_000)),
+        (r#""burst";a=80;w=45, "daily";w=99;a=0;c=1"#, Some(99_000)),
+        (r#""burst";r=0;t=5;w=60"#, Some(5_000)),
         ("limit=100, remaining=0, reset=5", Some(5_000)),
         ("limit=100, remaining=1, reset=5", None),
         ("limit=100", None),

@@ -1,0 +1,37 @@
+//! [`Meaning`]: which answers refuse, by their status alone.
+
+use http::{HeaderMap, StatusCode};
+
+/// The meaning of a status alone. If a response also has a gRPC code, the greater of the two meanings counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Meaning {
+    Served,
+    /// Neither a success nor a refusal: the service, or something on the way to it, has failed.
+    Failed,
+    /// A refusal if fields say so: they name a time to wait, or nothing is left of a quota.
+    MayRefuse,
+    Refused,
+}
+
+impl Meaning {
+    /// `docs/guide/outbound.md` has this as a table. Without a time, a failure of one instance must not pause the account
+    /// for all replicas; a server that names its overload must.
+    pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
+        let by_status = match status.as_u16() {
+            420 | 429 | 529 => Self::Refused,
+            403 | 408 | 425 | 502..=504 => Self::MayRefuse,
+            500.. => Self::Failed,
+            _ => Self::Served,
+        };
+        let code = headers.get("grpc-status").map(|value| value.as_bytes());
+        by_status.max(match code {
+            // `RESOURCE_EXHAUSTED`.
+            Some(b"8") => Self::Refused,
+            // `DEADLINE_EXCEEDED`, `PERMISSION_DENIED`, `UNAVAILABLE`.
+            Some(b"4" | b"7" | b"14") => Self::MayRefuse,
+            // `UNKNOWN`, `INTERNAL`, `DATA_LOSS`.
+            Some(b"2" | b"13" | b"15") => Self::Failed,
+            _ => Self::Served,
+        })
+    }
+}
