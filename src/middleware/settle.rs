@@ -72,7 +72,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// requests stay. Slots need no such place, and are returned all the same. A refund that could not be sent is
     /// tried again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client
     /// disconnects before the store has decided. A guard of [`CostMeter::hold`](super::CostMeter::hold) delays the
-    /// refund, and what was metered by then wins.
+    /// refund, and a metered cost wins over it.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.

@@ -728,7 +728,7 @@ impl Observer for Decided {
 
 /// Waits for a slot with these charges, and returns it at once.
 async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
-    let slot = limiter.acquire_slot(charges, 120 * WINDOW).await;
+    let slot = limiter.acquire_slot(charges, 240 * WINDOW).await;
     drop(slot.unwrap().expect("it waits long enough"));
 }
 

@@ -134,7 +134,7 @@ impl CheckDraft {
             policy
         };
         let cost = match &config.cost {
-            // A request holds one slot, whatever it costs.
+            // A request holds one slot at any cost.
             _ if policy.is_concurrency() => 1,
             Some(cost) => cost(head, &policy).saturating_mul(weight),
             None => weight,

@@ -115,7 +115,7 @@ impl Ending {
         Self::of(limiter.clone(), usage, at_end, reading, &Method::GET)
     }
 
-    /// Notes that there is a response, whatever becomes of its body.
+    /// Notes that there is a response, even if its body fails.
     pub(in crate::middleware) fn answered(&self, status: StatusCode) {
         let end = self.0.end.lock();
         end.unwrap_or_else(PoisonError::into_inner).status = Some(status);
@@ -149,7 +149,7 @@ impl Admitted {
         Ending(Arc::new(self))
     }
 
-    /// Refunds what no response, meter or closure has settled.
+    /// Refunds the parts that no response, meter or closure has settled.
     fn refund(&self, places: Arc<Semaphore>, runtime: &Handle) {
         let Ok(place) = places.try_acquire_owned() else {
             return; // the charge stays

@@ -14,7 +14,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// its admission to the end of the response's body.
     ///
     /// All replicas share the slots. The slots of a process that dies are released when they expire. A request holds one
-    /// slot, whatever its cost. Put limits of rates into a layer [around](crate::middleware::concurrency) this one; in
+    /// slot at any cost. Put limits of rates into a layer [around](crate::middleware::concurrency) this one; in
     /// the same layer, a request is charged under all of them, or under none.
     ///
     /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
