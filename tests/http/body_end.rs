@@ -362,7 +362,7 @@ async fn a_guard_delays_the_refund_of_a_request_without_a_response() {
         let held = std::sync::Mutex::new(None);
         let service = service_fn(|request: Request<()>| {
             let meter = request.extensions().get::<CostMeter>().unwrap().clone();
-            *held.lock().unwrap() = Some((meter.hold(), meter));
+            *held.lock().unwrap() = Some((meter.delay_end(), meter));
             std::future::pending::<Result<Response<String>, Infallible>>()
         });
         let mut service = layer.layer(service);
