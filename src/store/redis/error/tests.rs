@@ -20,6 +20,12 @@ fn error_replies_are_told_apart_by_their_code() {
                 "NOREPLICAS Not enough good replicas to write",
                 "CLUSTERDOWN Hash slot not served",
                 "ERR Connection timed out",
+                "ERR max number of clients reached",
+                "ERR max requests limit exceeded. Limit: 5, Usage: 5, alice",
+                "ERR max daily request limit exceeded",
+                "ERR DB capacity quota exceeded",
+                "upstream failure",
+                "no upstream host",
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
             ][..],
@@ -34,6 +40,10 @@ fn error_replies_are_told_apart_by_their_code() {
                 "@user_script: 12: The user executing the script can't run this command or subcommand",
                 "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
                 "ERR This instance has cluster support disabled",
+                "ERR DB index is out of range",
+                "ERR Authentication required.",
+                "DENIED Redis is running in protected mode because alice",
+                "NOPROTO unsupported protocol version",
             ][..],
         ),
         (
@@ -55,6 +65,27 @@ fn error_replies_are_told_apart_by_their_code() {
         let error = store_error(&error_reply(reply));
         assert_eq!(error.kind(), kind, "{reply}");
         assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+    }
+}
+
+#[test]
+fn only_a_server_that_has_surely_done_nothing_leaves_a_call_unsent() {
+    for (reply, is_unsent) in [
+        ("ERR max number of clients reached", true),
+        ("DENIED Redis is running in protected mode", true),
+        ("ERR Connection refused", true),
+        ("no upstream host", true),
+        ("ERR Connection timed out", false),
+        ("ERR Connection reset by peer", false),
+        ("upstream failure", false),
+        (
+            "ERR max requests limit exceeded script: 0a1b, on @user_script:1.",
+            false,
+        ),
+        ("ERR DB capacity quota exceeded", false),
+    ] {
+        let error = store_error(&error_reply(reply));
+        assert_eq!(error.is_unsent(), is_unsent, "{reply}");
     }
 }
 
