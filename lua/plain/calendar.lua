@@ -3,6 +3,7 @@
 -- a count is kept until the later of two ends.
 
 local SAME_END = 12 * 3600000 -- in ms: two ends that are nearer are ends of one period, as a day is longer
+local AHEAD = 48 * 3600000 -- in ms: a period that begins later was charged while the clock was wrong
 
 local calendar = {}
 
@@ -12,15 +13,17 @@ function calendar.new(rule)
 end
 
 -- Reads the boundaries of a caller's rule: the start of a period, then the ends of this and of later periods. The
--- operation fails if the time is not within these, or if fewer than two ends follow that of the current period. Returns
--- the place behind the boundaries in the argument.
+-- operation fails if the time is not within these, or if a period that begins within AHEAD may be missing. Returns the
+-- place behind the boundaries in the argument.
 function calendar.read_details(rule, arg, at)
   local count, k, bounds = byte(arg, at), 1, {}
   at = at + 1
   for i = 1, count do bounds[i], at = unpack(BOUNDARY, arg, at) end
   while k <= count and bounds[k] <= now do k = k + 1 end
-  if k == 1 or k + 2 > count then fail(OTHER_TIME) end
-  rule.start, rule.stop, rule.last_believed = bounds[k - 1], bounds[k], bounds[k + 2]
+  if k == 1 or bounds[count] <= now + AHEAD then fail(OTHER_TIME) end
+  rule.start, rule.stop = bounds[k - 1], bounds[k]
+  while bounds[k] <= now + AHEAD do k = k + 1 end
+  rule.last_believed = bounds[k] + SAME_END - 1
   return at
 end
 

@@ -523,6 +523,48 @@ fn a_url_that_makes_no_sense_is_refused_and_not_repeated() {
     }
 }
 
+#[test]
+fn a_part_of_a_url_that_is_not_known_is_refused_with_the_mend() {
+    for (url, mend) in [
+        ("redis://localhost/?db=3", "redis://HOST:PORT/3"),
+        (
+            "redis://localhost?db=3&protocol=resp3",
+            "redis://HOST:PORT/3",
+        ),
+        ("rediss://localhost/?user=sesame", "unix:// alone"),
+        (
+            "unix:///tmp/redis.sock?db=3&timeout=sesame",
+            "the parameters are",
+        ),
+        ("redis://limiter:12?sesame@localhost/", "%3F"),
+        ("redis://limiter:12#sesame@localhost/", "%23"),
+        ("redis://localhost/#insecure", "only rediss:// may"),
+        ("unix:///tmp/redis.sock#sesame", "%23"),
+    ] {
+        let (primary, nodes) = (url.replace("localhost", "mymaster"), [url]);
+        for store in [
+            RedisStore::connect_lazy(url),
+            RedisStore::connect_lazy(url.to_owned()),
+            RedisStore::connect_lazy_cluster(nodes),
+            RedisStore::connect_lazy_sentinel(nodes, "mymaster"),
+            RedisStore::connect_lazy_sentinel(["redis://localhost"], primary),
+        ] {
+            let error = store.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{url}");
+            assert!(error.to_string().contains(mend), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("sesame"), "{url}");
+        }
+    }
+    for url in [
+        "redis://limiter:a%3Fb%23c@localhost:6379/3?protocol=resp3",
+        "rediss://localhost/#insecure",
+        "valkey://localhost?protocol=2",
+        "unix:///tmp/redis.sock?db=3&user=limiter&pass=sesame&protocol=3",
+    ] {
+        RedisStore::connect_lazy(url).unwrap();
+    }
+}
+
 fn connections_made(server: &Server) -> u64 {
     server.info("stats", "total_connections_received")
 }

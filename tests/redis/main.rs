@@ -13,6 +13,7 @@ mod deny_cache;
 mod examples;
 mod footprint;
 mod foreign;
+mod greeting;
 mod histories;
 mod latency;
 mod leases;

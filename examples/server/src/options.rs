@@ -9,7 +9,7 @@ use lexopt::{
 };
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{
-    FailurePolicy, Policy, Rule, block::Ban, error::ConfigError, extract::Cidr,
+    FailurePolicy, Policy, RedisStore, Rule, block::Ban, error::ConfigError, extract::Cidr,
     middleware::HeaderStyle,
 };
 
@@ -341,9 +341,9 @@ fn network(value: &str) -> Result<Cidr, String> {
 }
 
 fn server(url: &str) -> Result<ConnectionInfo, String> {
-    url.into_connection_info().map_err(|_| {
-        "write a URL: redis://HOST:PORT, or with --features tls rediss://HOST:PORT".into()
-    })
+    let form = "write a URL: redis://HOST:PORT, or with --features tls rediss://HOST:PORT";
+    RedisStore::connect_lazy(url).map_err(|error| format!("{error}; {form}"))?;
+    url.into_connection_info().map_err(|_| form.into())
 }
 
 fn at_least_one(value: &str, what: &str) -> Result<u32, String> {

@@ -96,8 +96,8 @@ pub(crate) type Boundaries = SmallVec<[u64; 8]>;
 pub(crate) struct Periods {
     pub(crate) start_ms: u64,
     pub(crate) end_ms: u64,
-    /// When the next period ends, and when the one after it does.
-    pub(crate) later_ends_ms: [u64; 2],
+    /// When the next three periods end: at least one of them ends more than 48 h after this one.
+    pub(crate) later_ends_ms: [u64; 3],
 }
 
 impl Calendar {
@@ -128,7 +128,7 @@ impl Calendar {
         self.zone.name()
     }
 
-    /// Returns the period that contains this time, and the ends of the two after it.
+    /// Returns the period that contains this time, and the ends of the three after it.
     pub(crate) fn periods(self, at_ms: u64) -> Periods {
         self.zone.periods(self, at_ms)
     }

@@ -85,12 +85,15 @@ impl Days<'_> {
     fn periods(&self, at_ms: u64) -> Periods {
         let first = self.first_day_at(at_ms);
         let (end, end_ms) = self.end_after(first, self.start_ms(first));
-        let (next, next_ms) = self.end_after(end, end_ms);
-        let (_, last_ms) = self.end_after(next, next_ms);
+        let mut last = (end, end_ms);
+        let later_ends_ms = [(); 3].map(|()| {
+            last = self.end_after(last.0, last.1);
+            last.1
+        });
         Periods {
             start_ms: self.start_ms(first),
             end_ms,
-            later_ends_ms: [next_ms, last_ms],
+            later_ends_ms,
         }
     }
 

@@ -10,11 +10,16 @@
 //! Replicas can disagree about when a period ends, if their zone data differ. The count is kept until the later of
 //! their ends, so that no limit is lifted.
 
+use std::iter::once;
+
 use super::Count;
 use crate::domain::calendar::{Calendar, Periods};
 
 /// Two ends that are nearer than this are ends of the same period, by zone data that differ: a day lasts longer.
 const SAME_END_MS: u64 = 12 * 3_600_000;
+
+/// A period that begins later than this after the clock was charged while the clock was wrong.
+const AHEAD_MS: u64 = 48 * 3_600_000;
 
 /// The calendar of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +47,7 @@ impl CalendarSpec {
             Self::Foreign(_) => Periods {
                 start_ms: now_ms,
                 end_ms: now_ms,
-                later_ends_ms: [u64::MAX; 2],
+                later_ends_ms: [u64::MAX; 3],
             },
         }
     }
@@ -135,7 +140,9 @@ impl PeriodCount {
 
     fn view(&self, now_ms: u64) -> View {
         let periods = self.spec.periods(now_ms);
-        let [_, believed_ms] = periods.later_ends_ms;
+        let mut ends = once(periods.end_ms).chain(periods.later_ends_ms);
+        let last_ms = ends.find(|end_ms| *end_ms > now_ms.saturating_add(AHEAD_MS));
+        let believed_ms = last_ms.map_or(u64::MAX, |end_ms| end_ms.saturating_add(SAME_END_MS - 1));
         // An end within this period, and not near its end, is a later end of the period before: the count is kept until
         // then.
         let is_same = self.end_ms.saturating_add(SAME_END_MS) > periods.end_ms;
@@ -190,6 +197,14 @@ mod tests {
             assert_eq!((look.used, look.fits_at_ms), (9, END_MS));
         }
         assert_eq!(earlier.look(END_MS, 9, 1).used, 0);
+    }
+
+    #[test]
+    fn a_count_that_another_process_ends_later_is_believed_all_the_time() {
+        let later = count(9, END_MS + HOUR_MS);
+        for hours in [24 * 27, 49, 48, 47, 1] {
+            assert_eq!(later.look(END_MS - hours * HOUR_MS, 9, 1).used, 9);
+        }
     }
 
     #[test]

@@ -4,24 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, IntoConnectionInfo, aio::ConnectionLike};
+use redis::{Client, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 #[cfg(feature = "sentinel")]
-use super::connection::{SentinelPrimary, Sentinels};
+use super::connection::Sentinels;
 use super::{
     IN_FLIGHT, RedisStore,
-    connection::{ReconnectingConnection, Source, client, within},
+    connection::{BAD_URL, ReconnectingConnection, RedisServer, Source, client, within},
     error::store_error,
     transport::{SingleServer, Transport, is_known},
 };
-use crate::domain::error::{StoreError, StoreErrorKind};
-
-const BAD_URL: StoreError = StoreError::new(
-    StoreErrorKind::AccessDenied,
-    "the Redis URL is invalid, or needs a feature of the redis crate that is off",
-);
+use crate::domain::error::StoreError;
 
 /// The timeout of the constructors that wait for a server.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -44,10 +39,10 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the URL is invalid, or if the server cannot be reached, refuses the user or cannot work, after one second at
+    /// If the URL is invalid or has a part that is not known, or if the server cannot be reached, refuses the user or cannot work, after one second at
     /// most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check does that. Use
     /// [`connect_lazy`](Self::connect_lazy) if your service must start without the server.
-    pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
+    pub async fn connect(server: impl Into<RedisServer>) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await
     }
 
@@ -56,9 +51,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// If the URL is invalid.
-    pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let client = client(server).map_err(|_| BAD_URL)?;
-        Ok(Self::from_source(client))
+    pub fn connect_lazy(server: impl Into<RedisServer>) -> Result<Self, StoreError> {
+        Ok(Self::from_source(client_of(server)?))
     }
 
     /// Connects to the primary of this name, by asking these sentinels for it: see
@@ -83,8 +77,8 @@ impl RedisStore {
     /// Like [`connect`](Self::connect), and if there are no sentinels, or none of them knows the name.
     #[cfg(feature = "sentinel")]
     pub async fn sentinel(
-        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
-        primary: impl Into<SentinelPrimary>,
+        sentinels: impl IntoIterator<Item: Into<RedisServer>>,
+        primary: impl Into<RedisServer>,
     ) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy_sentinel(sentinels, primary)?).await
     }
@@ -96,13 +90,13 @@ impl RedisStore {
     /// If there are no sentinels, or a URL is invalid.
     #[cfg(feature = "sentinel")]
     pub fn connect_lazy_sentinel(
-        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
-        primary: impl Into<SentinelPrimary>,
+        sentinels: impl IntoIterator<Item: Into<RedisServer>>,
+        primary: impl Into<RedisServer>,
     ) -> Result<Self, StoreError> {
         let sentinels = clients(sentinels)?.into_iter();
         let sentinels = sentinels.map(ReconnectingConnection::new);
-        let sentinels = Sentinels::new(sentinels.collect(), primary.into());
-        Ok(Self::from_source(sentinels.map_err(|_| BAD_URL)?))
+        let sentinels = Sentinels::new(sentinels.collect(), primary.into())?;
+        Ok(Self::from_source(sentinels))
     }
 
     fn from_source(source: impl Source) -> Self {
@@ -123,7 +117,7 @@ impl RedisStore {
     /// cluster.
     #[cfg(feature = "cluster")]
     pub async fn cluster(
-        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
+        nodes: impl IntoIterator<Item: Into<RedisServer>>,
     ) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy_cluster(nodes)?).await
     }
@@ -135,7 +129,7 @@ impl RedisStore {
     /// If a URL is invalid, or there is none.
     #[cfg(feature = "cluster")]
     pub fn connect_lazy_cluster(
-        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
+        nodes: impl IntoIterator<Item: Into<RedisServer>>,
     ) -> Result<Self, StoreError> {
         let cluster = Cluster::new(&clients(nodes)?).map_err(|_| BAD_URL)?;
         let cluster = Transport::Cluster(Arc::new(cluster));
@@ -159,11 +153,12 @@ impl RedisStore {
 }
 
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
-fn clients(
-    servers: impl IntoIterator<Item: IntoConnectionInfo>,
-) -> Result<Vec<Client>, StoreError> {
-    let clients = servers.into_iter().map(client);
-    clients.collect::<Result<_, _>>().map_err(|_| BAD_URL)
+fn clients(servers: impl IntoIterator<Item: Into<RedisServer>>) -> Result<Vec<Client>, StoreError> {
+    servers.into_iter().map(client_of).collect()
+}
+
+fn client_of(server: impl Into<RedisServer>) -> Result<Client, StoreError> {
+    client(server.into().info()?).map_err(|_| BAD_URL)
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {

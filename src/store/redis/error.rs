@@ -10,22 +10,8 @@ use crate::domain::error::{StoreError, StoreErrorKind};
 /// addresses. No text is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let code = code(error);
-    let detail = error.detail().unwrap_or_default();
-    let (kind, message) = match code {
-        Some("ERR") if is_of_proxy(detail) => (
-            StoreErrorKind::Unavailable,
-            "the proxy cannot reach its Redis server",
-        ),
-        Some("ERR") if lacks_database(error) => (
-            StoreErrorKind::AccessDenied,
-            "the Redis server has no such database, or its user may not SELECT it",
-        ),
-        Some("ERR") if detail.contains("cluster support disabled") => of_server("NOCLUSTER"),
-        Some(code) => of_server(code),
-        None => of_connection(error),
-    };
+    let (kind, message) = code.map_or_else(|| of_connection(error), of_server);
     let is_untouched = match code {
-        Some("ERR") => detail == "Connection refused",
         Some(code) => is_refused_untouched(code),
         // Only an attempt to connect is refused, so no command was sent.
         None => error.is_connection_refusal(),
@@ -49,6 +35,7 @@ fn is_refused_untouched(code: &str) -> bool {
             | "BUSY"
             | "CLUSTERDOWN"
             | "CROSSSLOT"
+            | "DENIED"
             | "EXECABORT"
             | "LOADING"
             | "MASTERDOWN"
@@ -59,6 +46,8 @@ fn is_refused_untouched(code: &str) -> bool {
             | "OOM"
             | "READONLY"
             | "TRYAGAIN"
+            | FULL
+            | NO_UPSTREAM
     )
 }
 
@@ -132,7 +121,51 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
     }
     let detail = error.detail().filter(|_| code == "ERR");
     let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
-    Some(hidden.and_then(hidden_code).unwrap_or(code))
+    let named = || detail.and_then(code_of_text).unwrap_or(code);
+    Some(hidden.and_then(hidden_code).unwrap_or_else(named))
+}
+
+/// Names of errors that have no code. They are in lower case, so that no caller gets them as codes.
+const FULL: &str = "full";
+const QUOTA: &str = "quota";
+/// Like `OOM`, but perhaps only at a later write of a script.
+const CAPACITY: &str = "capacity";
+const NO_DATABASE: &str = "no database";
+/// A proxy could not connect to its server, or has none: it has sent nothing. The second is a reply of Envoy.
+const NO_UPSTREAM: &str = "no";
+/// A proxy has lost its server, perhaps after it sent the call. This is the first word of Envoy's replies.
+const UPSTREAM: &str = "upstream";
+
+/// How the texts of `ERR` begin, with the code or the name of the error. The rest of a text can name a client. In a pool,
+/// redis-rs replaces the code of the reply to a `SELECT` by `ERR`.
+const TEXTS: [(&str, &str); 22] = [
+    ("max number of clients", FULL),
+    ("max concurrent connections exceeded", FULL), // Upstash, as the next three
+    ("max requests limit exceeded", QUOTA),
+    ("max daily request limit exceeded", QUOTA),
+    ("DB capacity quota exceeded", CAPACITY),
+    ("DB index is out of range", NO_DATABASE),
+    ("invalid DB index", NO_DATABASE),
+    ("SELECT is not allowed in cluster mode", NO_DATABASE),
+    ("Authentication required", "NOAUTH"),
+    ("Redis is running in protected mode", "DENIED"),
+    ("AUTH <password> called without", "WRONGPASS"),
+    ("Client sent AUTH, but no password", "WRONGPASS"),
+    ("invalid password", "WRONGPASS"),
+    ("unknown command 'HELLO'", "NOPROTO"),
+    ("unknown command `HELLO`", "NOPROTO"),
+    ("This instance has cluster support", "NOCLUSTER"),
+    ("Connection refused", NO_UPSTREAM), // twemproxy answers with the system's text for the error
+    ("Connection reset by peer", UPSTREAM),
+    ("Connection timed out", UPSTREAM),
+    ("Host is down", UPSTREAM),
+    ("Network is unreachable", UPSTREAM),
+    ("No route to host", UPSTREAM),
+];
+
+fn code_of_text(detail: &str) -> Option<&'static str> {
+    let mut texts = TEXTS.iter();
+    Some(texts.find(|(text, _)| detail.starts_with(text))?.1)
 }
 
 fn hidden_code(text: &str) -> Option<&str> {
@@ -142,10 +175,12 @@ fn hidden_code(text: &str) -> Option<&str> {
     words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 
-/// A command that the script may not call fails without a code. The texts are those before Redis 7.2, and since.
+/// A command that the script may not call fails without a code. The first two texts are those before Redis 7.2, and since.
+/// The third is that of a `SELECT` in a pool.
 fn lacks_rights_inside(detail: &str) -> bool {
     detail.contains("The user executing the script can't run")
         || detail.contains("ACL failure in script")
+        || detail.contains("has no permissions to run the 'select' command")
 }
 
 /// The command that an error about missing rights names, with its subcommand: `scan`, `cluster|slots`.
@@ -156,29 +191,12 @@ fn forbidden_command(error: &RedisError) -> Option<&str> {
     (command.len() <= 32 && command.bytes().all(is_plain)).then_some(command)
 }
 
-/// redis-rs keeps neither the code nor the whole text.
-fn lacks_database(error: &RedisError) -> bool {
-    error.to_string().contains("refused to switch database")
-}
-
-/// twemproxy answers with the system's text for the error.
-fn is_of_proxy(detail: &str) -> bool {
-    matches!(
-        detail,
-        "Connection refused"
-            | "Connection reset by peer"
-            | "Connection timed out"
-            | "Host is down"
-            | "No route to host"
-    )
-}
-
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
     match code {
         "LOADING" => (Unavailable, "the Redis server is loading its data"),
         "BUSY" => (Unavailable, "the Redis server is busy running a script"),
-        "OOM" => (Unavailable, "the Redis server is out of memory"),
+        "OOM" | CAPACITY => (Unavailable, "the Redis server is out of memory"),
         "MISCONF" => (
             Unavailable,
             "the Redis server cannot save its data and refuses writes",
@@ -195,10 +213,26 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
             (Unavailable, "the Redis cluster cannot serve this slot now")
         }
-        "NOAUTH" | "WRONGPASS" => (
-            AccessDenied,
-            "the Redis server wants another user or password",
+        FULL => (
+            Unavailable,
+            "the Redis server has no room for a further connection",
         ),
+        QUOTA => (
+            Unavailable,
+            "the Redis service refuses all requests, since its quota is used up",
+        ),
+        UPSTREAM | NO_UPSTREAM => (Unavailable, "the proxy cannot reach its Redis server"),
+        NO_DATABASE => (AccessDenied, "the Redis server has no such database"),
+        "NOAUTH" => (AccessDenied, "the Redis server wants a password"),
+        "WRONGPASS" => (
+            AccessDenied,
+            "the Redis server refuses this user or password",
+        ),
+        "DENIED" => (
+            AccessDenied,
+            "the Redis server is in protected mode, and wants a password for other machines",
+        ),
+        "NOPROTO" => (AccessDenied, "the Redis server does not speak RESP3"),
         "NOPERM" => (
             AccessDenied,
             "the Redis user lacks rights that this store needs",
@@ -225,10 +259,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         return (AccessDenied, message);
     }
     match error.kind() {
-        ErrorKind::AuthenticationFailed => (
-            AccessDenied,
-            "the Redis server refuses this user or password",
-        ),
+        ErrorKind::AuthenticationFailed => of_server("WRONGPASS"),
         ErrorKind::InvalidClientConfig => (
             AccessDenied,
             "the Redis URL is invalid, or needs a feature of the redis crate",
@@ -237,7 +268,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
             AccessDenied,
             "no Redis Sentinel asked knows a primary of this name",
         ),
-        ErrorKind::RESP3NotSupported => (AccessDenied, "the Redis server does not speak RESP3"),
+        ErrorKind::RESP3NotSupported => of_server("NOPROTO"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
             (Protocol, "the Redis server's reply cannot be read")
         }
@@ -257,6 +288,11 @@ pub(super) fn needs_another_connection(error: &RedisError) -> bool {
     // A primary that became a replica, or lost its replicas: the address may lead to another server now.
     let elsewhere = |code| matches!(code, "READONLY" | "MASTERDOWN" | "NOREPLICAS");
     code(error).is_none_or(elsewhere)
+}
+
+/// Whether this answer to the first command of a connection means that the server does not let the connection in.
+pub(super) fn is_turned_away(error: &RedisError) -> bool {
+    code(error).is_none_or(|code| matches!(code, FULL | "DENIED"))
 }
 
 pub(super) const UNREADABLE: StoreError =

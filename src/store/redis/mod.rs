@@ -38,9 +38,8 @@ pub mod transactions;
 mod transport;
 mod wire;
 
-#[cfg(feature = "sentinel")]
-#[doc(hidden)] // The argument of `RedisStore::sentinel`, which says what converts to it.
-pub use connection::SentinelPrimary;
+#[doc(hidden)] // The argument of the constructors, which say what converts to it.
+pub use connection::RedisServer;
 use inspect::Inspector;
 use key_names::Names;
 use set_clock::SetClock;

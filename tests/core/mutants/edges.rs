@@ -254,7 +254,18 @@ async fn zone_data_may_differ(script: &Script) {
     let quota = policy("9/day@UTC,1000/30d");
     let end_ms = START_MS + DAY_MS;
     let half = 12 * HOUR_MS;
-    let apart = [1, HOUR_MS, half - 1, half, half + 1, DAY_MS];
+    // The last of these are too late, or just not, for the last period that begins within two days.
+    let ahead = 2 * DAY_MS + half;
+    let apart = [
+        1,
+        HOUR_MS,
+        half - 1,
+        half,
+        half + 1,
+        DAY_MS,
+        ahead - 1,
+        ahead,
+    ];
     let others = apart
         .into_iter()
         .flat_map(|apart| [end_ms - apart, end_ms + apart]);

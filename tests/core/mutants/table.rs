@@ -59,9 +59,14 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
         "plain/calendar.lua",
         &[
             ("12 * 3600000", "11 * 3600000"),
-            ("bounds[k] <= now", "bounds[k] < now"),
-            ("k + 2 > count", "k + 1 > count"),
-            ("bounds[k], bounds[k + 2]", "bounds[k], bounds[k + 1]"),
+            ("bounds[k] <= now do", "bounds[k] < now do"),
+            ("48 * 3600000", "47 * 3600000"),
+            ("or bounds[count] <= now + AHEAD", ""),
+            (
+                "while bounds[k] <= now + AHEAD",
+                "while bounds[k] < now + AHEAD",
+            ),
+            ("bounds[k] + SAME_END - 1", "bounds[k]"),
             (
                 "rule.stop - newest < SAME_END",
                 "rule.stop - newest <= SAME_END",

@@ -41,7 +41,8 @@ macro_rules! kinds {
             a_new_limit_takes_effect_within_a_period
             another_zone_or_day_starts_empty_and_the_first_is_carried_along
             time_stands_still_for_a_quota_while_the_clock_is_behind
-            a_period_after_the_one_after_next_is_not_believed
+            a_day_that_begins_more_than_two_days_ahead_is_not_believed
+            a_month_that_begins_more_than_two_days_ahead_is_not_believed
             a_quota_is_forgotten_when_it_is_reset
         }
     };
@@ -628,7 +629,39 @@ pub async fn time_stands_still_for_a_quota_while_the_clock_is_behind(
     assert_eq!(left(store, &policy, "alice").await, 5);
 }
 
-pub async fn a_period_after_the_one_after_next_is_not_believed(
+/// A server's clock is a month ahead for one charge, and is set right.
+pub async fn a_month_that_begins_more_than_two_days_ahead_is_not_believed(
+    store: &AnyStore,
+    clock: ManualClock,
+) {
+    let policy = policy("quota", "5/month@UTC");
+    at(&clock, "2024-01-10T12:00:00Z");
+    let charged = check(store, [charge(&policy, "alice", 2)]).await;
+    assert!(charged.is_allowed());
+    at(&clock, "2024-02-10T12:00:00Z");
+    let ahead = check(store, [charge(&policy, "alice", 3)]).await;
+    assert!(ahead.is_allowed());
+    for (time, expected) in [
+        ("2024-01-10T12:00:00Z", 5),
+        ("2024-01-29T23:59:59.999Z", 5),
+        ("2024-01-30T00:00:00Z", 2),
+    ] {
+        at(&clock, time);
+        assert_eq!(left(store, &policy, "alice").await, expected, "{time}");
+    }
+    at(&clock, "2024-01-29T23:59:59.999Z");
+    assert_eq!(remaining(&settle(store, ahead.usage(), 1).await), [5]);
+    assert!(
+        check(store, [charge(&policy, "alice", 4)])
+            .await
+            .is_allowed()
+    );
+    assert_eq!(left(store, &policy, "alice").await, 1);
+    at(&clock, "2024-02-01T00:00:00Z");
+    assert_eq!(left(store, &policy, "alice").await, 5);
+}
+
+pub async fn a_day_that_begins_more_than_two_days_ahead_is_not_believed(
     store: &AnyStore,
     clock: ManualClock,
 ) {
@@ -639,7 +672,6 @@ pub async fn a_period_after_the_one_after_next_is_not_believed(
             .await
             .is_allowed()
     );
-    // Its end is that after next of the 2nd, but not of the 1st.
     at(&clock, "2024-06-02T00:00:00Z");
     assert_eq!(left(store, &policy, "alice").await, 3);
     at(&clock, "2024-06-01T23:59:59.999Z");

@@ -17,6 +17,7 @@ mod pool;
 mod reconnecting;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod server;
 mod source;
 mod timeout;
 
@@ -43,9 +44,9 @@ pub(super) use client::client;
 pub(super) use pool::NO_TIMEOUT;
 pub(super) use reconnecting::{ReconnectingConnection, Reply};
 #[cfg(feature = "sentinel")]
-pub use sentinel::SentinelPrimary;
-#[cfg(feature = "sentinel")]
 pub(super) use sentinel::Sentinels;
+pub(super) use server::BAD_URL;
+pub use server::RedisServer;
 pub(super) use source::Source;
 #[cfg(feature = "cluster")]
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};

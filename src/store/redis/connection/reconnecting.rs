@@ -11,6 +11,7 @@ use super::{
     source::Source,
     timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
+use crate::store::redis::error::is_turned_away;
 
 /// Between two attempts to connect: at most 200 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
@@ -128,9 +129,9 @@ impl ReconnectingConnection {
         within(CONNECT_TIMEOUT, async {
             let connection = Arc::new(Connection::new(self.source.connect().await?));
             // The system accepts connections for a server that is stopped, so wait for an answer. An error reply is
-            // enough.
+            // enough, unless the server closes the connection with it.
             match connection.send(&redis::cmd("PING")).await {
-                Err(error) if error.code().is_none() => Err(error),
+                Err(error) if is_turned_away(&error) => Err(error),
                 _ => Ok(connection),
             }
         })

@@ -1,15 +1,14 @@
 //! [`Sentinels`] as a source of connections: they find the primary.
 
 use std::{
-    fmt,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    RedisFuture, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection,
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisFuture, RedisResult,
+    ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 use tokio::{
     task::JoinSet,
@@ -20,9 +19,10 @@ use super::{
     ReconnectingConnection,
     ballot::{Address, Ballot},
     client::prepared,
-    source::{Source, config},
+    server::{BAD_URL, RedisServer},
+    source::Source,
 };
-use crate::store::redis::error::closed;
+use crate::{domain::error::StoreError, store::redis::error::closed};
 
 /// How often the sentinels are asked whether a working primary still is the primary. A primary that was cut off from
 /// its sentinels does not know about its successor.
@@ -31,41 +31,6 @@ const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// After this long without any event, stop counting on sentinels that have not answered, and try another address beside
 /// the one that hangs.
 const HEDGE: Duration = Duration::from_millis(200);
-
-/// A primary by the name that the sentinels use, with the settings to log in there.
-///
-/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the host:
-/// `"rediss://user:password@mymaster/2"`. A port is ignored.
-#[derive(Clone)]
-pub struct SentinelPrimary(RedisResult<ConnectionInfo>);
-
-impl From<&str> for SentinelPrimary {
-    fn from(name: &str) -> Self {
-        Self(if name.contains("://") {
-            name.into_connection_info()
-        } else {
-            (name, 0).into_connection_info()
-        })
-    }
-}
-
-impl From<String> for SentinelPrimary {
-    fn from(name: String) -> Self {
-        Self::from(name.as_str())
-    }
-}
-
-impl From<ConnectionInfo> for SentinelPrimary {
-    fn from(info: ConnectionInfo) -> Self {
-        Self(Ok(info))
-    }
-}
-
-impl fmt::Debug for SentinelPrimary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SentinelPrimary")
-    }
-}
 
 /// The sentinels of one primary, and a shared connection to each.
 pub(in crate::store::redis) struct Sentinels {
@@ -82,17 +47,16 @@ pub(in crate::store::redis) struct Sentinels {
 impl Sentinels {
     pub(in crate::store::redis) fn new(
         sentinels: Vec<Arc<ReconnectingConnection>>,
-        primary: SentinelPrimary,
-    ) -> RedisResult<Arc<Self>> {
-        let primary = prepared(primary.0?);
+        primary: RedisServer,
+    ) -> Result<Arc<Self>, StoreError> {
+        let primary = prepared(primary.primary()?);
         let name = match primary.addr() {
             // redis-rs keeps the name of the primary where a URL has the host.
             ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name,
             _ => "",
         };
         if sentinels.is_empty() || name.is_empty() {
-            let problem = "a sentinel or the name is missing";
-            return Err((ErrorKind::InvalidClientConfig, problem).into());
+            return Err(BAD_URL);
         }
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
@@ -211,7 +175,7 @@ impl Sentinels {
                 Answer::Named(match sentinel.send(&question).await {
                     Ok(Value::Nil) => Err(unknown()),
                     Ok(address) => redis::from_redis_value(address).map_err(RedisError::from),
-                    Err(error) if error.code() == Some("ERR") => Err(unknown()),
+                    Err(error) if is_no_sentinel(&error) => Err(unknown()),
                     Err(error) => Err(error),
                 })
             }
@@ -228,9 +192,8 @@ impl Sentinels {
             } => (*to, *at) = (host.clone(), *port),
             _ => {}
         }
-        let mut connection = Client::open(self.primary.clone().set_addr(addr))?
-            .get_multiplexed_async_connection_with_config(&config())
-            .await?;
+        let client = Client::open(self.primary.clone().set_addr(addr))?;
+        let mut connection = client.connect().await?;
         // Sentinels learn of a promotion one by one, and the old primary learns of its demotion last.
         let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
         match role.first() {
@@ -240,31 +203,13 @@ impl Sentinels {
     }
 }
 
+/// Whether a server does not know the question.
+fn is_no_sentinel(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("ERR") && detail.starts_with("unknown command")
+}
+
 /// The error of a sentinel that does not know the name, or of a server that is no sentinel.
 fn unknown() -> RedisError {
     (ErrorKind::MasterNameNotFoundBySentinel, "not known").into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_stands_bare_or_in_the_place_of_the_host() {
-        for (primary, name) in [
-            (SentinelPrimary::from("my_Master.1"), "my_Master.1"),
-            (
-                SentinelPrimary::from("redis://user:sesame@my_Master.1/2"),
-                "my_Master.1",
-            ),
-            (SentinelPrimary::from(String::from("redis://m:1")), "m"),
-        ] {
-            assert!(!format!("{primary:?}").contains("sesame"));
-            let ConnectionAddr::Tcp(host, _) = primary.0.unwrap().addr().clone() else {
-                panic!("{name}");
-            };
-            assert_eq!(host, name);
-        }
-        assert!(SentinelPrimary::from("http://m").0.is_err());
-    }
 }

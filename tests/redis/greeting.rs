@@ -1,0 +1,287 @@
+//! The errors of a server that does not let a connection in are named by their own texts.
+
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use redis::{Client, Connection};
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, StoreError,
+    error::StoreErrorKind::{self, AccessDenied, CircuitOpen, Unavailable},
+};
+use support::{redis::Server, sentinel::NAME, served::limited};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+const NO_ROOM: &str = "the Redis server has no room for a further connection";
+const WRONG_PASSWORD: &str = "the Redis server refuses this user or password";
+const NO_PASSWORD: &str = "the Redis server wants a password";
+
+/// A server whose two connections are taken.
+struct Full {
+    server: Server,
+    taken: Option<[Connection; 2]>,
+}
+
+impl Full {
+    fn start(args: &[&str]) -> Self {
+        let server = Server::with(&[args, &["--maxclients", "2"]].concat());
+        let mut full = Self {
+            server,
+            taken: None,
+        };
+        full.take();
+        full
+    }
+
+    /// Takes both connections as soon as others have left them.
+    fn take(&mut self) {
+        let client = Client::open(self.server.url().replace("//", "//:sesame@")).unwrap();
+        let bare = Client::open(self.server.url()).unwrap();
+        let ping = |mut it: Connection| redis::cmd("PING").exec(&mut it).is_ok().then_some(it);
+        let connect = || {
+            let connection = client.get_connection().or_else(|_| bare.get_connection());
+            connection.ok().and_then(ping)
+        };
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(10) {
+            if let (Some(one), Some(other)) = (connect(), connect()) {
+                self.taken = Some([one, other]);
+                return;
+            }
+        }
+        panic!("no room for the connections of the test");
+    }
+
+    fn rejected(&mut self) -> u64 {
+        let [one, _] = self.taken.as_mut().unwrap();
+        let info: String = redis::cmd("INFO").arg("stats").query(one).unwrap();
+        let line = info
+            .lines()
+            .find_map(|it| it.strip_prefix("rejected_connections:"));
+        line.unwrap().parse().unwrap()
+    }
+
+    fn urls(&self, login: &str) -> [String; 4] {
+        let url = self.server.url().replace("//", &format!("//{login}"));
+        ["/", "/1", "/?protocol=resp3", "/1?protocol=resp3"].map(|rest| format!("{url}{rest}"))
+    }
+}
+
+fn charge() -> [Charge; 1] {
+    let policy = Policy::parse("api", "1000000/1d").unwrap();
+    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+}
+
+async fn error_of(url: &str) -> StoreError {
+    let lazy = Limiter::new(RedisStore::connect_lazy(url).unwrap());
+    let late = lazy.timeout(Duration::from_secs(1)).check(charge()).await;
+    let error = RedisStore::connect(url).await.expect_err(url);
+    let late = late.expect_err(url);
+    assert_eq!(
+        (late.kind(), late.to_string()),
+        (error.kind(), error.to_string()),
+        "{url}"
+    );
+    assert!(
+        !format!("{error} {error:?}").contains("sesame"),
+        "{error:?}"
+    );
+    assert!(late.is_unsent(), "{url}: {late}");
+    error
+}
+
+async fn is_refused(url: &str, kind: StoreErrorKind, message: &str) -> StoreError {
+    let error = error_of(url).await;
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (kind, message),
+        "{url}"
+    );
+    error
+}
+
+#[tokio::test]
+async fn a_server_without_a_free_connection_is_waited_for_and_not_called_often() {
+    for (args, login) in [(&[][..], ""), (&["--requirepass", "sesame"], ":sesame@")] {
+        let mut full = Full::start(args);
+        for url in full.urls(login) {
+            is_refused(&url, Unavailable, NO_ROOM).await;
+            let limiter = Limiter::new(RedisStore::connect_lazy(url.as_str()).unwrap());
+            let before = full.rejected();
+            for _ in 0..200 {
+                let error = limiter.check(charge()).await.unwrap_err();
+                assert!(
+                    matches!(error.kind(), Unavailable | CircuitOpen),
+                    "{url}: {error}"
+                );
+            }
+            // The breaker opens after five, and a probe may follow.
+            assert!((5..10).contains(&(full.rejected() - before)), "{url}");
+
+            let patient = Limiter::new(RedisStore::connect_lazy(url.as_str()).unwrap());
+            let waiting = tokio::spawn(async move {
+                let patient = patient.timeout(Duration::from_secs(1));
+                patient.acquire(charge(), Duration::from_secs(8)).await
+            });
+            let before = full.rejected();
+            while full.rejected() == before {
+                tokio::task::yield_now().await;
+            }
+            full.taken = None;
+            assert!(waiting.await.unwrap().unwrap().is_allowed(), "{url}");
+            full.take();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_missing_password_is_not_a_wrong_one_nor_a_missing_database() {
+    let server = Server::with(&["--requirepass", "mellon"]);
+    let url = |login: &str, rest: &str| server.url().replace("//", &format!("//{login}")) + rest;
+    for rest in ["/1", "/?protocol=resp3", "/1?protocol=resp3"] {
+        is_refused(&url("", rest), AccessDenied, NO_PASSWORD).await;
+    }
+    for login in [":sesame@", "limiter:sesame@"] {
+        for rest in ["/", "/1", "/?protocol=resp3", "/1?protocol=resp3"] {
+            let error = is_refused(&url(login, rest), AccessDenied, WRONG_PASSWORD).await;
+            let cause = error.source().unwrap().to_string();
+            assert_eq!(cause, "the authentication failed");
+        }
+    }
+    let open = Server::start();
+    let url = open.url().replace("//", "//:sesame@");
+    is_refused(&url, AccessDenied, WRONG_PASSWORD).await;
+}
+
+#[tokio::test]
+async fn a_missing_database_is_named_and_so_is_a_missing_right() {
+    let server = Server::start();
+    let database = "the Redis server has no such database";
+    for rest in ["/99", "/99?protocol=resp3", "/-1"] {
+        is_refused(&(server.url() + rest), AccessDenied, database).await;
+    }
+    let rights = "the Redis user lacks rights that this store needs";
+    let url = limited(&server, &["~*", "+@all", "-select"]) + "/1";
+    let error = is_refused(&url, AccessDenied, rights).await;
+    assert_eq!(
+        error.source().unwrap().to_string(),
+        "the right `+select` is missing"
+    );
+
+    for (url, message) in [(server.url() + "/99", database), (url, rights)] {
+        let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
+        let pool = bb8::Pool::builder().build_unchecked(manager);
+        let limiter = Limiter::new(RedisStore::from(pool)).timeout(Duration::from_secs(1));
+        let error = limiter.check(charge()).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (AccessDenied, message)
+        );
+    }
+}
+
+/// A server that answers every command with this line. Those that let no connection in close it.
+async fn answering(line: &'static str, closes: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut command = [0; 16_384];
+                while let Ok(1..) = client.read(&mut command).await {
+                    let is_ping = command.windows(4).any(|word| word == b"PING");
+                    let line = if is_ping && !closes { "+PONG" } else { line };
+                    let _ = client.write_all(format!("{line}\r\n").as_bytes()).await;
+                    command.fill(0);
+                    if closes {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn every_other_reason_not_to_let_a_connection_in_is_named() {
+    for (line, kind, message) in [
+        (
+            "-DENIED Redis is running in protected mode because protected mode is enabled",
+            AccessDenied,
+            "the Redis server is in protected mode, and wants a password for other machines",
+        ),
+        ("-ERR max number of clients reached", Unavailable, NO_ROOM),
+        (
+            "-ERR max number of clients + cluster connections reached",
+            Unavailable,
+            NO_ROOM,
+        ),
+        ("-ERR invalid password", AccessDenied, WRONG_PASSWORD),
+        (
+            "-LOADING Redis is loading the dataset in memory",
+            Unavailable,
+            "the Redis server is loading its data",
+        ),
+        (
+            "-MASTERDOWN Link with MASTER is down",
+            Unavailable,
+            "the Redis server is a replica that has lost its primary",
+        ),
+    ] {
+        let url = answering(line, true).await.replace("//", "//:sesame@");
+        for rest in ["", "/1", "/?protocol=resp3"] {
+            is_refused(&format!("{url}{rest}"), kind, message).await;
+        }
+    }
+    let old = answering(
+        "-ERR unknown command `HELLO`, with args beginning with: `3`",
+        true,
+    )
+    .await;
+    let message = "the Redis server does not speak RESP3";
+    is_refused(&(old + "?protocol=resp3"), AccessDenied, message).await;
+}
+
+#[tokio::test]
+async fn sentinels_and_nodes_without_a_free_connection_are_said_to_have_none() {
+    let full = answering("-ERR max number of clients reached", true).await;
+    for store in [
+        RedisStore::sentinel([full.as_str()], NAME).await,
+        RedisStore::sentinel([full.replace("//", "//:sesame@")], NAME).await,
+        RedisStore::cluster([full.as_str()]).await,
+        RedisStore::cluster([full.replace("//", "//:sesame@")]).await,
+    ] {
+        let error = store.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (Unavailable, NO_ROOM)
+        );
+    }
+}
+
+#[tokio::test]
+async fn errors_that_concern_no_request_open_the_breaker() {
+    for line in [
+        "-ERR max requests limit exceeded. Limit: 500000, Usage: 500000",
+        "-ERR max daily request limit exceeded",
+        "-upstream failure",
+        "-no upstream host",
+        "-ERR Connection refused",
+    ] {
+        let store = RedisStore::connect(answering(line, false).await)
+            .await
+            .unwrap();
+        let limiter = Limiter::new(store).timeout(Duration::from_secs(1));
+        for _ in 0..5 {
+            let error = limiter.check(charge()).await.unwrap_err();
+            assert_eq!(error.kind(), Unavailable, "{line}: {error}");
+        }
+        let error = limiter.check(charge()).await.unwrap_err();
+        assert_eq!(error.kind(), CircuitOpen, "{line}");
+    }
+}
