@@ -49,12 +49,16 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
             }
         });
     });
-    let error = r#"kind="access_denied" error=the Redis server refuses this user or password cause="the authentication failed""#;
+    let error = |code| {
+        let message = "the Redis server refuses this user or password";
+        format!(r#"kind="access_denied" error={message} {code}cause="the authentication failed""#)
+    };
+    let (named, error) = (error(r#"code="WRONGPASS" "#), error(""));
     assert_eq!(
         *trace.lines.lock().unwrap(),
         [
             format!(
-                "WARN the store could not decide about a request: failure policies apply as long as it cannot {error}"
+                "WARN the store could not decide about a request: failure policies apply as long as it cannot {named}"
             ),
             format!(
                 r#"WARN failed call="check" policies=api shadow=false {error} outcome="passed" suppressed=0"#

@@ -88,6 +88,17 @@ fn what_is_no_url_is_told_with_its_setting_and_not_shown() {
     }
 }
 
+#[test]
+fn a_part_of_a_url_that_is_not_known_is_named_with_its_setting() {
+    for option in ["--redis", "--cluster", "--sentinel"] {
+        let said = Tool::new().run(&format!("top {option} redis://:hunter2@h?db=3"));
+        assert_eq!(said.code, 2, "{said:?}");
+        let expected = format!("error: {option}: the Redis URL has a part that is not known");
+        assert!(said.stderr.starts_with(&expected), "{said:?}");
+        assert!(!said.stderr.contains("hunter2"), "{said:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_slow_server_is_waited_for_as_long_as_the_timeout_says() {
     let site = Site::start().await;
