@@ -33,8 +33,8 @@ pub(crate) fn unused_policy(name: &str, similar: &str) {
         target: "sluicegate",
         policy = name,
         similar,
-        "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to one that a layer \
-         does use: if it is misspelled, give it that name; if it is another policy, ignore this"
+        "misconfigured: a reload has added a policy that no layer uses, and whose name is similar to another: if it \
+         is misspelled, use the other name; if it is a policy of its own, ignore this"
     );
     #[cfg(not(feature = "tracing"))]
     let _ = (name, similar);

@@ -1,11 +1,11 @@
 #![doc = include_str!("../../docs/guide/policies.md")]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        Arc, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicU8, Ordering::Relaxed},
     },
 };
 
@@ -69,77 +69,65 @@ impl fmt::Debug for Policies {
 /// [calendar rule](crate::Rule::per_month) with another period, zone or first day.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
-    live: Arc<Live>,
+    current: Arc<RwLock<Policies>>,
+    /// How policies were read: not yet, by [`HANDLES`] alone, or also by [`ANY_NAME`].
+    reads: Arc<AtomicU8>,
 }
 
-#[derive(Debug)]
-struct Live {
-    current: RwLock<Policies>,
-    /// The names of the handles.
-    handled: Mutex<BTreeSet<Box<str>>>,
-    /// Whether policies were read without a handle, so that any name may be in use.
-    is_read: AtomicBool,
-}
+const HANDLES: u8 = 1;
+const ANY_NAME: u8 = 2;
 
 impl ReloadablePolicies {
     /// Creates a set with these policies.
     #[must_use]
     pub fn new(policies: Policies) -> Self {
-        let live = Live {
-            current: RwLock::new(policies),
-            handled: Mutex::default(),
-            is_read: AtomicBool::new(false),
-        };
         Self {
-            live: Arc::new(live),
+            current: Arc::new(RwLock::new(policies)),
+            reads: Arc::default(),
         }
     }
 
     fn current(&self) -> RwLockReadGuard<'_, Policies> {
-        let current = self.live.current.read();
+        let current = self.current.read();
         current.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the current policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Policy> {
-        self.live.is_read.store(true, Relaxed);
+        self.reads.fetch_max(ANY_NAME, Relaxed);
         self.current().get(name).cloned()
     }
 
     /// Returns all current policies.
     #[must_use]
     pub fn load(&self) -> Policies {
-        self.live.is_read.store(true, Relaxed);
+        self.reads.fetch_max(ANY_NAME, Relaxed);
         self.current().clone()
     }
 
-    /// Returns the new names of these policies that are probably misspelled, each with the similar name of a
-    /// handle.
+    /// Returns a new name of these policies that is probably misspelled, and the current name that it is similar to.
     ///
-    /// A new name has no handle yet, and may get one later if it is similar to none. Code that reads policies without a
-    /// handle, as for tiers, may use any name.
-    pub(crate) fn misspelled(&self, policies: &Policies) -> Vec<(Box<str>, Box<str>)> {
-        if self.live.is_read.load(Relaxed) {
-            return Vec::new();
+    /// A new name has no handle yet, and may get one later if it is similar to none. Before the first handle, and if code
+    /// reads policies without one, as for tiers, any name may be in use.
+    pub(crate) fn misspelled(&self, policies: &Policies) -> Option<(Box<str>, Box<str>)> {
+        if self.reads.load(Relaxed) != HANDLES {
+            return None;
         }
-        // In the order of `policy`.
         let current = self.current();
-        let handled = self.live.handled.lock();
-        let handled = handled.unwrap_or_else(PoisonError::into_inner);
-        let new = policies.iter().map(Policy::name);
-        let new = new.filter(|name| current.get(name).is_none());
-        new.filter_map(|name| {
-            let meant = most_similar(name, handled.iter().map(|name| &**name))?;
-            Some((name.into(), meant.into()))
+        let names = policies.iter().map(Policy::name);
+        let mut new = names.filter(|name| current.get(name).is_none());
+        new.find_map(|name| {
+            let meant = most_similar(name, current.iter().map(Policy::name))?;
+            // Names with a number are a series: `tenant-7`, `tenant-8`.
+            let letters = |name: &str| name.replace(|letter: char| letter.is_ascii_digit(), "");
+            (letters(name) != letters(meant)).then(|| (name.into(), meant.into()))
         })
-        .collect()
     }
 
     /// Replaces all policies, and returns the calendar rules that start empty because of this.
     pub(crate) fn swap(&self, policies: Policies) -> Result<Vec<Restart>, ConfigError> {
-        let current = self.live.current.write();
-        let mut current = current.unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = current
             .iter()
             .find(|policy| policies.get(policy.name()).is_none())
@@ -164,10 +152,7 @@ impl ReloadablePolicies {
         let current = self.current();
         let first = current.get(name).cloned();
         let first = first.ok_or_else(|| is_missing(name, &current))?;
-        let handled = self.live.handled.lock();
-        handled
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name.into());
+        self.reads.fetch_max(HANDLES, Relaxed);
         Ok(PolicyHandle {
             first,
             all: self.clone(),
@@ -177,13 +162,9 @@ impl ReloadablePolicies {
 
 fn is_missing(policy: &str, among: &Policies) -> ConfigError {
     let similar = most_similar(policy, among.iter().map(Policy::name));
-    let policy = shown(policy);
-    match similar {
-        Some(similar) => ConfigError::new(format_args!(
-            "policy `{policy}` is missing: is `{similar}` misspelled?"
-        )),
-        None => ConfigError::new(format_args!("policy `{policy}` is missing")),
-    }
+    let hint = similar.map(|similar| format!(": is `{similar}` misspelled?"));
+    let (policy, hint) = (shown(policy), hint.unwrap_or_default());
+    ConfigError::new(format_args!("policy `{policy}` is missing{hint}"))
 }
 
 /// Calendar rules that replace others of the same policy: they start empty in the middle of their periods.
@@ -281,7 +262,8 @@ pub(crate) struct PoliciesRead {
 impl PoliciesRead {
     /// Returns the policy of the set as this request first read that set.
     pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
-        let current = |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.live, &handle.all.live);
+        let current =
+            |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
         let index = self.sets.iter().position(current).unwrap_or_else(|| {
             let current = handle.all.current().clone();
             self.sets.push((handle.all.clone(), current));
@@ -300,7 +282,7 @@ impl PolicyHandle {
 
     /// Returns whether a reload changes both at the same time.
     pub(crate) fn is_of_same_set(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.all.live, &other.all.live)
+        Arc::ptr_eq(&self.all.current, &other.all.current)
     }
 }
 
@@ -392,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_name_is_suspicious_only_if_it_resembles_that_of_a_handle() {
+    fn a_new_name_is_suspicious_only_if_it_is_similar_to_one_that_a_layer_may_use() {
         let old = [("login", "1/1s"), ("upload", "1/1s")];
         let new = |name| policies(&[old[0], old[1], (name, "2/1s")]).unwrap();
         let live = || ReloadablePolicies::new(policies(&old).unwrap());
@@ -400,17 +382,14 @@ mod tests {
         let built = live();
         built.clone().policy("login").unwrap();
         let found = built.misspelled(&new("logn"));
-        assert_eq!(found, [("logn".into(), "login".into())]);
-        assert_eq!(built.misspelled(&new("tenant-7")), []);
-        assert_eq!(
-            built.misspelled(&new("uplaod")),
-            [],
-            "no layer uses uploads"
-        );
+        assert_eq!(found, Some(("logn".into(), "login".into())));
+        for other in ["tenant-7", "login2"] {
+            assert_eq!(built.misspelled(&new(other)), None, "{other}");
+        }
         built.replace(new("logn")).unwrap();
-        assert_eq!(built.misspelled(&new("logn")), [], "not new any more");
+        assert_eq!(built.misspelled(&new("logn")), None, "not new any more");
 
-        assert_eq!(live().misspelled(&new("logn")), [], "no layer is built yet");
+        assert_eq!(live().misspelled(&new("logn")), None, "no layer is built");
         for read in [
             |live: &ReloadablePolicies| drop(live.get("upload")),
             |live: &ReloadablePolicies| drop(live.load()),
@@ -418,7 +397,7 @@ mod tests {
             let by_closure = live();
             by_closure.policy("login").unwrap();
             read(&by_closure);
-            assert_eq!(by_closure.misspelled(&new("logn")), []);
+            assert_eq!(by_closure.misspelled(&new("logn")), None);
         }
     }
 }

@@ -16,9 +16,9 @@ impl ReloadablePolicies {
     /// If a [calendar rule](crate::Rule::per_month) replaces one with another period, zone or first day, the new rule
     /// starts empty, and the log has a warning for each such policy (feature `tracing`).
     ///
-    /// If a new name is similar to the name of a [handle](Self::policy), such as `logn` beside `login`, the log has a
-    /// warning as well: no layer uses the new policy, so that its rules change nothing. If your code reads policies
-    /// without handles ([`get`](Self::get), [`load`](Self::load)), any name may be in use, and there is no such warning.
+    /// If a new name is similar to a current one, such as `logn` beside `login`, the log has a warning as well: no layer
+    /// uses the new policy, so that its rules change nothing. The warning needs layers with [handles](Self::policy). If
+    /// your code reads policies without them ([`get`](Self::get), [`load`](Self::load)), any name may be in use.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl ReloadablePolicies {
         for restart in self.swap(policies)? {
             warning::counts_restart(&restart);
         }
-        for (name, similar) in misspelled {
+        if let Some((name, similar)) = misspelled {
             warning::unused_policy(&name, &similar);
         }
         Ok(())

@@ -50,7 +50,7 @@ fn a_misspelled_name_is_warned_of_once_with_the_name_that_was_meant() {
         Policies::new(policies.map(Result::unwrap)).unwrap()
     };
     let live = ReloadablePolicies::new(named(&["login", "ip"]));
-    let layers = [live.policy("login"), live.clone().policy("ip")];
+    let layers = [live.policy("login"), live.policy("ip")];
     let (trace, _guard) = traced_here();
     live.replace(named(&["login", "ip", "tenant-7"])).unwrap();
     assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);

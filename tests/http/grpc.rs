@@ -369,12 +369,14 @@ async fn the_message_of_a_call_without_a_key_names_the_metadata_key() {
         ends(absent).await.message(),
         "the header that identifies the client is absent or empty: `x-api-key`"
     );
-    let message = "send 100 % of the n\u{e4}me";
-    let own = move |_: &http::request::Parts| Err::<Key, _>(ExtractError::missing(message));
-    assert_eq!(
-        ends(limited(Scripted::allowing(), own)).await.message(),
-        message
-    );
+    for (message, sent) in [
+        ("send 100 % of the name", "send 100 % of the name"),
+        ("n\u{e4}me", "the request does not identify its client"),
+    ] {
+        let own = move |_: &http::request::Parts| Err::<Key, _>(ExtractError::missing(message));
+        let status = ends(limited(Scripted::allowing(), own)).await;
+        assert_eq!(status.message(), sent);
+    }
     // What the service has to mend is no business of the client.
     let wired = |_: &http::request::Parts| Err::<Key, _>(ExtractError::misconfigured("secret"));
     let status = ends(limited(Scripted::allowing(), wired)).await;

@@ -74,62 +74,36 @@ fn read(text: &str) -> Option<Result<Rule, Problem>> {
 
 /// Names the mend of a text that [`read`] does not accept: for the likeliest slips, the rule that was probably meant.
 fn mend_of(text: &str) -> Problem {
-    if text.is_empty() {
-        return format!("there is no text, or a comma too many: {SYNTAX}").into();
-    }
     let (rule, kind) = text.split_once('@').unwrap_or((text, ""));
-    let suffix = &text[rule.len()..];
-    let (limit, window) = rule.split_once('/').unwrap_or((rule, ""));
-    let is_zone = kind.contains('/') || kind.eq_ignore_ascii_case("utc");
-    // The first slip that fits. A mend that is no rule either is not shown.
-    let (reason, meant) = if kind == "concurrent" && window.is_empty() {
-        (
-            "a slot expires unless it is renewed",
-            format!("{limit}/30s@{kind}"),
-        )
-    } else if kind == "bucket" && !limit.contains('+') {
-        (
-            "a bucket has a burst and a refill",
-            format!("{limit}+{limit}/{window}@{kind}"),
-        )
-    } else if suffix.is_empty() && limit.contains('+') {
-        (
-            "only a bucket has a burst and a refill",
-            format!("{rule}@bucket"),
-        )
-    } else if is_zone {
-        (
-            "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
-            rule.to_owned(),
-        )
-    } else {
-        (
-            "the units of time are ms, s, m, h and d",
-            format!("{limit}/{}{suffix}", with_short_unit(window)),
-        )
+    let limit = rule.split('/').next().unwrap_or(rule);
+    let has_zone = kind.contains('/') || kind.eq_ignore_ascii_case("utc");
+    let meant = match kind {
+        "concurrent" if limit == rule => format!("{limit}/30s@{kind}"),
+        "bucket" if !limit.contains('+') => format!("{limit}+{rule}@{kind}"),
+        _ if has_zone => rule.to_owned(),
+        _ => with_short_units(text),
     };
     match read(&meant) {
-        Some(Ok(rule)) => format!("{reason}: write {rule}").into(),
+        Some(Ok(rule)) if has_zone => {
+            format!("a span has no time zone: write {rule}, or {limit}/day@UTC for a calendar day")
+                .into()
+        }
+        Some(Ok(rule)) => format!("write {rule}").into(),
+        _ if text.is_empty() => format!("there is no text, or a comma too many: {SYNTAX}").into(),
         _ => SYNTAX.into(),
     }
 }
 
-/// Abbreviates the unit of a window if it is written out, and takes a number without a unit for seconds.
-fn with_short_unit(window: &str) -> String {
-    let window = window.trim();
-    let name = window.trim_start_matches(|letter: char| letter.is_ascii_digit());
-    let (number, name) = (&window[..window.len() - name.len()], name.trim());
-    let singular = name.strip_suffix('s').unwrap_or(name);
-    let unit = match singular {
-        "" if !number.is_empty() => "s",
-        "millisecond" => "ms",
-        "sec" | "second" => "s",
-        "min" | "minute" => "m",
-        "hr" | "hour" => "h",
-        "day" => "d",
-        _ => name,
-    };
-    [number, unit].concat()
+/// Abbreviates the names of units, the longest first.
+fn with_short_units(text: &str) -> String {
+    let units = [
+        "seconds second sec",
+        "minutes minute min",
+        "hours hour",
+        "days",
+    ];
+    let names = units.iter().flat_map(|names| names.split(' '));
+    names.fold(text.to_owned(), |text, name| text.replace(name, &name[..1]))
 }
 
 fn of_steps(limit: &str, window: &str, kind: Option<&str>) -> Option<Rule> {
@@ -306,10 +280,7 @@ mod tests {
             ("20/30s@concurrently", SYNTAX),
             ("20/30s@1s@concurrent", SYNTAX),
             ("20+1/30s@concurrent", SYNTAX),
-            (
-                "20@concurrent",
-                "a slot expires unless it is renewed: write 20/30s@concurrent",
-            ),
+            ("20@concurrent", "write 20/30s@concurrent"),
         ] {
             assert_eq!(message(text), format!("rule `{text}`: {problem}"));
         }
@@ -320,44 +291,24 @@ mod tests {
 
     #[test]
     fn the_likeliest_slips_name_the_rule_that_was_meant() {
-        let units = "the units of time are ms, s, m, h and d";
-        for (text, reason, meant) in [
-            ("5/minute", units, "5/1m"),
-            ("5/minutes", units, "5/1m"),
-            ("5/90 seconds", units, "5/90s"),
-            ("5/2hours@fixed", units, "5/2h@fixed"),
-            ("5/30days", units, "5/30d"),
-            ("5/60", units, "5/1m"),
-            ("20+10/sec@bucket", units, "20+10/1s@bucket"),
-            (
-                "3@concurrent",
-                "a slot expires unless it is renewed",
-                "3/30s@concurrent",
-            ),
-            (
-                "10/1s@bucket",
-                "a bucket has a burst and a refill",
-                "10+10/1s@bucket",
-            ),
-            (
-                "20+10/1s",
-                "only a bucket has a burst and a refill",
-                "20+10/1s@bucket",
-            ),
-            (
-                "10/1h@utc",
-                "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
-                "10/1h",
-            ),
-            (
-                "10/1h@Europe/Berlin",
-                "a time zone is for calendar periods, as in 500/day@UTC, and a span of time has none",
-                "10/1h",
-            ),
+        for (text, meant) in [
+            ("5/minute", "5/1m"),
+            ("5/90seconds", "5/90s"),
+            ("5/2hours@fixed", "5/2h@fixed"),
+            ("5/30days", "5/30d"),
+            ("5/1h@30sec", "5/1h@30s"),
+            ("20+10/sec@bucket", "20+10/1s@bucket"),
+            ("3@concurrent", "3/30s@concurrent"),
+            ("3/minute@concurrent", "3/1m@concurrent"),
+            ("10/1s@bucket", "10+10/1s@bucket"),
         ] {
-            let expected = format!("rule `{text}`: {reason}: write {meant}");
-            assert_eq!(message(text), expected);
+            assert_eq!(message(text), format!("rule `{text}`: write {meant}"));
             assert_eq!(message(meant), meant);
+        }
+        for zone in ["utc", "UTC", "Europe/Berlin"] {
+            let expected = "a span has no time zone: write 10/1h, or 10/day@UTC for a calendar day";
+            let text = format!("10/1h@{zone}");
+            assert_eq!(message(&text), format!("rule `{text}`: {expected}"));
         }
         let empty = format!("rule ``: there is no text, or a comma too many: {SYNTAX}");
         assert_eq!(message(""), empty);

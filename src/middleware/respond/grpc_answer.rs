@@ -1,6 +1,6 @@
 //! The response to a gRPC call that was rejected: a gRPC status.
 
-use std::{borrow::Cow, fmt::Write, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request::Parts,
@@ -22,12 +22,6 @@ const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
-/// Whether the request is a gRPC call.
-#[cfg(feature = "axum")]
-pub(super) fn is_call(head: &Parts) -> bool {
-    answered_type(head).is_some()
-}
-
 /// The response to a gRPC call, with the status 200 and no body; `None` if the request is no such call.
 pub(super) fn answer<B>(
     rejection: &Rejection,
@@ -42,11 +36,22 @@ pub(super) fn answer<B>(
 
 fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     let content_type = answered_type(head)?;
-    let (status, message) = status(rejection);
+    let (status, reason) = status(rejection);
+    let message = match rejection {
+        // It names the metadata key.
+        Rejection::MissingKey(error) if rejection.status().is_client_error() => {
+            Cow::Owned(error.to_string().replace('%', "%25"))
+        }
+        _ => Cow::Borrowed(reason),
+    };
+    // A message of your service may have other characters than gRPC allows.
+    let message = HeaderValue::try_from(&*message).ok();
+    let message = message.filter(|value| value.to_str().is_ok());
+    let message = message.unwrap_or(HeaderValue::from_static(reason));
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(STATUS, HeaderValue::from(status));
-    headers.insert(MESSAGE, encoded(&message));
+    headers.insert(MESSAGE, message);
     let wait = match rejection {
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.retry_after()),
         Rejection::Blocked(blocked) => Some(blocked.shown_retry_after()),
@@ -55,7 +60,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     if let Some(wait) = wait {
         headers.insert(PUSHBACK, pushback(wait));
         #[cfg(feature = "tonic")]
-        add_details(&mut headers, (status, &message), rejection, wait);
+        add_details(&mut headers, (status, reason), rejection, wait);
     }
     Some(headers)
 }
@@ -64,7 +69,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
 /// request is no call: calls are `POST`s.
 ///
 /// A request of another kind must not get an HTTP 200 for a denial because its content type starts the same.
-fn answered_type(head: &Parts) -> Option<HeaderValue> {
+pub(super) fn answered_type(head: &Parts) -> Option<HeaderValue> {
     let asked = head.headers.get(header::CONTENT_TYPE)?;
     let name = asked.to_str().ok()?.split(['+', ';']).next()?.trim_ascii();
     let is = |kind: &str| head.method == Method::POST && name.eq_ignore_ascii_case(kind);
@@ -74,35 +79,20 @@ fn answered_type(head: &Parts) -> Option<HeaderValue> {
     is("application/grpc").then_some(HeaderValue::from_static("application/grpc"))
 }
 
-/// The code and the message. If the client is the cause, it is that of the error, which names the metadata key.
-fn status(rejection: &Rejection) -> (u16, Cow<'static, str>) {
-    let (code, message) = match (rejection, rejection.status()) {
-        (Rejection::MissingKey(error), status) if status.is_client_error() => {
-            let code = match error.kind() {
-                ExtractErrorKind::Malformed => INVALID_ARGUMENT,
-                _ => UNAUTHENTICATED,
-            };
-            return (code, error.to_string().into());
-        }
+/// The code and the message; the message must need no percent-encoding.
+fn status(rejection: &Rejection) -> (u16, &'static str) {
+    match (rejection, rejection.status()) {
         (Rejection::Denied(_), _) => (RESOURCE_EXHAUSTED, "too many requests"),
+        (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
+            (UNAUTHENTICATED, "the request does not identify its client")
+        }
         (_, StatusCode::TOO_MANY_REQUESTS) => (RESOURCE_EXHAUSTED, "blocked for a time"),
+        (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
+        (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),
         (_, StatusCode::FORBIDDEN) => (PERMISSION_DENIED, "not allowed"),
         (_, StatusCode::SERVICE_UNAVAILABLE) => (UNAVAILABLE, "try again later"),
         _ => (INTERNAL, "the request could not be limited"),
-    };
-    (code, message.into())
-}
-
-/// The message as a value of the metadata, which gRPC encodes by percent signs: your service may use any characters.
-fn encoded(message: &str) -> HeaderValue {
-    let mut text = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        match byte {
-            b' '..=b'~' if byte != b'%' => text.push(byte.into()),
-            _ => _ = write!(text, "%{byte:02X}"),
-        }
     }
-    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Milliseconds as a signed 32-bit number; a negative one forbids a retry.
@@ -110,10 +100,6 @@ fn pushback(wait: Option<Duration>) -> HeaderValue {
     let ms = wait.map_or(-1, |wait| i32::try_from(millis(wait)).unwrap_or(i32::MAX));
     HeaderValue::from(ms)
 }
-
-/// The most violations in the details: servers and proxies bound the length of headers.
-#[cfg(feature = "tonic")]
-const MAX_VIOLATIONS: usize = 8;
 
 /// Repeats the status, with the retry delay and the violated quotas in its details.
 #[cfg(feature = "tonic")]
@@ -131,12 +117,10 @@ fn add_details(
         details.set_retry_info(wait);
     }
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
-        for (name, rule) in violated(denial).into_iter().take(MAX_VIOLATIONS) {
+        // Servers and proxies bound the length of headers.
+        for (name, rule) in violated(denial).into_iter().take(8) {
             details.add_quota_failure_violation(name, format!("the limit is {rule}"));
         }
-    }
-    if details.retry_info().is_none() && details.quota_failure().is_none() {
-        return;
     }
     let status = Status::with_error_details(Code::from(i32::from(code)), message, details);
     // Clients also understand the status without details.
@@ -146,12 +130,6 @@ fn add_details(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_message_is_percent_encoded() {
-        let message = "100 % of `x-api-key` is \u{e4}\n";
-        assert_eq!(encoded(message), "100 %25 of `x-api-key` is %C3%A4%0A");
-    }
 
     #[test]
     fn a_pushback_fits_32_bits_and_never_is_negative() {

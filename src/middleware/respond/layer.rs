@@ -131,7 +131,7 @@ impl<R, E> RateLimitLayer<R, E> {
         let (denied, others) = (AxumRejection::new(handler), self.shared.rejection.clone());
         self.rejection(move |rejection: &Rejection, head: &Parts| {
             let is_429 = rejection.status() == StatusCode::TOO_MANY_REQUESTS;
-            if is_429 && !grpc_answer::is_call(head) {
+            if is_429 && grpc_answer::answered_type(head).is_none() {
                 denied.make_rejection(rejection, head)
             } else {
                 others.make_rejection(rejection, head)

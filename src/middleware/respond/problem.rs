@@ -99,20 +99,20 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
 ///
 /// Avoids `write!`, which would take most of the time of a rejection.
 fn problem(rejection: &Rejection, status: StatusCode) -> String {
-    let (types, kind, title) = match (rejection, status) {
-        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded", "Quota Exceeded"),
+    let (kind, title) = match (rejection, status) {
+        (Rejection::Denied(_), _) => ("quota-exceeded", "Quota Exceeded"),
         (Rejection::Blocked(blocked), _) if blocked.is_by(BlockedBy::Ban) => {
-            (TYPES, "abnormal-usage-detected", "Abnormal Usage Detected")
+            ("abnormal-usage-detected", "Abnormal Usage Detected")
         }
-        (_, StatusCode::SERVICE_UNAVAILABLE) => (
-            TYPES,
-            "temporary-reduced-capacity",
-            "Temporary Reduced Capacity",
-        ),
-        _ => {
-            let title = status.canonical_reason().unwrap_or_default();
-            ("about:", "blank", title)
+        (_, StatusCode::SERVICE_UNAVAILABLE) => {
+            ("temporary-reduced-capacity", "Temporary Reduced Capacity")
         }
+        _ => ("", status.canonical_reason().unwrap_or_default()),
+    };
+    let types = if kind.is_empty() {
+        "about:blank"
+    } else {
+        TYPES
     };
     let mut json = String::with_capacity(ROOM);
     json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
