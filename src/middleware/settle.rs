@@ -71,8 +71,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Refunds run in the background, at most 1024 at a time: while all these places are taken, the charges of further
     /// requests stay. Slots need no such place, and are returned all the same. A refund that could not be sent is
     /// tried again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client
-    /// disconnects before the store has decided. A guard of [`CostMeter::delay_end`](super::CostMeter::delay_end) delays the
-    /// refund, and a metered cost wins over it.
+    /// disconnects before the store has decided. A guard of [`CostMeter::delay_end`](super::CostMeter::delay_end) delays
+    /// the refund, and a metered cost wins over it.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.
