@@ -343,9 +343,11 @@ fn in_force(definitions: &[PublishedPolicy]) -> Vec<Policy> {
     plans
 }
 
-/// Whether one process uses several of these definitions. Otherwise, several are those of processes that differ.
+/// Whether one process uses several of these definitions. Otherwise, several are those of processes that differ. The
+/// newest says so: a definition that a reload has replaced is not published again.
 fn are_plans(definitions: &[PublishedPolicy]) -> bool {
-    in_use(definitions).any(PublishedPolicy::shares_name)
+    let mut in_use = in_use(definitions);
+    in_use.next().is_some_and(PublishedPolicy::shares_name)
 }
 
 /// The definitions in use that limit otherwise than each other, the newest first.

@@ -9,7 +9,7 @@ use crate::{
     domain::{
         charge::Charge,
         decision::{Decision, Usage},
-        error::StoreError,
+        error::{StoreError, StoreErrorKind},
         operation::{Operation, answer_of},
         settlement::Settlement,
         slots::{Renewal, Renewed},
@@ -132,14 +132,24 @@ impl Limiter {
         each: Duration,
         all: Duration,
     ) {
+        use StoreErrorKind::{InvalidRequest, Protocol};
         let end = Instant::now() + all;
+        let mut slower = 1_u32;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let settled = self.settle_all(&parts, each.min(left)).await.into_iter();
-            let mut unsent = settled.map(|settled| settled.is_err_and(|error| error.is_unsent()));
+            let settled = self.settle_all(&parts, each.min(left)).await;
+            let mut unsent = settled.iter().map(|settled| {
+                let error = settled.as_ref().err().filter(|error| error.is_unsent());
+                // Time hardly mends these, so ask less and less often.
+                if error.is_some_and(|error| matches!(error.kind(), InvalidRequest | Protocol)) {
+                    slower = slower.saturating_mul(2);
+                }
+                error.is_some()
+            });
             parts.retain(|_| unsent.next().unwrap_or(false));
             // A long interval of the breaker must leave time for several tries.
-            let next = Instant::now() + self.retry_pause().min(all / 12);
+            let pause = self.retry_pause().saturating_mul(slower);
+            let next = Instant::now() + pause.min(all / 12);
             if parts.is_empty() || next > end {
                 return;
             }

@@ -123,14 +123,17 @@ async fn a_server_without_a_free_connection_is_waited_for_and_not_called_often()
             assert!((5..10).contains(&(full.rejected() - before)), "{url}");
 
             let patient = Limiter::new(RedisStore::connect_lazy(url.as_str()).unwrap());
+            let started = Instant::now();
             let waiting = tokio::spawn(async move {
                 let patient = patient.timeout(Duration::from_secs(1));
                 patient.acquire(charge(), Duration::from_secs(8)).await
             });
             let before = full.rejected();
-            while full.rejected() == before {
+            while full.rejected() < before + 3 {
                 tokio::task::yield_now().await;
             }
+            // It pauses for 125 ms or more between two attempts: at most 30 in 3 s.
+            assert!(started.elapsed() >= Duration::from_millis(200), "{url}");
             full.taken = None;
             assert!(waiting.await.unwrap().unwrap().is_allowed(), "{url}");
             full.take();

@@ -305,7 +305,8 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Adds units of each charge that are charged and not used. They count in no shadow.
+    /// Adds units of each charge that are charged and not used. They count in no shadow, and not under a rule that
+    /// denies: it must not show room for the cost.
     pub(crate) fn add_unspent(&mut self, units: &[u64]) {
         if units.iter().all(|units| *units == 0) {
             return;
@@ -314,7 +315,9 @@ impl Usage {
         let mut rules = rules.iter_mut();
         for (charge, units) in check.charges().iter().zip(units) {
             for rule in rules.by_ref().take(charge.policy().rules().len()) {
-                *rule = rule.later_with_unspent(0, *units);
+                if !rule.is_exceeded() {
+                    *rule = rule.later_with_unspent(0, *units);
+                }
             }
         }
     }

@@ -201,6 +201,7 @@ impl Section {
             Self::Calendar(count) => count.take(now_ms, units),
         }
     }
+
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         match self {

@@ -44,13 +44,17 @@ pub(super) fn longest(
     waits.max()
 }
 
-/// The members of the lists in all lines of a field, without parameters and without empty ones.
+/// More than any service sends.
+const MAX_MEMBERS: usize = 64;
+
+/// The first members of the lists in all lines of a field, without parameters and without empty ones.
 pub(super) fn members<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let members = lines(headers, name).flat_map(|line| line.split(','));
     let values = members.filter_map(|member| member.split(';').next());
     values
         .map(str::trim_ascii)
         .filter(|value| !value.is_empty())
+        .take(MAX_MEMBERS)
 }
 
 pub(super) fn lines<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {

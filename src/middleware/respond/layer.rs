@@ -87,7 +87,7 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Like [`reject_with`](Self::reject_with), for the rejections with [status](super::Rejection::status) 429 alone: a
-    /// request that a limit denies, and a client with a ban or a pause (feature `axum`).
+    /// request that a limit denies, or without a slot, and a client with a ban or a pause (feature `axum`).
     ///
     /// All others keep the response that the layer has when you call this, by default
     /// [`ProblemJson`](crate::middleware::ProblemJson): a missing key, a deny list, an operator's block, a cost that can

@@ -39,8 +39,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the URL is invalid or has a part that is not known, or if the server cannot be reached, refuses the user or cannot work, after one second at
-    /// most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check does that. Use
+    /// If the URL is invalid or has a part that is not known, or if the server cannot be reached, refuses the user or
+    /// cannot work, after one second at most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check does that. Use
     /// [`connect_lazy`](Self::connect_lazy) if your service must start without the server.
     pub async fn connect(server: impl Into<RedisServer>) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await

@@ -56,16 +56,19 @@ impl RedisStore {
         Ok(Renewed::joined(&renewed, usage, held))
     }
 
-    /// Executes the parts of an operation at the same time. If one fails, others may have been executed.
+    /// Executes the parts of an operation at the same time. If one fails, others may have been executed, unless all fail
+    /// before they are sent.
     async fn execute_parts<T: Send + 'static>(
         &self,
         parts: impl Iterator<Item = Operation>,
         read: fn(Reply) -> Option<T>,
     ) -> Result<Vec<T>, StoreError> {
         let answers = parts.map(|part| self.execute_one(part, read)).collect();
-        let answers = Self::join(answers).await.into_iter();
-        let answers: Result<_, _> = answers.collect();
-        answers.map_err(StoreError::maybe_sent)
+        let answers: Vec<Result<T, StoreError>> = Self::join(answers).await;
+        let mut errors = answers.iter().map(|answer| answer.as_ref().err());
+        let is_unsent = errors.all(|error| error.is_some_and(StoreError::is_unsent));
+        let answers: Result<_, StoreError> = answers.into_iter().collect();
+        answers.map_err(|error| error.maybe_sent().unsent_if(is_unsent))
     }
 
     /// The charges that count in each slot, if the keys of the check, including shadows, are in several.

@@ -163,7 +163,10 @@ impl Session {
             return Ok(false);
         };
         for reply in done {
-            reply.extract_error().map_err(|error| self.failed(&error))?;
+            // The commands before it have been executed.
+            reply
+                .extract_error()
+                .map_err(|error| self.failed(&error).maybe_sent())?;
         }
         Ok(true)
     }
