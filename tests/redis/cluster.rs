@@ -99,7 +99,6 @@ pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, ManualClock) {
 
 mod contract {
     use super::fresh;
-    use support::vectors::{replay_all, replay_kinds};
 
     support::contract!(apart fresh);
     support::calls!(fresh);
@@ -107,12 +106,6 @@ mod contract {
     support::denials!(fresh);
     support::blocks!(fresh);
     support::kinds!(fresh);
-
-    #[tokio::test]
-    async fn the_vectors_are_replayed_through_a_cluster() {
-        replay_all(async || fresh().await).await;
-        replay_kinds(async || fresh().await).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
