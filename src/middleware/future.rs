@@ -55,6 +55,7 @@ pin_project! {
             #[pin]
             response: F,
             admitted: Option<Decisions>,
+            // Dropped after the handler's future, whose destructors may still meter, and use the slot.
             ending: Option<Ending>,
         },
         Settling {
@@ -116,26 +117,10 @@ impl<S: Service<Request<B>>, B, R, E> ResponseFuture<S, B, R, E> {
     /// Called when the caller is gone, or has the response.
     fn abandon(self: Pin<&mut Self>) {
         let mut this = self.project();
-        match this.state.as_mut().project() {
-            StateProj::Deciding { .. } | StateProj::Rejected { .. } => {}
-            StateProj::Serving {
-                admitted, ending, ..
-            } => {
-                let (admitted, ending) = (admitted.take(), ending.take());
-                if ending.is_some() {
-                    // The handler's future ends first: its destructors may still meter, and use the slot.
-                    this.state.set(State::Settling { unsettled: None });
-                }
-                drop(ending); // what was metered wins over a refund
-                if let Some(admitted) = admitted {
-                    this.shared.unanswered(admitted.innermost());
-                }
-            }
-            StateProj::Settling { unsettled } => {
-                if let Some(unsettled) = unsettled.take() {
-                    this.shared.continue_settling(unsettled.settling);
-                }
-            }
+        if let StateProj::Settling { unsettled } = this.state.as_mut().project()
+            && let Some(unsettled) = unsettled.take()
+        {
+            this.shared.continue_settling(unsettled.settling);
         }
     }
 }
@@ -228,12 +213,15 @@ fn answered<S, B, F, T, R, E>(
     if let Ok(response) = &mut response {
         shared.see_cost(response, admitted.as_ref());
     }
-    // `admitted` is still in the state, so that a panic in your closure counts as no response.
+    // `ending` is still in the state, so that a panic in your closure counts as no response.
     let settling = match (&mut response, admitted.as_ref()) {
         (Ok(response), Some(admitted)) => shared.settle(response, admitted),
         _ => None,
     };
     let ending = ending.take();
+    if let (Ok(response), Some(ending)) = (&response, &ending) {
+        ending.answered(response.status());
+    }
     let Some(admitted) = admitted.take() else {
         return Break(response.map(|response| (response, ending)));
     };
@@ -250,11 +238,7 @@ fn answered<S, B, F, T, R, E>(
             shared.complete(&mut response, &admitted, None);
             Break(Ok((response, ending)))
         }
-        (Err(error), _) => {
-            drop(ending); // what was metered wins over a refund
-            shared.unanswered(admitted.innermost());
-            Break(Err(error))
-        }
+        (Err(error), _) => Break(Err(error)),
     }
 }
 
@@ -296,31 +280,10 @@ fn serve<S: Service<Request<B>>, B, R>(
         }
     };
     let ending = shared.meter(&mut head, admitted.as_ref());
-    let mut calling = Calling {
-        shared,
-        admitted,
-        ending,
-    };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
-        admitted: calling.admitted.take(),
-        ending: calling.ending.take(),
-    }
-}
-
-/// A call that has not returned its future yet. If the call panics, dropping this counts as no response.
-struct Calling<'a, R> {
-    shared: &'a Shared<R>,
-    admitted: Option<Decisions>,
-    ending: Option<Ending>,
-}
-
-impl<R> Drop for Calling<'_, R> {
-    fn drop(&mut self) {
-        drop(self.ending.take());
-        if let Some(admitted) = &self.admitted {
-            self.shared.unanswered(admitted.innermost());
-        }
+        admitted,
+        ending,
     }
 }
 

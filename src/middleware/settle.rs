@@ -11,7 +11,7 @@ use crate::{
         charge::Charge,
         decision::{Decision, Usage},
     },
-    limiter::{ActualCost, Limiter, SETTLING},
+    limiter::{ActualCost, Limiter},
 };
 
 /// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away.
@@ -71,7 +71,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Refunds run in the background, at most 1024 at a time: while all these places are taken, the charges of further
     /// requests stay. Slots need no such place, and are returned all the same. A refund that could not be sent is
     /// tried again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client
-    /// disconnects before the store has decided.
+    /// disconnects before the store has decided. A guard of [`CostMeter::hold`](super::CostMeter::hold) delays the
+    /// refund, and a metered cost wins over it.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.
@@ -129,19 +130,9 @@ impl Settle {
         })
     }
 
-    /// Refunds a request without a response, if the layer refunds such requests.
-    pub(super) fn unanswered(&self, limiter: &Limiter, decision: &Decision) {
-        if self.refunds_unanswered
-            && let Decision::Allowed(usage) = decision
-        {
-            let parts = Limiter::changed_parts(usage, |_| 0);
-            let own = limiter.clone();
-            self.in_background(limiter, async move {
-                // One that hangs makes room for others.
-                let settled = own.settle_patiently(parts, own.call_timeout(), SETTLING);
-                settled.await;
-            });
-        }
+    /// The places of refunds, if the layer refunds requests without a response.
+    pub(super) fn refund_places(&self) -> Option<&Arc<Semaphore>> {
+        self.refunds_unanswered.then_some(&self.in_background)
     }
 
     /// Continues a settlement after its caller has gone. Without a runtime, the charge stays.

@@ -118,7 +118,7 @@ impl<R> Shared<R> {
     /// follows its response.
     pub(super) fn meter(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
         let Some(at_end) = &self.at_end else {
-            return self.hold_to_head(admitted?);
+            return self.end_with_head(admitted?);
         };
         // An outer layer may be around the same handler.
         let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
@@ -133,7 +133,7 @@ impl<R> Shared<R> {
             let reading = Arc::clone(meter.reading());
             let limiter = self.config.limiter.clone();
             let ending = Ending::of(limiter, usage, Arc::clone(at_end), reading, &head.method);
-            let ending = ending.holding(slot);
+            let ending = ending.holding(slot, self.settle.refund_places());
             meter.add_ending(&ending);
             ending
         });
@@ -158,15 +158,24 @@ impl<R> Shared<R> {
         slot
     }
 
-    /// Slots that a layer takes by a policy of which it learned too late. It does not follow bodies.
-    fn hold_to_head(&self, admitted: &Decisions) -> Option<Ending> {
+    /// For a layer that does not follow bodies: refunds a request without a response, and returns slots taken by
+    /// a policy of which the layer learned too late.
+    fn end_with_head(&self, admitted: &Decisions) -> Option<Ending> {
         let usage = admitted.innermost().usage();
+        let (slot, places) = (self.hold_to_head(usage), self.settle.refund_places());
+        if slot.is_none() && places.is_none() {
+            return None;
+        }
+        let ending = Ending::of_head(&self.config.limiter, usage.clone());
+        Some(ending.holding(slot, places))
+    }
+
+    fn hold_to_head(&self, usage: &Usage) -> Option<Slot> {
         if !usage.check().takes_slots() {
             return None;
         }
         self.config.warn_of_slots_at_head();
-        let ending = Ending::of_slots(&self.config.limiter, usage.clone());
-        Some(ending.holding(self.config.limiter.hold_usage(usage)))
+        self.config.limiter.hold_usage(usage)
     }
 
     /// Marks a request that passes without a decision.
@@ -211,11 +220,6 @@ impl<R> Shared<R> {
     pub(super) fn continue_settling(&self, settling: Settling) {
         let settling = async move { drop(settling.await) };
         self.settle.in_background(&self.config.limiter, settling);
-    }
-
-    /// Handles an admitted request that gets no response.
-    pub(super) fn unanswered(&self, decision: &Decision) {
-        self.settle.unanswered(&self.config.limiter, decision);
     }
 
     /// Adds the decision to the inner service's response, as of its settlement.

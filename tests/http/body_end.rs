@@ -11,8 +11,9 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
     middleware::{ActualCost, CostMeter, EndOutcome, ResponseEnd, ToBodyEnd},
+    store::{Check, Operation, Reply, StoreFuture},
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -327,6 +328,89 @@ async fn a_guard_delays_the_end_until_it_is_dropped() {
     drop(meter.hold()); // delays nothing any more
     meter.add(25);
     assert_eq!(budget.left().await, 75);
+}
+
+#[tokio::test]
+async fn a_guard_delays_the_refund_of_a_request_without_a_response() {
+    for (metered, left) in [(Some(50), 50), (Some(10), 90), (None, 100)] {
+        let budget = Budget::new();
+        let layer = budget.layer().refund_unanswered().meter_costs();
+        let held = std::sync::Mutex::new(None);
+        let service = service_fn(|request: Request<()>| {
+            let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+            *held.lock().unwrap() = Some((meter.hold(), meter));
+            std::future::pending::<Result<Response<String>, Infallible>>()
+        });
+        let mut service = layer.layer(service);
+        let mut response = Box::pin(service.call(Request::new(())));
+        assert!(futures::poll!(&mut response).is_pending());
+        drop(response); // the client leaves, and the work goes on
+        assert_eq!(budget.left().await, 90);
+        let (guard, meter) = held.lock().unwrap().take().unwrap();
+        metered.inspect(|units| meter.add(*units));
+        drop(guard);
+        assert_eq!(budget.left().await, left, "{metered:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_with_a_response_is_not_refunded_however_its_body_ends() {
+    for is_read in [false, true] {
+        let budget = Budget::new();
+        let layer = budget.layer().refund_unanswered().meter_costs();
+        let answer = |_: CostMeter| Response::new(Frames::data(&["a", "b"]));
+        let response = respond(&layer, Method::GET, answer).await;
+        if is_read {
+            response.into_body().collect().await.unwrap();
+        } else {
+            drop(response);
+        }
+        assert_eq!(budget.left().await, 90);
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_dropped_during_its_settlement_is_not_refunded() {
+    let budget = Budget::new();
+    let soon = Policy::parse("soon", "100/1h").unwrap().shadow();
+    let store = Slow(MemoryStore::new());
+    let limiter = Limiter::new(store.clone());
+    let layer = RateLimitLayer::new(limiter)
+        .limit(budget.policy.clone(), budget.key.clone())
+        .limit(soon, budget.key.clone())
+        .settle(|_, charge| u64::from(charge.policy().name() == "tokens"))
+        .refund_unanswered();
+    let service =
+        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let mut service = layer.layer(service);
+    let mut response = Box::pin(service.call(Request::new(())));
+    assert!(futures::poll!(&mut response).is_pending(), "it settles");
+    drop(response);
+    let charge = Charge::new(&budget.policy, budget.key.clone(), 0);
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    let look = Limiter::new(store).peek([charge]).await.unwrap();
+    let left = look.policies().next().unwrap().rules()[0].remaining();
+    assert_eq!(left, 99);
+}
+
+/// Answers settlements at the next poll.
+#[derive(Clone, Debug)]
+struct Slow(MemoryStore);
+
+impl Store for Slow {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let reply = self.0.execute(operation);
+        StoreFuture::pending(async {
+            tokio::task::yield_now().await;
+            reply.await
+        })
+    }
 }
 
 #[tokio::test]

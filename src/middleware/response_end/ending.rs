@@ -9,7 +9,7 @@ use std::{
 use bytes::Buf;
 use http::{HeaderMap, Method, StatusCode, header, response::Parts};
 use http_body::Frame;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::reading::Reading;
 use crate::{
@@ -67,7 +67,7 @@ impl Metered {
 }
 
 /// A request during its response, which ends when all clones are dropped: with the response's body, with the future of
-/// a request that gets no response, or with a panic.
+/// a request that gets no response, or with a panic. Guards of a meter hold clones.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Ending(Arc<Admitted>);
@@ -84,6 +84,8 @@ pub(in crate::middleware) struct Admitted {
     end: Mutex<ResponseEnd>,
     /// Returned when this is dropped.
     slot: Option<Slot>,
+    /// The places of refunds, if a request without a response is refunded.
+    refund_places: Option<Arc<Semaphore>>,
 }
 
 impl Ending {
@@ -103,13 +105,20 @@ impl Ending {
             runtime: Handle::try_current().ok(),
             end: Mutex::default(),
             slot: None,
+            refund_places: None,
         }
     }
 
     /// For a layer that does not follow bodies: the request ends with the head.
-    pub(in crate::middleware) fn of_slots(limiter: &Limiter, usage: Usage) -> Admitted {
+    pub(in crate::middleware) fn of_head(limiter: &Limiter, usage: Usage) -> Admitted {
         let (at_end, reading) = (Arc::default(), Arc::default());
         Self::of(limiter.clone(), usage, at_end, reading, &Method::GET)
+    }
+
+    /// Notes that there is a response, even if its body fails.
+    pub(in crate::middleware) fn answered(&self, status: StatusCode) {
+        let end = self.0.end.lock();
+        end.unwrap_or_else(PoisonError::into_inner).status = Some(status);
     }
 
     pub(super) fn downgrade(&self) -> WeakEnding {
@@ -129,10 +138,33 @@ impl WeakEnding {
 }
 
 impl Admitted {
-    /// Begins to watch for the end, with the slots that are returned then.
-    pub(in crate::middleware) fn holding(mut self, slot: Option<Slot>) -> Ending {
+    /// Begins to watch for the end, with the slots that are returned then, and the places of refunds.
+    pub(in crate::middleware) fn holding(
+        mut self,
+        slot: Option<Slot>,
+        refund_places: Option<&Arc<Semaphore>>,
+    ) -> Ending {
         self.slot = slot;
+        self.refund_places = refund_places.cloned();
         Ending(Arc::new(self))
+    }
+
+    /// Refunds the parts that no response, meter or closure has settled.
+    fn refund(&self, places: Arc<Semaphore>, runtime: &Handle) {
+        let Ok(place) = places.try_acquire_owned() else {
+            return; // the charge stays
+        };
+        let parts = Limiter::changed_parts(&self.usage, |_| 0);
+        if parts.is_empty() {
+            return;
+        }
+        let limiter = self.limiter.clone();
+        self.limiter.in_background(runtime, async move {
+            let _place = place;
+            // One that hangs makes room for others.
+            let settled = limiter.settle_patiently(parts, limiter.call_timeout(), SETTLING);
+            settled.await;
+        });
     }
 }
 
@@ -140,20 +172,25 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
         end.metered = self.reading.units();
+        let is_answered = end.status.is_some();
         // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
         let parts = catch_unwind(AssertUnwindSafe(|| {
             Limiter::final_parts(&self.usage, |charge| self.at_end.cost(end, charge))
         }));
         let parts = parts.unwrap_or_default();
-        let runtime = self.runtime.take().or_else(|| Handle::try_current().ok());
-        let Some(runtime) = runtime.filter(|_| !parts.is_empty()) else {
+        let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
             return;
         };
-        let limiter = self.limiter.clone();
-        self.limiter.in_background(&runtime, async move {
-            // An error goes to the observer, and the charge stays.
-            limiter.settle_patiently(parts, SETTLING, SETTLING).await;
-        });
+        if !parts.is_empty() {
+            let limiter = self.limiter.clone();
+            self.limiter.in_background(&runtime, async move {
+                // An error goes to the observer, and the charge stays.
+                limiter.settle_patiently(parts, SETTLING, SETTLING).await;
+            });
+        }
+        if let Some(places) = self.refund_places.take().filter(|_| !is_answered) {
+            self.refund(places, &runtime);
+        }
     }
 }
 
