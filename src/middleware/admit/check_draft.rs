@@ -133,8 +133,12 @@ impl CheckDraft {
         } else {
             policy
         };
-        let cost = config.cost.as_ref().map_or(1, |cost| cost(head, &policy));
-        let cost = cost.saturating_mul(weight);
+        let cost = match &config.cost {
+            // A request holds one slot at any cost.
+            _ if policy.is_concurrency() => 1,
+            Some(cost) => cost(head, &policy).saturating_mul(weight),
+            None => weight,
+        };
         let contributor = contributor(limit.contributor.as_ref(), head);
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());

@@ -123,7 +123,8 @@ impl Route {
         }
     }
 
-    /// Multiplies the cost of a request on this route. The default is 1; 0 checks without charging.
+    /// Multiplies the cost of a request on this route. The default is 1; 0 checks without charging. Under
+    /// a [concurrency policy](crate::Rule::concurrent), a request holds one slot at any weight.
     ///
     /// A route that [skips](Self::skip) must not have a weight: you get an error when you add the limit.
     #[must_use]

@@ -13,8 +13,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from
     /// its admission to the end of the response's body.
     ///
-    /// All replicas share the slots. The slots of a process that dies are released when they expire. Combine this with
-    /// limits of rates: a request is charged under all of them, or under none.
+    /// All replicas share the slots. The slots of a process that dies are released when they expire. A request holds one
+    /// slot at any cost. Put limits of rates into a layer [around](crate::middleware::concurrency) this one; in
+    /// the same layer, a request is charged under all of them, or under none.
     ///
     /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
     /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
