@@ -172,6 +172,9 @@ impl Fields {
                 ));
             }
         };
+        if let Some(error) = policy.idle_ban() {
+            return Err(E::custom(error));
+        }
         if let Some(on_failure) = self.on_failure {
             policy = policy.on_failure(on_failure);
         }
@@ -554,6 +557,10 @@ mod tests {
             (
                 r#"{"ip":{"rules":"1/1s","strikes":"5/10m","ban":"0s"}}"#,
                 "policy `ip`: the time of a ban is a number and a unit",
+            ),
+            (
+                r#"{"ip":{"rules":"1/9s@concurrent","strikes":"5/10m","ban":"1h"}}"#,
+                "policy `ip`: a missing slot is no strike: give the ban",
             ),
             (
                 r#"{"ip":{"rules":"1/1s","strikes":"0/10m","ban":"1h"}}"#,

@@ -162,6 +162,9 @@ impl Policy {
 
     /// Blocks identities that this policy denies too often: see [bans](crate::block#bans). By default there is no ban.
     /// A shadow bans no identity.
+    ///
+    /// A [concurrency policy](Rule::concurrent) cannot ban, since a missing slot is no strike: a layer with such
+    /// a policy is not built, and a configuration is an error.
     #[must_use]
     pub fn ban(mut self, ban: Ban) -> Self {
         Arc::make_mut(&mut self.inner).ban = Some(ban);
@@ -172,6 +175,13 @@ impl Policy {
     #[must_use]
     pub fn ban_config(&self) -> Option<Ban> {
         self.inner.ban
+    }
+
+    /// Returns the error of a ban that no denial would strike for.
+    pub(crate) fn idle_ban(&self) -> Option<ConfigError> {
+        let is_idle = self.inner.ban.is_some() && self.is_concurrency();
+        let problem = "a missing slot is no strike: give the ban to the policy of a rate";
+        is_idle.then(|| ConfigError::of_policy(self.name(), format_args!("{problem}")))
     }
 
     /// Names the unit that the policy counts. The default is [`Unit::REQUESTS`], and for a

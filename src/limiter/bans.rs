@@ -147,7 +147,7 @@ impl StrikeQueue {
     }
 }
 
-/// The identities that a denial strikes, and the ban of each strike.
+/// The identities that a denial strikes, and the ban of each strike. A missing slot is no strike: it means "not now".
 ///
 /// A denial is one strike, however many policies deny: bans that count in the same window share one strike, under the
 /// ban that sorts first.
@@ -156,7 +156,9 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let charges = usage.check().charges().iter().zip(usage.policies());
     let all = charges.filter_map(|(charge, usage)| {
         let ban = charge.policy().ban_config()?;
-        let rule = usage.rules().iter().find(|rule| rule.is_exceeded())?.rule();
+        let rules = usage.rules().iter();
+        let mut exceeded = rules.filter(|it| it.is_exceeded() && !it.rule().is_concurrency());
+        let rule = exceeded.next()?.rule();
         Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();

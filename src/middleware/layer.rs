@@ -247,7 +247,8 @@ impl<R, E> RateLimitLayer<R, E> {
                 );
                 return Err(ConfigError::new(problem));
             }
-            if let Some(error) = self.shared.config.limiter.expires_too_early(&policy) {
+            let too_early = self.shared.config.limiter.expires_too_early(&policy);
+            if let Some(error) = too_early.or_else(|| policy.idle_ban()) {
                 return Err(error);
             }
         }
@@ -369,7 +370,8 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// You write one closure for all limits, like the final cost in [`settle`](Self::settle), so that all costs are in
     /// one place. If a limit chooses among policies, the closure gets the chosen one. A [route's
-    /// weight](super::Route::weight) multiplies the result. The body is not read yet: if your cost depends on the body,
+    /// weight](super::Route::weight) multiplies the result. Under a [concurrency policy](crate::Rule::concurrent),
+    /// a request holds one slot at any cost. The body is not read yet: if your cost depends on the body,
     /// check in the handler, and respond with [`Rejection::response`].
     ///
     /// [`Rejection::response`]: super::Rejection::response

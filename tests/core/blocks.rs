@@ -272,6 +272,29 @@ async fn a_denial_by_a_block_is_no_strike() {
 }
 
 #[tokio::test]
+async fn a_missing_slot_is_no_strike_and_a_denial_by_a_rate_beside_it_is_one() {
+    let (limiter, _) = memory();
+    let jobs = Policy::parse("jobs", "1/30s@concurrent").unwrap();
+    let jobs = jobs.ban("2/1m=1h".parse().unwrap());
+    let wide = Policy::parse("wide", "9/1d").unwrap();
+    let wide = wide.ban("2/1m=1h".parse().unwrap());
+    let job = || Charge::new(&jobs, user("alice"), 1);
+    assert!(check(&limiter, [job()]).await.is_allowed());
+    for _ in 0..5 {
+        let denied = check(&limiter, [job(), charge(&wide, "alice")]).await;
+        assert!(matches!(denied, Decision::Denied(_)));
+    }
+    assert_eq!(blocked(&limiter, "alice").await, None);
+
+    let login = policy("login", "2/1m=1h");
+    for _ in 0..2 {
+        let denied = check(&limiter, [job(), charge(&login, "alice")]).await;
+        assert!(matches!(denied, Decision::Denied(_)));
+    }
+    assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+}
+
+#[tokio::test]
 async fn a_ban_ends_no_longer_block() {
     let (limiter, _) = memory();
     let log = Log::default();

@@ -1,11 +1,17 @@
 //! Slots that a process holds: renewed while they are held, returned when dropped, and known to be lost.
 
 use std::{
-    sync::{Arc, Mutex},
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     task::{Context, Wake, Waker},
     time::Duration,
 };
 
+use futures::future::join_all;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
@@ -14,7 +20,7 @@ use sluicegate::{
     observe::{CallKind, CompletionEvent, DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
 };
-use tokio::time::{advance, sleep};
+use tokio::time::{Instant, advance, sleep};
 
 const WINDOW: Duration = Duration::from_secs(30);
 
@@ -698,6 +704,102 @@ async fn a_waiting_job_starts_when_another_returns_its_slot() {
     cluster.pass(Duration::from_millis(200)).await;
     assert!(waiting.is_finished());
     assert!(waiting.await.unwrap());
+}
+
+/// Notes how often a future is polled.
+async fn counted<F: Future>(polls: Arc<AtomicUsize>, future: F) -> F::Output {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        polls.fetch_add(1, SeqCst);
+        future.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// Counts decisions.
+#[derive(Clone, Debug, Default)]
+struct Decided(Arc<AtomicUsize>);
+
+impl Observer for Decided {
+    fn on_decision(&self, _: &DecisionEvent<'_>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// Waits for a slot with these charges, and returns it at once.
+async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
+    let slot = limiter.acquire_slot(charges, 240 * WINDOW).await;
+    drop(slot.unwrap().expect("it waits long enough"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_callers_that_wait_for_a_slot_wake_one_by_one() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let held = acquire(&limiter, &one()).await.unwrap();
+    let polls = Arc::new(AtomicUsize::new(0));
+    let waiting = (0..1_000).map(|_| {
+        let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+        let turn = take_a_turn(limiter.clone(), vec![job]);
+        tokio::spawn(counted(Arc::clone(&polls), turn))
+    });
+    let waiting: Vec<_> = waiting.collect();
+    sleep(Duration::from_millis(50)).await;
+    let arrived = polls.swap(0, SeqCst);
+    sleep(Duration::from_secs(5)).await;
+    let idle = polls.swap(0, SeqCst);
+    drop(held);
+    join_all(waiting).await;
+    let served = polls.load(SeqCst);
+    assert!(arrived < 4_000, "{arrived}");
+    assert!(idle < 1_000, "{idle} in five seconds");
+    assert!(served < 10_000, "{served}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_with_other_checks_ask_one_by_one_for_the_slots_of_one_key() {
+    let decided = Decided::default();
+    let limiter = Limiter::new(MemoryStore::new()).observer(decided.clone());
+    let held = acquire(&limiter, &one()).await.unwrap();
+    let rate = Policy::parse("rate", "9/1h").unwrap();
+    let waiting = (0..200).map(|user| {
+        let charges = vec![
+            Charge::new(&one(), Key::new("user", "alice"), 1),
+            Charge::new(&rate, Key::new("user", user.to_string()), 1),
+        ];
+        tokio::spawn(take_a_turn(limiter.clone(), charges))
+    });
+    let waiting: Vec<_> = waiting.collect();
+    sleep(Duration::from_millis(50)).await;
+    decided.0.store(0, SeqCst);
+    drop(held);
+    join_all(waiting).await;
+    let decisions = decided.0.load(SeqCst);
+    assert!(decisions < 600, "{decisions}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_returned_slot_goes_past_callers_that_wait_for_a_rate() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let rate = Policy::parse("rate", "1/1h").unwrap();
+    let charges = |user: &'static str| {
+        vec![
+            Charge::new(&one(), Key::new("user", "alice"), 1),
+            Charge::new(&rate, Key::new("user", user), 1),
+        ]
+    };
+    let used_up = Charge::new(&rate, Key::new("user", "bob"), 1);
+    assert!(limiter.check([used_up]).await.unwrap().is_allowed());
+    let held = acquire(&limiter, &one()).await.unwrap();
+    let late = tokio::spawn(take_a_turn(limiter.clone(), charges("bob")));
+    sleep(Duration::from_millis(10)).await;
+    let soon = tokio::spawn(take_a_turn(limiter.clone(), charges("carol")));
+    sleep(Duration::from_millis(10)).await;
+    let start = Instant::now();
+    drop(held);
+    soon.await.unwrap();
+    assert!(start.elapsed() < Duration::from_millis(5), "woken at once");
+    assert!(!late.is_finished());
+    late.abort();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
     limiter::SlotWatch,
     manual_clock::ManualClock,
-    middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, ToBodyEnd},
+    middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, Route, Routes, ToBodyEnd},
     store::{Check, Slots, Store, StoreExt},
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -103,6 +103,47 @@ async fn a_request_that_a_rate_denies_takes_no_slot_and_the_reverse() {
         .unwrap();
     assert!(wait > 3_000, "{wait}");
     assert_eq!(get(&layer(&limiter, 1)).await.status(), StatusCode::OK);
+}
+
+/// How many requests run at a time, of at most five.
+async fn run_at_a_time(layer: &RateLimitLayer<ProblemJson, ToBodyEnd>) -> usize {
+    let mut running = Vec::new();
+    for _ in 0..5 {
+        running.push(get(layer).await);
+    }
+    let admitted = running.iter().filter(|it| it.status() == StatusCode::OK);
+    admitted.count()
+}
+
+#[tokio::test]
+async fn a_request_holds_one_slot_whatever_its_cost_and_weight() {
+    let (alice, rate) = (Key::new("user", "alice"), Policy::parse("rate", "2000/1h"));
+    let rate = rate.unwrap();
+    for cost in [0, 1, 2, 500] {
+        let limiter = Limiter::new(MemoryStore::new());
+        let both = layer(&limiter, 2)
+            .limit(rate.clone(), alice.clone())
+            .cost(move |_, _| cost);
+        assert_eq!(run_at_a_time(&both).await, 2, "cost {cost}");
+        let look = limiter.peek([Charge::new(&rate, alice.clone(), 0)]).await;
+        let left = look.unwrap().policies().next().unwrap().rules()[0].remaining();
+        assert_eq!(left, 2_000 - 2 * cost);
+    }
+    for weight in [0, 1, 5] {
+        let table = Routes::new(Route::new(exports(2)).weight(weight));
+        let limiter = Limiter::new(MemoryStore::new());
+        let layer = RateLimitLayer::new(limiter).limit_concurrent(table, alice.clone());
+        assert_eq!(run_at_a_time(&layer).await, 2, "weight {weight}");
+    }
+}
+
+#[tokio::test]
+async fn a_charge_that_says_so_takes_several_slots() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(limiter)
+        .meter_costs()
+        .charge_async(|_| async { Charge::new(&exports(4), Key::new("user", "alice"), 2) });
+    assert_eq!(run_at_a_time(&layer).await, 2);
 }
 
 #[tokio::test]
@@ -315,6 +356,14 @@ async fn a_layer_that_cannot_hold_slots_to_the_end_is_not_built() {
     let layer = RateLimitLayer::new(limiter.clone()).try_limit(exports(1), alice.clone());
     let error = layer.unwrap_err();
     assert!(error.to_string().contains("add it by `limit_concurrent`"));
+
+    let banning = exports(1).ban("5/10m=1h".parse().unwrap());
+    let layer = RateLimitLayer::new(limiter.clone()).try_limit_concurrent(banning, alice.clone());
+    let error = layer.unwrap_err();
+    assert!(
+        error.to_string().contains("a missing slot is no strike"),
+        "{error}"
+    );
 
     let short = Rule::concurrent(1).expires_after(Duration::from_millis(599));
     let short = Policy::new("short", [short]).unwrap();

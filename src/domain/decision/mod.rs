@@ -48,6 +48,9 @@ use crate::domain::{
 mod rule_usage;
 mod usage;
 
+/// How late a process notices, at most, that another has returned a slot.
+const SLOT_RECHECK: Duration = Duration::from_millis(100);
+
 /// The answer to a check. An error instead of a decision means *could not decide*, never *no*.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -112,12 +115,17 @@ impl Decision {
         }
     }
 
-    /// Returns a denial with this wait for each slot: see [`Denial::with_slot_wait`].
+    /// Returns a denial with this wait under each concurrency rule that has no slot, since one may be returned at any
+    /// time; `None` if there is no such rule.
     pub(crate) fn with_slot_wait(&self, wait: Duration) -> Option<Self> {
-        match self {
-            Self::Denied(denial) => denial.with_slot_wait(wait).map(Self::Denied),
-            Self::Allowed(_) | Self::Blocked(_) => None,
+        let Self::Denied(Denial { usage, .. }) = self else {
+            return None;
+        };
+        let lacks_slot = |it: &RuleUsage| it.is_exceeded() && it.rule().is_concurrency();
+        if !usage.rules().any(lacks_slot) {
+            return None;
         }
+        Self::of(usage.with_slot_wait(millis(wait)), false).ok()
     }
 
     /// Returns the decision as one about `check`, which has the same charges with rules.
@@ -347,28 +355,18 @@ impl Denial {
         }
     }
 
-    /// Returns the denial with this wait under each concurrency rule that has no slot, since one may be returned at any
-    /// time; `None` if there is no such rule.
-    pub(crate) fn with_slot_wait(&self, wait: Duration) -> Option<Self> {
-        if !self.is_by_concurrency() {
-            return None;
-        }
-        match Decision::of(self.usage.with_slot_wait(millis(wait)), false) {
-            Ok(Decision::Denied(denial)) => Some(denial),
-            _ => None,
-        }
-    }
-
-    /// Returns whether a concurrency rule denies, perhaps among others.
-    pub(crate) fn is_by_concurrency(&self) -> bool {
-        let mut rules = self.usage.rules();
-        rules.any(|it| it.is_exceeded() && it.rule().is_concurrency())
-    }
-
-    /// Returns whether concurrency rules alone deny, and a slot may be returned.
-    pub(crate) fn is_by_concurrency_alone(&self) -> bool {
+    /// Returns whether the check lacks slots and nothing else. Such a denial means "not now": any process may return a
+    /// slot at any time.
+    pub(crate) fn is_by_slots(&self) -> bool {
         let mut denying = self.usage.rules().filter(|it| it.is_exceeded());
         denying.all(|it| it.rule().is_concurrency() && it.retry_after().is_some())
+    }
+
+    /// Returns how long to believe this denial without asking the store again: as long as another rule denies, and for
+    /// want of a slot at most [`SLOT_RECHECK`]; `None` if the check never passes.
+    pub(crate) fn recheck_after(&self) -> Option<Duration> {
+        let believed = self.retry_after_besides_slots()?.max(SLOT_RECHECK);
+        self.retry_after().map(|wait| wait.min(believed))
     }
 
     /// Returns the policy with the longest wait.

@@ -22,9 +22,6 @@ pub(super) const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// The head of a queue asks at least this often, since other processes give back units without notice.
 pub(super) const RECHECK: Duration = Duration::from_secs(2);
 
-/// The head of a queue for a slot asks this often: other processes may return one at any time.
-const SLOT_RECHECK: Duration = Duration::from_millis(100);
-
 /// For each charge.
 type Units = SmallVec<[u128; 1]>;
 
@@ -91,6 +88,12 @@ impl Line {
         self.last_denial = None;
     }
 
+    /// Whether the callers wait for nothing that a rate or a bucket would have to release first.
+    pub(super) fn lacks_only_slots(&self) -> bool {
+        let last = self.last_denial.as_ref();
+        last.is_none_or(|last| last.until <= Instant::now())
+    }
+
     /// The last denial, if still valid and also true of this check.
     pub(super) fn denial(&self, check: &Check) -> Option<LastDenial> {
         let last = self.last_denial.as_ref()?;
@@ -100,6 +103,11 @@ impl Line {
 
     /// Notes a denial, and finds the callers that come too late because of it. Returns whether the denial is news.
     pub(super) fn learn(&mut self, last: &LastDenial) -> bool {
+        if last.denial.is_by_slots() {
+            // It forecasts nothing: no caller wakes for it.
+            self.last_denial = None;
+            return false;
+        }
         let known = self.last_denial.replace(last.clone());
         if known.is_some_and(|known| known.says_the_same_as(last)) {
             return false;
@@ -153,18 +161,14 @@ impl Place {
 impl LastDenial {
     /// A denial that the store has just answered.
     pub(super) fn new(check: &Check, denial: &Denial) -> Self {
-        let wait = |slot_wait| {
-            let by_slots = denial.with_slot_wait(slot_wait);
-            let wait = by_slots.as_ref().unwrap_or(denial).retry_after();
-            wait.unwrap_or_default().clamp(MIN_SLEEP, FOR_EVER)
-        };
         let at = Instant::now();
+        let after = |wait: Option<Duration>| wait.unwrap_or_default().clamp(MIN_SLEEP, FOR_EVER);
         Self {
             check: check.clone(),
             denial: denial.clone(),
             at,
-            until: at + wait(Duration::ZERO),
-            ask_again: at + wait(SLOT_RECHECK).min(RECHECK),
+            until: at + after(denial.retry_after_besides_slots()),
+            ask_again: at + after(denial.recheck_after()).min(RECHECK),
         }
     }
 

@@ -29,9 +29,17 @@ pub(in crate::limiter) struct WaitQueues {
 #[derive(Debug, Default)]
 struct Queues {
     by_check: HashMap<QueueOf, Arc<WaitQueue>>,
-    /// Each queue once under every key that it charges or looks up, the oldest first.
-    by_key: HashMap<Key, BTreeMap<u64, Arc<WaitQueue>>>,
+    /// Each queue once under every key that it charges or looks up.
+    by_key: HashMap<Key, OfKey>,
     created: u64,
+}
+
+/// The queues of one key, the oldest first.
+#[derive(Debug, Default)]
+struct OfKey {
+    queues: BTreeMap<u64, Arc<WaitQueue>>,
+    /// The least number of the queue that the next returned slot wakes.
+    next: u64,
 }
 
 /// A check that is equal to all others with the same policies and keys in the same order.
@@ -93,10 +101,14 @@ impl WaitQueues {
 
     /// Wakes the callers that wait for this key under a policy of this name, after units were given back.
     pub(in crate::limiter) fn wake(&self, policy: &Policy, key: &Key) {
-        self.wake_queues(key, |queue| {
-            let mut parts = queue.check.parts();
-            parts.any(|(its_policy, its_key)| its_policy.name() == policy.name() && its_key == key)
-        });
+        self.wake_queues(key, |queue| queue.check.charges(policy, key));
+    }
+
+    /// Wakes at most one queue for each returned slot, in turn, so that a slot never wakes the callers of all queues.
+    /// If the slot stays unused, the others ask soon anyway.
+    fn wake_for_slots(&self, policy: &Policy, key: &Key, returned: u64) {
+        let queues = self.lock().next_for_slots(policy, key, returned);
+        queues.iter().for_each(|queue| queue.wake());
     }
 
     /// Wakes the callers that wait for a key, under any policy.
@@ -113,12 +125,16 @@ impl WaitQueues {
             .for_each(|queue| queue.wake());
     }
 
-    /// Wakes the callers that wait for any charge that the settlement reduces.
+    /// Wakes the callers that wait for any charge that the settlement reduces; one for each slot that it returns.
     pub(in crate::limiter) fn wake_settled(&self, settlement: &Settlement) {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
-            if *cost < charge.cost() {
-                self.wake(charge.policy(), charge.key());
+            let (policy, key) = (charge.policy(), charge.key());
+            let returned = charge.cost().saturating_sub(*cost);
+            match policy.is_concurrency() {
+                _ if returned == 0 => {}
+                true => self.wake_for_slots(policy, key, returned),
+                false => self.wake(policy, key),
             }
         }
     }
@@ -152,23 +168,38 @@ impl Queues {
         let queue = Arc::new(WaitQueue::new(check.clone(), self.created));
         for key in check.0.deniable_keys() {
             let of_key = self.by_key.entry(key.clone()).or_default();
-            of_key.insert(queue.number, Arc::clone(&queue));
+            of_key.queues.insert(queue.number, Arc::clone(&queue));
         }
         self.by_check.insert(check, Arc::clone(&queue));
         queue
     }
 
     fn of_key(&self, key: &Key) -> Vec<Arc<WaitQueue>> {
-        let queues = self.by_key.get(key).into_iter();
-        queues.flat_map(|queues| queues.values().cloned()).collect()
+        let of_key = self.by_key.get(key).into_iter();
+        of_key.flat_map(|it| it.queues.values().cloned()).collect()
+    }
+
+    /// The queues whose turn it is to get a returned slot, among those that wait for nothing else.
+    fn next_for_slots(&mut self, policy: &Policy, key: &Key, returned: u64) -> Vec<Arc<WaitQueue>> {
+        let Some(OfKey { queues, next }) = self.by_key.get_mut(key) else {
+            return Vec::new();
+        };
+        let in_turn = queues.range(*next..).chain(queues.range(..*next));
+        let fit = in_turn
+            .map(|(_, queue)| queue)
+            .filter(|queue| queue.check.charges(policy, key) && queue.line().lacks_only_slots());
+        let most = usize::try_from(returned).unwrap_or(usize::MAX);
+        let woken: Vec<_> = fit.take(most).cloned().collect();
+        *next = woken.last().map_or(*next, |last| last.number + 1);
+        woken
     }
 
     fn forget(&mut self, queue: &WaitQueue) {
         self.by_check.remove(&queue.check);
         for key in queue.check.0.deniable_keys() {
             if let Some(of_key) = self.by_key.get_mut(key) {
-                of_key.remove(&queue.number);
-                if of_key.is_empty() {
+                of_key.queues.remove(&queue.number);
+                if of_key.queues.is_empty() {
                     self.by_key.remove(key);
                 }
             }
@@ -177,6 +208,11 @@ impl Queues {
 }
 
 impl QueueOf {
+    fn charges(&self, policy: &Policy, key: &Key) -> bool {
+        let mut parts = self.parts();
+        parts.any(|(its_policy, its_key)| its_policy.name() == policy.name() && its_key == key)
+    }
+
     fn parts(&self) -> impl Iterator<Item = (&Policy, &Key)> {
         let charges = self.0.charges().iter();
         charges.map(|charge| (charge.policy(), charge.key()))

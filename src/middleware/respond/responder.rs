@@ -114,7 +114,7 @@ impl Rejection {
     /// does not help.
     fn or_unavailable(self) -> Self {
         match self {
-            Self::Denied(denial) if denial.is_by_concurrency_alone() => Self::NoSlot(denial),
+            Self::Denied(denial) if denial.is_by_slots() => Self::NoSlot(denial),
             other => other,
         }
     }

@@ -1,10 +1,32 @@
-//! Slots are given back at any time, by any process: so a denial by a concurrency rule is not repeated.
+//! Slots are returned at any time, by any process: so a denial for want of a slot is repeated for a tenth of a second.
 
-use sluicegate::{
-    Charge, Decision, Key, MemoryStore, Policy, Store,
-    manual_clock::ManualClock,
-    store::{Check, DenyCache, Slots, StoreExt},
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
+
+use http::{Request, Response, StatusCode};
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    manual_clock::ManualClock,
+    observe::{DecisionEvent, Observer},
+    store::{Check, DenyCache, Operation, Slots, StoreExt},
+};
+use support::history::START_MS;
+use tower::{ServiceBuilder, ServiceExt};
+
+/// Counts the decisions that the store was asked for.
+#[derive(Clone, Debug, Default)]
+struct Asked(Arc<AtomicU32>);
+
+impl Observer for Asked {
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        self.0.fetch_add(u32::from(!event.is_cached()), Relaxed);
+    }
+}
 
 fn check(rules: &[&str]) -> Check {
     let charges = rules.iter().map(|rules| {
@@ -19,32 +41,145 @@ fn check(rules: &[&str]) -> Check {
     Check::new(charges).unwrap()
 }
 
+fn site() -> (MemoryStore, DenyCache, ManualClock) {
+    let clock = ManualClock::new(START_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    let cache = DenyCache::new(store.clone()).clock(clock.clone());
+    (store, cache, clock)
+}
+
+async fn take(store: &impl Store, check: &Check) -> Slots {
+    Slots::take(store.check(check).await.unwrap().usage()).unwrap()
+}
+
+/// Whether the cache denied without asking the store.
+async fn is_repeated(cache: &DenyCache, check: &Check) -> bool {
+    let denied = cache.check(check).await.unwrap();
+    assert!(matches!(denied, Decision::Denied(_)));
+    denied.usage().is_cached()
+}
+
 #[tokio::test]
-async fn a_denial_by_a_concurrency_rule_is_not_repeated() {
+async fn a_denial_for_want_of_a_slot_is_repeated_for_at_most_100_ms() {
     for rules in [&["1/30s@concurrent"][..], &["9/1m", "1/30s@concurrent"]] {
-        let clock = ManualClock::new(1_700_000_000_000);
-        let store = MemoryStore::new().clock(clock.clone());
-        let cache = DenyCache::new(store.clone()).clock(clock.clone());
-        let slots = Slots::take(store.check(&check(rules)).await.unwrap().usage()).unwrap();
-        let denied = cache.check(&check(rules)).await.unwrap();
-        assert!(matches!(denied, Decision::Denied(_)));
-        // Another process gives back its slot in the same millisecond.
+        let (store, cache, clock) = site();
+        let check = check(rules);
+        let slots = take(&store, &check).await;
+        assert!(!is_repeated(&cache, &check).await);
+        // Another process returns its slot in the same millisecond.
         store.settle(&slots.give_back()).await.unwrap();
-        assert!(
-            cache.check(&check(rules)).await.unwrap().is_allowed(),
-            "{rules:?}"
-        );
+        clock.set(START_MS + 98);
+        assert!(is_repeated(&cache, &check).await, "{rules:?}");
+        clock.set(START_MS + 100);
+        assert!(cache.check(&check).await.unwrap().is_allowed(), "{rules:?}");
     }
 }
 
 #[tokio::test]
+async fn a_slot_that_is_returned_through_the_cache_ends_the_denial_at_once() {
+    let (_, cache, _) = site();
+    let check = check(&["9/1m", "1/30s@concurrent"]);
+    let slots = take(&cache, &check).await;
+    assert!(!is_repeated(&cache, &check).await);
+    assert!(is_repeated(&cache, &check).await);
+    cache
+        .execute(Operation::Settle(slots.give_back()))
+        .await
+        .unwrap();
+    assert!(cache.check(&check).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_denial_is_not_repeated_when_a_slot_has_expired() {
+    let (store, cache, clock) = site();
+    let check = check(&["1/30s@concurrent"]);
+    let _slots = take(&store, &check).await;
+    let Decision::Denied(denial) = cache.check(&check).await.unwrap() else {
+        panic!("there is one slot");
+    };
+    let expiry_ms = START_MS + u64::try_from(denial.retry_after().unwrap().as_millis()).unwrap();
+    clock.set(expiry_ms - 40);
+    assert!(!is_repeated(&cache, &check).await);
+    clock.set(expiry_ms - 2);
+    assert!(is_repeated(&cache, &check).await);
+    clock.set(expiry_ms);
+    assert!(cache.check(&check).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
 async fn a_denial_by_a_rate_beside_a_free_slot_is_repeated() {
-    let clock = ManualClock::new(1_700_000_000_000);
-    let cache = DenyCache::new(MemoryStore::new().clock(clock.clone())).clock(clock.clone());
+    let (_, cache, _) = site();
     let both = check(&["0/1m", "1/30s@concurrent"]);
-    let repeated = [
-        cache.check(&both).await.unwrap().usage().is_cached(),
-        cache.check(&both).await.unwrap().usage().is_cached(),
-    ];
-    assert_eq!(repeated, [false, true]);
+    assert!(!is_repeated(&cache, &both).await);
+    assert!(is_repeated(&cache, &both).await);
+}
+
+#[tokio::test]
+async fn a_denial_by_a_rate_beside_a_missing_slot_is_repeated_as_long_as_the_rate_denies() {
+    let (store, cache, clock) = site();
+    let both = check(&["1/1m", "1/30s@concurrent"]);
+    let _slots = take(&store, &both).await;
+    assert!(!is_repeated(&cache, &both).await);
+    clock.set(START_MS + 998);
+    assert!(is_repeated(&cache, &both).await);
+    clock.set(START_MS + 1_000);
+    assert!(!is_repeated(&cache, &both).await);
+}
+
+/// A client holds all slots, and sends a request in each millisecond.
+#[tokio::test]
+async fn a_client_that_keeps_its_slots_full_costs_ten_calls_a_second() {
+    let (store, cache, clock) = site();
+    let check = check(&["100/1m", "3/30s@concurrent"]);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(take(&store, &check).await);
+    }
+    let mut calls = 0;
+    for ms in 0..10_000 {
+        clock.set(START_MS + ms);
+        calls += u32::from(!is_repeated(&cache, &check).await);
+    }
+    assert!((90..=200).contains(&calls), "{calls}");
+}
+
+#[tokio::test]
+async fn a_ban_in_a_layer_around_the_slots_holds_for_a_client_that_keeps_them_full() {
+    let (_, cache, clock) = site();
+    let asked = Asked::default();
+    let limiter = Limiter::new(cache).observer(asked.clone());
+    let alice = Key::new("user", "alice");
+    let rate = Policy::parse("rate", "100/1m").unwrap();
+    let rate = rate.ban("5/10m=1h".parse().unwrap());
+    let slots = Policy::parse("exports", "3/30s@concurrent").unwrap();
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(limiter.clone()).limit(rate, alice.clone()))
+        .layer(RateLimitLayer::new(limiter.clone()).limit_concurrent(slots, alice))
+        .service_fn(async |_: Request<()>| {
+            Ok::<_, Infallible>(Response::new("an export".to_owned()))
+        });
+    let mut answers = Vec::new();
+    for ms in 0..10_000 {
+        clock.set(START_MS + ms);
+        let response = service.clone().oneshot(Request::new(())).await.unwrap();
+        limiter.strikes_counted().await;
+        answers.push(response);
+    }
+    let served = answers.iter().filter(|it| it.status() == StatusCode::OK);
+    assert_eq!(served.count(), 3);
+    assert_eq!(
+        answers[104].headers()["retry-after"],
+        "61",
+        "the rate denies"
+    );
+    assert_eq!(
+        answers[200].headers()["retry-after"],
+        "3600",
+        "the ban holds"
+    );
+    let calls = asked.0.load(Relaxed);
+    assert!(calls <= 250, "{calls}");
+    drop(answers); // with the slots
+    let banned = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(banned.status(), StatusCode::TOO_MANY_REQUESTS);
 }

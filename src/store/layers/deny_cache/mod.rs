@@ -4,7 +4,8 @@
 //!  check ──▶ remembered? ── yes ──▶ the same refusal, with a Retry-After that has aged
 //!                 │ no
 //!                 ▼
-//!               store ──▶ refused ──▶ remembered until the store could admit, at most a second
+//!               store ──▶ refused ──▶ remembered until the store could admit, at most a second,
+//!                                     and for want of a slot at most 100 ms
 //! ```
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -102,9 +103,7 @@ impl Question {
         }
         let refused_for = match decision {
             Decision::Allowed(_) => return,
-            // A slot may be returned at any time, by any process.
-            Decision::Denied(denial) if denial.is_by_concurrency() => return,
-            Decision::Denied(denial) => denial.retry_after(),
+            Decision::Denied(denial) => denial.recheck_after(),
             Decision::Blocked(blocked) => blocked.retry_after(),
         };
         let validity = Validity::new(self.asked, self.cache.clock.now(), refused_for);
