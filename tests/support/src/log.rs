@@ -42,6 +42,7 @@ fn short(event: &Event<'_>) -> Option<String> {
             call,
             timing,
             decision,
+            ..
         } => {
             let local = if decision.is_local() { "local " } else { "" };
             let mut line = format!("{local}{} {}", about(call), decision.is_allowed());
@@ -54,6 +55,7 @@ fn short(event: &Event<'_>) -> Option<String> {
             call,
             timing,
             local,
+            ..
         } => {
             let local = if *local { "local " } else { "" };
             format!("{local}{} in {:?}", about(call), timing.latency)
@@ -63,12 +65,15 @@ fn short(event: &Event<'_>) -> Option<String> {
             timing,
             error,
             outcome,
+            ..
         } => {
             let (kind, outcome) = (error.kind().as_str(), outcome.as_str());
             let latency = timing.latency;
             format!("{} {kind} {outcome} in {latency:?}", about(call))
         }
-        Event::BreakerOpened { error } => format!("open true {:?}", Some(error.kind().as_str())),
+        Event::BreakerOpened { error, .. } => {
+            format!("open true {:?}", Some(error.kind().as_str()))
+        }
         Event::BreakerClosed => "open false None".to_owned(),
         Event::MissingKey {
             policy,
@@ -79,7 +84,7 @@ fn short(event: &Event<'_>) -> Option<String> {
             let (kind, outcome) = (error.kind().as_str(), outcome.as_str());
             format!("{} {kind} {outcome}", policy.map_or("?", Policy::name))
         }
-        Event::Blocked { policy, source } => {
+        Event::Blocked { policy, source, .. } => {
             let policy = policy.map_or("?", Policy::name);
             format!(
                 "{policy} blocked by {}",
