@@ -23,7 +23,7 @@ use std::{env, error::Error, net::SocketAddr};
 use axum::{Router, routing::get};
 use sluicegate::{
     Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    observe::{DecisionEvent, Observer},
+    observe::{Event, Observer},
 };
 use tokio::net::TcpListener;
 
@@ -31,9 +31,10 @@ use tokio::net::TcpListener;
 struct Log;
 
 impl Observer for Log {
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        if event.call().is_shadow()
-            && let Some((policy, rule)) = event.denied_by()
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Decision { call, decision, .. } = event
+            && call.shadow
+            && let Some((policy, rule)) = decision.denied_by()
         {
             eprintln!(
                 "would be denied: {}, by its rule {}",

@@ -11,7 +11,7 @@ use std::{
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, Rule, Store,
     manual_clock::ManualClock,
-    observe::{CallKind, CompletionEvent, Observer},
+    observe::{CallKind, Event, Observer},
     store::{Check, Operation, Reply, Slots},
 };
 
@@ -52,9 +52,11 @@ pub(crate) async fn renewing(server: &Server, store: RedisStore) -> Result<bool,
 struct Renewals(AtomicU64);
 
 impl Observer for Renewals {
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        let is_renewal = event.call().kind() == CallKind::Renew;
-        self.0.fetch_add(u64::from(is_renewal), SeqCst);
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Completion { call, .. } = event {
+            self.0
+                .fetch_add(u64::from(call.kind == CallKind::Renew), SeqCst);
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
         rule::Rule,
         window::Spec,
     },
-    observe::BanEvent,
+    observe::Event,
     sole_task::{Alive, SoleTask},
 };
 
@@ -274,10 +274,8 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
         if let Some(Reply::Ban(Some(block))) = reply {
             let known = &limiter.inner.known_blocks;
             known.note_made(&key, block, Some(*left), now);
-            if let Some(observer) = &limiter.inner.observer {
-                let policy = &strikes.policy;
-                observer.on_ban(&BanEvent { policy, block });
-            }
+            let policy = &strikes.policy;
+            limiter.report(|| Event::Ban { policy, block });
         }
     }
 }

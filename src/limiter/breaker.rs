@@ -31,7 +31,7 @@ use crate::{
         rule::micros,
     },
     limiter::jitter,
-    observe::{BreakerEvent, Observer},
+    observe::{Event, Observer},
 };
 
 /// More than one slow answer or lost connection, but few enough to notice an outage soon.
@@ -141,7 +141,7 @@ impl Breaker {
         if is_open(switches)
             && let Some(Some(observer)) = self.switch(switches, None)
         {
-            observer.on_breaker(&BreakerEvent { error: None });
+            observer.on_event(&Event::BreakerClosed);
         }
     }
 
@@ -168,8 +168,7 @@ impl Breaker {
         if self.switch(switches, observer.clone()).is_some()
             && let Some(observer) = observer
         {
-            let error = Some(error);
-            observer.on_breaker(&BreakerEvent { error });
+            observer.on_event(&Event::BreakerOpened { error });
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
         decision::{Decision, RuleUsage, Usage},
         rule::{Rule, millis},
     },
-    observe::NearLimitEvent,
+    observe::Event,
 };
 
 /// The share of a limit, in percent, by default.
@@ -112,7 +112,8 @@ impl Limiter {
                     let last = &self.inner.noticed;
                     if last.is_first(charge, &rule.rule(), now_ms, until_ms) {
                         noticed.push(place);
-                        self.report_near_limit(charge, rule);
+                        let policy = charge.policy();
+                        self.report(|| Event::NearLimit { policy, rule });
                     }
                 }
                 place += 1;
@@ -120,13 +121,6 @@ impl Limiter {
         }
         if !noticed.is_empty() {
             usage.mark_near_limit(noticed.into());
-        }
-    }
-
-    fn report_near_limit(&self, charge: &Charge, rule: &RuleUsage) {
-        if let Some(observer) = &self.inner.observer {
-            let policy = charge.policy();
-            observer.on_near_limit(&NearLimitEvent { policy, rule });
         }
     }
 }

@@ -43,7 +43,7 @@ use crate::{
         key::Key,
         rule::millis,
     },
-    observe::{CallKind, PauseEvent, Timing},
+    observe::{CallKind, Event, Timing},
     warning,
 };
 
@@ -188,15 +188,14 @@ impl Limiter {
     }
 
     fn report_pause(&self, key: &Key, request: &BlockRequest) {
-        let event = PauseEvent {
-            kind: key.kind(),
-            reason: request.details().reason(),
-            length: request.until().span().unwrap_or_default(),
-        };
-        warning::paused(event.kind, event.reason, event.length);
-        if let Some(observer) = &self.inner.observer {
-            observer.on_pause(&event);
-        }
+        let (kind, reason) = (key.kind(), request.details().reason());
+        let length = request.until().span().unwrap_or_default();
+        warning::paused(kind, reason, length);
+        self.report(|| Event::Pause {
+            kind,
+            reason,
+            length,
+        });
     }
 
     /// Denies a caller that has no more time.

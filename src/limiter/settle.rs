@@ -167,7 +167,8 @@ impl Limiter {
         let Answer { result, timing } = call.await;
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
-            let call = info(settlement).shared(index > 0);
+            let mut call = info(settlement);
+            call.shares_call = index > 0;
             match result {
                 Ok(usage) => {
                     self.record_settled_contributors(settlement, usage);
@@ -261,7 +262,11 @@ fn admitted_shadow(usage: &Usage) -> Option<&Usage> {
 }
 
 fn info(settlement: &Settlement) -> CallInfo<'_> {
-    CallInfo::new(CallKind::Settle, settlement.check()).settling(settlement.costs())
+    let call = CallInfo::new(CallKind::Settle, settlement.check());
+    CallInfo {
+        final_costs: settlement.costs(),
+        ..call
+    }
 }
 
 fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {

@@ -23,6 +23,7 @@ use crate::{
         decision::{Decision, Usage},
     },
     limiter::{Limiter, Slot, SlotWatch},
+    observe::Event,
 };
 
 /// Shared by all services of a layer.
@@ -98,7 +99,7 @@ impl<R> Shared<R> {
     pub(super) fn introduce_policies(&self) {
         if self.config.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
             let policies = self.config.known_policies();
-            policies.for_each(|policy| self.config.limiter.report_policy(&policy));
+            policies.for_each(|policy| self.config.limiter.report(|| Event::Policy(&policy)));
         }
     }
 

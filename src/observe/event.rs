@@ -34,10 +34,6 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// The number of kinds.
-    #[cfg(feature = "metrics")]
-    pub(crate) const COUNT: usize = Self::Unblock as usize + 1;
-
     /// Returns one lower-case word: `check`, `peek`, `settle`, `renew`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -86,13 +82,12 @@ impl RequestOutcome {
 
 /// How long a call took, and when it ended, so that an observer need not read the clock again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timing {
-    pub(crate) latency: Duration,
-    #[cfg_attr(
-        not(feature = "metrics"),
-        expect(dead_code, reason = "read by that observer")
-    )]
-    pub(crate) ended_at: Instant,
+#[non_exhaustive]
+pub struct Timing {
+    /// How long the limiter waited for the answer; zero when there was no call.
+    pub latency: Duration,
+    /// When the answer arrived, or the limiter gave up.
+    pub ended_at: std::time::Instant,
 }
 
 impl Timing {
@@ -100,7 +95,7 @@ impl Timing {
         let ended_at = Instant::now();
         Self {
             latency: ended_at.saturating_duration_since(start),
-            ended_at,
+            ended_at: ended_at.into_std(),
         }
     }
 
@@ -108,22 +103,26 @@ impl Timing {
     pub(crate) fn now() -> Self {
         Self {
             latency: Duration::ZERO,
-            ended_at: Instant::now(),
+            ended_at: Instant::now().into_std(),
         }
     }
 }
 
 /// A call of the store, without the keys.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct CallInfo<'a> {
-    kind: CallKind,
-    pub(super) charges: &'a [Charge],
+    /// The purpose of the call.
+    pub kind: CallKind,
+    /// Whether the policies are [shadows](Policy::shadow), which have separate events.
+    pub shadow: bool,
+    /// Whether these are shadows beside policies that count: both had one call, and the others' event came first.
+    pub shares_call: bool,
+    /// Private, as all that follow: charges have keys.
+    pub(crate) charges: &'a [Charge],
     /// The final cost of each charge, if this is a settlement.
-    pub(super) final_costs: &'a [u64],
+    pub(crate) final_costs: &'a [u64],
     /// The policy of a check that could not be built, if the policy is known.
-    unbuilt: Option<&'a Policy>,
-    shadow: bool,
-    shares_call: bool,
+    pub(crate) unbuilt: Option<&'a Policy>,
 }
 
 impl<'a> CallInfo<'a> {
@@ -137,46 +136,15 @@ impl<'a> CallInfo<'a> {
 
     /// Describes the call for charges of one kind: either all are shadows, or none.
     pub(crate) fn of(kind: CallKind, charges: &'a [Charge]) -> Self {
+        let first = charges.first();
         Self {
             kind,
+            shadow: first.is_some_and(|first| first.policy().is_shadow()),
+            shares_call: false,
             charges,
             final_costs: &[],
             unbuilt: None,
-            shadow: charges
-                .first()
-                .is_some_and(|first| first.policy().is_shadow()),
-            shares_call: false,
         }
-    }
-
-    /// Sets whether an earlier event already stands for this call.
-    pub(crate) const fn shared(mut self, shares_call: bool) -> Self {
-        self.shares_call = shares_call;
-        self
-    }
-
-    /// Sets the final costs, for a settlement.
-    pub(crate) const fn settling(mut self, final_costs: &'a [u64]) -> Self {
-        self.final_costs = final_costs;
-        self
-    }
-
-    /// Describes a check that could not be built and was never sent.
-    pub(crate) const fn never_sent(policy: Option<&'a Policy>, shadow: bool) -> Self {
-        Self {
-            kind: CallKind::Check,
-            charges: &[],
-            final_costs: &[],
-            unbuilt: policy,
-            shadow,
-            shares_call: false,
-        }
-    }
-
-    /// Returns the purpose of the call.
-    #[must_use]
-    pub const fn kind(&self) -> CallKind {
-        self.kind
     }
 
     /// Returns the policies that are checked, each once.
@@ -189,19 +157,6 @@ impl<'a> CallInfo<'a> {
     #[must_use]
     pub fn names(&self) -> impl fmt::Display + use<'a> {
         Names(*self)
-    }
-
-    /// Returns whether the policies are [shadows](Policy::shadow), which have separate events.
-    #[must_use]
-    pub const fn is_shadow(&self) -> bool {
-        self.shadow
-    }
-
-    /// Returns whether these are shadows beside policies that count: both had one call, and the others' event came
-    /// first.
-    #[must_use]
-    pub const fn shares_call(&self) -> bool {
-        self.shares_call
     }
 }
 
@@ -231,60 +186,32 @@ impl fmt::Display for Names<'_> {
     }
 }
 
-/// Leaves out the charges, since they hold keys.
-impl fmt::Debug for CallInfo<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallInfo")
-            .field("kind", &self.kind)
-            .field("policies", &self.policies().collect::<Vec<_>>())
-            .field("shadow", &self.shadow)
-            .finish()
-    }
-}
-
-/// A check was allowed or denied.
+/// A decision, without the keys.
 #[derive(Clone, Copy, Debug)]
-pub struct DecisionEvent<'a> {
-    pub(crate) call: CallInfo<'a>,
-    pub(crate) timing: Timing,
-    /// Private: the decision gives access to the keys.
-    pub(crate) decision: &'a Decision,
-}
+pub struct DecisionView<'a>(pub(crate) &'a Decision);
 
-impl<'a> DecisionEvent<'a> {
-    /// Returns the call.
-    #[must_use]
-    pub const fn call(&self) -> &CallInfo<'a> {
-        &self.call
-    }
-
-    /// Returns how long the answer took.
-    #[must_use]
-    pub const fn latency(&self) -> Duration {
-        self.timing.latency
-    }
-
-    /// Returns whether the memory of this process decided, since the store could not: an [`ErrorEvent`] came before.
+impl<'a> DecisionView<'a> {
+    /// Returns whether the memory of this process decided, since the store could not: an [`Event::Error`] came before.
     #[must_use]
     pub fn is_local(&self) -> bool {
-        self.decision.usage().is_local()
+        self.0.usage().is_local()
     }
 
     /// Returns whether a [`DenyCache`](crate::store::DenyCache) denied without a call of the store.
     #[must_use]
     pub fn is_cached(&self) -> bool {
-        self.decision.usage().is_cached()
+        self.0.usage().is_cached()
     }
 
     /// Returns whether every charge fitted. A shadow that denies still lets the request pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        self.decision.is_allowed()
+        self.0.is_allowed()
     }
 
     /// Returns the usage under each policy; a policy is listed once for each key that was checked.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + Clone + use<'a> {
-        self.decision.usage().policies()
+        self.0.usage().policies()
     }
 
     /// Returns every rule that denies, with its policy; each rule once for every key that it denies.
@@ -298,236 +225,157 @@ impl<'a> DecisionEvent<'a> {
     /// Returns the rule that denies for the longest time, with its policy.
     #[must_use]
     pub fn denied_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
-        match self.decision {
+        match self.0 {
             Decision::Allowed(_) | Decision::Blocked(_) => None,
             Decision::Denied(denial) => Some((denial.policy(), denial.rule())),
         }
     }
 }
 
-/// The store answered a call that is not a decision.
+/// An event that an [`Observer`](super::Observer) is notified of. No field gives access to a key.
+///
+/// Later versions may add events, and fields: match with `..`, and with `_`.
 #[derive(Clone, Copy, Debug)]
-pub struct CompletionEvent<'a> {
-    pub(crate) call: CallInfo<'a>,
-    pub(crate) timing: Timing,
-    pub(crate) local: bool,
-}
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A [`RateLimitLayer`](crate::RateLimitLayer) that limits by this policy was put around a service.
+    ///
+    /// You get one for each policy that the layer knows before the first request: not for policies from a closure or a
+    /// look-up, and not again after a reload.
+    Policy(&'a Policy),
 
-impl<'a> CompletionEvent<'a> {
-    /// Returns the call.
-    #[must_use]
-    pub const fn call(&self) -> &CallInfo<'a> {
-        &self.call
-    }
+    /// A check was allowed or denied.
+    #[non_exhaustive]
+    Decision {
+        /// The call.
+        call: CallInfo<'a>,
+        /// How long the answer took.
+        timing: Timing,
+        /// The decision.
+        decision: DecisionView<'a>,
+    },
 
-    /// Returns how long the answer took.
-    #[must_use]
-    pub const fn latency(&self) -> Duration {
-        self.timing.latency
-    }
+    /// A call that decides nothing was answered: a peek, a settlement, a reset, a block; or a check was blocked.
+    #[non_exhaustive]
+    Completion {
+        /// The call.
+        call: CallInfo<'a>,
+        /// How long the answer took.
+        timing: Timing,
+        /// Whether the memory of this process answered instead of the store: the store could not, or a
+        /// [`DenyCache`](crate::store::DenyCache) knew of a block.
+        local: bool,
+    },
 
-    /// Returns whether the memory of this process answered instead of the store: the store could not, or a
-    /// [`DenyCache`](crate::store::DenyCache) knew of a block.
-    #[must_use]
-    pub const fn is_local(&self) -> bool {
-        self.local
-    }
-}
+    /// The store could not answer within the timeout, was not called, or the check could not be built.
+    #[non_exhaustive]
+    Error {
+        /// The call.
+        call: CallInfo<'a>,
+        /// How long the limiter waited.
+        timing: Timing,
+        /// The reason why there is no answer.
+        error: &'a StoreError,
+        /// The request's outcome under the failure policy; if you call a [`Limiter`](crate::Limiter), you may do
+        /// otherwise.
+        outcome: RequestOutcome,
+    },
 
-/// The store could not answer.
-#[derive(Clone, Copy, Debug)]
-pub struct ErrorEvent<'a> {
-    pub(crate) call: CallInfo<'a>,
-    pub(crate) timing: Timing,
-    pub(crate) error: &'a StoreError,
-    pub(crate) outcome: RequestOutcome,
-}
+    /// The breaker in front of the store has opened: the store is not called any more, except for probes.
+    ///
+    /// Clones of a limiter share one breaker. If they have different observers, the observer of the clone that opens
+    /// the breaker is notified, even when another clone closes the breaker.
+    #[non_exhaustive]
+    BreakerOpened {
+        /// The last of the failures that opened the breaker.
+        error: &'a StoreError,
+    },
 
-impl<'a> ErrorEvent<'a> {
-    /// Returns the call.
-    #[must_use]
-    pub const fn call(&self) -> &CallInfo<'a> {
-        &self.call
-    }
+    /// The breaker in front of the store has closed.
+    BreakerClosed,
 
-    /// Returns how long the limiter waited.
-    #[must_use]
-    pub const fn latency(&self) -> Duration {
-        self.timing.latency
-    }
+    /// A limit found no key in a request, the key could not be looked up, or the service is
+    /// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
+    #[non_exhaustive]
+    MissingKey {
+        /// The policy that lacks a key; `None` when the policy is also unknown.
+        policy: Option<&'a Policy>,
+        /// Whether that policy, or the whole layer, is a [shadow](Policy::shadow).
+        shadow: bool,
+        /// The reason why there is no key.
+        error: &'a ExtractError,
+        /// The outcome of the request.
+        outcome: RequestOutcome,
+    },
 
-    /// Returns the reason why there is no answer.
-    #[must_use]
-    pub const fn error(&self) -> &'a StoreError {
-        self.error
-    }
+    /// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
+    #[non_exhaustive]
+    Blocked {
+        /// The policy whose key is on a list; `None` if that is unknown, if the request as a whole is on a list, or if
+        /// an identity is blocked.
+        policy: Option<&'a Policy>,
+        /// The origin of the [block](crate::block); `None` for a deny list of a layer.
+        source: Option<BlockedBy>,
+    },
 
-    /// Returns the request's outcome under the failure policy; if you call a [`Limiter`](crate::Limiter), you may do
-    /// otherwise.
-    #[must_use]
-    pub const fn outcome(&self) -> RequestOutcome {
-        self.outcome
-    }
-}
+    /// An identity has reached a share of a limit, 80 % by default: see
+    /// [notice before the limit](crate::limiter#notice-before-the-limit).
+    #[non_exhaustive]
+    NearLimit {
+        /// The policy, which may be a [shadow](Policy::shadow).
+        policy: &'a Policy,
+        /// The usage under the rule, after the check or the settlement that reached the share.
+        rule: &'a RuleUsage,
+    },
 
-/// The breaker in front of the store has opened or closed.
-#[derive(Clone, Copy, Debug)]
-pub struct BreakerEvent<'a> {
-    /// The failure that opened the breaker; `None` when the breaker has closed.
-    pub(crate) error: Option<&'a StoreError>,
-}
+    /// An identity was [banned](crate::block#bans) because the limiter denied it too often.
+    #[non_exhaustive]
+    Ban {
+        /// The policy that denied the identity too often.
+        policy: &'a Policy,
+        /// The block that applies now: the ban, or one that ends later.
+        block: Block,
+    },
 
-impl<'a> BreakerEvent<'a> {
-    /// Returns whether the breaker is open now: the store is not called any more, except for probes.
-    #[must_use]
-    pub const fn is_open(&self) -> bool {
-        self.error.is_some()
-    }
+    /// Another service has asked us to wait, and an account was [paused](crate::block#pauses). You get one for each
+    /// pause in each process that was asked.
+    #[non_exhaustive]
+    Pause {
+        /// The kind of the account's key, such as `account`.
+        kind: &'a str,
+        /// The [reason](crate::block::BlockRequest::reason), such as `429, retry-after`.
+        reason: Option<&'a str>,
+        /// The length of the pause. Later answers of the service may lengthen the pause, without another event.
+        length: Duration,
+    },
 
-    /// Returns the last of the failures that opened the breaker.
-    #[must_use]
-    pub const fn error(&self) -> Option<&'a StoreError> {
-        self.error
-    }
-}
+    /// A request or a job has taken slots of a [concurrency policy](crate::Rule::concurrent), has lost them, or does not
+    /// need them any more.
+    #[non_exhaustive]
+    Slots {
+        /// The policy.
+        policy: &'a Policy,
+        /// The number of slots, for one key.
+        slots: u64,
+        /// The fate of the slots.
+        change: SlotChange,
+    },
 
-/// An identity has reached a share of a limit.
-#[derive(Clone, Copy, Debug)]
-pub struct NearLimitEvent<'a> {
-    pub(crate) policy: &'a Policy,
-    pub(crate) rule: &'a RuleUsage,
-}
-
-impl<'a> NearLimitEvent<'a> {
-    /// Returns the policy, which may be a [shadow](Policy::shadow).
-    #[must_use]
-    pub const fn policy(&self) -> &'a Policy {
-        self.policy
-    }
-
-    /// Returns the usage under the rule, after the check or the settlement that reached the share.
-    #[must_use]
-    pub const fn rule(&self) -> &'a RuleUsage {
-        self.rule
-    }
-}
-
-/// A limit found no key in a request, the key could not be looked up, or the service is
-/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
-#[derive(Clone, Copy, Debug)]
-pub struct MissingKeyEvent<'a> {
-    pub(crate) policy: Option<&'a Policy>,
-    pub(crate) shadow: bool,
-    pub(crate) error: &'a ExtractError,
-    pub(crate) outcome: RequestOutcome,
-}
-
-impl<'a> MissingKeyEvent<'a> {
-    /// Returns the policy that lacks a key; `None` when the policy is also unknown.
-    #[must_use]
-    pub const fn policy(&self) -> Option<&'a Policy> {
-        self.policy
-    }
-
-    /// Returns whether that policy, or the whole layer, is a [shadow](Policy::shadow).
-    #[must_use]
-    pub const fn is_shadow(&self) -> bool {
-        self.shadow
-    }
-
-    /// Returns the reason why there is no key.
-    #[must_use]
-    pub const fn error(&self) -> &'a ExtractError {
-        self.error
-    }
-
-    /// Returns the outcome of the request.
-    #[must_use]
-    pub const fn outcome(&self) -> RequestOutcome {
-        self.outcome
-    }
+    /// A caller of [`acquire`](crate::Limiter::acquire), or a request under a layer's
+    /// [`max_wait`](crate::RateLimitLayer::max_wait), begins to wait, or has waited. You get none for a caller that is
+    /// answered at once.
+    #[non_exhaustive]
+    Wait {
+        /// The check that waits. A check without policies waits for the end of a [block](crate::block).
+        call: CallInfo<'a>,
+        /// `None` when the wait begins; then the time until the answer, or until the caller left.
+        waited: Option<Duration>,
+    },
 }
 
 /// The label of a block by a layer's deny list.
 #[cfg(any(feature = "metrics", feature = "tracing"))]
-pub(crate) const DENY_LIST: &str = "list";
-
-/// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockEvent<'a> {
-    pub(crate) policy: Option<&'a Policy>,
-    pub(crate) by: Option<BlockedBy>,
-}
-
-impl<'a> BlockEvent<'a> {
-    /// Returns the origin of the [block](crate::block); `None` for a deny list of a layer.
-    #[must_use]
-    pub const fn source(&self) -> Option<BlockedBy> {
-        self.by
-    }
-
-    /// Returns the label of the origin: `list`, `operator`, `ban`, `pause`.
-    #[cfg(any(feature = "metrics", feature = "tracing"))]
-    pub(crate) fn label(&self) -> &'static str {
-        self.by.map_or(DENY_LIST, BlockedBy::as_str)
-    }
-
-    /// Returns the policy whose key is on a list; `None` if that is unknown, if the request as a whole is on a list, or
-    /// if an identity is blocked.
-    #[must_use]
-    pub const fn policy(&self) -> Option<&'a Policy> {
-        self.policy
-    }
-}
-
-/// An identity was [banned](crate::block#bans).
-#[derive(Clone, Copy, Debug)]
-pub struct BanEvent<'a> {
-    pub(crate) policy: &'a Policy,
-    pub(crate) block: Block,
-}
-
-impl<'a> BanEvent<'a> {
-    /// Returns the policy that denied the identity too often.
-    #[must_use]
-    pub const fn policy(&self) -> &'a Policy {
-        self.policy
-    }
-
-    /// Returns the block that applies now: the ban, or one that ends later.
-    #[must_use]
-    pub const fn block(&self) -> Block {
-        self.block
-    }
-}
-
-/// Another service has asked us to wait, and an account was [paused](crate::block#pauses).
-#[derive(Clone, Copy, Debug)]
-pub struct PauseEvent<'a> {
-    pub(crate) kind: &'a str,
-    pub(crate) reason: Option<&'a str>,
-    pub(crate) length: Duration,
-}
-
-impl<'a> PauseEvent<'a> {
-    /// Returns the kind of the account's key, such as `account`.
-    #[must_use]
-    pub const fn kind(&self) -> &'a str {
-        self.kind
-    }
-
-    /// Returns the [reason](crate::block::BlockRequest::reason), such as `429, retry-after`.
-    #[must_use]
-    pub const fn reason(&self) -> Option<&'a str> {
-        self.reason
-    }
-
-    /// Returns the length of the pause. Later answers of the service may lengthen the pause, without another event.
-    #[must_use]
-    pub const fn length(&self) -> Duration {
-        self.length
-    }
-}
+pub(super) const DENY_LIST: &str = "list";
 
 /// The fate of slots of a [concurrency policy](crate::Rule::concurrent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,21 +2,12 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, OnceLock, PoisonError, RwLock},
+    time::{Duration, Instant},
 };
-
-use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
-    histogram,
-};
-use smallvec::SmallVec;
-use tokio::time::{Duration, Instant};
 
 use super::{
-    BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKeyEvent, NearLimitEvent, Observer, PauseEvent, RequestOutcome, SlotChange,
-    Timing,
+    CallInfo, CallKind, DecisionView, Event, Observer, RequestOutcome, SlotChange, Timing,
     event::{DENY_LIST, distinct},
 };
 use crate::domain::{
@@ -26,6 +17,11 @@ use crate::domain::{
     policy::Policy,
     rule::Rule,
 };
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
+};
+use smallvec::SmallVec;
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
@@ -76,7 +72,7 @@ const WAIT: &str = "sluicegate_wait_seconds";
 /// assert_eq!(count("sluicegate_decisions_total"), Some(&DebugValue::Counter(1)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MetricsObserver {
     handles: Arc<RwLock<Handles>>,
 }
@@ -84,15 +80,17 @@ pub struct MetricsObserver {
 /// Handles of the recorder for the metrics that each request updates.
 ///
 /// They are dropped after a while: you may install a recorder later, and a recorder may forget a counter that was idle.
+#[derive(Debug, Default)]
 struct Handles {
-    since: Instant,
+    /// When the first was made.
+    since: Option<Instant>,
     /// Indexed by [`CallKind`].
-    latency: [OnceLock<Histogram>; CallKind::COUNT],
+    latency: [OnceLock<Histogram>; CallKind::Unblock as usize + 1],
     by_policy: HashMap<Box<str>, PolicyHandles>,
 }
 
 /// Handles for all policies of one name.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct PolicyHandles {
     /// Indexed as [`OUTCOMES`].
     decisions: [OnceLock<Counter>; 3],
@@ -136,7 +134,7 @@ impl MetricsObserver {
         describe_histogram!(WAIT, Unit::Seconds, "How long callers have waited");
         start_at_zero();
         Self {
-            handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
+            handles: Arc::default(),
         }
     }
 
@@ -158,7 +156,8 @@ impl MetricsObserver {
         drop(handles);
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         if !handles.are_new(now) {
-            *handles = Handles::new(now);
+            *handles = Handles::default();
+            handles.since = Some(now);
         }
         for policy in policies.clone() {
             handles.by_policy.entry(policy.name().into()).or_default();
@@ -182,16 +181,9 @@ impl Default for MetricsObserver {
 }
 
 impl Handles {
-    fn new(now: Instant) -> Self {
-        Self {
-            since: now,
-            latency: Default::default(),
-            by_policy: HashMap::new(),
-        }
-    }
-
     fn are_new(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) < KEPT_FOR
+        let is_new = |since| now.saturating_duration_since(since) < KEPT_FOR;
+        self.since.is_some_and(is_new)
     }
 
     /// Returns the handles in the order of the policies; `None` if one has none.
@@ -199,43 +191,39 @@ impl Handles {
         &self,
         policies: impl Iterator<Item = &'a Policy>,
     ) -> Option<SmallVec<[&PolicyHandles; 4]>> {
-        policies
-            .map(|policy| self.by_policy.get(policy.name()))
-            .collect()
+        let handles = policies.map(|policy| self.by_policy.get(policy.name()));
+        handles.collect()
     }
 
     /// Records the latency once for each call, even if the call had several checks.
     fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
-        if call.shares_call() {
-            return;
+        if !call.shares_call {
+            let histogram = &self.latency[call.kind as usize];
+            let new = || histogram!(LATENCY, "call" => call.kind.as_str());
+            histogram.get_or_init(new).record(timing.latency);
         }
-        let kind = call.kind();
-        let histogram = self.latency[kind as usize]
-            .get_or_init(|| histogram!(LATENCY, "call" => kind.as_str()));
-        histogram.record(timing.latency.as_secs_f64());
     }
 }
 
 /// Counts a decision, with the handles of the [`applied`] policies in the same order.
-fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
-    let shadow = event.call().is_shadow();
-    let outcome = match (event.is_allowed(), shadow) {
-        (true, _) => 0,
-        (false, false) => 1,
-        (false, true) => 2,
+fn count(decision: DecisionView<'_>, shadow: bool, of_policies: &[&PolicyHandles]) {
+    let outcome = match decision.is_allowed() {
+        true => 0,
+        false => 1 + usize::from(shadow),
     };
-    for (policy, handles) in applied(event).zip(of_policies) {
-        if event.is_allowed() {
-            handles.count(policy, outcome, event.is_local());
-            handles.count_units(event, policy);
+    for (policy, handles) in applied(decision).zip(of_policies) {
+        if decision.is_allowed() {
+            handles.count(policy, outcome, decision.is_local());
+            handles.count_units(decision, policy);
             continue;
         }
         // A denied check counts only under the policies that deny.
-        let mut denying = denying(event, policy).peekable();
+        let mut denying = denying(decision, policy).peekable();
         if denying.peek().is_some() {
-            handles.count(policy, outcome, event.is_local());
-            if event.is_cached() {
-                handles.count_cached(policy);
+            handles.count(policy, outcome, decision.is_local());
+            if decision.is_cached() {
+                let counter = handles.cached.get_or_init(|| of_policy(CACHED, policy));
+                counter.increment(1);
             }
             denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
@@ -255,19 +243,14 @@ impl PolicyHandles {
     }
 
     /// Counts the units that an admission has charged under a policy. Slots are held, not charged.
-    fn count_units(&self, event: &DecisionEvent<'_>, policy: &Policy) {
+    fn count_units(&self, decision: DecisionView<'_>, policy: &Policy) {
         if policy.is_concurrency() {
             return;
         }
-        let charges = event.decision.usage().check().charges().iter();
+        let charges = decision.0.usage().check().charges().iter();
         let charges = charges.filter(|charge| charge.policy().is_same(policy));
         let counter = self.charged.get_or_init(|| of_policy(CHARGED, policy));
         counter.increment(charges.map(Charge::cost).sum());
-    }
-
-    fn count_cached(&self, policy: &Policy) {
-        let counter = self.cached.get_or_init(|| of_policy(CACHED, policy));
-        counter.increment(1);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
@@ -305,6 +288,37 @@ fn start_at_zero() {
     }
 }
 
+/// Creates the counters of a policy.
+fn start_policy_at_zero(policy: &Policy) {
+    let shadow = policy.is_shadow();
+    for outcome in [OUTCOMES[0], OUTCOMES[1 + usize::from(shadow)]] {
+        by_outcome(DECISIONS, policy, outcome).increment(0);
+        by_outcome(LOCAL, policy, outcome).increment(0);
+    }
+    for outcome in ["done", "failed", "unsent"] {
+        by_outcome(SETTLEMENTS, policy, outcome).increment(0);
+    }
+    let own: &[_] = match policy.is_concurrency() {
+        true => &[CACHED, LOST],
+        false => &[CACHED, CHARGED, RETURNED],
+    };
+    for name in own {
+        of_policy(name, policy).increment(0);
+    }
+    for rule in policy.rules() {
+        by_rule(DENIALS, policy, *rule, shadow).increment(0);
+        if !rule.is_concurrency() {
+            by_rule(NEAR, policy, *rule, shadow).increment(0);
+        }
+    }
+    for kind in ExtractErrorKind::ALL {
+        no_key(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
+    }
+    if policy.ban_config().is_some() {
+        of_policy(BANS, policy).increment(0);
+    }
+}
+
 fn failures(call: CallKind, kind: StoreErrorKind, outcome: RequestOutcome) -> Counter {
     let (call, kind, outcome) = (call.as_str(), kind.as_str(), outcome.as_str());
     counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome)
@@ -320,11 +334,7 @@ fn by_rule(name: &'static str, policy: &Policy, rule: Rule, shadow: bool) -> Cou
     counter!(name, "policy" => policy, "rule" => rule, "shadow" => shadow)
 }
 
-fn missing_keys(
-    policy: Option<&Policy>,
-    kind: ExtractErrorKind,
-    outcome: RequestOutcome,
-) -> Counter {
+fn no_key(policy: Option<&Policy>, kind: ExtractErrorKind, outcome: RequestOutcome) -> Counter {
     let policy = policy.map_or("", Policy::name).to_owned();
     let (kind, outcome) = (kind.as_str(), outcome.as_str());
     counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
@@ -336,146 +346,138 @@ fn of_policy(name: &'static str, policy: &Policy) -> Counter {
 
 /// Counts a call under its policies, if it is a settlement.
 fn count_settlement(call: &CallInfo<'_>, outcome: &'static str) {
-    for policy in call.policies().filter(|_| call.kind() == CallKind::Settle) {
+    for policy in call.policies().filter(|_| call.kind == CallKind::Settle) {
         by_outcome(SETTLEMENTS, policy, outcome).increment(1);
     }
 }
 
+/// Counts the units that a settlement adds and gives back.
+fn count_settled_units(call: &CallInfo<'_>) {
+    for (charge, cost) in call.charges.iter().zip(call.final_costs) {
+        let (policy, before) = (charge.policy(), charge.cost());
+        if !policy.is_concurrency() {
+            of_policy(CHARGED, policy).increment(cost.saturating_sub(before));
+            of_policy(RETURNED, policy).increment(before.saturating_sub(*cost));
+        }
+    }
+}
+
+fn count_switch(state: &'static str, opened: f64) {
+    counter!(SWITCHES, "state" => state).increment(1);
+    gauge!(OPEN).increment(opened);
+}
+
+fn count_slots(policy: &Policy, slots: u64, change: SlotChange) {
+    let held = gauge!(HELD, "policy" => policy.name().to_owned());
+    // A check takes at most a thousand.
+    let number = f64::from(u32::try_from(slots).unwrap_or(u32::MAX));
+    match change {
+        SlotChange::Taken => held.increment(number),
+        SlotChange::Returned => held.decrement(number),
+        SlotChange::Lost => of_policy(LOST, policy).increment(slots),
+    }
+}
+
+fn count_wait(call: &CallInfo<'_>, waited: Option<Duration>) {
+    let none = call.charges.is_empty().then_some("");
+    for policy in call.policies().map(Policy::name).chain(none) {
+        let waiting = gauge!(WAITING, "policy" => policy.to_owned());
+        waiting.increment(if waited.is_none() { 1.0 } else { -1.0 });
+        if let Some(waited) = waited {
+            histogram!(WAIT, "policy" => policy.to_owned()).record(waited);
+        }
+    }
+}
+
 impl Observer for MetricsObserver {
-    fn on_policy(&self, policy: &Policy) {
-        let shadow = policy.is_shadow();
-        for outcome in [OUTCOMES[0], OUTCOMES[if shadow { 2 } else { 1 }]] {
-            by_outcome(DECISIONS, policy, outcome).increment(0);
-            by_outcome(LOCAL, policy, outcome).increment(0);
-        }
-        for outcome in ["done", "failed", "unsent"] {
-            by_outcome(SETTLEMENTS, policy, outcome).increment(0);
-        }
-        let own: &[_] = match policy.is_concurrency() {
-            true => &[CACHED, LOST],
-            false => &[CACHED, CHARGED, RETURNED],
-        };
-        own.iter()
-            .for_each(|name| of_policy(name, policy).increment(0));
-        for rule in policy.rules() {
-            by_rule(DENIALS, policy, *rule, shadow).increment(0);
-            if !rule.is_concurrency() {
-                by_rule(NEAR, policy, *rule, shadow).increment(0);
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Policy(policy) => start_policy_at_zero(policy),
+            Event::Decision {
+                call,
+                timing,
+                decision,
+            } => {
+                let policies = applied(*decision);
+                self.with_handles(timing.ended_at, policies, |handles, of_policies| {
+                    if !decision.is_local() && !decision.0.usage().spares_call() {
+                        handles.record_latency(call, *timing);
+                    }
+                    count(*decision, call.shadow, of_policies);
+                });
             }
-        }
-        for kind in ExtractErrorKind::ALL {
-            missing_keys(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
-        }
-        if policy.ban_config().is_some() {
-            of_policy(BANS, policy).increment(0);
-        }
-    }
-
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.with_handles(
-            event.timing.ended_at,
-            applied(event),
-            |handles, of_policies| {
-                if !event.is_local() && !event.decision.usage().spares_call() {
-                    handles.record_latency(event.call(), event.timing);
+            Event::Completion {
+                call,
+                timing,
+                local,
+            } => {
+                if !local {
+                    self.record_latency(call, *timing);
                 }
-                count(event, of_policies);
-            },
-        );
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        if !event.is_local() {
-            self.record_latency(event.call(), event.timing);
-        }
-        count_settlement(&event.call, "done");
-        for (charge, cost) in event.call.charges.iter().zip(event.call.final_costs) {
-            let (policy, before) = (charge.policy(), charge.cost());
-            if !policy.is_concurrency() {
-                of_policy(CHARGED, policy).increment(cost.saturating_sub(before));
-                of_policy(RETURNED, policy).increment(before.saturating_sub(*cost));
+                count_settlement(call, "done");
+                count_settled_units(call);
             }
-        }
-    }
-
-    fn on_error(&self, event: &ErrorEvent<'_>) {
-        let kind = event.error().kind();
-        if kind != StoreErrorKind::CircuitOpen {
-            self.record_latency(event.call(), event.timing);
-        }
-        failures(event.call().kind(), kind, event.outcome()).increment(1);
-        let is_unsent = event.error().is_unsent();
-        let outcome = if is_unsent { "unsent" } else { "failed" };
-        count_settlement(&event.call, outcome);
-    }
-
-    fn on_breaker(&self, event: &BreakerEvent<'_>) {
-        let state = if event.is_open() { "open" } else { "closed" };
-        counter!(SWITCHES, "state" => state).increment(1);
-        if event.is_open() {
-            gauge!(OPEN).increment(1.0);
-        } else {
-            gauge!(OPEN).decrement(1.0);
-        }
-    }
-
-    fn on_missing_key(&self, missing: &MissingKeyEvent<'_>) {
-        missing_keys(missing.policy(), missing.error().kind(), missing.outcome()).increment(1);
-    }
-
-    fn on_blocked(&self, event: &BlockEvent<'_>) {
-        let policy = event.policy().map_or("", Policy::name).to_owned();
-        counter!(BLOCKED, "policy" => policy, "by" => event.label()).increment(1);
-    }
-
-    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
-        let (policy, rule) = (event.policy(), event.rule().rule());
-        by_rule(NEAR, policy, rule, policy.is_shadow()).increment(1);
-    }
-
-    fn on_ban(&self, event: &BanEvent<'_>) {
-        of_policy(BANS, event.policy()).increment(1);
-    }
-
-    fn on_pause(&self, event: &PauseEvent<'_>) {
-        counter!(PAUSES, "kind" => event.kind().to_owned()).increment(1);
-    }
-
-    fn on_slots(&self, policy: &Policy, slots: u64, change: SlotChange) {
-        let held = gauge!(HELD, "policy" => policy.name().to_owned());
-        // A check takes at most a thousand.
-        let number = f64::from(u32::try_from(slots).unwrap_or(u32::MAX));
-        match change {
-            SlotChange::Taken => held.increment(number),
-            SlotChange::Returned => held.decrement(number),
-            SlotChange::Lost => of_policy(LOST, policy).increment(slots),
-        }
-    }
-
-    fn on_wait(&self, check: &CallInfo<'_>, waited: Option<Duration>) {
-        let mut policies = check.policies().map(Policy::name).peekable();
-        let none = policies.peek().is_none().then_some("");
-        for policy in policies.chain(none) {
-            let waiting = gauge!(WAITING, "policy" => policy.to_owned());
-            waiting.increment(if waited.is_none() { 1.0 } else { -1.0 });
-            if let Some(waited) = waited {
-                histogram!(WAIT, "policy" => policy.to_owned()).record(waited);
+            Event::Error {
+                call,
+                timing,
+                error,
+                outcome,
+            } => {
+                if error.kind() != StoreErrorKind::CircuitOpen {
+                    self.record_latency(call, *timing);
+                }
+                failures(call.kind, error.kind(), *outcome).increment(1);
+                count_settlement(
+                    call,
+                    if error.is_unsent() {
+                        "unsent"
+                    } else {
+                        "failed"
+                    },
+                );
             }
+            Event::BreakerOpened { .. } => count_switch("open", 1.0),
+            Event::BreakerClosed => count_switch("closed", -1.0),
+            Event::MissingKey {
+                policy,
+                error,
+                outcome,
+                ..
+            } => {
+                no_key(*policy, error.kind(), *outcome).increment(1);
+            }
+            Event::Blocked { policy, source } => {
+                let policy = policy.map_or("", Policy::name).to_owned();
+                counter!(BLOCKED, "policy" => policy, "by" => source.map_or(DENY_LIST, BlockedBy::as_str)).increment(1);
+            }
+            Event::NearLimit { policy, rule } => {
+                by_rule(NEAR, policy, rule.rule(), policy.is_shadow()).increment(1);
+            }
+            Event::Ban { policy, .. } => of_policy(BANS, policy).increment(1),
+            Event::Pause { kind, .. } => {
+                counter!(PAUSES, "kind" => (*kind).to_owned()).increment(1);
+            }
+            Event::Slots {
+                policy,
+                slots,
+                change,
+            } => count_slots(policy, *slots, *change),
+            Event::Wait { call, waited } => count_wait(call, *waited),
         }
     }
 }
 
 /// Returns the policies that were applied, each once. In a local decision, their limits are smaller than in the call.
-fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + Clone + use<'a> {
-    distinct(event.policies().map(|usage| usage.policy()))
+fn applied(decision: DecisionView<'_>) -> impl Iterator<Item = &Policy> + Clone {
+    distinct(decision.policies().map(|usage| usage.policy()))
 }
 
 /// Returns the rules of a policy that deny, each once, even if a rule denies several keys.
 fn denying<'a>(
-    event: &DecisionEvent<'a>,
+    decision: DecisionView<'a>,
     policy: &'a Policy,
 ) -> impl Iterator<Item = Rule> + use<'a> {
-    let usages = event
+    let usages = decision
         .policies()
         .filter(|usage| usage.policy().is_same(policy));
     let rules = policy.rules().iter().enumerate();
@@ -485,10 +487,4 @@ fn denying<'a>(
             .any(|usage| usage.rules()[index].is_exceeded());
         denies.then_some(*rule)
     })
-}
-
-impl fmt::Debug for MetricsObserver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetricsObserver").finish_non_exhaustive()
-    }
 }

@@ -3,19 +3,17 @@
 use std::{
     error::Error,
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use tokio::time::{Duration, Instant};
-use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
+use tracing::{Level, Span, debug, debug_span, event_enabled, trace, warn};
 
-use super::{
-    BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKeyEvent,
-    NearLimitEvent, Observer, PollScope,
-};
+use super::{CallInfo, Event, Observer, PollScope, event::DENY_LIST};
 use crate::domain::{
+    block::BlockedBy,
     error::StoreErrorKind,
     policy::Policy,
     rule::{micros, millis},
@@ -85,10 +83,7 @@ impl TracingObserver {
     /// Returns how many failures were suppressed, if this one is to be written now.
     fn suppressed(&self, kind: StoreErrorKind) -> Option<u64> {
         let now = Instant::now();
-        let mut warned = self
-            .warned
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if self.answered.swap(false, Relaxed) {
             warned.iter_mut().for_each(|last| last.over = true);
         }
@@ -118,114 +113,110 @@ impl Observer for TracingObserver {
         let span = debug_span!(
             target: "sluicegate",
             "sluicegate",
-            call = call.kind().as_str(),
+            call = call.kind.as_str(),
             policies = %call.names(),
-            shadow = call.is_shadow(),
+            shadow = call.shadow,
         );
         (!span.is_disabled()).then(|| Box::new(SpanScope(span)) as _)
     }
 
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let (call, local) = (event.call(), event.is_local());
-        let cached = event.is_cached();
-        // An answer without a call says nothing about the store.
-        self.answered(local || event.decision.usage().spares_call());
-        let shadow = call.is_shadow();
-        let latency_us = micros(event.latency());
-        match event.denied_by() {
-            None => {
-                trace!(target: "sluicegate", policies = %call.names(), shadow, local, latency_us, "allowed");
+    /// Levels: see [`TracingObserver`].
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Decision {
+                call,
+                timing,
+                decision,
+            } => {
+                let (shadow, local) = (call.shadow, decision.is_local());
+                // An answer without a call says nothing about the store.
+                self.answered(local || decision.0.usage().spares_call());
+                let latency_us = micros(timing.latency);
+                match decision.denied_by() {
+                    None => {
+                        trace!(target: "sluicegate", policies = %call.names(), shadow, local, latency_us, "allowed");
+                    }
+                    Some((policy, usage)) => debug!(
+                        target: "sluicegate",
+                        policy = policy.name(),
+                        rule = %usage.rule(),
+                        shadow,
+                        local,
+                        cached = decision.is_cached(),
+                        retry_after_ms = usage.retry_after().map(millis),
+                        latency_us,
+                        "denied"
+                    ),
+                }
             }
-            Some((policy, usage)) => debug!(
+            Event::Completion { local, .. } => self.answered(*local),
+            Event::Error {
+                call,
+                timing,
+                error,
+                outcome,
+            } => {
+                if error.kind() == StoreErrorKind::CircuitOpen
+                    || !event_enabled!(target: "sluicegate", Level::WARN)
+                {
+                    return;
+                }
+                // One warning stands for many failures: a failing store fails every request.
+                let Some(suppressed) = self.suppressed(error.kind()) else {
+                    return;
+                };
+                warn!(
+                    target: "sluicegate",
+                    call = call.kind.as_str(),
+                    policies = %call.names(),
+                    shadow = call.shadow,
+                    kind = error.kind().as_str(),
+                    %error,
+                    cause = error.source().map(ToString::to_string),
+                    outcome = outcome.as_str(),
+                    latency_us = micros(timing.latency),
+                    suppressed,
+                    "failed"
+                );
+            }
+            Event::MissingKey {
+                policy,
+                shadow,
+                error,
+                outcome,
+            } => debug!(
+                target: "sluicegate",
+                policy = policy.map(Policy::name),
+                shadow,
+                kind = error.kind().as_str(),
+                %error,
+                outcome = outcome.as_str(),
+                "missing key"
+            ),
+            Event::Blocked { policy, source } => debug!(
+                target: "sluicegate",
+                policy = policy.map(Policy::name),
+                by = source.map_or(DENY_LIST, BlockedBy::as_str),
+                "blocked"
+            ),
+            Event::NearLimit { policy, rule } => debug!(
                 target: "sluicegate",
                 policy = policy.name(),
-                rule = %usage.rule(),
-                shadow,
-                local,
-                cached,
-                retry_after_ms = usage.retry_after().map(millis),
-                latency_us,
-                "denied"
+                rule = %rule.rule(),
+                shadow = policy.is_shadow(),
+                remaining = rule.remaining(),
+                "near limit"
             ),
+            Event::Ban { policy, block } => {
+                debug!(target: "sluicegate", policy = policy.name(), until_ms = block.until_ms(), "banned");
+            }
+            _ => {}
         }
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        self.answered(event.is_local());
-    }
-
-    fn on_error(&self, event: &ErrorEvent<'_>) {
-        let (call, error) = (event.call(), event.error());
-        if error.kind() == StoreErrorKind::CircuitOpen
-            || !event_enabled!(target: "sluicegate", Level::WARN)
-        {
-            return;
-        }
-        // One warning stands for many failures: a failing store fails every request.
-        let Some(suppressed) = self.suppressed(error.kind()) else {
-            return;
-        };
-        warn!(
-            target: "sluicegate",
-            call = call.kind().as_str(),
-            policies = %call.names(),
-            shadow = call.is_shadow(),
-            kind = error.kind().as_str(),
-            %error,
-            cause = error.source().map(ToString::to_string),
-            outcome = event.outcome().as_str(),
-            latency_us = micros(event.latency()),
-            suppressed,
-            "failed"
-        );
-    }
-
-    fn on_missing_key(&self, missing: &MissingKeyEvent<'_>) {
-        let (policy, error) = (missing.policy(), missing.error());
-        debug!(
-            target: "sluicegate",
-            policy = policy.map(Policy::name),
-            shadow = missing.is_shadow(),
-            kind = error.kind().as_str(),
-            %error,
-            outcome = missing.outcome().as_str(),
-            "missing key"
-        );
-    }
-
-    fn on_blocked(&self, event: &BlockEvent<'_>) {
-        debug!(
-            target: "sluicegate",
-            policy = event.policy().map(Policy::name),
-            by = event.label(),
-            "blocked"
-        );
-    }
-
-    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
-        let (policy, usage) = (event.policy(), event.rule());
-        debug!(
-            target: "sluicegate",
-            policy = policy.name(),
-            rule = %usage.rule(),
-            shadow = policy.is_shadow(),
-            remaining = usage.remaining(),
-            "near limit"
-        );
-    }
-
-    fn on_ban(&self, event: &BanEvent<'_>) {
-        debug!(
-            target: "sluicegate",
-            policy = event.policy().name(),
-            until_ms = event.block().until_ms(),
-            "banned"
-        );
     }
 }
 
 /// Enters the span for each poll and leaves it afterwards, since other tasks run in between.
-struct SpanScope(tracing::Span);
+struct SpanScope(Span);
 
 impl PollScope for SpanScope {
     fn enter(&mut self, poll: &mut dyn FnMut()) {

@@ -19,7 +19,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    observe::{DecisionEvent, Observer},
+    observe::{Event, Observer},
     store::{Check, Operation, Reply, StoreFuture},
 };
 use support::scripted::{self, Scripted};
@@ -102,8 +102,9 @@ impl Store for Timed {
 struct Told(Arc<AtomicU32>);
 
 impl Observer for Told {
-    fn on_decision(&self, _: &DecisionEvent<'_>) {
-        self.0.fetch_add(1, SeqCst);
+    fn on_event(&self, event: &Event<'_>) {
+        let is_decision = matches!(event, Event::Decision { .. });
+        self.0.fetch_add(u32::from(is_decision), SeqCst);
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, Usage,
     manual_clock::ManualClock,
-    observe::{NearLimitEvent, Observer},
+    observe::{Event, Observer},
     store::Leases,
 };
 
@@ -22,8 +22,10 @@ const START_MS: u64 = 1_803_855_600_000;
 struct Notices(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Notices {
-    fn on_near_limit(&self, event: &NearLimitEvent<'_>) {
-        let (policy, rule) = (event.policy(), event.rule());
+    fn on_event(&self, event: &Event<'_>) {
+        let Event::NearLimit { policy, rule, .. } = event else {
+            return;
+        };
         let shadow = if policy.is_shadow() { " shadow" } else { "" };
         let line = format!(
             "{} {} {}{shadow}",

@@ -17,7 +17,7 @@ use sluicegate::{
     block::{BlockRequest, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
     middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly},
-    observe::{Observer, PauseEvent},
+    observe::{Event, Observer},
     store::{Check, Operation, Reply, Store, StoreFuture},
 };
 use tokio::time::{Instant, sleep};
@@ -164,10 +164,18 @@ fn charge() -> [Charge; 1] {
 struct Pauses(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Pauses {
-    fn on_pause(&self, event: &PauseEvent<'_>) {
-        let (kind, reason) = (event.kind(), event.reason().unwrap_or_default());
-        let event = format!("{kind}: {reason}, {:?}", event.length());
-        self.0.lock().unwrap().push(event);
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Pause {
+            kind,
+            reason,
+            length,
+            ..
+        } = event
+        {
+            let reason = reason.unwrap_or_default();
+            let line = format!("{kind}: {reason}, {length:?}");
+            self.0.lock().unwrap().push(line);
+        }
     }
 }
 

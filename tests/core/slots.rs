@@ -17,7 +17,7 @@ use sluicegate::{
     error::StoreErrorKind,
     limiter::Slot,
     manual_clock::ManualClock,
-    observe::{CallKind, CompletionEvent, DecisionEvent, Observer},
+    observe::{CallKind, Event, Observer},
     store::{Check, Operation, Reply, StoreFuture},
 };
 use tokio::time::{Instant, advance, sleep};
@@ -639,8 +639,9 @@ async fn a_caller_with_little_time_waits_for_a_slot() {
 struct Panicking(std::sync::atomic::AtomicBool);
 
 impl Observer for Panicking {
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        let is_renewal = event.call().kind() == CallKind::Renew;
+    fn on_event(&self, event: &Event<'_>) {
+        let is_renewal =
+            matches!(event, Event::Completion { call, .. } if call.kind == CallKind::Renew);
         let is_first = is_renewal && !self.0.swap(true, std::sync::atomic::Ordering::Relaxed);
         assert!(!is_first, "the first renewal");
     }
@@ -664,8 +665,10 @@ async fn renewing_goes_on_after_an_observer_has_panicked() {
 struct PanicsOnce(std::sync::atomic::AtomicBool);
 
 impl Observer for PanicsOnce {
-    fn on_decision(&self, _: &DecisionEvent<'_>) {
-        assert!(self.0.swap(true, std::sync::atomic::Ordering::Relaxed));
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Decision { .. } = event {
+            assert!(self.0.swap(true, std::sync::atomic::Ordering::Relaxed));
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     block::BlockRequest,
-    observe::{MetricsObserver, Observer},
+    observe::{Event, MetricsObserver, Observer},
     store::DenyCache,
 };
 use support::scripted::Scripted;
@@ -64,7 +64,7 @@ async fn traffic() {
     let _ = limiter.block(&Key::new("account", "ours"), pause).await;
 
     let jobs = policy("jobs", "1/30s@concurrent");
-    MetricsObserver::new().on_policy(&jobs);
+    MetricsObserver::new().on_event(&Event::Policy(&jobs));
     let job = [Charge::new(&jobs, Key::new("user", "alice"), 1)];
     let acquire = || limiter.acquire_slot(job.clone(), Duration::from_secs(9));
     let held = acquire().await.unwrap();

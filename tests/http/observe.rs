@@ -16,7 +16,7 @@ use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     manual_clock::ManualClock,
     middleware::{HeaderStyle, RateLimit, Routes, StatusOnly},
-    observe::{CallInfo, MetricsObserver, Observer, PollScope, SlotChange, TracingObserver},
+    observe::{CallInfo, Event, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
 };
 use support::{
@@ -304,7 +304,9 @@ fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
 #[test]
 fn an_observer_that_does_nothing_costs_no_allocation() {
     struct Nothing;
-    impl Observer for Nothing {}
+    impl Observer for Nothing {
+        fn on_event(&self, _: &Event<'_>) {}
+    }
     let allocations = |limiter: Limiter| {
         let layer = RateLimitLayer::new(limiter)
             .limit(policy("api", "9999/1m,9999/1h"), Header::new("x-api-key"))
@@ -372,12 +374,7 @@ async fn no_key_is_shown_even_in_full() {
     };
     everything(log.clone()).await;
     let text = log.lines().concat();
-    for event in [
-        "DecisionEvent",
-        "CompletionEvent",
-        "ErrorEvent",
-        "BreakerEvent",
-    ] {
+    for event in ["Decision {", "Completion {", "Error {", "BreakerOpened {"] {
         assert!(text.contains(event), "{event}");
     }
     let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
@@ -546,7 +543,7 @@ fn counters_are_at_zero_before_the_first_request() {
     assert_eq!(started.len(), 28 + 6 * 7);
 
     let jobs = policy("jobs", "2/30s@concurrent");
-    let built = registered(|observer| async move { observer.on_policy(&jobs) });
+    let built = registered(|observer| async move { observer.on_event(&Event::Policy(&jobs)) });
     for expected in [
         "sluicegate_slots_lost_total policy=jobs = 0",
         "sluicegate_settlements_total policy=jobs outcome=failed = 0",
@@ -641,13 +638,19 @@ impl Holders {
 }
 
 impl Observer for Holders {
-    fn on_slots(&self, policy: &Policy, slots: u64, change: SlotChange) {
-        let line = format!("{} {slots} {change:?}", policy.name());
-        self.0.lock().unwrap().push(line);
-    }
-
-    fn on_wait(&self, check: &CallInfo<'_>, waited: Option<Duration>) {
-        let line = format!("{} {waited:?}", check.names());
+    fn on_event(&self, event: &Event<'_>) {
+        let line = match event {
+            Event::Slots {
+                policy,
+                slots,
+                change,
+                ..
+            } => {
+                format!("{} {slots} {change:?}", policy.name())
+            }
+            Event::Wait { call, waited, .. } => format!("{} {waited:?}", call.names()),
+            _ => return,
+        };
         self.0.lock().unwrap().push(line);
     }
 }
@@ -755,11 +758,12 @@ fn a_request_that_waits_for_the_end_of_a_block_is_counted_under_no_policy() {
 async fn an_observer_that_panics_about_a_slot_or_a_wait_takes_no_slot_and_stops_no_caller() {
     struct Panics;
     impl Observer for Panics {
-        fn on_slots(&self, _: &Policy, _: u64, _: SlotChange) {
-            panic!("the observer does not like slots");
-        }
-        fn on_wait(&self, _: &CallInfo<'_>, _: Option<Duration>) {
-            panic!("the observer does not like to wait");
+        fn on_event(&self, event: &Event<'_>) {
+            match event {
+                Event::Slots { .. } => panic!("the observer does not like slots"),
+                Event::Wait { .. } => panic!("the observer does not like to wait"),
+                _ => {}
+            }
         }
     }
     let limiter = Limiter::new(MemoryStore::new()).observer(Panics);
@@ -777,10 +781,12 @@ fn an_observer_is_told_once_of_the_policies_of_a_layer() {
     struct Names(Arc<Mutex<Vec<String>>>);
 
     impl Observer for Names {
-        fn on_policy(&self, policy: &Policy) {
-            let shadow = if policy.is_shadow() { " (shadow)" } else { "" };
-            let name = format!("{}{shadow}", policy.name());
-            self.0.lock().unwrap().push(name);
+        fn on_event(&self, event: &Event<'_>) {
+            if let Event::Policy(policy) = event {
+                let shadow = if policy.is_shadow() { " (shadow)" } else { "" };
+                let name = format!("{}{shadow}", policy.name());
+                self.0.lock().unwrap().push(name);
+            }
         }
     }
 
@@ -991,6 +997,8 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
 async fn the_span_is_around_the_stores_work_and_nothing_else() {
     struct Flag(Arc<AtomicU64>);
     impl Observer for Flag {
+        fn on_event(&self, _: &Event<'_>) {}
+
         fn on_call(&self, _: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
             Some(Box::new(Self(self.0.clone())))
         }

@@ -23,7 +23,7 @@ use sluicegate::{
     Store, StoreError,
     error::{ExtractError, StoreErrorKind},
     middleware::{ActualCost, Decisions, HeaderStyle},
-    observe::{CallInfo, CallKind, CompletionEvent, ErrorEvent, Observer},
+    observe::{CallInfo, CallKind, Event, Observer},
     store::{Check, Operation, Reply, StoreFuture},
 };
 use support::scripted::Scripted;
@@ -353,8 +353,8 @@ struct Settlements(Arc<Mutex<Vec<String>>>);
 
 impl Settlements {
     fn add(&self, call: &CallInfo<'_>, result: &str) {
-        if call.kind() == CallKind::Settle {
-            let shared = call.shares_call();
+        if call.kind == CallKind::Settle {
+            let shared = call.shares_call;
             let line = format!("{} {result}, shared: {shared}", call.names());
             self.0.lock().unwrap().push(line);
         }
@@ -362,12 +362,12 @@ impl Settlements {
 }
 
 impl Observer for Settlements {
-    fn on_completion(&self, it: &CompletionEvent<'_>) {
-        self.add(it.call(), "done");
-    }
-
-    fn on_error(&self, it: &ErrorEvent<'_>) {
-        self.add(it.call(), "failed");
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Completion { call, .. } => self.add(call, "done"),
+            Event::Error { call, .. } => self.add(call, "failed"),
+            _ => {}
+        }
     }
 }
 

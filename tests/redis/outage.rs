@@ -15,7 +15,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     error::StoreErrorKind,
-    observe::{BreakerEvent, DecisionEvent, ErrorEvent, Observer},
+    observe::{Event, Observer},
 };
 use support::redis::Server;
 use tower::{Layer, ServiceExt, service_fn};
@@ -46,32 +46,36 @@ struct Inner {
 }
 
 impl Observer for Counts {
-    fn on_decision(&self, decided: &DecisionEvent<'_>) {
-        if decided.is_local() {
-            self.0.local.fetch_add(1, SeqCst);
-        } else {
-            self.0.shared.fetch_add(1, SeqCst);
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Decision { decision, .. } if decision.is_local() => {
+                self.0.local.fetch_add(1, SeqCst);
+            }
+            Event::Decision { .. } => {
+                self.0.shared.fetch_add(1, SeqCst);
+            }
+            Event::Error { error, .. } if error.kind() == StoreErrorKind::CircuitOpen => {
+                self.0.circuit_open.fetch_add(1, SeqCst);
+            }
+            Event::Error { timing, .. } => {
+                let began = Instant::now() - timing.latency;
+                let is_probe = self.0.opened.lock().unwrap().is_some_and(|at| began > at);
+                self.0.probes.fetch_add(u64::from(is_probe), SeqCst);
+                self.0.timeouts.fetch_add(1, SeqCst);
+            }
+            Event::BreakerOpened { .. } => self.switched(true),
+            Event::BreakerClosed => self.switched(false),
+            _ => {}
         }
-    }
-
-    fn on_error(&self, failed: &ErrorEvent<'_>) {
-        if failed.error().kind() == StoreErrorKind::CircuitOpen {
-            self.0.circuit_open.fetch_add(1, SeqCst);
-            return;
-        }
-        let began = Instant::now() - failed.latency();
-        let is_probe = self.0.opened.lock().unwrap().is_some_and(|at| began > at);
-        self.0.probes.fetch_add(u64::from(is_probe), SeqCst);
-        self.0.timeouts.fetch_add(1, SeqCst);
-    }
-
-    fn on_breaker(&self, switched: &BreakerEvent<'_>) {
-        *self.0.opened.lock().unwrap() = switched.is_open().then(Instant::now);
-        self.0.switches.lock().unwrap().push(switched.is_open());
     }
 }
 
 impl Counts {
+    fn switched(&self, is_open: bool) {
+        *self.0.opened.lock().unwrap() = is_open.then(Instant::now);
+        self.0.switches.lock().unwrap().push(is_open);
+    }
+
     fn timeouts(&self) -> u64 {
         self.0.timeouts.load(SeqCst)
     }

@@ -18,7 +18,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    observe::{BreakerEvent, Observer},
+    observe::{Event, Observer},
     store::{Check, DenyCache, Leases, Settlement, Slots, StoreExt},
 };
 use tokio::task::yield_now;
@@ -519,8 +519,9 @@ async fn a_value_of_another_type_fails_its_own_check_alone() {
 struct Opened(Arc<AtomicUsize>);
 
 impl Observer for Opened {
-    fn on_breaker(&self, switched: &BreakerEvent<'_>) {
-        self.0.fetch_add(usize::from(switched.is_open()), SeqCst);
+    fn on_event(&self, event: &Event<'_>) {
+        let has_opened = matches!(event, Event::BreakerOpened { .. });
+        self.0.fetch_add(usize::from(has_opened), SeqCst);
     }
 }
 

@@ -19,7 +19,7 @@ use sluicegate::{
     error::StoreErrorKind,
     limiter::{Slot, SlotWatch},
     middleware::{CostMeter, FollowedBody, ProblemJson, ToBodyEnd},
-    observe::{CallKind, CompletionEvent, ErrorEvent, Observer},
+    observe::{CallKind, Event, Observer},
     store::Check,
 };
 use support::redis::Server;
@@ -255,14 +255,18 @@ impl Outcomes {
 }
 
 impl Observer for Outcomes {
-    fn on_error(&self, event: &ErrorEvent<'_>) {
-        assert_eq!(event.error().code(), Some("OOM"));
-        self.0.lock().unwrap().0.push(event.call().kind());
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        let is_renewal = event.call().kind() == CallKind::Renew;
-        self.0.lock().unwrap().1 += usize::from(is_renewal);
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Error { call, error, .. } => {
+                assert_eq!(error.code(), Some("OOM"));
+                self.0.lock().unwrap().0.push(call.kind);
+            }
+            Event::Completion { call, .. } => {
+                let is_renewal = call.kind == CallKind::Renew;
+                self.0.lock().unwrap().1 += usize::from(is_renewal);
+            }
+            _ => {}
+        }
     }
 }
 

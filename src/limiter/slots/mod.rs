@@ -39,7 +39,7 @@ use crate::domain::{
     rule::millis,
     slots::Slots,
 };
-use crate::observe::SlotChange;
+use crate::observe::{Event, SlotChange};
 
 /// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
 ///
@@ -333,8 +333,12 @@ impl Drop for Held {
 impl Holding {
     fn report(&self, change: SlotChange) {
         if let Some(charge) = &self.observed {
-            let limiter = &self.limiter;
-            limiter.report_safely(|it| it.on_slots(charge.policy(), charge.cost(), change));
+            let (policy, slots) = (charge.policy(), charge.cost());
+            self.limiter.report_safely(|| Event::Slots {
+                policy,
+                slots,
+                change,
+            });
         }
     }
 

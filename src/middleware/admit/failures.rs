@@ -4,6 +4,7 @@ use super::{LayerConfig, PolicySelector};
 use crate::{
     domain::{FailurePolicy, error::ExtractErrorKind, policy::Policy},
     middleware::Rejection,
+    observe::{Event, RequestOutcome},
 };
 
 impl LayerConfig {
@@ -53,7 +54,13 @@ impl LayerConfig {
                     self.warnings.left_out(policy, error);
                 }
                 let passes = shadow || is_open;
-                limiter.report_missing_key(policy, shadow, error, passes);
+                let outcome = RequestOutcome::of(passes);
+                limiter.report(|| Event::MissingKey {
+                    policy,
+                    shadow,
+                    error,
+                    outcome,
+                });
                 passes
             }
             Rejection::Undecided(error) => {
@@ -62,7 +69,10 @@ impl LayerConfig {
             }
             // A deny list is no policy, and so also applies to shadows.
             Rejection::OnDenyList => {
-                limiter.report_blocked(policy);
+                limiter.report(|| Event::Blocked {
+                    policy,
+                    source: None,
+                });
                 false
             }
             Rejection::Denied(_) | Rejection::NoSlot(_) | Rejection::Blocked(_) => false,

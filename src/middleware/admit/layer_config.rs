@@ -10,6 +10,7 @@ use crate::{
     extract::{ChargesFuture, KeyExtractor},
     limiter::Limiter,
     middleware::Rejection,
+    observe::Event,
 };
 
 type Cost = dyn Fn(&Parts, &Policy) -> u64 + Send + Sync;
@@ -176,7 +177,8 @@ impl LayerConfig {
     /// Whether a list exempts the request from all limits.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         let skips = self.access_lists.skips(head);
-        skips.inspect_err(|_| self.limiter.report_blocked(None))
+        let (policy, source) = (None, None);
+        skips.inspect_err(|_| self.limiter.report(|| Event::Blocked { policy, source }))
     }
 
     /// Whether there are look-ups.

@@ -17,6 +17,7 @@ use crate::{
     domain::block::MAX_PAUSE,
     extract::KeyExtractor,
     limiter::{Backoff, FOR_EVER, Limiter, Sent},
+    observe::{Event, RequestOutcome},
 };
 
 pub use service::Obey;
@@ -141,7 +142,12 @@ impl Shared {
         match self.keys.extract(head) {
             Ok(keys) => keys.into_iter().map(|key| self.limiter.send(key)).collect(),
             Err(error) => {
-                self.limiter.report_missing_key(None, false, &error, true);
+                self.limiter.report(|| Event::MissingKey {
+                    policy: None,
+                    shadow: false,
+                    error: &error,
+                    outcome: RequestOutcome::Passed,
+                });
                 SmallVec::new()
             }
         }

@@ -16,7 +16,7 @@ use sluicegate::{
     block::{Ban, BlockedBy, Until},
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    observe::{CompletionEvent, DecisionEvent, Observer},
+    observe::{Event, Observer},
     store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreExt, StoreFuture},
 };
 use tokio::sync::Notify;
@@ -544,12 +544,14 @@ struct Told {
 }
 
 impl Observer for Told {
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.decisions.lock().unwrap().push(event.is_cached());
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        self.completions.lock().unwrap().push(event.is_local());
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Decision { decision, .. } => {
+                self.decisions.lock().unwrap().push(decision.is_cached());
+            }
+            Event::Completion { local, .. } => self.completions.lock().unwrap().push(*local),
+            _ => {}
+        }
     }
 }
 

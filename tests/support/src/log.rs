@@ -1,17 +1,14 @@
 //! An observer that records events.
 
 use std::{
-    fmt::{Debug, Write},
+    fmt::Write,
     sync::{Arc, Mutex},
 };
 
 use sluicegate::{
     Policy,
     block::BlockedBy,
-    observe::{
-        BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKeyEvent, Observer, PauseEvent,
-    },
+    observe::{CallInfo, Event, Observer},
 };
 
 /// Records all events, in short or in full.
@@ -31,76 +28,84 @@ impl Log {
         lines.retain(|line| line.starts_with("open "));
         lines
     }
-
-    fn add(&self, event: &impl Debug, short: String) {
-        let line = if self.in_full {
-            format!("{event:#?}")
-        } else {
-            short
-        };
-        self.lines.lock().unwrap().push(line);
-    }
 }
 
 fn about(call: &CallInfo<'_>) -> String {
-    let shadow = if call.is_shadow() { "shadow " } else { "" };
-    format!("{shadow}{} {}", call.kind().as_str(), call.names())
+    let shadow = if call.shadow { "shadow " } else { "" };
+    format!("{shadow}{} {}", call.kind.as_str(), call.names())
+}
+
+/// Describes an event in short; `None` for those that are not recorded.
+fn short(event: &Event<'_>) -> Option<String> {
+    Some(match event {
+        Event::Decision {
+            call,
+            timing,
+            decision,
+            ..
+        } => {
+            let local = if decision.is_local() { "local " } else { "" };
+            let mut line = format!("{local}{} {}", about(call), decision.is_allowed());
+            for (policy, rule) in decision.denials() {
+                write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
+            }
+            format!("{line} in {:?}", timing.latency)
+        }
+        Event::Completion {
+            call,
+            timing,
+            local,
+            ..
+        } => {
+            let local = if *local { "local " } else { "" };
+            format!("{local}{} in {:?}", about(call), timing.latency)
+        }
+        Event::Error {
+            call,
+            timing,
+            error,
+            outcome,
+            ..
+        } => {
+            let (kind, outcome) = (error.kind().as_str(), outcome.as_str());
+            let latency = timing.latency;
+            format!("{} {kind} {outcome} in {latency:?}", about(call))
+        }
+        Event::BreakerOpened { error, .. } => {
+            format!("open true {:?}", Some(error.kind().as_str()))
+        }
+        Event::BreakerClosed => "open false None".to_owned(),
+        Event::MissingKey {
+            policy,
+            error,
+            outcome,
+            ..
+        } => {
+            let (kind, outcome) = (error.kind().as_str(), outcome.as_str());
+            format!("{} {kind} {outcome}", policy.map_or("?", Policy::name))
+        }
+        Event::Blocked { policy, source, .. } => {
+            let policy = policy.map_or("?", Policy::name);
+            format!(
+                "{policy} blocked by {}",
+                source.map_or("list", BlockedBy::as_str)
+            )
+        }
+        Event::Pause { kind, reason, .. } => format!("{kind} paused by {reason:?}"),
+        Event::Ban { policy, block, .. } => {
+            format!("{} bans until {:?}", policy.name(), block.until_ms())
+        }
+        _ => return None,
+    })
 }
 
 impl Observer for Log {
-    fn on_decision(&self, it: &DecisionEvent<'_>) {
-        let local = if it.is_local() { "local " } else { "" };
-        let mut line = format!("{local}{} {}", about(it.call()), it.is_allowed());
-        for (policy, rule) in it.denials() {
-            write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
+    fn on_event(&self, event: &Event<'_>) {
+        if let Some(mut line) = short(event) {
+            if self.in_full {
+                line = format!("{event:#?}");
+            }
+            self.lines.lock().unwrap().push(line);
         }
-        self.add(it, format!("{line} in {:?}", it.latency()));
-    }
-
-    fn on_completion(&self, it: &CompletionEvent<'_>) {
-        let local = if it.is_local() { "local " } else { "" };
-        let call = about(it.call());
-        self.add(it, format!("{local}{call} in {:?}", it.latency()));
-    }
-
-    fn on_error(&self, it: &ErrorEvent<'_>) {
-        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
-        let latency = it.latency();
-        self.add(
-            it,
-            format!("{} {kind} {outcome} in {latency:?}", about(it.call())),
-        );
-    }
-
-    fn on_breaker(&self, it: &BreakerEvent<'_>) {
-        let kind = it.error().map(|error| error.kind().as_str());
-        self.add(it, format!("open {} {kind:?}", it.is_open()));
-    }
-
-    fn on_missing_key(&self, it: &MissingKeyEvent<'_>) {
-        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
-        let policy = it.policy().map_or("?", Policy::name);
-        self.add(it, format!("{policy} {kind} {outcome}"));
-    }
-
-    fn on_blocked(&self, it: &BlockEvent<'_>) {
-        let policy = it.policy().map_or("?", Policy::name);
-        self.add(
-            it,
-            format!(
-                "{policy} blocked by {}",
-                it.source().map_or("list", BlockedBy::as_str)
-            ),
-        );
-    }
-
-    fn on_pause(&self, it: &PauseEvent<'_>) {
-        let (kind, reason) = (it.kind(), it.reason());
-        self.add(it, format!("{kind} paused by {reason:?}"));
-    }
-
-    fn on_ban(&self, it: &BanEvent<'_>) {
-        let (policy, until) = (it.policy().name(), it.block().until_ms());
-        self.add(it, format!("{policy} bans until {until:?}"));
     }
 }
