@@ -145,43 +145,45 @@ impl Settings {
     /// request that was admitted, if there is something to settle, to return or to refund.
     pub(super) fn guard(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
         let Some(at_end) = &self.at_end else {
-            return self.guard_to(None, head, admitted?);
+            let admitted = admitted?;
+            let takes_slots = admitted.innermost().usage().check().takes_slots();
+            let is_needed = takes_slots || self.settle.is_set();
+            return is_needed.then(|| self.guard_to(None, head, admitted));
         };
         // An outer layer may be around the same handler.
         let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
-        let ending = admitted.and_then(|admitted| {
+        let ending = admitted.map(|admitted| {
             for name in at_end.metered.names() {
                 if admitted.by_policy(name).is_none() {
                     self.config.warn_of_unknown("meter_costs_under", name);
                 }
             }
             let followed = Followed::new(at_end, meter.reading(), &head.method);
-            let ending = self.guard_to(Some(followed), head, admitted)?;
+            let ending = self.guard_to(Some(followed), head, admitted);
             meter.add_ending(&ending);
-            Some(ending)
+            ending
         });
         head.extensions.insert(meter);
         ending
     }
 
-    /// The guard to the end of a response that is followed, or else to its head.
+    /// The guard to the end of a response that is followed, or else to its head. Not inlined, because most requests need
+    /// none.
+    #[inline(never)]
     fn guard_to(
         &self,
         followed: Option<Followed>,
         head: &mut Parts,
         admitted: &Decisions,
-    ) -> Option<Ending> {
+    ) -> Ending {
         let usage = admitted.innermost().usage();
         let slot = if usage.check().takes_slots() {
             self.hold(usage, &mut head.extensions)
         } else {
             None
         };
-        let is_needed = followed.is_some() || slot.is_some() || self.settle.is_set();
-        is_needed.then(|| {
-            let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-            Admitted::new(limiter, usage, slot, followed, self.settle.clone()).into()
-        })
+        let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
+        Admitted::new(limiter, usage, slot, followed, self.settle.clone()).into()
     }
 
     /// Holds the slots of an admitted request, and lets the handler watch them. A layer that does not follow bodies
