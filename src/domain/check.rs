@@ -60,7 +60,7 @@ impl Check {
         for charge in charges {
             builder.add(charge)?;
         }
-        Ok(builder.build())
+        Ok(builder.build().unwrap_or_else(Self::nothing))
     }
 
     /// Returns the charges that count, in order of first appearance.
@@ -258,25 +258,19 @@ impl Check {
     }
 }
 
-/// A check that is being built.
+/// A check that is being built, where it stays.
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
-    check: Inner,
+    /// `None` while there is nothing to decide.
+    check: Option<Arc<Inner>>,
     /// The number of charges of shadows.
     shadows: usize,
 }
 
 impl CheckBuilder {
-    /// Creates a builder with room for this many charges.
-    pub(crate) fn with_capacity(charges: usize) -> Self {
-        let mut builder = Self::default();
-        builder.check.all.reserve(charges);
-        builder
-    }
-
     /// Adds a charge. Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
-        let check = &mut self.check;
+        let check = Arc::make_mut(self.check.get_or_insert_default());
         check.has_contributors |= charge.label().is_some();
         // A store counts a key under a policy once, so equal charges must be one charge.
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
@@ -306,7 +300,7 @@ impl CheckBuilder {
 
     /// Adds an identity whose block denies the check, without a charge. Fails if there are more than 64.
     pub(crate) fn look_up(&mut self, key: Key) -> Result<(), StoreError> {
-        let check = &mut self.check;
+        let check = Arc::make_mut(self.check.get_or_insert_default());
         check.enforces_blocks = true;
         if check.look_ups.contains(&key) {
             return Ok(());
@@ -320,23 +314,20 @@ impl CheckBuilder {
         Ok(())
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.check.all.is_empty() && self.check.look_ups.is_empty()
-    }
-
-    pub(crate) fn build(mut self) -> Check {
-        let all = &self.check.all;
-        // The store looks up the blocks of an identity that is charged together with the charge.
-        let is_charged = |key: &Key| {
-            let mut counting = all.iter().filter(|it| !it.policy().is_shadow());
-            counting.any(|it| it.key() == key)
-        };
-        self.check.look_ups.retain(|key| !is_charged(key));
-        if self.shadows > 0 {
-            let all = &mut self.check.all;
+    /// Returns the check; `None` if there is nothing to decide.
+    pub(crate) fn build(self) -> Option<Check> {
+        let mut inner = self.check?;
+        if self.shadows > 0 || !inner.look_ups.is_empty() {
+            let Inner { all, look_ups, .. } = Arc::make_mut(&mut inner);
+            // The store looks up the blocks of an identity that is charged together with the charge.
+            let is_charged = |key: &Key| {
+                let mut counting = all.iter().filter(|it| !it.policy().is_shadow());
+                counting.any(|it| it.key() == key)
+            };
+            look_ups.retain(|key| !is_charged(key));
             all.sort_by_key(|charge| charge.policy().is_shadow());
         }
-        Check::of(self.check)
+        Some(Check { inner })
     }
 }
 

@@ -9,7 +9,7 @@ use super::RateLimit;
 use super::{
     AtHead, PolicySelector, ProblemJson,
     admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
-    shared::Shared,
+    shared::{Settings, Shared},
 };
 use crate::{
     domain::{error::ConfigError, key::Key, policy::Policy},
@@ -91,10 +91,10 @@ impl<R, E> RateLimitLayer<R, E> {
         extractor: impl KeyExtractor,
     ) -> Result<Self, ConfigError> {
         let policy = self.without_mistake(policy.into_selector())?;
-        Ok(self.change(|shared| {
+        Ok(self.change(|settings| {
             let limit = Limit::new(policy, Arc::new(extractor));
-            shared.config.limits.push(limit);
-            shared.config.newest = Newest::Limits;
+            settings.config.limits.push(limit);
+            settings.config.newest = Newest::Limits;
         }))
     }
 
@@ -142,8 +142,8 @@ impl<R, E> RateLimitLayer<R, E> {
     #[track_caller]
     pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
         let mut is_set = false;
-        let layer = self.change(|shared| {
-            is_set = shared.config.set_contributor(Arc::new(extractor));
+        let layer = self.change(|settings| {
+            is_set = settings.config.set_contributor(Arc::new(extractor));
         });
         assert!(
             is_set,
@@ -224,12 +224,12 @@ impl<R, E> RateLimitLayer<R, E> {
             let answer = look_up(head);
             Box::pin(async { answer.await.into_charges() })
         };
-        self.change(|shared| {
-            shared
+        self.change(|settings| {
+            settings
                 .config
                 .charge_look_ups
                 .push(ChargeLookUp::new(look_up));
-            shared.config.newest = Newest::ChargeLookUps;
+            settings.config.newest = Newest::ChargeLookUps;
         })
     }
 
@@ -284,10 +284,10 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.
     fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, ConfigError> {
         selector.check()?;
-        let mut others = self.shared.config.selectors();
+        let mut others = self.shared.settings.config.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
         for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
-            if self.shared.at_end.is_none() {
+            if self.shared.settings.at_end.is_none() {
                 let problem = format_args!(
                     "policy `{}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \
                      end of the response",
@@ -295,7 +295,12 @@ impl<R, E> RateLimitLayer<R, E> {
                 );
                 return Err(ConfigError::new(problem));
             }
-            let too_early = self.shared.config.limiter.expires_too_early(&policy);
+            let too_early = self
+                .shared
+                .settings
+                .config
+                .limiter
+                .expires_too_early(&policy);
             if let Some(error) = too_early.or_else(|| policy.idle_ban()) {
                 return Err(error);
             }
@@ -382,11 +387,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [knows](crate::block#when-the-store-cannot-decide) the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
-        self.change(|shared| shared.config.deny_blocked.push(Arc::new(extractor)))
+        self.change(|settings| settings.config.deny_blocked.push(Arc::new(extractor)))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|shared| add(&mut shared.config.access_lists))
+        self.change(|settings| add(&mut settings.config.access_lists))
     }
 
     /// Sets the cost of a request, from its head and the policy of a limit. The layer calls this once for each limit
@@ -429,7 +434,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// for both.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|shared| shared.config.cost = Some(Arc::new(cost)))
+        self.change(|settings| settings.config.cost = Some(Arc::new(cost)))
     }
 
     /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
@@ -450,16 +455,16 @@ impl<R, E> RateLimitLayer<R, E> {
             "a timeout of zero leaves no time to look up"
         );
         let timeout = timeout.min(FOR_EVER);
-        self.change(|shared| shared.config.look_up_timeout = timeout)
+        self.change(|settings| settings.config.look_up_timeout = timeout)
     }
 
     /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
     /// never reject a request. The [deny lists](Self::deny) still reject, since they are not policies.
     #[must_use]
     pub fn shadow(self) -> Self {
-        self.change(|shared| {
-            shared.config.limiter = Limiter::pass_undecided(shared.config.limiter.clone());
-            shared.config.shadow = true;
+        self.change(|settings| {
+            settings.config.limiter = Limiter::pass_undecided(settings.config.limiter.clone());
+            settings.config.shadow = true;
         })
     }
 
@@ -474,13 +479,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// outage must not slow down each request by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
-        self.change(|shared| shared.config.max_wait = Some(most))
+        self.change(|settings| settings.config.max_wait = Some(most))
     }
 
-    pub(super) fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
-        let shared = Arc::make_mut(&mut self.shared);
-        change(shared);
-        shared.prepare();
+    pub(super) fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        Arc::make_mut(&mut self.shared).change(change);
         self
     }
 }
@@ -506,8 +509,8 @@ impl<R, E> Clone for RateLimitLayer<R, E> {
 impl<R, E> fmt::Debug for RateLimitLayer<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("config", &self.shared.config)
-            .field("headers", &self.shared.headers.style)
+            .field("config", &self.shared.settings.config)
+            .field("headers", &self.shared.settings.answers.headers.style)
             .finish_non_exhaustive()
     }
 }

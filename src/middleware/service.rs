@@ -93,7 +93,7 @@ impl<S: fmt::Debug, R, E> fmt::Debug for RateLimit<S, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("config", &self.shared.config)
+            .field("config", &self.shared.settings.config)
             .finish_non_exhaustive()
     }
 }

@@ -1,18 +1,14 @@
 //! Settles admitted requests at the cost of their responses, and refunds those without a response.
 
-use std::{mem, pin::Pin, sync::Arc};
+use std::{mem, sync::Arc};
 
 use http::{Response, response::Parts};
-use tokio::{runtime::Handle, sync::Semaphore};
+use tokio::sync::Semaphore;
 
-use super::{Decisions, Ending, RateLimitLayer};
-use crate::{
-    domain::{
-        charge::Charge,
-        decision::{Decision, Usage},
-    },
-    limiter::{ActualCost, Limiter},
-};
+use super::RateLimitLayer;
+#[cfg(doc)]
+use crate::limiter::Limiter;
+use crate::{domain::charge::Charge, limiter::ActualCost};
 
 /// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away.
 /// Further charges then stay. Returned slots and metered costs need no place: at most one comes for each request that
@@ -62,7 +58,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
     #[must_use]
     pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
+        self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
     }
 
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
@@ -78,14 +74,11 @@ impl<R, E> RateLimitLayer<R, E> {
     /// the inner service stops working when its caller is gone.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
-        self.change(|shared| shared.settle.refunds_unanswered = true)
+        self.change(|settings| settings.settle.refunds_unanswered = true)
     }
 }
 
 type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
-
-/// A settlement under the limiter's timeout; resolves to the usage afterwards, or `None` after a failure.
-pub(super) type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 
 /// How admitted requests are settled.
 #[derive(Clone)]
@@ -93,7 +86,7 @@ pub(super) struct Settle {
     pub(super) cost_of: Option<Arc<CostOf>>,
     pub(super) refunds_unanswered: bool,
     /// Permits for settlements in the background.
-    in_background: Arc<Semaphore>,
+    pub(super) places: Arc<Semaphore>,
 }
 
 impl Default for Settle {
@@ -101,77 +94,20 @@ impl Default for Settle {
         Self {
             cost_of: None,
             refunds_unanswered: false,
-            in_background: Arc::new(Semaphore::new(MAX_IN_BACKGROUND)),
+            places: Arc::new(Semaphore::new(MAX_IN_BACKGROUND)),
         }
     }
 }
 
-/// A response that waits for its settlement.
-pub(super) struct Unsettled<T> {
-    pub(super) settling: Settling,
-    pub(super) response: T,
-    pub(super) admitted: Decisions,
-    pub(super) ending: Option<Ending>,
-}
-
 impl Settle {
-    /// The settlement that a response requires; `None` if the cost is unchanged.
-    pub(super) fn of_response<B>(
-        cost_of: &CostOf,
-        limiter: &Limiter,
-        response: &mut Response<B>,
-        decision: &Decision,
-    ) -> Option<Settling> {
-        let Decision::Allowed(usage) = decision else {
-            return None;
-        };
-        with_head(response, |head| {
-            settling(limiter, usage, |charge| cost_of(head, charge))
-        })
+    /// Whether a request has to be settled with its head, or refunded without one.
+    pub(super) const fn is_set(&self) -> bool {
+        self.cost_of.is_some() || self.refunds_unanswered
     }
-
-    /// The places of refunds, if the layer refunds requests without a response.
-    pub(super) fn refund_places(&self) -> Option<&Arc<Semaphore>> {
-        self.refunds_unanswered.then_some(&self.in_background)
-    }
-
-    /// Continues a settlement after its caller has gone. Without a runtime, the charge stays.
-    pub(super) fn in_background(
-        &self,
-        limiter: &Limiter,
-        settling: impl Future<Output = ()> + Send + 'static,
-    ) {
-        let place = Arc::clone(&self.in_background).try_acquire_owned();
-        let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) else {
-            return;
-        };
-        limiter.in_background(&runtime, async move {
-            let _place = place;
-            settling.await;
-        });
-    }
-}
-
-/// The settlement of counting charges and of shadows; `None` if the cost is unchanged.
-///
-/// Checks that a handler has settled are left alone.
-fn settling(
-    limiter: &Limiter,
-    usage: &Usage,
-    cost_of: impl Fn(&Charge) -> u64,
-) -> Option<Settling> {
-    let parts = Limiter::changed_parts(usage, cost_of);
-    if parts.is_empty() {
-        return None;
-    }
-    let (limiter, usage) = (limiter.clone(), usage.clone());
-    Some(Box::pin(async move {
-        limiter.settle_parts(&usage, &parts).await.ok()
-    }))
 }
 
 /// Lends the head to a closure. A response cannot be split, since its body type has no placeholder value.
-fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
+pub(super) fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
     let mut head = Response::new(()).into_parts().0;
     head.status = response.status();
     head.version = response.version();

@@ -1,11 +1,8 @@
 //! The state that all services of a layer share, and the path of a request through this state.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use http::{Extensions, Response, request::Parts};
@@ -13,9 +10,9 @@ use http::{Extensions, Response, request::Parts};
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     admit::LayerConfig,
-    respond::{self, DEFAULT_SLOT_WAIT, Headers, Respond, Sent, shown},
-    response_end::{AtEnd, CostMeter, Ending},
-    settle::{Settle, Settling},
+    respond::{self, Answers, Sent},
+    response_end::{Admitted, AtEnd, CostMeter, Ending, Followed},
+    settle::{Settle, with_head},
 };
 use crate::{
     domain::{
@@ -28,98 +25,131 @@ use crate::{
 
 /// Shared by all services of a layer.
 pub(super) struct Shared<R> {
-    pub(super) config: LayerConfig,
-    pub(super) settle: Settle,
-    /// Only of layers that follow their responses to the end.
-    pub(super) at_end: Option<Arc<AtEnd>>,
-    pub(super) headers: Headers,
-    pub(super) jitter: Duration,
-    /// How long a client waits that found no slot.
-    pub(super) slot_wait: Duration,
-    /// Whether a request that found no slot gets a 503.
-    pub(super) unavailable_without_slot: bool,
-    /// Whether all responses carry the decisions, not only rejections.
-    pub(super) decisions_in_response: bool,
+    pub(super) settings: Settings,
     pub(super) rejection: Arc<R>,
     /// Whether the policies were reported to the observer.
     introduced: AtomicBool,
 }
 
-/// In the extensions of a response, for the next outer layer: the values in the headers, and their decisions.
-type SentBy = (Sent, Decisions);
-
-/// In the extensions of a request, for inner layers: an outer layer that settles has passed the request undecided.
+/// The settings of a layer. Its rejections have a type of their own.
 #[derive(Clone)]
-struct PassedUndecided;
+pub(super) struct Settings {
+    pub(super) config: LayerConfig,
+    pub(super) settle: Settle,
+    /// Only of layers that follow their responses to the end.
+    pub(super) at_end: Option<Arc<AtEnd>>,
+    pub(super) answers: Answers,
+    /// Whether all responses carry the decisions, not only rejections.
+    pub(super) decisions_in_response: bool,
+}
 
-/// In the extensions of a response, for outer layers: an inner layer has seen the `ActualCost`.
-#[derive(Clone)]
-struct CostIsSeen;
+/// Shared by layers around each other, besides their decisions: in the extensions of requests and responses.
+#[derive(Clone, Default)]
+struct Nested {
+    /// In a request: an outer layer that settles has passed the request undecided.
+    passed_undecided: bool,
+    /// In a response: an inner layer has seen the `ActualCost`.
+    cost_is_seen: bool,
+    /// In a response: the values in the headers, and their decisions.
+    sent: Option<(Sent, Decisions)>,
+}
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
         let config = LayerConfig::new(limiter);
-        Self {
-            headers: HeaderStyle::default().prepare(&config),
+        let settings = Settings {
+            answers: Answers::new(HeaderStyle::default().prepare(&config)),
             config,
             settle: Settle::default(),
             at_end: None,
-            jitter: Duration::ZERO,
-            slot_wait: DEFAULT_SLOT_WAIT,
-            unavailable_without_slot: false,
             decisions_in_response: false,
-            rejection: Arc::new(rejection),
+        };
+        Self::of(settings, Arc::new(rejection))
+    }
+
+    pub(super) const fn of(settings: Settings, rejection: Arc<R>) -> Self {
+        Self {
+            settings,
+            rejection,
             introduced: AtomicBool::new(false),
         }
     }
 
-    /// The same settings with other rejections.
-    pub(super) fn with_rejection<M>(self, rejection: M) -> Shared<M> {
-        Shared {
-            config: self.config,
-            settle: self.settle,
-            at_end: self.at_end,
-            headers: self.headers,
-            jitter: self.jitter,
-            slot_wait: self.slot_wait,
-            unavailable_without_slot: self.unavailable_without_slot,
-            decisions_in_response: self.decisions_in_response,
-            rejection: Arc::new(rejection),
-            introduced: AtomicBool::new(false),
-        }
-    }
-
-    /// Prepares the headers once per layer: axum makes new services for each connection.
-    pub(super) fn prepare(&mut self) {
-        self.headers = self.headers.style.prepare(&self.config);
+    /// Changes the settings, and prepares the headers once per layer: axum makes new services for each connection.
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings)) {
+        let settings = &mut self.settings;
+        change(settings);
+        let headers = &mut settings.answers.headers;
+        *headers = headers.style.prepare(&settings.config);
         *self.introduced.get_mut() = false;
     }
 
     /// Reports the policies to the observer, once for all services of the layer.
     pub(super) fn introduce_policies(&self) {
-        if self.config.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
-            let policies = self.config.known_policies();
-            policies.for_each(|policy| self.config.limiter.report(|| Event::Policy(&policy)));
+        let config = &self.settings.config;
+        if config.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
+            let policies = config.known_policies();
+            policies.for_each(|policy| config.limiter.report(|| Event::Policy(&policy)));
         }
     }
 
+    /// The response to a rejected request.
+    pub(super) fn reject<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
+    where
+        R: MakeRejection<B>,
+    {
+        let Settings {
+            answers, config, ..
+        } = &self.settings;
+        let interval = config.limiter.retry_interval();
+        answers.rejection(rejection, head, &*self.rejection, interval)
+    }
+}
+
+impl<R> Clone for Shared<R> {
+    fn clone(&self) -> Self {
+        Self::of(self.settings.clone(), self.rejection.clone())
+    }
+}
+
+impl Settings {
     /// Puts the decision into the extensions of a request, for the handler.
     pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
-        let outer = extensions.remove::<Decisions>();
         let settles = self.settle.cost_of.is_some();
-        let is_outermost =
-            settles && outer.is_none() && extensions.get::<PassedUndecided>().is_none();
-        let mut admitted = Decisions::within(outer, decision, self.decisions_in_response);
-        admitted.set_outermost(is_outermost);
-        extensions.insert(admitted.clone());
+        let passed_undecided = |nested: &Nested| nested.passed_undecided;
+        let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
+        let outer = extensions.get_mut::<Decisions>();
+        let is_outermost = may_be_outermost && outer.is_none();
+        let admitted = Decisions::within(
+            outer.as_deref().cloned(),
+            decision,
+            self.decisions_in_response,
+        )
+        .outermost(is_outermost);
+        match outer {
+            Some(outer) => *outer = admitted.clone(),
+            None => drop(extensions.insert(admitted.clone())),
+        }
         admitted
     }
 
-    /// Puts the meter into the extensions of a request. Returns the ending of a request that was admitted, if the layer
-    /// follows its response.
-    pub(super) fn meter(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
+    /// Marks a request that passes without a decision.
+    pub(super) fn pass(&self, extensions: &mut Extensions) {
+        if self.settle.cost_of.is_some() {
+            extensions
+                .get_or_insert_default::<Nested>()
+                .passed_undecided = true;
+        }
+    }
+
+    /// Puts the meter into the extensions of a request, if the layer follows its response. Returns the guard of a
+    /// request that was admitted, if there is something to settle, to return or to refund.
+    pub(super) fn guard(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
         let Some(at_end) = &self.at_end else {
-            return self.end_with_head(admitted?);
+            let admitted = admitted?;
+            let takes_slots = admitted.innermost().usage().check().takes_slots();
+            let is_needed = takes_slots || self.settle.is_set();
+            return is_needed.then(|| self.guard_to(None, head, admitted));
         };
         // An outer layer may be around the same handler.
         let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
@@ -129,12 +159,8 @@ impl<R> Shared<R> {
                     self.config.warn_of_unknown("meter_costs_under", name);
                 }
             }
-            let usage = admitted.innermost().usage().clone();
-            let slot = self.hold(&usage, &mut head.extensions);
-            let reading = Arc::clone(meter.reading());
-            let limiter = self.config.limiter.clone();
-            let ending = Ending::of(limiter, usage, Arc::clone(at_end), reading, &head.method);
-            let ending = ending.holding(slot, self.settle.refund_places());
+            let followed = Followed::new(at_end, meter.reading(), &head.method);
+            let ending = self.guard_to(Some(followed), head, admitted);
             meter.add_ending(&ending);
             ending
         });
@@ -142,85 +168,80 @@ impl<R> Shared<R> {
         ending
     }
 
-    /// Holds the slots of an admitted request, and lets the handler watch them.
-    fn hold(&self, usage: &Usage, extensions: &mut Extensions) -> Option<Slot> {
-        if !usage.check().takes_slots() {
-            return None;
-        }
-        let slot = self.config.limiter.hold_usage(usage);
-        if let Some(slot) = &slot {
-            // Also those of outer layers.
-            let watch = match extensions.remove::<SlotWatch>() {
-                Some(outer) => slot.watch().and(outer),
-                None => slot.watch(),
-            };
-            extensions.insert(watch);
-        }
-        slot
-    }
-
-    /// For a layer that does not follow bodies: refunds a request without a response, and returns slots taken by
-    /// a policy of which the layer learned too late.
-    fn end_with_head(&self, admitted: &Decisions) -> Option<Ending> {
+    /// The guard to the end of a response that is followed, or else to its head. Not inlined, because most requests need
+    /// none.
+    #[inline(never)]
+    fn guard_to(
+        &self,
+        followed: Option<Followed>,
+        head: &mut Parts,
+        admitted: &Decisions,
+    ) -> Ending {
         let usage = admitted.innermost().usage();
-        let (slot, places) = (self.hold_to_head(usage), self.settle.refund_places());
-        if slot.is_none() && places.is_none() {
-            return None;
-        }
-        let ending = Ending::of_head(&self.config.limiter, usage.clone());
-        Some(ending.holding(slot, places))
+        let slot = if usage.check().takes_slots() {
+            self.hold(usage, &mut head.extensions)
+        } else {
+            None
+        };
+        let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
+        Admitted::new(limiter, usage, slot, followed, self.settle.clone()).into()
     }
 
-    fn hold_to_head(&self, usage: &Usage) -> Option<Slot> {
-        if !usage.check().takes_slots() {
-            return None;
+    /// Holds the slots of an admitted request, and lets the handler watch them. A layer that does not follow bodies
+    /// returns the slots of a policy of which it learned too late with the head.
+    fn hold(&self, usage: &Usage, extensions: &mut Extensions) -> Option<Slot> {
+        if self.at_end.is_none() {
+            self.config.warn_of_slots_at_head();
         }
-        self.config.warn_of_slots_at_head();
-        self.config.limiter.hold_usage(usage)
+        let slot = self.config.limiter.hold_usage(usage)?;
+        // Also those of outer layers.
+        let watch = match extensions.remove::<SlotWatch>() {
+            Some(outer) => slot.watch().and(outer),
+            None => slot.watch(),
+        };
+        extensions.insert(watch);
+        Some(slot)
     }
 
-    /// Marks a request that passes without a decision.
-    pub(super) fn pass(&self, extensions: &mut Extensions) {
-        if self.settle.cost_of.is_some() {
-            extensions.insert(PassedUndecided);
-        }
-    }
-
-    /// The settlement that a response requires; `None` if the cost is unchanged.
-    pub(super) fn settle<B>(
+    /// Completes the inner service's response, unless the charge has to be settled first: then returns `false`.
+    pub(super) fn answer<B>(
         &self,
         response: &mut Response<B>,
-        admitted: &Decisions,
-    ) -> Option<Settling> {
-        let cost_of = self.settle.cost_of.as_ref()?;
-        Settle::of_response(
-            &**cost_of,
-            &self.config.limiter,
-            response,
-            admitted.innermost(),
-        )
+        admitted: Option<&Decisions>,
+        mut ending: Option<&mut Ending>,
+    ) -> bool {
+        self.see_cost(response, admitted);
+        // A panic in your closure counts as no response.
+        let settles = match (&self.settle.cost_of, &mut ending) {
+            (Some(cost_of), Some(ending)) => with_head(response, |head| {
+                ending.settle_early(|charge| cost_of(head, charge))
+            }),
+            _ => false,
+        };
+        if let Some(ending) = ending {
+            ending.answered(response.status());
+        }
+        if let Some(admitted) = admitted.filter(|_| !settles) {
+            self.complete(response, admitted, None);
+        }
+        !settles
     }
 
     /// Warns of a cost under an unknown policy. With several layers none can know: another layer may have the policy,
     /// but no limit of it may have applied to this request.
-    pub(super) fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
+    fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
         let extensions = response.extensions_mut();
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;
         };
+        let cost_is_seen = |nested: &Nested| nested.cost_is_seen;
         if let Some(admitted) = admitted.filter(|own| own.are_of_outermost())
-            && extensions.get::<CostIsSeen>().is_none()
+            && !extensions.get().is_some_and(cost_is_seen)
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
             self.config.warn_of_unknown("ActualCost", unknown);
         }
-        extensions.insert(CostIsSeen);
-    }
-
-    /// Settles a response after its caller has gone.
-    pub(super) fn continue_settling(&self, settling: Settling) {
-        let settling = async move { drop(settling.await) };
-        self.settle.in_background(&self.config.limiter, settling);
+        extensions.get_or_insert_default::<Nested>().cost_is_seen = true;
     }
 
     /// Adds the decision to the inner service's response, as of its settlement.
@@ -236,7 +257,9 @@ impl<R> Shared<R> {
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
         let inner = within.filter(is_own);
-        let sent = extensions.remove::<SentBy>();
+        let sent = extensions
+            .get_mut()
+            .and_then(|nested: &mut Nested| nested.sent.take());
         let sent = sent.filter(|(_, by)| is_own(by)).map(|(sent, _)| sent);
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
@@ -245,10 +268,11 @@ impl<R> Shared<R> {
         // Headers of a denial must not be mixed with the quota of this layer.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            let sent = self.headers.add(response, &shown(now, self.jitter), sent);
+            let shown = self.answers.shown(now);
+            let sent = self.answers.headers.add(response, &shown, sent);
             if let Some(sent) = sent.filter(|_| admitted.have_outer()) {
-                let sent: SentBy = (sent, admitted.clone());
-                response.extensions_mut().insert(sent);
+                let nested: &mut Nested = response.extensions_mut().get_or_insert_default();
+                nested.sent = Some((sent, admitted.clone()));
             }
         }
         if inner.is_none() && !admitted.are_in_response() {
@@ -259,38 +283,5 @@ impl<R> Shared<R> {
             decisions.replace(admitted.innermost(), settled);
         }
         response.extensions_mut().insert(decisions);
-    }
-
-    /// The response to a rejected request.
-    pub(super) fn reject<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
-    where
-        R: MakeRejection<B>,
-    {
-        let respond = Respond {
-            make: &*self.rejection,
-            headers: &self.headers,
-            jitter: self.jitter,
-            slot_wait: self.slot_wait,
-            unavailable_without_slot: self.unavailable_without_slot,
-            retry_interval: self.config.limiter.retry_interval(),
-        };
-        respond.to(rejection, head)
-    }
-}
-
-impl<R> Clone for Shared<R> {
-    fn clone(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-            settle: self.settle.clone(),
-            at_end: self.at_end.clone(),
-            headers: self.headers.clone(),
-            jitter: self.jitter,
-            slot_wait: self.slot_wait,
-            unavailable_without_slot: self.unavailable_without_slot,
-            decisions_in_response: self.decisions_in_response,
-            rejection: self.rejection.clone(),
-            introduced: AtomicBool::new(false),
-        }
     }
 }

@@ -419,6 +419,34 @@ async fn a_response_that_is_dropped_during_its_settlement_is_not_refunded() {
     assert_eq!(left, 99);
 }
 
+#[tokio::test]
+async fn a_settlement_that_has_begun_goes_on_at_once_although_a_guard_delays_the_end() {
+    let budget = Budget::new();
+    let store = Slow(MemoryStore::new());
+    let layer = RateLimitLayer::new(Limiter::new(store.clone()))
+        .limit(budget.policy.clone(), budget.key.clone())
+        .settle(|_, _| 0)
+        .meter_costs();
+    let held = std::sync::Mutex::new(None);
+    let service = service_fn(|request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>().unwrap();
+        *held.lock().unwrap() = Some(meter.delay_end());
+        async { Ok::<_, Infallible>(Response::new(String::new())) }
+    });
+    let mut service = layer.layer(service);
+    let mut response = Box::pin(service.call(Request::new(())));
+    assert!(futures::poll!(&mut response).is_pending(), "it settles");
+    drop(response);
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    let charge = Charge::new(&budget.policy, budget.key.clone(), 0);
+    let look = Limiter::new(store).peek([charge]).await.unwrap();
+    let left = look.policies().next().unwrap().rules()[0].remaining();
+    assert!(held.lock().unwrap().is_some());
+    assert_eq!(left, 100);
+}
+
 /// Answers settlements at the next poll.
 #[derive(Clone, Debug)]
 struct Slow(MemoryStore);

@@ -25,8 +25,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3_600);
 /// Caches keep the kinds of answers apart.
 pub(crate) const VARY: [(HeaderName, &str); 1] = [(header::VARY, "accept")];
 
-/// All routes; `limited` adds limits to some of them.
-pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
+/// All routes; `limited` adds limits to some of them, and joins those that do not meter with those that do.
+pub(crate) fn app(limited: impl FnOnce(Router, Router) -> Router) -> Router {
     let routes = Router::new()
         .route("/", get(root))
         .route(
@@ -37,9 +37,9 @@ pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
             }),
         )
         .route("/status/{code}", get(status))
-        .route("/wait/{ms}", get(wait))
-        .route("/stream/{n}", get(frames));
-    limited(routes)
+        .route("/wait/{ms}", get(wait));
+    let metering = Router::new().route("/stream/{n}", get(frames));
+    limited(routes, metering)
         .route("/health", get(|| async { "ok\n" }))
         // Builds all services now: a router that was given no state builds its layers again for each request.
         .with_state(())

@@ -32,7 +32,7 @@ use sluicegate::{
     Policy, RateLimitLayer, RedisStore, Store,
     error::ConfigError,
     extract::TrustedProxies,
-    middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection, ToBodyEnd},
+    middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
     store::{DenyCache, Leases},
 };
@@ -69,12 +69,27 @@ async fn run(options: &Options) -> Result<(), String> {
     let limiter = limiter(options).await?;
     let ending = limiter.clone();
     let live = ReloadablePolicies::new(config::policies(&options.limits)?);
-    let limits = layer(options, limiter.clone(), &live).map_err(|error| error.to_string())?;
-    let shown = Limits::new(options, limiter, live.clone()).map_err(|error| error.to_string())?;
+    let as_text = |error: ConfigError| error.to_string();
+    let layer = layer(options, limiter.clone());
+    let metered = limited(layer.clone().meter_costs(), options, &live).map_err(as_text)?;
+    // A response that may hold a slot is followed to its end, even if it meters nothing.
+    let limits = if may_hold_slots(options) {
+        None
+    } else {
+        Some(limited(layer, options, &live).map_err(as_text)?)
+    };
+    let shown = Limits::new(options, limiter, live.clone()).map_err(as_text)?;
     if let Some(file) = &options.config {
         config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
     }
-    let app = app::app(|routes| routes.route_layer(limits).merge(shown.routes()));
+    let app = app::app(|routes, metering| {
+        let routes = match limits {
+            Some(limits) => routes.route_layer(limits),
+            None => routes.route_layer(metered.clone()),
+        };
+        let metering = metering.route_layer(metered);
+        routes.merge(metering).merge(shown.routes())
+    });
     let listen = options.listen;
     app::serve(listen, app)
         .await
@@ -84,14 +99,10 @@ async fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-fn layer(
-    options: &Options,
-    limiter: Limiter,
-    live: &ReloadablePolicies,
-) -> Result<RateLimitLayer<Reject, ToBodyEnd>, ConfigError> {
+/// The layer without its limits.
+fn layer(options: &Options, limiter: Limiter) -> RateLimitLayer<Reject> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
-        .meter_costs()
         .headers(options.headers)
         .rejection(reject as Reject);
     if options.count == Counted::Failures {
@@ -100,14 +111,27 @@ fn layer(
     if options.shadow {
         layer = layer.shadow();
     }
+    layer
+}
+
+/// Whether a policy has slots, or may have: a file may be read again.
+fn may_hold_slots(options: &Options) -> bool {
+    let mut limits = options.limits.iter();
+    options.config.is_some() || limits.any(|limit| options::is_of_slots(&limit.policy))
+}
+
+fn limited<E>(
+    mut layer: RateLimitLayer<Reject, E>,
+    options: &Options,
+    live: &ReloadablePolicies,
+) -> Result<RateLimitLayer<Reject, E>, ConfigError> {
     for limit in &options.limits {
         // A policy of the file is looked up at each request, because the file may be read again.
         let policy = match &options.config {
             Some(_) => PolicySelector::from(live.policy(limit.policy.name())?),
             None => limit.policy.clone().into(),
         };
-        // Also for policies without slots: a file may be read again.
-        layer = layer.try_limit_concurrent(policy, extractor(&limit.who, options))?;
+        layer = layer.try_limit(policy, extractor(&limit.who, options))?;
         if let Some(name) = options.contributors.clone() {
             let contributor =
                 move |head: &Parts| Some(Key::new("header", head.headers.get(&name)?));

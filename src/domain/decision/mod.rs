@@ -30,6 +30,7 @@
 use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use self::rule_usage::NEVER_MS;
+pub(crate) use self::tightness::Share;
 pub use self::{
     rule_usage::RuleUsage,
     usage::{PolicyUsage, Usage},
@@ -46,6 +47,7 @@ use crate::domain::{
 };
 
 mod rule_usage;
+mod tightness;
 mod usage;
 
 /// How late a process notices, at most, that another has returned a slot.

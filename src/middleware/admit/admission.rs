@@ -29,7 +29,7 @@ pub(in crate::middleware) type Admitted = Result<Option<Decision>, Rejection>;
 pub(in crate::middleware) enum Admission {
     LookingUp {
         look_ups: Pin<Box<LookUps>>,
-        draft: Box<CheckDraft>,
+        draft: CheckDraft,
     },
     Deciding(MaybeReady<Resolution>),
 }
@@ -45,13 +45,13 @@ impl Admission {
             Ok(true) => return Break(Ok(None)),
             Err(rejection) => return Self::reject(config, rejection),
         }
-        let mut draft = CheckDraft::new(config);
+        let mut draft = CheckDraft::default();
         match draft.charge_known(config, head) {
             Err(rejection) => Self::reject(config, rejection),
             Ok(()) if !config.looks_up() => Self::submit(config, draft.build()),
             Ok(()) => Continue(Self::LookingUp {
                 look_ups: Box::pin(config.look_up(head)),
-                draft: Box::new(draft),
+                draft,
             }),
         }
     }
@@ -68,7 +68,7 @@ impl Admission {
                 Self::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
                     match draft.charge_found(config, found, head) {
-                        Ok(()) => Self::submit(config, mem::take(&mut **draft).build()),
+                        Ok(()) => Self::submit(config, mem::take(draft).build()),
                         Err(rejection) => Self::reject(config, rejection),
                     }
                 }

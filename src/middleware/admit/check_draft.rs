@@ -27,16 +27,9 @@ pub(in crate::middleware) struct CheckDraft {
 }
 
 impl CheckDraft {
-    pub(super) fn new(config: &LayerConfig) -> Self {
-        Self {
-            charges: CheckBuilder::with_capacity(config.limits.len()),
-            read: PoliciesRead::default(),
-        }
-    }
-
     /// The check; `None` if no limit applies to the request.
     pub(super) fn build(self) -> Option<Check> {
-        (!self.charges.is_empty()).then(|| self.charges.build())
+        self.charges.build()
     }
 
     /// Adds the charges of all limits whose keys come from the head alone.

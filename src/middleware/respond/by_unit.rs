@@ -1,12 +1,12 @@
 //! `X-RateLimit-{Limit,Remaining,Reset}-{unit}`, as client libraries of language models read them.
 
-use std::{cmp::Ordering, time::Duration};
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
 use super::seconds::seconds;
-use crate::domain::decision::{Decision, RuleUsage};
+use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
 pub(super) const REMAINING_REQUESTS: HeaderName =
@@ -39,26 +39,13 @@ fn tightest_rules(decision: &Decision) -> SmallVec<[(&str, &RuleUsage); 4]> {
         let rules = of_policy.rules().iter();
         for rule in rules.filter(|usage| !usage.rule().is_concurrency()) {
             match tightest.iter_mut().find(|(other, _)| *other == unit) {
-                Some((_, least)) if compare(rule, least) == Ordering::Less => *least = rule,
+                Some((_, least)) if rule.tightness() > least.tightness() => *least = rule,
                 Some(_) => {}
                 None => tightest.push((unit, rule)),
             }
         }
     }
     tightest
-}
-
-/// Less is tighter: the denying rule with the longest wait, or else a smaller share left.
-fn compare(one: &RuleUsage, other: &RuleUsage) -> Ordering {
-    let wait = |usage: &RuleUsage| match (usage.is_exceeded(), usage.retry_after()) {
-        (true, None) => Some(Duration::MAX),
-        (_, wait) => wait,
-    };
-    let share = |one: &RuleUsage, other: &RuleUsage| {
-        u128::from(one.remaining()) * u128::from(other.rule().limit())
-    };
-    let by_share = || share(one, other).cmp(&share(other, one));
-    wait(other).cmp(&wait(one)).then_with(by_share)
 }
 
 fn names(unit: &str) -> Option<[HeaderName; 3]> {
@@ -77,11 +64,11 @@ fn names(unit: &str) -> Option<[HeaderName; 3]> {
 }
 
 fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderName; 3]) -> bool {
-    let number = |name| -> Option<u128> { headers.get(name)?.to_str().ok()?.parse().ok() };
-    let (Some(limit), Some(remaining)) = (number(&names[0]), number(&names[1])) else {
+    let number = |name| -> Option<u64> { headers.get(name)?.to_str().ok()?.parse().ok() };
+    let (Some(limit), Some(left)) = (number(&names[0]), number(&names[1])) else {
         return true;
     };
-    u128::from(rule.remaining()) * limit < remaining * u128::from(rule.rule().limit())
+    rule.share() < Share { left, limit }
 }
 
 fn insert_rule(headers: &mut HeaderMap, usage: &RuleUsage, names: [HeaderName; 3]) {

@@ -72,8 +72,11 @@ impl Decisions {
         }
     }
 
-    pub(in crate::middleware) const fn set_outermost(&mut self, of_outermost: bool) {
-        self.of_outermost = of_outermost;
+    pub(in crate::middleware) fn outermost(self, of_outermost: bool) -> Self {
+        Self {
+            of_outermost,
+            ..self
+        }
     }
 
     /// Whether they come from a layer that settles, with none around it that does.

@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
-use std::{cell::RefCell, cmp::Reverse, iter};
+use std::cell::RefCell;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
@@ -19,6 +19,9 @@ pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelim
 /// The longest list of a layer, in bytes, whether sent in one line or in two. Proxies have little room for all headers
 /// of a response (nginx 4 KiB), and respond with an error if it is exceeded.
 const MAX_FIELD: usize = 1_024;
+
+/// The length of `, ` between two items.
+const SEPARATOR: usize = 2;
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -45,8 +48,25 @@ pub(super) struct Draft11 {
     is_shadow_layer: bool,
 }
 
-/// The start of a rule's item: `"name";`.
+/// The start of a rule's item: `, "name";`. The first comma of a list is left out.
 type Item = Box<str>;
+
+/// Both fields, for the rules of one layer.
+struct Fields {
+    usages: Option<HeaderValue>,
+    quotas: Option<HeaderValue>,
+}
+
+impl Fields {
+    fn append_to(self, headers: &mut HeaderMap) {
+        if let Some(usages) = self.usages {
+            headers.append(RATELIMIT, usages);
+        }
+        if let Some(quotas) = self.quotas {
+            headers.append(RATELIMIT_POLICY, quotas);
+        }
+    }
+}
 
 impl Draft11 {
     /// `all_known` if no request is charged under any other policy.
@@ -65,7 +85,7 @@ impl Draft11 {
             }
             let items = policy.rules().iter().map(|rule| {
                 let name = item_name(policy, rule);
-                format!(r#""{name}";"#).into()
+                format!(r#", "{name}";"#).into()
             });
             distinct.push((policy.clone(), items.collect()));
         }
@@ -98,19 +118,32 @@ impl Draft11 {
     }
 
     /// Appends the fields, because nested layers each add their items.
-    ///
-    /// Policies chosen for this request go on a line of their own: a list may have several lines.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
+        if !self.all_known || decision.usage().is_local() {
+            return self.append_with_chosen(headers, decision);
+        }
+        let fields = self.fields(decision);
+        if fit([&fields.usages]) && fit([&fields.quotas]) {
+            fields.append_to(headers);
+        } else {
+            Self::append_tightest(&[self], headers, decision);
+        }
+    }
+
+    /// Policies chosen for this request go on a line of their own: a list may have several lines.
+    fn append_with_chosen(&self, headers: &mut HeaderMap, decision: &Decision) {
         // A local decision has other limits than the prepared ones.
-        if decision.usage().is_local() {
-            return self
-                .chosen(decision, true)
-                .append_all(None, headers, decision);
+        let local = decision.usage().is_local();
+        let chosen = self.chosen(decision, local);
+        let known = if local { None } else { Some(self) };
+        let parts: SmallVec<[&Self; 2]> = known.into_iter().chain([&chosen]).collect();
+        let lines = parts.iter().map(|part| part.fields(decision));
+        let lines: SmallVec<[Fields; 2]> = lines.collect();
+        if fit(lines.iter().map(|it| &it.usages)) && fit(lines.iter().map(|it| &it.quotas)) {
+            lines.into_iter().for_each(|line| line.append_to(headers));
+        } else {
+            Self::append_tightest(&parts, headers, decision);
         }
-        if self.all_known {
-            return self.append_all(None, headers, decision);
-        }
-        self.append_all(Some(&self.chosen(decision, false)), headers, decision);
     }
 
     /// The policies that depend on the request: the chosen ones, and those of the handles.
@@ -152,77 +185,51 @@ impl Draft11 {
         self.policies.iter().any(|(shown, _)| shown.is_same(policy))
     }
 
-    /// Appends the lists of all policies, or only the tightest rules if there is no room for all.
-    fn append_all(&self, chosen: Option<&Self>, headers: &mut HeaderMap, decision: &Decision) {
-        let fields = |lists: &Self| (lists.field(decision), lists.policy_field(decision));
-        let (usages, quotas) = fields(self);
-        let (more_usages, more_quotas) = chosen.map(fields).unwrap_or_default();
-        let length = |field: &Option<HeaderValue>| field.as_ref().map_or(0, HeaderValue::len);
-        let usages_length = length(&usages) + length(&more_usages);
-        if usages_length.max(length(&quotas) + length(&more_quotas)) > MAX_FIELD {
-            let parts = iter::once(self).chain(chosen);
-            return Self::append_tightest(parts, headers, decision);
+    fn fields(&self, decision: &Decision) -> Fields {
+        Fields {
+            usages: written(|field| {
+                self.each(decision, |policy, item, usage| {
+                    push_item(field, item, usage);
+                    push_shadow(field, policy);
+                });
+            }),
+            quotas: if self.has_periods {
+                policy_field(&self.policies, decision.usage().decided_at_ms())
+            } else {
+                self.policy_field.clone()
+            },
         }
-        append(headers, RATELIMIT, usages);
-        append(headers, RATELIMIT, more_usages);
-        append(headers, RATELIMIT_POLICY, quotas);
-        append(headers, RATELIMIT_POLICY, more_quotas);
-    }
-
-    fn policy_field(&self, decision: &Decision) -> Option<HeaderValue> {
-        if self.has_periods {
-            policy_field(&self.policies, decision.usage().decided_at_ms())
-        } else {
-            self.policy_field.clone()
-        }
-    }
-
-    fn field(&self, decision: &Decision) -> Option<HeaderValue> {
-        FIELD.with_borrow_mut(|field| {
-            field.clear();
-            self.write(field, decision);
-            value(field)
-        })
-    }
-
-    fn write(&self, field: &mut Vec<u8>, decision: &Decision) {
-        self.each(decision, |policy, item, usage| {
-            push_item(field, item, usage);
-            push_shadow(field, policy);
-        });
     }
 
     /// Appends both lists for as many rules as fit, the tightest first.
     #[cold]
-    fn append_tightest<'a>(
-        parts: impl Iterator<Item = &'a Self>,
-        headers: &mut HeaderMap,
-        decision: &'a Decision,
-    ) {
+    fn append_tightest(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
         let mut rules = Vec::new();
         for part in parts {
             part.each(decision, |policy, item, usage| {
                 rules.push((policy, item, usage))
             });
         }
-        rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), share_left(usage)));
+        rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), usage.share()));
         let now_ms = decision.usage().decided_at_ms();
         let (mut usages, mut quotas) = (Vec::new(), Vec::new());
         for (policy, item, usage) in rules {
             let ends = (usages.len(), quotas.len());
-            let rule = usage.rule();
             push_item(&mut usages, item, usage);
             push_shadow(&mut usages, policy);
-            push_policy_item(&mut quotas, item, &rule, policy, now_ms);
-            if usages.len().max(quotas.len()) > MAX_FIELD {
+            push_policy_item(&mut quotas, item, &usage.rule(), policy, now_ms);
+            if usages.len().max(quotas.len()) > MAX_FIELD + SEPARATOR {
                 // Remove the rule from both lists: they must name the same rules.
                 usages.truncate(ends.0);
                 quotas.truncate(ends.1);
                 break;
             }
         }
-        append(headers, RATELIMIT, value(&usages));
-        append(headers, RATELIMIT_POLICY, value(&quotas));
+        let fields = Fields {
+            usages: value(&usages),
+            quotas: value(&quotas),
+        };
+        fields.append_to(headers);
     }
 
     /// Calls back with each rule to list, in the order of the policies.
@@ -251,22 +258,34 @@ impl Draft11 {
     }
 }
 
-fn append(headers: &mut HeaderMap, name: HeaderName, field: Option<HeaderValue>) {
-    if let Some(field) = field {
-        headers.append(name, field);
+/// The tighter of two keys under one rule.
+fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
+    let order = |usage: &RuleUsage| (usage.tightness(), usage.reset_after());
+    if order(other) > order(one) {
+        other
+    } else {
+        one
     }
 }
 
-/// The remaining share of a limit, as a part of 2^53, the largest limit.
-fn share_left(usage: &RuleUsage) -> u128 {
-    let limit = usage.rule().limit().max(1);
-    (u128::from(usage.remaining()) << 53) / u128::from(limit)
+/// Whether these lines of one field are not too long together.
+fn fit<'a>(lines: impl IntoIterator<Item = &'a Option<HeaderValue>>) -> bool {
+    let lengths = lines.into_iter().flatten().map(HeaderValue::len);
+    lengths.sum::<usize>() <= MAX_FIELD
 }
 
-/// A field without items is not sent.
+/// The field that `write` writes, in a buffer that is used again.
+fn written(write: impl FnOnce(&mut Vec<u8>)) -> Option<HeaderValue> {
+    FIELD.with_borrow_mut(|field| {
+        field.clear();
+        write(field);
+        value(field)
+    })
+}
+
+/// Leaves out the first comma. A field without items is not sent.
 fn value(field: &[u8]) -> Option<HeaderValue> {
-    let value = HeaderValue::from_bytes(field).ok();
-    value.filter(|value| !value.is_empty())
+    HeaderValue::from_bytes(field.get(SEPARATOR..)?).ok()
 }
 
 /// The name of a rule's item, the same in both fields and in problem details, and unique within a layer.
@@ -288,19 +307,16 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
 
 /// Writes `RateLimit-Policy`. The windows of calendar rules depend on `now_ms`, a time of the store's clock.
 fn policy_field(policies: &[(Policy, Vec<Item>)], now_ms: u64) -> Option<HeaderValue> {
-    FIELD.with_borrow_mut(|field| {
-        field.clear();
+    written(|field| {
         for (policy, items) in policies {
             for (item, rule) in items.iter().zip(policy.rules()) {
                 push_policy_item(field, item, rule, policy, now_ms);
             }
         }
-        value(field)
     })
 }
 
 fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Policy, now_ms: u64) {
-    separate(field);
     field.extend_from_slice(item.as_bytes());
     field.extend_from_slice(b"q=");
     push_number(field, rule.limit());
@@ -308,11 +324,8 @@ fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Polic
     if unit != "requests" {
         field.extend_from_slice(format!(r#";qu="{unit}""#).as_bytes());
     }
-    if rule.is_concurrency() {
-        return push_shadow(field, policy);
-    }
     let window = rule.quota_window_at(now_ms);
-    if window.as_secs() > 0 {
+    if window.as_secs() > 0 && !rule.is_concurrency() {
         field.extend_from_slice(b";w=");
         push_number(field, seconds(window));
     }
@@ -320,7 +333,6 @@ fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Polic
 }
 
 fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
-    separate(field);
     field.extend_from_slice(item.as_bytes());
     field.extend_from_slice(b"r=");
     push_number(field, usage.remaining());
@@ -354,32 +366,10 @@ fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decisi
     }
 }
 
-fn separate(field: &mut Vec<u8>) {
-    if !field.is_empty() {
-        field.extend_from_slice(b", ");
-    }
-}
-
 fn push_number(field: &mut Vec<u8>, number: u64) {
+    if number < 10 {
+        return field.push(b'0' + number as u8);
+    }
     let mut digits = itoa::Buffer::new();
     field.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
-}
-
-/// The tighter of two keys under one policy: the exceeded one with the longer wait, or else the one with less left.
-fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
-    let order = |usage: &RuleUsage| {
-        let is_exceeded = usage.is_exceeded();
-        let waits = (is_exceeded, is_exceeded && usage.retry_after().is_none());
-        (
-            waits,
-            usage.retry_after(),
-            Reverse(usage.remaining()),
-            usage.reset_after(),
-        )
-    };
-    if order(other) > order(one) {
-        other
-    } else {
-        one
-    }
 }

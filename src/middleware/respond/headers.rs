@@ -10,7 +10,10 @@ use super::{
     seconds::{retry_after, retry_after_date},
     single_rule::{self, Reset, Sent, SingleRule},
 };
-use crate::{domain::decision::Decision, middleware::admit::LayerConfig};
+use crate::{
+    domain::decision::{Decision, Share},
+    middleware::admit::LayerConfig,
+};
 
 /// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
 /// response exposes them.
@@ -346,6 +349,9 @@ fn is_below(percent: u8, decision: &Decision) -> bool {
             .policies()
             .filter(|of_policy| !of_policy.policy().is_hidden())
             .flat_map(|of_policy| of_policy.rules())
-            .any(|rule| rule.remaining() * 100 < rule.rule().limit() * u64::from(percent)),
+            .any(|rule| {
+                let left = percent.into();
+                rule.share() < Share { left, limit: 100 }
+            }),
     }
 }

@@ -10,13 +10,13 @@ use http::{StatusCode, request::Parts};
 use super::HeaderStyle;
 #[cfg(feature = "axum")]
 use super::{AxumRejection, MakeRejection, Rejection, grpc_answer};
-use crate::middleware::RateLimitLayer;
+use crate::middleware::{RateLimitLayer, shared::Shared};
 
 impl<R, E> RateLimitLayer<R, E> {
     /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
-        self.change(|shared| shared.headers.style = style)
+        self.change(|settings| settings.answers.headers.style = style)
     }
 
     /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, for instance for an access log.
@@ -27,7 +27,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
     #[must_use]
     pub fn decisions_in_response(self) -> Self {
-        self.change(|shared| shared.decisions_in_response = true)
+        self.change(|settings| settings.decisions_in_response = true)
     }
 
     /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
@@ -37,7 +37,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
     #[must_use]
     pub fn jitter(self, most: Duration) -> Self {
-        self.change(|shared| shared.jitter = most)
+        self.change(|settings| settings.answers.jitter = most)
     }
 
     /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
@@ -50,9 +50,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [`reject_with`](Self::reject_with), whose closure needs none.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M, E> {
-        let shared = Arc::unwrap_or_clone(self.shared);
+        let Shared { settings, .. } = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
-            shared: Arc::new(shared.with_rejection(make)),
+            shared: Arc::new(Shared::of(settings, Arc::new(make))),
             end: PhantomData,
         }
     }

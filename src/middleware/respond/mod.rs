@@ -25,6 +25,6 @@ pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
 pub use rejection::{MakeRejection, Rejection};
-pub(super) use responder::{DEFAULT_SLOT_WAIT, Respond, shown};
+pub(super) use responder::Answers;
 use seconds::retry_after;
 pub(super) use single_rule::Sent;

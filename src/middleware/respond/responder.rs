@@ -8,36 +8,47 @@ use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejecti
 use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
 
 /// A slot may be returned at any time: clients may ask soon, but must not storm.
-pub(in crate::middleware) const DEFAULT_SLOT_WAIT: Duration = Duration::from_secs(1);
+const DEFAULT_SLOT_WAIT: Duration = Duration::from_secs(1);
 
-/// The settings of rejections: those of a layer, or those passed by a handler.
-pub(in crate::middleware) struct Respond<'a, R> {
-    pub(in crate::middleware) make: &'a R,
-    pub(in crate::middleware) headers: &'a Headers,
+/// The settings of responses: those of a layer, or of a handler that rejects a request by itself.
+#[derive(Clone)]
+pub(in crate::middleware) struct Answers {
+    pub(in crate::middleware) headers: Headers,
     pub(in crate::middleware) jitter: Duration,
     /// How long a client waits that found no slot.
     pub(in crate::middleware) slot_wait: Duration,
     /// Whether a request that found no slot gets a 503.
     pub(in crate::middleware) unavailable_without_slot: bool,
-    /// When to ask a service again that could not decide.
-    pub(in crate::middleware) retry_interval: Duration,
 }
 
-impl<R> Respond<'_, R> {
-    pub(in crate::middleware) fn to<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
-    where
-        R: MakeRejection<B>,
-    {
+impl Answers {
+    pub(in crate::middleware) const fn new(headers: Headers) -> Self {
+        Self {
+            headers,
+            jitter: Duration::ZERO,
+            slot_wait: DEFAULT_SLOT_WAIT,
+            unavailable_without_slot: false,
+        }
+    }
+
+    /// The response to a rejected request. `retry_interval` says when to ask a service again that could not decide.
+    pub(in crate::middleware) fn rejection<B>(
+        &self,
+        mut rejection: Rejection,
+        head: &Parts,
+        make: &impl MakeRejection<B>,
+        retry_interval: Duration,
+    ) -> Response<B> {
         let decision = rejection.decision();
         // The body must show the same wait as the headers, so make the rejection from the delayed decision.
-        let shown = decision.as_ref().map(|whole| self.shown(whole));
+        let shown = decision.as_ref().map(|whole| self.shown_denial(whole));
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
         }
         if self.unavailable_without_slot {
             rejection = rejection.or_unavailable();
         }
-        let mut response = self.make.make_rejection(&rejection, head);
+        let mut response = make.make_rejection(&rejection, head);
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -46,12 +57,8 @@ impl<R> Respond<'_, R> {
             self.headers.add(&mut response, &shown, None);
         }
         if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
-            let headers = response.headers_mut();
-            let entry = headers.entry(header::RETRY_AFTER);
-            let wait = || {
-                self.retry_interval
-                    .saturating_add(jitter::random_up_to(self.jitter))
-            };
+            let wait = || retry_interval.saturating_add(jitter::random_up_to(self.jitter));
+            let entry = response.headers_mut().entry(header::RETRY_AFTER);
             entry.or_insert_with(|| retry_after(wait()));
         }
         let outer = head.extensions.get::<Decisions>().cloned();
@@ -65,15 +72,21 @@ impl<R> Respond<'_, R> {
         response.extensions_mut().insert(rejection);
         response
     }
-}
 
-impl<R> Respond<'_, R> {
     /// The denial as shown to the client.
-    fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
+    fn shown_denial<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
         match decision.with_slot_wait(self.slot_wait) {
-            Some(sooner) => Cow::Owned(shown(&sooner, self.jitter).into_owned()),
-            None => shown(decision, self.jitter),
+            Some(sooner) => Cow::Owned(self.shown(&sooner).into_owned()),
+            None => self.shown(decision),
         }
+    }
+
+    /// The decision as shown to the client: with jitter.
+    pub(in crate::middleware) fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
+        if self.jitter.is_zero() {
+            return Cow::Borrowed(decision);
+        }
+        Cow::Owned(decision.later(jitter::random_up_to(self.jitter)))
     }
 }
 
@@ -87,14 +100,6 @@ fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
         let headers = response.headers_mut();
         headers.entry(header::WWW_AUTHENTICATE).or_insert(challenge);
     }
-}
-
-/// The decision as shown to the client: with jitter.
-pub(in crate::middleware) fn shown(decision: &Decision, jitter: Duration) -> Cow<'_, Decision> {
-    if jitter.is_zero() {
-        return Cow::Borrowed(decision);
-    }
-    Cow::Owned(decision.later(jitter::random_up_to(jitter)))
 }
 
 impl Rejection {
@@ -202,14 +207,7 @@ impl Rejection {
         head: &Parts,
         style: HeaderStyle,
     ) -> Response<B> {
-        let respond = Respond {
-            make,
-            headers: &style.unprepared(),
-            jitter: Duration::ZERO,
-            slot_wait: DEFAULT_SLOT_WAIT,
-            unavailable_without_slot: false,
-            retry_interval: DEFAULT_INTERVAL,
-        };
-        respond.to(self, head)
+        let answers = Answers::new(style.unprepared());
+        answers.rejection(self, head, make, DEFAULT_INTERVAL)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{by_unit, seconds::seconds};
-use crate::domain::decision::{Decision, RuleUsage};
+use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 pub(super) const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -34,8 +34,7 @@ pub(super) enum Reset {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::middleware) struct Sent {
     style: SingleRule,
-    limit: u64,
-    remaining: u64,
+    share: Share,
     reset: Option<Duration>,
 }
 
@@ -75,7 +74,7 @@ impl SingleRule {
         }
         let own = Sent::of(decision, style);
         let sent = match (inner, own) {
-            (Some(inner), Some(own)) if own.is_tighter_than(&inner) => own,
+            (Some(inner), Some(own)) if own.share < inner.share => own,
             (Some(inner), _) => Sent { style, ..inner },
             (None, own) => own?,
         };
@@ -95,8 +94,7 @@ impl Sent {
     fn of(decision: &Decision, style: SingleRule) -> Option<Self> {
         let sent = |usage: &RuleUsage, reset| Self {
             style,
-            limit: usage.rule().limit(),
-            remaining: usage.remaining(),
+            share: usage.share(),
             reset,
         };
         match decision {
@@ -104,24 +102,12 @@ impl Sent {
                 .policies()
                 .filter(|of_policy| !of_policy.policy().is_hidden())
                 .flat_map(|of_policy| of_policy.rules())
-                .map(|usage| sent(usage, reset_after(usage)))
-                .reduce(|least, other| {
-                    if other.is_tighter_than(&least) {
-                        other
-                    } else {
-                        least
-                    }
-                }),
+                .min_by_key(|usage| usage.share())
+                .map(|usage| sent(usage, reset_after(usage))),
             Decision::Denied(denial) if denial.policy().is_hidden() => None,
             Decision::Denied(denial) => Some(sent(denial.rule(), denial.retry_after())),
             Decision::Blocked(_) => None,
         }
-    }
-
-    /// Whether a smaller share of its limit is left; without a division.
-    fn is_tighter_than(&self, other: &Self) -> bool {
-        let share = |a: &Self, b: &Self| u128::from(a.remaining) * u128::from(b.limit);
-        share(self, other) < share(other, self)
     }
 
     fn insert(&self, headers: &mut HeaderMap) {
@@ -137,8 +123,8 @@ impl Sent {
 
     fn insert_as(&self, names: [HeaderName; 3], reset_value: Option<u64>, headers: &mut HeaderMap) {
         let [limit, remaining, reset] = names;
-        headers.insert(limit, HeaderValue::from(self.limit));
-        headers.insert(remaining, HeaderValue::from(self.remaining));
+        headers.insert(limit, HeaderValue::from(self.share.limit));
+        headers.insert(remaining, HeaderValue::from(self.share.left));
         match reset_value {
             Some(value) => headers.insert(reset, HeaderValue::from(value)),
             None => headers.remove(reset),

@@ -11,7 +11,7 @@ use http::{StatusCode, response::Parts};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::ending::{EndOutcome, Ending, Following};
+use super::ending::{EndOutcome, Ending};
 
 pin_project! {
     /// The body of a response that a [`RateLimitLayer`](crate::RateLimitLayer) follows to its end. Frames, trailers and
@@ -26,7 +26,7 @@ pin_project! {
     pub struct FollowedBody<B> {
         #[pin]
         inner: B,
-        following: Option<Following>,
+        ending: Option<Ending>,
         cut_off: CutOff,
     }
 }
@@ -39,8 +39,8 @@ enum CutOff {
 }
 
 impl CutOff {
-    fn of(following: Option<&Following>) -> Self {
-        match following.and_then(Following::slot_to_watch) {
+    fn of(ending: Option<&Ending>) -> Self {
+        match ending.and_then(Ending::slot_to_watch) {
             Some(watch) => Self::WhenLost(Box::pin(async move { watch.lost().await })),
             None => Self::Never,
         }
@@ -77,21 +77,23 @@ impl fmt::Display for SlotLost {
 impl Error for SlotLost {}
 
 impl<B: Body> FollowedBody<B> {
-    pub(super) fn new(head: &Parts, inner: B, ending: Option<Ending>) -> Self {
-        let mut following = ending.map(|ending| Following::new(ending, head));
+    pub(super) fn new(head: &Parts, inner: B, mut ending: Option<Ending>) -> Self {
+        if let Some(ending) = &ending {
+            ending.begin_body(head);
+        }
         let has_no_frames = inner.is_end_stream()
             || matches!(
                 head.status,
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED
             )
-            || following.as_ref().is_some_and(Following::answers_head);
+            || ending.as_ref().is_some_and(Ending::answers_head);
         if has_no_frames {
-            finish(&mut following, EndOutcome::Complete);
+            finish(&mut ending, EndOutcome::Complete);
         }
         Self {
             inner,
-            cut_off: CutOff::of(following.as_ref()),
-            following,
+            cut_off: CutOff::of(ending.as_ref()),
+            ending,
         }
     }
 }
@@ -101,7 +103,7 @@ impl<B: Body + From<String>> From<String> for FollowedBody<B> {
     fn from(text: String) -> Self {
         Self {
             inner: text.into(),
-            following: None,
+            ending: None,
             cut_off: CutOff::Never,
         }
     }
@@ -112,16 +114,16 @@ impl<B: Body + Default> Default for FollowedBody<B> {
     fn default() -> Self {
         Self {
             inner: B::default(),
-            following: None,
+            ending: None,
             cut_off: CutOff::Never,
         }
     }
 }
 
 /// Ends the response, unless it has ended.
-fn finish(following: &mut Option<Following>, outcome: EndOutcome) {
-    if let Some(following) = following.take() {
-        following.end(outcome);
+fn finish(ending: &mut Option<Ending>, outcome: EndOutcome) {
+    if let Some(ending) = ending.take() {
+        ending.end_body(outcome);
     }
 }
 
@@ -139,7 +141,7 @@ where
         let mut this = self.project();
         if this.cut_off.is_due(cx) {
             *this.cut_off = CutOff::Done;
-            finish(this.following, EndOutcome::Failed);
+            finish(this.ending, EndOutcome::Failed);
             return Poll::Ready(Some(Err(SlotLost.into())));
         }
         if matches!(this.cut_off, CutOff::Done) {
@@ -148,18 +150,18 @@ where
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
-                if let Some(following) = this.following {
-                    following.see(frame);
+                if let Some(ending) = this.ending {
+                    ending.see(frame);
                 }
                 // A server that knows the length does not poll again for the end.
                 if this.inner.is_end_stream() {
-                    finish(this.following, EndOutcome::Complete);
+                    finish(this.ending, EndOutcome::Complete);
                 }
             }
-            Some(Err(_)) => finish(this.following, EndOutcome::Failed),
-            None => finish(this.following, EndOutcome::Complete),
+            Some(Err(_)) => finish(this.ending, EndOutcome::Failed),
+            None => finish(this.ending, EndOutcome::Complete),
         }
-        if this.following.is_none() {
+        if this.ending.is_none() {
             *this.cut_off = CutOff::Never; // no slot is held any more
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))

@@ -1,9 +1,9 @@
 //! [`CostMeter`]: a handler counts the cost of its response while it is sent.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::{
-    ending::{Ending, WeakEnding},
+    ending::{Admitted, Ending},
     reading::Reading,
 };
 
@@ -34,8 +34,8 @@ use super::{
 #[derive(Clone, Debug, Default)]
 pub struct CostMeter {
     reading: Arc<Reading>,
-    /// The responses that settle the reading when they end, one for each layer.
-    endings: Vec<WeakEnding>,
+    /// The requests that settle the reading when they end, one for each layer.
+    requests: Vec<Weak<Admitted>>,
 }
 
 impl CostMeter {
@@ -60,9 +60,9 @@ impl CostMeter {
     ///
     /// Keep the guard for as long as you may still meter. If the response has ended, it delays nothing.
     pub fn delay_end(&self) -> EndGuard {
-        let endings = self.endings.iter().filter_map(WeakEnding::upgrade);
+        let requests = self.requests.iter().filter_map(Weak::upgrade);
         EndGuard {
-            _endings: endings.collect(),
+            _requests: requests.collect(),
         }
     }
 
@@ -72,7 +72,7 @@ impl CostMeter {
 
     /// Lets the guards of [`delay_end`](Self::delay_end) delay this ending as well.
     pub(in crate::middleware) fn add_ending(&mut self, ending: &Ending) {
-        self.endings.push(ending.downgrade());
+        self.requests.push(Arc::downgrade(ending.request()));
     }
 }
 
@@ -80,7 +80,7 @@ impl CostMeter {
 #[must_use = "the response may end when you drop this"]
 #[derive(Debug)]
 pub struct EndGuard {
-    _endings: Vec<Ending>,
+    _requests: Vec<Arc<Admitted>>,
 }
 
 /// Without a layer that meters costs, you get a meter that settles nothing, and the log a warning.

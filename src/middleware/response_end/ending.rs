@@ -1,20 +1,23 @@
 //! [`Ending`]: settles a request when its response has ended, however that happens.
 
 use std::{
-    fmt, mem,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Buf;
 use http::{HeaderMap, Method, StatusCode, header, response::Parts};
 use http_body::Frame;
-use tokio::{runtime::Handle, sync::Semaphore};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
 
 use super::reading::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage},
     limiter::{Limiter, SETTLING, Slot, SlotWatch},
+    middleware::settle::Settle,
 };
 
 /// A usage report of a service is far shorter, and this much is kept for each response under way.
@@ -66,101 +69,246 @@ impl Metered {
     }
 }
 
-/// A request during its response, which ends when all clones are dropped: with the response's body, with the future of
-/// a request that gets no response, or with a panic. Guards of a meter hold clones.
+/// A settlement under the limiter's timeout; resolves to the usage afterwards, or `None` after a failure.
+type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
+
+/// The guard of an admitted request, which is settled, returned or refunded once, however the request ends. The future
+/// of the response owns it, and then the body.
+///
+/// The request ends when this is dropped, and all guards of its meter are.
 #[doc(hidden)]
-#[derive(Clone)]
-pub struct Ending(Arc<Admitted>);
+pub struct Ending {
+    request: Arc<Admitted>,
+    /// The settlement that the response waits for.
+    settling: Option<Settling>,
+}
 
 /// An admitted request, to be settled when this is dropped.
 pub(in crate::middleware) struct Admitted {
     limiter: Limiter,
     usage: Usage,
-    at_end: Arc<AtEnd>,
-    reading: Arc<Reading>,
-    answers_head: bool,
+    /// Returned when this is dropped.
+    slot: Option<Slot>,
+    /// `None` if the request ends with the head of its response.
+    followed: Option<Followed>,
+    settle: Settle,
     /// That of the request, since a body may be dropped by a thread outside of any runtime.
     runtime: Option<Handle>,
     end: Mutex<ResponseEnd>,
-    /// Returned when this is dropped.
-    slot: Option<Slot>,
-    /// The places of refunds, if a request without a response is refunded.
-    refund_places: Option<Arc<Semaphore>>,
+}
+
+/// How to settle a request whose response is followed to the end of the body.
+pub(in crate::middleware) struct Followed {
+    at_end: Arc<AtEnd>,
+    reading: Arc<Reading>,
+    answers_head: bool,
+}
+
+impl Followed {
+    pub(in crate::middleware) fn new(
+        at_end: &Arc<AtEnd>,
+        reading: &Arc<Reading>,
+        method: &Method,
+    ) -> Self {
+        Self {
+            at_end: Arc::clone(at_end),
+            reading: Arc::clone(reading),
+            answers_head: method == Method::HEAD,
+        }
+    }
+}
+
+impl From<Admitted> for Ending {
+    fn from(request: Admitted) -> Self {
+        Self {
+            request: Arc::new(request),
+            settling: None,
+        }
+    }
 }
 
 impl Ending {
-    pub(in crate::middleware) fn of(
-        limiter: Limiter,
-        usage: Usage,
-        at_end: Arc<AtEnd>,
-        reading: Arc<Reading>,
-        method: &Method,
-    ) -> Admitted {
-        Admitted {
-            limiter,
-            usage,
-            at_end,
-            reading,
-            answers_head: method == Method::HEAD,
-            runtime: Handle::try_current().ok(),
-            end: Mutex::default(),
-            slot: None,
-            refund_places: None,
+    /// Begins a settlement at the costs that are known with the head. Returns whether there is one: not if no cost is
+    /// changed, or if the handler has settled the check.
+    pub(in crate::middleware) fn settle_early(&mut self, cost_of: impl Fn(&Charge) -> u64) -> bool {
+        let Admitted { limiter, usage, .. } = &*self.request;
+        let parts = Limiter::changed_parts(usage, cost_of);
+        if parts.is_empty() {
+            return false;
         }
+        let (limiter, usage) = (limiter.clone(), usage.clone());
+        let settling = async move { limiter.settle_parts(&usage, &parts).await.ok() };
+        self.settling = Some(Box::pin(settling));
+        true
     }
 
-    /// For a layer that does not follow bodies: the request ends with the head.
-    pub(in crate::middleware) fn of_head(limiter: &Limiter, usage: Usage) -> Admitted {
-        let (at_end, reading) = (Arc::default(), Arc::default());
-        Self::of(limiter.clone(), usage, at_end, reading, &Method::GET)
+    /// Waits for the settlement that has begun; returns the usage afterwards, or `None` after a failure.
+    pub(in crate::middleware) fn poll_settled(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Usage>> {
+        let Some(settling) = &mut self.settling else {
+            return Poll::Ready(None);
+        };
+        let usage = ready!(settling.as_mut().poll(cx));
+        self.settling = None;
+        Poll::Ready(usage)
     }
 
     /// Notes that there is a response, even if its body fails.
     pub(in crate::middleware) fn answered(&self, status: StatusCode) {
-        let end = self.0.end.lock();
-        end.unwrap_or_else(PoisonError::into_inner).status = Some(status);
+        self.end().status = Some(status);
     }
 
-    pub(super) fn downgrade(&self) -> WeakEnding {
-        WeakEnding(Arc::downgrade(&self.0))
+    /// Notes the head of the response, and begins to follow the body.
+    pub(super) fn begin_body(&self, head: &Parts) {
+        let length = head.headers.get(header::CONTENT_LENGTH);
+        let mut end = self.end();
+        end.actual = head.extensions.get().cloned();
+        end.length = length.and_then(|value| value.to_str().ok()?.parse().ok());
+    }
+
+    /// Whether the request was a `HEAD`, so that no client gets the body.
+    pub(super) fn answers_head(&self) -> bool {
+        let followed = &self.request.followed;
+        followed.as_ref().is_some_and(|it| it.answers_head)
+    }
+
+    /// If this slot is lost, the response is cut off.
+    pub(super) fn slot_to_watch(&self) -> Option<SlotWatch> {
+        let followed = self.request.followed.as_ref()?;
+        let slot = self.request.slot.as_ref()?;
+        followed.at_end.cuts_off.then(|| slot.watch())
+    }
+
+    pub(super) fn see<D: Buf>(&self, frame: &Frame<D>) {
+        // The data is copied only for a closure that may read it.
+        let followed = &self.request.followed;
+        let keeps_data = followed
+            .as_ref()
+            .is_some_and(|it| it.at_end.cost_of.is_some());
+        let mut end = self.end();
+        if let Some(data) = frame.data_ref() {
+            end.data_bytes += data.remaining() as u64;
+            if keeps_data && data.has_remaining() {
+                let chunk = data.chunk();
+                let tail = &chunk[chunk.len().saturating_sub(MAX_DATA)..];
+                end.last_data.clear();
+                end.last_data.extend_from_slice(tail);
+            }
+        } else if keeps_data && let Some(trailers) = frame.trailers_ref() {
+            end.trailers = Some(trailers.clone());
+        }
+    }
+
+    /// Ends the body.
+    pub(super) fn end_body(self, outcome: EndOutcome) {
+        self.end().outcome = outcome;
+    }
+
+    fn end(&self) -> MutexGuard<'_, ResponseEnd> {
+        let end = self.request.end.lock();
+        end.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The request, for an owner that delays the end.
+    pub(super) const fn request(&self) -> &Arc<Admitted> {
+        &self.request
     }
 }
 
-/// Notices the end of a response without delaying it.
-#[derive(Clone, Debug)]
-pub(super) struct WeakEnding(Weak<Admitted>);
-
-impl WeakEnding {
-    /// `None` if the response has ended.
-    pub(super) fn upgrade(&self) -> Option<Ending> {
-        self.0.upgrade().map(Ending)
+/// Continues a settlement that has begun in the background, at once: guards of a meter do not delay it.
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(settling) = self.settling.take()
+            && let Some(place) = self.request.place()
+        {
+            let settling = async move { drop(settling.await) };
+            self.request.in_background(place, settling);
+        }
     }
 }
+
+/// Room for work in the background, and the runtime that runs it.
+type Place = (OwnedSemaphorePermit, Handle);
 
 impl Admitted {
-    /// Begins to watch for the end, with the slots that are returned then, and the places of refunds.
-    pub(in crate::middleware) fn holding(
-        mut self,
+    pub(in crate::middleware) fn new(
+        limiter: Limiter,
+        usage: Usage,
         slot: Option<Slot>,
-        refund_places: Option<&Arc<Semaphore>>,
-    ) -> Ending {
-        self.slot = slot;
-        self.refund_places = refund_places.cloned();
-        Ending(Arc::new(self))
+        followed: Option<Followed>,
+        settle: Settle,
+    ) -> Self {
+        Self {
+            limiter,
+            usage,
+            slot,
+            followed,
+            settle,
+            runtime: Handle::try_current().ok(),
+            end: Mutex::default(),
+        }
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        let current = || Handle::try_current().ok();
+        self.runtime.clone().or_else(current)
+    }
+
+    /// `None` if all places are taken, or without a runtime: the charge stays.
+    fn place(&self) -> Option<Place> {
+        let places = Arc::clone(&self.settle.places);
+        Some((places.try_acquire_owned().ok()?, self.runtime()?))
+    }
+
+    fn in_background(&self, place: Place, work: impl Future<Output = ()> + Send + 'static) {
+        let (place, runtime) = place;
+        self.limiter.in_background(&runtime, async move {
+            let _place = place;
+            work.await;
+        });
+    }
+
+    /// Settles the costs that are known at the end. These settlements need no place.
+    fn settle_at_end(&mut self) {
+        let Some(Followed {
+            at_end, reading, ..
+        }) = &self.followed
+        else {
+            return;
+        };
+        let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
+        end.metered = reading.units();
+        end.complete_if_whole();
+        // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
+        let parts = catch_unwind(AssertUnwindSafe(|| {
+            Limiter::final_parts(&self.usage, |charge| at_end.cost(end, charge))
+        }));
+        let parts = parts.unwrap_or_default();
+        if parts.is_empty() {
+            return;
+        }
+        if let Some(runtime) = self.runtime() {
+            let limiter = self.limiter.clone();
+            self.limiter.in_background(&runtime, async move {
+                // An error goes to the observer, and the charge stays.
+                limiter.settle_patiently(parts, SETTLING, SETTLING).await;
+            });
+        }
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
-    fn refund(&self, places: Arc<Semaphore>, runtime: &Handle) {
-        let Ok(place) = places.try_acquire_owned() else {
-            return; // the charge stays
+    fn refund(&self) {
+        let Some(place) = self.place() else {
+            return;
         };
         let parts = Limiter::changed_parts(&self.usage, |_| 0);
         if parts.is_empty() {
             return;
         }
         let limiter = self.limiter.clone();
-        self.limiter.in_background(runtime, async move {
-            let _place = place;
+        self.in_background(place, async move {
             // One that hangs makes room for others.
             let settled = limiter.settle_patiently(parts, limiter.call_timeout(), SETTLING);
             settled.await;
@@ -170,26 +318,10 @@ impl Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
+        self.settle_at_end();
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
-        end.metered = self.reading.units();
-        let is_answered = end.status.is_some();
-        // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
-        let parts = catch_unwind(AssertUnwindSafe(|| {
-            Limiter::final_parts(&self.usage, |charge| self.at_end.cost(end, charge))
-        }));
-        let parts = parts.unwrap_or_default();
-        let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
-            return;
-        };
-        if !parts.is_empty() {
-            let limiter = self.limiter.clone();
-            self.limiter.in_background(&runtime, async move {
-                // An error goes to the observer, and the charge stays.
-                limiter.settle_patiently(parts, SETTLING, SETTLING).await;
-            });
-        }
-        if let Some(places) = self.refund_places.take().filter(|_| !is_answered) {
-            self.refund(places, &runtime);
+        if self.settle.refunds_unanswered && end.status.is_none() {
+            self.refund();
         }
     }
 }
@@ -232,9 +364,18 @@ pub struct ResponseEnd {
     data_bytes: u64,
     last_data: Vec<u8>,
     trailers: Option<HeaderMap>,
+    /// The length in the head: after this many bytes, a server drops the body.
+    length: Option<u64>,
 }
 
 impl ResponseEnd {
+    fn complete_if_whole(&mut self) {
+        let is_whole = self.length.is_some_and(|length| length <= self.data_bytes);
+        if self.outcome == EndOutcome::Dropped && is_whole {
+            self.outcome = EndOutcome::Complete;
+        }
+    }
+
     /// Returns how the response ended.
     #[must_use]
     pub const fn outcome(&self) -> EndOutcome {
@@ -286,85 +427,9 @@ impl fmt::Debug for ResponseEnd {
     }
 }
 
-/// A body under way. Dropping this ends the response, as [`Dropped`](EndOutcome::Dropped).
-#[derive(Debug)]
-pub(super) struct Following {
-    ending: Ending,
-    end: ResponseEnd,
-    /// The length in the head: after this many bytes, a server drops the body.
-    length: Option<u64>,
-}
-
-impl Following {
-    pub(super) fn new(ending: Ending, head: &Parts) -> Self {
-        let end = ResponseEnd {
-            status: Some(head.status),
-            actual: head.extensions.get().cloned(),
-            ..ResponseEnd::default()
-        };
-        let length = head.headers.get(header::CONTENT_LENGTH);
-        Self {
-            ending,
-            end,
-            length: length.and_then(|value| value.to_str().ok()?.parse().ok()),
-        }
-    }
-
-    /// Whether the request was a `HEAD`, so that no client gets the body.
-    pub(super) fn answers_head(&self) -> bool {
-        self.ending.0.answers_head
-    }
-
-    /// If this slot is lost, the response is cut off.
-    pub(super) fn slot_to_watch(&self) -> Option<SlotWatch> {
-        let admitted = &self.ending.0;
-        let slot = admitted.slot.as_ref().filter(|_| admitted.at_end.cuts_off);
-        slot.map(Slot::watch)
-    }
-
-    pub(super) fn see<D: Buf>(&mut self, frame: &Frame<D>) {
-        // The data is copied only for a closure that may read it.
-        let keeps_data = self.ending.0.at_end.cost_of.is_some();
-        if let Some(data) = frame.data_ref() {
-            self.end.data_bytes += data.remaining() as u64;
-            if keeps_data && data.has_remaining() {
-                let chunk = data.chunk();
-                self.end.last_data.clear();
-                let tail = &chunk[chunk.len().saturating_sub(MAX_DATA)..];
-                self.end.last_data.extend_from_slice(tail);
-            }
-        } else if keeps_data && let Some(trailers) = frame.trailers_ref() {
-            self.end.trailers = Some(trailers.clone());
-        }
-    }
-
-    pub(super) fn end(mut self, outcome: EndOutcome) {
-        self.end.outcome = outcome;
-    }
-}
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        let is_whole = self
-            .length
-            .is_some_and(|length| length <= self.end.data_bytes);
-        if self.end.outcome == EndOutcome::Dropped && is_whole {
-            self.end.outcome = EndOutcome::Complete;
-        }
-        let end = self.ending.0.end.lock();
-        *end.unwrap_or_else(PoisonError::into_inner) = mem::take(&mut self.end);
-    }
-}
-
-impl fmt::Debug for AtEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AtEnd").finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.request.fmt(f)
     }
 }
 

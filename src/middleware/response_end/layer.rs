@@ -84,7 +84,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// default is a second.
     #[must_use]
     pub fn slot_retry_after(self, wait: Duration) -> Self {
-        self.change(|shared| shared.slot_wait = wait)
+        self.change(|settings| settings.answers.slot_wait = wait)
     }
 
     /// Responds to a request that found no slot with a 503, as [`Rejection::NoSlot`](crate::middleware::Rejection), for
@@ -94,7 +94,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// `Retry-After` and the quota headers stay. A limit of 0 slots is still a 429.
     #[must_use]
     pub fn unavailable_without_slot(self) -> Self {
-        self.change(|shared| shared.unavailable_without_slot = true)
+        self.change(|settings| settings.answers.unavailable_without_slot = true)
     }
 
     /// Ends a response whose slot was lost: its body fails with an error, and the server drops it. By default the
@@ -192,7 +192,7 @@ impl<R, E> RateLimitLayer<R, E> {
 
     fn at_end(self, change: impl FnOnce(&mut AtEnd)) -> RateLimitLayer<R, ToBodyEnd> {
         let layer =
-            self.change(|shared| change(Arc::make_mut(shared.at_end.get_or_insert_default())));
+            self.change(|settings| change(Arc::make_mut(settings.at_end.get_or_insert_default())));
         RateLimitLayer {
             shared: layer.shared,
             end: PhantomData,

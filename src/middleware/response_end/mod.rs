@@ -11,8 +11,8 @@ mod reading;
 
 pub use body::FollowedBody;
 pub use cost_meter::{CostMeter, EndGuard};
-pub(super) use ending::AtEnd;
 use ending::Metered;
+pub(super) use ending::{Admitted, AtEnd, Followed};
 pub use ending::{EndOutcome, Ending, ResponseEnd};
 
 /// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
