@@ -28,7 +28,7 @@ pub(crate) async fn serve(url: &str) {
     empty.arg(sha).arg(0);
     let empty: &'static Cmd = Box::leak(Box::new(empty));
     let limit = middleware::from_fn_with_state((connection, empty), ask);
-    let app = app::app(|routes| routes.route_layer(limit));
+    let app = app::app(|routes, metering| routes.merge(metering).route_layer(limit));
     app::serve(([127, 0, 0, 1], 0).into(), app).await.unwrap();
 }
 

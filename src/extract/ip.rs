@@ -161,7 +161,7 @@ static OCTETS: [[u8; 4]; 256] = {
         };
         let mut place = 0;
         while place < len {
-            texts[octet][place] = b'0' + digits[place] as u8;
+            texts[octet][place] = b"0123456789"[digits[place]];
             place += 1;
         }
         octet += 1;

@@ -52,7 +52,6 @@ impl Eq for Share {}
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::domain::{
         charge::Charge,
         check::Check,

@@ -367,8 +367,8 @@ fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decisi
 }
 
 fn push_number(field: &mut Vec<u8>, number: u64) {
-    if number < 10 {
-        return field.push(b'0' + number as u8);
+    if let Ok(digit @ 0..10) = u8::try_from(number) {
+        return field.push(b'0' + digit);
     }
     let mut digits = itoa::Buffer::new();
     field.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
