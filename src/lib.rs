@@ -152,6 +152,7 @@ pub mod buckets {
     //!
     #![doc = include_str!("../docs/guide/buckets.md")]
 }
+mod background;
 mod domain;
 pub mod extract;
 pub mod limiter;
@@ -170,7 +171,6 @@ pub mod quotas {
 #[cfg(feature = "manual-clock")]
 pub mod manual_clock;
 mod outage;
-mod sole_task;
 pub mod store;
 pub mod under_load {
     //! Under load and under attack: how to make a request cheaper, when to do so, and the cost in accuracy.

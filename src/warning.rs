@@ -268,6 +268,24 @@ pub(crate) fn nothing_leased() {
     );
 }
 
+/// Warns that a limiter or a layer has work in the background, and no runtime for it.
+pub(crate) fn no_background() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: a limiter was first used outside of a tokio runtime: it reports nothing, and makes no bans"
+    );
+}
+
+/// Warns that work in the background has waited for a second.
+pub(crate) fn background_waits() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: work in the background waits for a tokio runtime that nothing drives, or that a thread blocks.          It lives in the runtime of the caller that first needs it: keep that runtime running, or shut it down, so          that the next caller's takes over"
+    );
+}
+
 /// Warns of an error of the store that changes no decision.
 fn of_store(error: &StoreError, message: &'static str) {
     #[cfg(feature = "tracing")]

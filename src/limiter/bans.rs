@@ -12,9 +12,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
+    time::Instant,
+};
 
-use super::{FOR_EVER, Limiter, timeout::within};
+use super::{Limiter, timeout::within};
 use crate::{
     domain::{
         block::{Ban, BlockRequest, Until},
@@ -28,7 +32,6 @@ use crate::{
         window::Spec,
     },
     observe::Event,
-    sole_task::{Alive, SoleTask},
 };
 
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
@@ -38,13 +41,20 @@ const MAX_WAITING: usize = 1_024;
 const MAX_TOGETHER: usize = 32;
 
 /// Strikes that wait to be counted.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
-    /// Ends under the lock.
-    task: Arc<SoleTask>,
-    /// Notified when the task ends.
-    ended: Notify,
+    /// Its permit is free while no task runs; a task ends under the lock.
+    task: Arc<Semaphore>,
+}
+
+impl Default for StrikeQueue {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            task: Arc::new(Semaphore::new(1)),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -85,31 +95,28 @@ impl Limiter {
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
     #[cfg(feature = "manual-clock")]
     pub async fn strikes_counted(&self) {
+        let strikes = &self.inner.strikes;
         loop {
-            let ended = self.inner.strikes.ended.notified(); // before it is looked
-            if self.inner.strikes.task.is_absent() {
+            drop(strikes.task.acquire().await);
+            if strikes.lock().by_identity.is_empty() {
                 return;
             }
-            ended.await;
+            self.start_counting(); // a strike came while this held the permit
         }
     }
 
     #[cold]
     fn start_counting(&self) {
         let strikes = &self.inner.strikes;
-        let Ok(runtime) = Handle::try_current() else {
-            // There may be no task to count in, and a request must not wait for a store call.
-            if strikes.task.is_absent() {
-                *strikes.lock() = Waiting::default();
-            }
-            return;
+        let background = &self.inner.background;
+        let Ok(task) = Arc::clone(&strikes.task).try_acquire_owned() else {
+            return background.look();
         };
-        // In each two timeouts, one of the calls under way ends, and is a sign of life.
-        let allowance = self.inner.timeout.saturating_mul(6).min(FOR_EVER);
-        if let Some(task) = strikes.task.begin(allowance) {
-            let limiter = self.clone();
-            drop(runtime.spawn(Counting { limiter, task }.run()));
-        }
+        let counting = Counting {
+            limiter: self.clone(),
+            task: Some(task),
+        };
+        background.spawn(counting.run());
     }
 }
 
@@ -136,14 +143,14 @@ impl StrikeQueue {
         true
     }
 
-    /// Takes all waiting strikes; `None` if there are none, which ends the task, or if another task takes them.
-    fn take(&self, task: &mut Alive) -> Option<HashMap<Key, Vec<Strikes>>> {
+    /// Takes all waiting strikes; `None` if there are none, which ends the task.
+    fn take(&self, task: &mut Option<OwnedSemaphorePermit>) -> Option<HashMap<Key, Vec<Strikes>>> {
         let mut waiting = self.lock();
         if waiting.by_identity.is_empty() {
-            task.end();
+            *task = None;
             return None;
         }
-        task.goes_on().then(|| mem::take(&mut waiting.by_identity))
+        Some(mem::take(&mut waiting.by_identity))
     }
 }
 
@@ -205,21 +212,20 @@ impl Waiting {
     }
 }
 
-/// The counting task. If the runtime aborts the task, the next strike starts another.
+/// The counting task. If its runtime ends, or there is none, the strikes that wait are forgotten: a request must not
+/// wait for a store call.
 struct Counting {
     limiter: Limiter,
-    task: Alive,
+    /// `None` after the last strike.
+    task: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        let strikes = &self.limiter.inner.strikes;
-        let mut waiting = strikes.lock();
-        if self.task.end() {
+        let mut waiting = self.limiter.inner.strikes.lock();
+        if self.task.take().is_some() {
             *waiting = Waiting::default();
         }
-        drop(waiting);
-        strikes.ended.notify_waiters();
     }
 }
 
@@ -230,13 +236,10 @@ impl Counting {
             for (key, strikes) in waiting {
                 if tasks.len() == MAX_TOGETHER {
                     tasks.join_next().await;
-                    self.task.goes_on();
                 }
                 tasks.spawn(count(self.limiter.clone(), key, strikes));
             }
-            while tasks.join_next().await.is_some() {
-                self.task.goes_on();
-            }
+            while tasks.join_next().await.is_some() {}
         }
     }
 }

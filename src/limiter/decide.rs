@@ -117,7 +117,6 @@ impl Limiter {
             if self.inner.publishes && reports.policies.note(check, self.inner.failure_policy) {
                 reports.ensure_running();
             }
-            reports.replace_late_task(decision.usage().decided_at_ms());
             self.report_decision(kind, decision, check, timing);
             if kind == CallKind::Check {
                 self.notice_near_limits(decision);

@@ -1,12 +1,11 @@
 //! [`Delivery`]: whether the reports of one kind arrive in the store.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
+
+use tokio::sync::Mutex;
 
 use crate::domain::error::{StoreError, StoreErrorKind};
 
@@ -19,33 +18,12 @@ pub(super) const IDLE: u64 = 10;
 /// Whether the reports of one kind arrive.
 #[derive(Default)]
 pub(super) struct Delivery {
-    turn: Mutex<Arc<Turn>>,
+    /// Held during a report. Reports must not overlap: the store's answer is about the newest.
+    pub(super) turn: Mutex<()>,
     has_failed: AtomicBool,
 }
 
-/// Held during a report. Reports must not overlap: the store's answer is about the newest.
-pub(super) type Turn = tokio::sync::Mutex<()>;
-
 impl Delivery {
-    pub(super) fn turn(&self) -> Arc<Turn> {
-        Arc::clone(&self.lock())
-    }
-
-    /// Whether no other report has been given the turn meanwhile. Otherwise the answer to this one is late: the store's
-    /// answer is about the newest.
-    pub(super) fn is_current(&self, turn: &Arc<Turn>) -> bool {
-        Arc::ptr_eq(&self.lock(), turn)
-    }
-
-    /// Takes the turn from a report that its runtime does not end.
-    pub(super) fn revoke_turn(&self) {
-        *self.lock() = Arc::default();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arc<Turn>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn succeeded(&self) {
         self.has_failed.store(false, Relaxed);
     }

@@ -2,7 +2,6 @@
 //!
 #![doc = include_str!("../../docs/guide/limiter.md")]
 
-mod background;
 mod bans;
 mod breaker;
 mod contributors;
@@ -35,6 +34,7 @@ use tokio::time::Instant;
 
 pub use crate::domain::ActualCost;
 use crate::{
+    background::BackRoom,
     domain::{
         FailurePolicy,
         block::{Block, BlockRequest, BlockedBy, BlockedIdentity},
@@ -106,7 +106,7 @@ struct Inner {
     strikes: Arc<bans::StrikeQueue>,
     pauses: Arc<pauses::Pauses>,
     renewer: Arc<slots::Renewer>,
-    background: Arc<background::Background>,
+    background: Arc<BackRoom>,
     /// From 100 on, nothing is noticed.
     near_limit_percent: u8,
     noticed: Arc<near_limit::Noticed>,
@@ -123,8 +123,9 @@ impl Limiter {
         } else {
             DEFAULT_INTERVAL
         };
+        let background = Arc::default();
         let inner = Inner {
-            reporter: Arc::new(reporter::Reporter::new(store.clone())),
+            reporter: Arc::new(reporter::Reporter::new(store.clone(), &background)),
             counts_denials: true,
             publishes: publisher::is_published_by(&*store),
             store,
@@ -147,7 +148,7 @@ impl Limiter {
             strikes: Arc::default(),
             pauses: Arc::default(),
             renewer: Arc::default(),
-            background: Arc::default(),
+            background,
             near_limit_percent: near_limit::DEFAULT_PERCENT,
             noticed: Arc::default(),
         };

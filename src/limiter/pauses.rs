@@ -207,9 +207,8 @@ impl Limiter {
 }
 
 impl Pauses {
-    /// Lets a check go to the store, unless too many requests of one of its accounts are under way. The store answers
-    /// within `give_up_after`, unless this runtime is parked.
-    pub(super) fn enter(&self, check: &Check, give_up_after: Duration) -> Entry<'_> {
+    /// Lets a check go to the store, unless too many requests of one of its accounts are under way.
+    pub(super) fn enter(&self, check: &Check) -> Entry<'_> {
         if self.known.load(Acquire) == 0 {
             return Entry::Free;
         }
@@ -244,7 +243,7 @@ impl Pauses {
         if keys.is_empty() {
             return Entry::Free;
         }
-        let until = now + give_up_after;
+        let until = now + FOR_EVER; // the place is given back when the store has answered
         let keys = keys.into_iter().filter_map(|key| {
             let number = accounts.get_mut(key)?.begin(until);
             Some((key.clone(), number))

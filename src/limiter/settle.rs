@@ -1,8 +1,11 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, mem, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 
 use super::{Limiter, store_call::Answer};
 use crate::{
@@ -153,8 +156,24 @@ impl Limiter {
             if parts.is_empty() || next > end {
                 return;
             }
+            let mut unsent = Unsent {
+                limiter: self,
+                parts,
+                each,
+                end,
+            };
             sleep_until(next).await;
+            parts = mem::take(&mut unsent.parts);
         }
+    }
+
+    /// Runs work that settles costs or returns slots, for which [`return_slots`](Self::return_slots) waits.
+    pub(crate) fn in_background<'a>(
+        &self,
+        runtime: impl Into<Option<&'a Handle>>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.inner.background.finish(runtime.into(), work);
     }
 
     /// Settles all parts in the one place that decided them, and returns their results one by one.
@@ -232,6 +251,27 @@ impl Limiter {
         } else {
             self.call_within(timeout, || info(first), settle)
         }
+    }
+}
+
+/// Settlements that wait to be tried again: if the runtime ends meanwhile, they go on in the next.
+struct Unsent<'a> {
+    limiter: &'a Limiter,
+    parts: Vec<Settlement>,
+    each: Duration,
+    end: Instant,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        let parts = mem::take(&mut self.parts);
+        if parts.is_empty() {
+            return;
+        }
+        let (limiter, each) = (self.limiter.clone(), self.each);
+        let left = self.end.saturating_duration_since(Instant::now());
+        let rest = async move { limiter.settle_patiently(parts, each, left).await };
+        self.limiter.inner.background.finish(None, rest);
     }
 }
 

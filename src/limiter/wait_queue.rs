@@ -85,8 +85,8 @@ impl Limiter {
             Err(queue) => return self.deny_behind(&queue, check).await,
         };
         match self.take_turn(&ticket, deadline).await {
-            Wait::Turn(turn) => {
-                let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
+            Wait::Turn(_turn) => {
+                let resolution = self.ask_until(&ticket, deadline, where_open).await;
                 let turns = match self.inner.pauses.is_recovering(check) {
                     true => 1,
                     false => turns_after(&resolution, where_open),
@@ -101,7 +101,7 @@ impl Limiter {
 
     /// Decides the check of a caller that cannot wait any longer.
     async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.inner.pauses.enter(check, self.turn_allowance()) {
+        match self.inner.pauses.enter(check) {
             Entry::Free => self.decide(check.clone()).await,
             Entry::Counted(place) => {
                 let resolution = self.decide(check.clone()).await;
@@ -132,7 +132,7 @@ impl Limiter {
     /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
     async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>, deadline: Instant) -> Wait<'t> {
         let queue = &*ticket.queue;
-        let mut turn = pin!(queue.turns.take(self.turn_allowance()));
+        let mut turn = pin!(queue.turns.take());
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {
@@ -164,11 +164,10 @@ impl Limiter {
         }
     }
 
-    /// Asks the store until the caller, which has a turn, is admitted or comes too late.
+    /// Asks the store until the caller, which holds a turn, is admitted or comes too late.
     async fn ask_until(
         &self,
         ticket: &Ticket<'_>,
-        turn: &Turn<'_>,
         deadline: Instant,
         where_open: WhereOpen,
     ) -> Resolution {
@@ -183,20 +182,18 @@ impl Limiter {
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    let entry = self.inner.pauses.enter(check, self.turn_allowance());
+                    let entry = self.inner.pauses.enter(check);
                     let place = match entry {
                         Entry::Free => None,
                         Entry::Counted(place) => Some(place),
                         Entry::Hold(hold) if Instant::now() < deadline => {
                             let until = hold.until.min(deadline);
-                            turn.works_until(until);
                             self.begin_wait(ticket);
                             let _ = timeout_at(until, hold.changed).await;
                             continue;
                         }
                         Entry::Hold(hold) => return self.deny_held(check, hold),
                     };
-                    turn.works_until(Instant::now());
                     let given_back = queue.given_back(); // before the store is asked
                     let resolution = self.decide(check.clone()).await;
                     if let Some(place) = place {
@@ -209,7 +206,6 @@ impl Limiter {
                     }
                 }
             };
-            turn.works_until(wake_at);
             self.begin_wait(ticket);
             let _ = timeout_at(wake_at, room).await;
             room = queue.room.notified();
@@ -271,11 +267,6 @@ impl Limiter {
             .retry_after()
             .filter(|_| self.inner.waits_for_blocks)?;
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
-    }
-
-    /// How late a caller with a turn may ask or wake before its runtime counts as parked.
-    fn turn_allowance(&self) -> Duration {
-        self.inner.timeout.saturating_mul(2).min(FOR_EVER)
     }
 
     /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do

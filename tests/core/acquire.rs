@@ -23,10 +23,7 @@ use sluicegate::{
     store::{Check, Operation, Reply, StoreFuture},
 };
 use support::scripted::{self, Scripted};
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::Instant,
-};
+use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -340,96 +337,21 @@ async fn a_dropped_caller_passes_on_its_turn_and_the_answer_of_the_store() {
     assert_eq!(store.asked_ms(), [0, 0, 1_001]);
 }
 
-fn runtime(is_paused: bool) -> Runtime {
-    let mut runtime = Builder::new_current_thread();
-    runtime.enable_all().start_paused(is_paused);
-    runtime.build().unwrap()
-}
-
-#[test]
-fn a_caller_whose_runtime_parks_keeps_its_turn_for_two_timeouts_and_no_longer() {
-    let store = Timed::new();
-    let limiter = Limiter::new(store.clone()).timeout(ms(100));
-    let acquire = || {
-        let limiter = limiter.clone();
-        async move { limiter.acquire(calls("1/1s@exact", 1), LONG).await }
-    };
-    let parked = runtime(false);
-    parked.block_on(async {
-        assert!(acquire().await.unwrap().is_allowed());
-        tokio::spawn(acquire());
-        tokio::task::yield_now().await;
-    });
-    assert_eq!(store.asked_ms().len(), 2, "the second has the turn");
-
-    let decision = runtime(true).block_on(acquire());
-    assert!(decision.unwrap().is_allowed());
-    let admitted_ms = *store.asked_ms().last().unwrap();
-    assert!((1_200..1_300).contains(&admitted_ms), "{admitted_ms}");
-}
-
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_is_given_to_a_caller_who_is_never_polled_again_is_overdue_as_well() {
+async fn callers_are_admitted_in_order_of_arrival_although_the_last_is_polled_first() {
     let store = Timed::new();
-    let limiter = Limiter::new(store.clone()).timeout(ms(100));
-    let acquire = || limiter.acquire(calls("1/1s@exact", 1), LONG);
-    assert!(acquire().await.unwrap().is_allowed());
-    let mut comes_next = pin!(acquire());
-    {
-        let mut has_turn = pin!(acquire());
-        assert!(has_turn.as_mut().now_or_never().is_none());
-        assert!(comes_next.as_mut().now_or_never().is_none());
-    }
-    assert!(acquire().await.unwrap().is_allowed());
-    assert_eq!(store.now_ms(), 1_201);
-}
-
-#[tokio::test(start_paused = true)]
-async fn callers_are_admitted_in_order_when_an_overdue_turn_is_given_up_and_a_lost_one_is_passed_over()
- {
-    let store = Timed::new();
-    let limiter = Limiter::new(store.clone()).timeout(ms(100));
-    let wait = async || {
-        let decision = limiter.acquire(calls("1/1s@exact", 1), LONG).await;
-        decision.unwrap().is_allowed().then(|| store.now_ms())
-    };
+    let limiter = Limiter::new(store.clone());
+    let wait = || admitted_ms(&limiter, &store, 2, LONG);
     assert_eq!(wait().await, Some(0));
-    let mut lost: Vec<_> = (0..2).map(|_| Box::pin(wait())).collect();
-    let mut polled: Vec<_> = (0..3).map(|_| Box::pin(wait())).collect();
-    for caller in lost.iter_mut().chain(&mut polled) {
-        assert!(caller.as_mut().now_or_never().is_none());
-    }
-    // Poll the last caller first.
-    polled.reverse();
-    let mut admitted_ms = join_all(polled).await;
-    admitted_ms.reverse();
-    // The turn is overdue after 1,201 ms, and the first in the queue is silent for 200 ms more.
-    assert_eq!(admitted_ms, [Some(1_401), Some(2_402), Some(3_403)]);
-    drop(lost);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_caller_that_was_passed_over_keeps_its_place() {
-    let store = Timed::new();
-    let limiter = Limiter::new(store.clone()).timeout(ms(100));
-    let wait = async || {
-        let decision = limiter.acquire(calls("1/1s@exact", 1), LONG).await;
-        decision.unwrap().is_allowed().then(|| store.now_ms())
-    };
-    assert_eq!(wait().await, Some(0));
-    let mut callers: Vec<_> = (0..5).map(|_| Box::pin(wait())).collect();
+    let mut callers: Vec<_> = (0..4).map(|_| Box::pin(wait())).collect();
     for caller in &mut callers {
         assert!(caller.as_mut().now_or_never().is_none());
     }
-    let [_has_turn, mut stalls, second, third, fourth] = <[_; 5]>::try_from(callers).ok().unwrap();
-    let stalls = async {
-        tokio::time::sleep(ms(1_500)).await;
-        stalls.as_mut().await
-    };
-    let (stalls, second, third, fourth) = tokio::join!(stalls, second, third, fourth);
-    // The third has the turn when the first comes back.
-    let expected = [1_401, 2_402, 3_403, 4_404].map(Some);
-    assert_eq!([second, third, stalls, fourth], expected);
+    drop(callers.remove(1)); // its place goes with it
+    callers.reverse();
+    let mut admitted_ms = join_all(callers).await;
+    admitted_ms.reverse();
+    assert_eq!(admitted_ms, [Some(1_001), Some(2_002), Some(3_003)]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -199,56 +199,6 @@ async fn a_question_waits_no_longer_than_the_timeout() {
 }
 
 #[test]
-fn the_store_is_told_although_the_runtime_that_did_so_before_is_parked() {
-    let clock = ManualClock::new(1_700_000_000_000);
-    let store = MemoryStore::new().clock(clock.clone());
-    let limiter = Limiter::new(store.clone());
-    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
-    parked.block_on(deny(&limiter, "alice"));
-    other.block_on(async {
-        for _ in 0..33 {
-            clock.advance(Duration::from_secs(1));
-            deny(&limiter, "bob").await;
-            pass(1).await;
-        }
-        pass(2).await;
-        assert_eq!((known(&store).await, tasks()), ((34, 0), 1));
-    });
-    // The older task sees that and ends.
-    parked.block_on(async {
-        pass(2).await;
-        assert_eq!(tasks(), 0);
-    });
-}
-
-#[test]
-fn the_store_is_told_although_a_runtime_has_parked_during_a_report() {
-    let clock = ManualClock::new(1_700_000_000_000);
-    let probe = Probe {
-        store: MemoryStore::new().clock(clock.clone()),
-        ..Probe::default()
-    };
-    let limiter = Limiter::new(probe.clone());
-    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
-    probe.is_deaf.store(true, SeqCst);
-    parked.block_on(async {
-        deny(&limiter, "alice").await;
-        pass(2).await;
-    });
-    assert_eq!(probe.told.load(SeqCst), 1);
-    probe.is_deaf.store(false, SeqCst);
-    other.block_on(async {
-        for _ in 0..34 {
-            clock.advance(Duration::from_secs(1));
-            deny(&limiter, "bob").await;
-            pass(1).await;
-        }
-        pass(2).await;
-        assert_eq!(known(&probe).await, (34, 0));
-    });
-}
-
-#[test]
 fn outside_of_a_runtime_what_is_asked_for_is_told() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());

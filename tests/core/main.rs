@@ -2,6 +2,7 @@
 //! script in another Lua.
 
 mod acquire;
+mod background;
 mod blocks;
 mod breaker;
 mod budget;

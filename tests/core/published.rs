@@ -11,7 +11,6 @@ use std::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
-    manual_clock::ManualClock,
     policies::PublishedPolicy,
     store::{Check, Operation, Reply, StoreFuture},
 };
@@ -125,27 +124,6 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
     assert_eq!(store.sizes().len(), published, "nothing is new");
     pass(400).await;
     assert!(store.sizes().len() > published, "each stays fresh");
-}
-
-#[test]
-fn policies_are_published_although_the_runtime_that_did_so_before_is_parked() {
-    let clock = ManualClock::new(1_700_000_000_000);
-    let store = Publishing {
-        store: MemoryStore::new().clock(clock.clone()),
-        ..Publishing::default()
-    };
-    let limiter = Limiter::new(store.clone());
-    let api = Policy::parse("api", "1000/1h").unwrap();
-    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
-    parked.block_on(charge(&limiter, &api));
-    other.block_on(async {
-        for _ in 0..45 {
-            clock.advance(Duration::from_secs(1));
-            charge(&limiter, &api).await; // no policy is new
-            pass(1).await;
-        }
-    });
-    assert_eq!(store.sizes(), [1]);
 }
 
 #[tokio::test(start_paused = true)]

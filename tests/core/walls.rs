@@ -7,11 +7,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("outage", &[]),
     ("watch", &[]),
-    ("sole_task", &["domain"]),
     ("manual_clock", &["domain"]),
     ("warning", &["domain"]),
+    ("background", &["warning"]),
     ("observe", &["domain"]),
-    ("store", &["domain", "warning", "manual_clock", "sole_task"]),
+    (
+        "store",
+        &["domain", "warning", "manual_clock", "background"],
+    ),
     (
         "limiter",
         &[
@@ -20,7 +23,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "observe",
             "warning",
             "outage",
-            "sole_task",
+            "background",
         ],
     ),
     ("extract", &["domain", "warning", "watch"]),

@@ -1,6 +1,6 @@
 //! Reports contributors to the store, once a second.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::timeout;
 
@@ -13,7 +13,7 @@ use crate::{
         operation::{Operation, answer_of},
         policy::Policy,
     },
-    limiter::delivery::{IDLE, TIMEOUT, Turn},
+    limiter::delivery::{IDLE, TIMEOUT},
     store::{Store, ext},
     warning,
 };
@@ -37,9 +37,7 @@ impl Tracker {
     }
 
     async fn flush_all(&self, store: &dyn Store) {
-        // A caller in a parked runtime may keep the turn.
-        let turn = self.delivery.turn();
-        let Ok(_turn) = timeout(TIMEOUT, turn.lock()).await else {
+        let Ok(_turn) = timeout(TIMEOUT, self.delivery.turn.lock()).await else {
             return;
         };
         self.flushes.fetch_add(1, Relaxed);
@@ -57,7 +55,7 @@ impl Tracker {
             let rest = unsent.split_off(unsent.len().min(CALL));
             let call = std::mem::replace(&mut unsent, rest);
             // An error may be about one account only, so go on with the others.
-            match timeout(TIMEOUT, self.report(store, call, &turn)).await {
+            match timeout(TIMEOUT, self.report(store, call)).await {
                 Ok(reported) => result = result.and(reported),
                 Err(_) => return, // an outage, which has its own warnings
             }
@@ -76,8 +74,7 @@ impl Tracker {
         policy: &Policy,
         key: &Key,
     ) -> Result<(), StoreError> {
-        let turn = self.delivery.turn();
-        let _turn = turn.lock().await;
+        let _turn = self.delivery.turn.lock().await;
         let hash = self.hash(policy, key);
         let unsent = match self.shard(hash).get_mut(&hash) {
             Some(account) if account.is(policy, key) => account.take_unsent(),
@@ -86,7 +83,7 @@ impl Tracker {
         if unsent.is_empty() {
             return Ok(());
         }
-        self.report(store, unsent, &turn).await
+        self.report(store, unsent).await
     }
 
     /// Reports contributions. They are lost on an error: the store may have added them, and must not add them twice.
@@ -94,15 +91,13 @@ impl Tracker {
         &self,
         store: &dyn Store,
         contributions: Vec<Contribution>,
-        turn: &Arc<Turn>,
     ) -> Result<(), StoreError> {
         let contribute = Operation::Contribute(contributions.clone());
         let answers = ext::read(store.execute(contribute), answer_of!(Contribute)).await?;
         let mut first_error = Ok(());
         for (contribution, answer) in contributions.iter().zip(answers) {
             match answer {
-                Ok(kept) if self.delivery.is_current(turn) => self.note(contribution, &kept),
-                Ok(_) => {} // another report has followed
+                Ok(kept) => self.note(contribution, &kept),
                 Err(error) => first_error = first_error.and(Err(error)),
             }
         }

@@ -101,8 +101,7 @@ impl Tracker {
 
     /// Reports the counts to the store. They are lost on an error: the store may have added them.
     async fn report(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let turn = self.delivery.turn();
-        let _turn = turn.lock().await;
+        let _turn = self.delivery.turn.lock().await;
         let reports = reports(&self.table);
         if reports.is_empty() {
             self.idle.fetch_add(1, Relaxed);

@@ -54,7 +54,7 @@ impl Drop for Claim {
         }
         let (limiter, give_up_after) = (self.limiter.clone(), self.give_up_after);
         let asked_at_ms = self.asked_at_ms;
-        self.limiter.in_background(&self.runtime, async move {
+        self.limiter.in_background(Some(&self.runtime), async move {
             if let Ok(Ok(decision)) = timeout(give_up_after, answer).await {
                 decision.usage().asked_at(asked_at_ms);
                 drop(limiter.hold(&decision));

@@ -421,16 +421,14 @@ impl Holding {
 
     /// Returns the slots in the background, and tries again while the store has certainly done nothing.
     fn give_back(&self, slots: Slots) {
-        let runtime = Handle::try_current().ok().or_else(|| self.runtime.clone());
-        let Some(runtime) = runtime else {
-            return; // they expire
-        };
         let give_up_after = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
         let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
-        self.limiter.in_background(&runtime, async move {
-            let settled = limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
-            settled.await;
-        });
+        self.limiter
+            .in_background(self.runtime.as_ref(), async move {
+                let settled =
+                    limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
+                settled.await;
+            });
     }
 }
 

@@ -23,16 +23,13 @@ use tokio::{
 
 use super::{Holding, State, now_ms};
 use crate::{
+    background::{BackRoom, Task},
     domain::{
         error::StoreError,
         rule::millis,
         slots::{Renewal, Renewed, Slots},
     },
-    limiter::{
-        FOR_EVER,
-        background::{Background, Task},
-        jitter,
-    },
+    limiter::{FOR_EVER, jitter},
     warning,
 };
 
@@ -217,7 +214,7 @@ impl Renewer {
     }
 
     /// Returns the holdings whose slots can be returned now; `None` if there are none, and no task can add one.
-    pub(super) fn left(&self, background: &Background) -> Option<Vec<Arc<Holding>>> {
+    pub(super) fn left(&self, background: &BackRoom) -> Option<Vec<Arc<Holding>>> {
         let held = self.lock();
         let all = held.of_runtimes.values().flat_map(BTreeMap::values);
         let left = all.filter(|holding| holding.may_be_returned());

@@ -482,27 +482,6 @@ async fn nothing_is_leased_near_the_limit_or_in_steps_too_short_or_for_who_is_no
 }
 
 #[test]
-fn overdue_leases_are_returned_although_the_runtime_that_did_so_before_is_parked() {
-    let world = World::new(1);
-    let (parked, other) = (support::paused_runtime(), support::paused_runtime());
-    let [alice, bob] = ["alice", "bob"].map(|key| [charge(&policy("100000/1m"), key, 1)]);
-    parked.block_on(async {
-        for _ in 0..10 {
-            assert!(world.admits(0, &alice).await);
-        }
-    });
-    other.block_on(async {
-        warm_up(&world, 0, &alice).await;
-        assert!(world.left(&alice[0]).await < vec![100_000 - 2_111]);
-        world.pass(5_000_000);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(world.admits(0, &bob).await);
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(world.left(&alice[0]).await, [100_000 - 2_111]);
-    });
-}
-
-#[test]
 fn nothing_is_leased_in_a_runtime_without_timers() {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.build().unwrap().block_on(async {

@@ -12,6 +12,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
+    sync::OwnedSemaphorePermit,
     time::{sleep, timeout},
 };
 
@@ -26,6 +27,7 @@ use self::{
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
+    background::BackRoom,
     domain::{
         charge::Charge,
         check::Check,
@@ -35,7 +37,6 @@ use crate::{
         operation::{Operation, Reply},
         rule::millis,
     },
-    sole_task::Alive,
     store::{CallFuture, Properties, Store, StoreExt, StoreFuture, layers::sync},
     warning,
 };
@@ -77,6 +78,7 @@ struct Inner {
     shortest_timeout_ms: AtomicU64,
     /// Whether a runtime without timers was seen. Then leasing is off.
     lacks_timers: AtomicBool,
+    background: Arc<BackRoom>,
 }
 
 impl Leases {
@@ -92,6 +94,7 @@ impl Leases {
             table: Table::new(),
             shortest_timeout_ms: AtomicU64::new(u64::MAX),
             lacks_timers: AtomicBool::new(false),
+            background: Arc::default(),
         };
         Self {
             inner: Arc::new(inner),
@@ -112,7 +115,7 @@ impl Leases {
     /// This method waits for transfers under way and for the store, ten seconds at most. Units that could not be
     /// returned by then stay charged, since nothing is tried again. Checks during this call can lease units again.
     pub async fn return_unspent(&self) {
-        if self.inner.runtime().is_some() {
+        if self.inner.has_timers() {
             let entries = self.inner.table.entries(|_| true);
             self.inner
                 .give_back(entries.iter().filter_map(|entry| entry.end()));
@@ -144,29 +147,28 @@ impl Inner {
 
     /// The entry of a charge if it is hot. Makes sure that a task sweeps the entries.
     fn find(self: &Arc<Self>, charge: &Charge) -> Option<Arc<Entry>> {
-        let may_lease = || self.runtime().is_some();
+        let may_lease = || self.has_timers();
         let entry = self.table.find(charge, &self.clock, may_lease)?;
         entry.count(charge.cost());
-        if self.table.sweeper.is_absent() {
+        if self.table.sweeper.available_permits() > 0 {
             self.start_sweeping();
         }
         Some(entry)
     }
 
-    /// The runtime for background tasks; `None` if there is none, or if it has no timers.
-    fn runtime(&self) -> Option<Handle> {
-        let runtime = Handle::try_current().ok()?;
-        if self.lacks_timers.load(Relaxed) {
-            return None;
+    /// Whether the caller is in a runtime that has timers.
+    fn has_timers(&self) -> bool {
+        if Handle::try_current().is_err() || self.lacks_timers.load(Relaxed) {
+            return false;
         }
         // A runtime cannot be asked whether its timers are enabled, so try one.
         if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
             if !self.lacks_timers.swap(true, Relaxed) {
                 warning::nothing_leased();
             }
-            return None;
+            return false;
         }
-        Some(runtime)
+        true
     }
 
     fn check_one(
@@ -206,9 +208,6 @@ impl Inner {
 
     /// Lets the store decide. Its answer counts as used the units that lie here unspent.
     fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
-        if self.table.sweeper.is_late() {
-            self.start_sweeping();
-        }
         let (this, given_back) = (Arc::clone(self), self.table.given_back());
         let unspent = self.table.unspent(check, self.clock.now());
         self.store.check(check).map(move |mut decision| {
@@ -260,9 +259,9 @@ impl Inner {
         let Some(fetch) = entry.begin(cost, self.clock.now()) else {
             return;
         };
-        let Some(runtime) = self.runtime() else {
+        if !self.has_timers() {
             return;
-        };
+        }
         // The same call returns unspent units. They are never returned twice: if the call fails, they stay charged.
         let unspent = entry.close();
         let returned = unspent
@@ -272,10 +271,10 @@ impl Inner {
         let call = self.store.call(operations.collect());
         // Spawned, because a caller that leaves must not lose the units.
         let this = Arc::clone(self);
-        drop(runtime.spawn(async move {
+        self.background.spawn(async move {
             this.install(&fetch, call).await;
             drop((unspent, fetch));
-        }));
+        });
     }
 
     async fn install(&self, fetch: &Fetch, call: CallFuture) {
@@ -312,14 +311,14 @@ impl Inner {
     /// servers.
     fn give_back(&self, all: impl Iterator<Item = Unspent>) {
         for unspent in all {
-            let Some(runtime) = self.runtime() else {
+            if !self.has_timers() {
                 return;
-            };
+            }
             let settled = self.store.settle(&unspent.settlement);
-            drop(runtime.spawn(async move {
+            self.background.spawn(async move {
                 let _ = timeout(PATIENCE, settled).await;
                 drop(unspent);
-            }));
+            });
         }
     }
 
@@ -331,10 +330,10 @@ impl Inner {
 
     #[cold]
     fn start_sweeping(self: &Arc<Self>) {
-        if let Some(runtime) = self.runtime()
-            && let Some(task) = self.table.sweeper.begin(SWEEP * 3)
+        if self.has_timers()
+            && let Ok(task) = Arc::clone(&self.table.sweeper).try_acquire_owned()
         {
-            drop(runtime.spawn(sweep(Arc::downgrade(self), task)));
+            self.background.spawn(sweep(Arc::downgrade(self), task));
         }
     }
 
@@ -348,16 +347,13 @@ impl Inner {
     }
 }
 
-/// The task that sweeps the entries. If it is dropped with its runtime, or late, the next check starts another.
-async fn sweep(inner: Weak<Inner>, mut task: Alive) {
+/// The task that sweeps the entries. If it is dropped with its runtime, the next check starts another.
+async fn sweep(inner: Weak<Inner>, _task: OwnedSemaphorePermit) {
     loop {
         sleep(SWEEP).await;
         let Some(inner) = inner.upgrade() else {
             return;
         };
-        if !task.goes_on() {
-            return;
-        }
         inner.sweep();
         if inner.table.is_empty() {
             return;

@@ -81,7 +81,7 @@ impl Revocation {
             return;
         };
         let half = Duration::from_millis(self.inner.shortest_timeout_ms() / 2);
-        let has_timers = self.inner.runtime().is_some();
+        let has_timers = self.inner.has_timers();
         let ended = async || {
             timeout(half.min(PATIENCE), bar.transfers_ended())
                 .await

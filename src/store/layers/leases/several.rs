@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     Entries, Inner, PATIENCE,
@@ -82,7 +82,7 @@ impl Several {
             check: self.check.clone(),
             entries: self.entries.clone(),
             sent: self.inner.clock.now(),
-            runtime: self.inner.runtime(),
+            has_timers: self.inner.has_timers(),
             decision: Some(StoreFuture::pending(decide(self))),
         })
     }
@@ -166,7 +166,7 @@ struct Unfinished {
     check: Check,
     entries: Entries,
     sent: Moment,
-    runtime: Option<Handle>,
+    has_timers: bool,
     decision: Option<StoreFuture<Decision>>,
 }
 
@@ -195,11 +195,11 @@ impl Drop for Unfinished {
         let transfers: Vec<Transfer> = charges
             .map(|charge| self.inner.table.begin_transfer(charge))
             .collect();
-        if let Some(runtime) = &self.runtime {
-            drop(runtime.spawn(async move {
+        if self.has_timers {
+            self.inner.background.spawn(async move {
                 let _ = timeout(PATIENCE, decision).await;
                 drop(transfers);
-            }));
+            });
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::sync::Semaphore;
 
 use super::{
     clock::{Clock, Moment},
@@ -15,11 +16,8 @@ use super::{
     hot::HotCounts,
     transfer::{Bar, Transfer, Transfers},
 };
-use crate::{
-    domain::{
-        charge::Charge, check::Check, decision::Decision, key::Key, policy::Policy, rule::millis,
-    },
-    sole_task::SoleTask,
+use crate::domain::{
+    charge::Charge, check::Check, decision::Decision, key::Key, policy::Policy, rule::millis,
 };
 
 /// The maximum number of identities with leases.
@@ -40,8 +38,8 @@ pub(super) struct Table {
     /// Indexed by the hash of the policy's name and the key. If two have the same hash, the second is never hot.
     shards: [Shard; SHARDS],
     transfers: Arc<Transfers>,
-    /// The task that sweeps the entries.
-    pub(super) sweeper: Arc<SoleTask>,
+    /// Its permit is free while no task sweeps the entries.
+    pub(super) sweeper: Arc<Semaphore>,
 }
 
 impl Table {
@@ -51,7 +49,7 @@ impl Table {
             counts: HotCounts::new(),
             shards: array::from_fn(|_| RwLock::default()),
             transfers: Arc::new(Transfers::new()),
-            sweeper: Arc::default(),
+            sweeper: Arc::new(Semaphore::new(1)),
         }
     }
 

@@ -1,0 +1,112 @@
+//! Work that no request waits for lives in one runtime, and goes on in the next.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
+    error::StoreErrorKind,
+    limiter::Slot,
+    store::{Check, Operation, Reply, StoreFuture},
+};
+use support::{paused_runtime, trace::traced_here};
+use tokio::{task::yield_now, time::advance};
+
+fn alice() -> Key {
+    Key::new("user", "alice")
+}
+
+#[test]
+fn strikes_in_a_runtime_that_nothing_drives_wait_with_one_warning_until_it_has_been_shut_down() {
+    let (trace, _guard) = traced_here();
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("login", "1/1d").unwrap();
+    let policy = policy.ban("2/1d=1h".parse().unwrap());
+    let ask = async || {
+        let charge = Charge::new(&policy, alice(), 2);
+        limiter.check([charge]).await.unwrap()
+    };
+    let warnings = || trace.lines.lock().unwrap().clone();
+    let (parked, other) = (paused_runtime(), paused_runtime());
+    parked.block_on(ask()); // the first poll denies, so that nothing that was spawned begins
+    other.block_on(async {
+        ask().await;
+        assert_eq!(warnings(), [""; 0], "a runtime may be late");
+        advance(Duration::from_secs(2)).await;
+        for _ in 0..3 {
+            assert!(matches!(ask().await, Decision::Denied(_)));
+        }
+        let warnings = warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("a tokio runtime that nothing drives"));
+    });
+    drop(parked);
+    other.block_on(async {
+        ask().await;
+        ask().await;
+        limiter.strikes_counted().await;
+        assert!(matches!(ask().await, Decision::Blocked(_)));
+    });
+}
+
+#[test]
+fn a_limiter_outside_of_a_runtime_decides_and_warns_once() {
+    let (trace, _guard) = traced_here();
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "1/1d").unwrap();
+    for allowed in [true, false, false] {
+        let asked = limiter.check([Charge::new(&policy, alice(), 1)]);
+        let decision = futures::executor::block_on(asked).unwrap();
+        assert_eq!(decision.is_allowed(), allowed);
+    }
+    let warnings = trace.lines.lock().unwrap().clone();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("outside of a tokio runtime"));
+}
+
+/// Its first settlement is surely not sent.
+#[derive(Debug, Default)]
+struct Unreachable {
+    store: MemoryStore,
+    has_failed: AtomicBool,
+}
+
+impl Store for Unreachable {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if matches!(operation, Operation::Settle(_)) && !self.has_failed.swap(true, SeqCst) {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "no connection");
+            return StoreFuture::ready(Err(error.unsent()));
+        }
+        self.store.execute(operation)
+    }
+}
+
+#[test]
+fn what_an_ended_runtime_has_surely_not_sent_is_sent_in_the_next() {
+    let policy = Policy::parse("jobs", "1/30s@concurrent").unwrap();
+    for polls in [0, 5] {
+        let limiter = Limiter::new(Unreachable::default());
+        let acquire = async || -> Option<Slot> {
+            let job = Charge::new(&policy, alice(), 1);
+            let slot = limiter.acquire_slot([job], Duration::ZERO).await;
+            slot.unwrap().ok().flatten()
+        };
+        paused_runtime().block_on(async {
+            drop(acquire().await.unwrap());
+            for _ in 0..polls {
+                yield_now().await; // the first return fails
+            }
+        });
+        paused_runtime().block_on(async {
+            assert!(acquire().await.is_none());
+            limiter.return_slots().await;
+            assert!(acquire().await.is_some(), "after {polls} polls");
+        });
+    }
+}
