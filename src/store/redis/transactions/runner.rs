@@ -23,13 +23,11 @@ use super::{
     snapshot::Snapshot,
 };
 use crate::{
-    domain::{
-        error::{StoreError, StoreErrorKind},
-        sent_call::{Blame, Journey, SentCall},
-    },
+    domain::error::{StoreError, StoreErrorKind},
     store::{
         Operation, Reply,
         redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
+        sent::Sent,
     },
 };
 
@@ -65,18 +63,9 @@ pub(super) struct Settings {
 struct Job {
     operations: Vec<Operation>,
     reply: oneshot::Sender<Result<Replies, StoreError>>,
-    journey: Journey,
+    sent: Sent,
     /// The runtime of the caller, which runs the attempt.
     runtime: Handle,
-}
-
-/// Notes when it is dropped that the caller has left.
-struct Leaving(Journey);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
 }
 
 impl Job {
@@ -106,11 +95,9 @@ impl OptimisticRunner {
     pub(super) async fn execute(
         self: Arc<Self>,
         operations: Vec<Operation>,
-        journey: Journey,
+        sent: Sent,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
-        // Dropped after the receiver of the answer: a job that neither was begun nor has a receiver is not done.
-        let leaving = Leaving(journey.clone());
         let (reply, mut answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
         let keys: Vec<u64> = keys.map(|key| self.hasher.hash_one(key)).collect();
@@ -118,7 +105,7 @@ impl OptimisticRunner {
         let job = Job {
             operations,
             reply,
-            journey: journey.clone(),
+            sent: sent.clone(),
             runtime,
         };
         if let Some(group) = self.queue.enter(keys.clone(), kind, job) {
@@ -130,10 +117,7 @@ impl OptimisticRunner {
                 self.begin(group);
             }
             if let Ok(answer) = timeout(PARKED_AFTER, &mut answer).await {
-                return answer.unwrap_or_else(|_| {
-                    let error = SHUT_DOWN.blaming(Some(journey.blame(Duration::ZERO)));
-                    Err(error.unsent_if(leaving.0.leave()))
-                });
+                return answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(sent.leave())));
             }
         }
     }
@@ -149,8 +133,7 @@ impl OptimisticRunner {
         runtime.spawn(async move {
             let settings = &place.runner.settings.clone();
             let end = Settings::end();
-            let sent = SentCall::now();
-            group.jobs.retain(|job| job.journey.begin(&sent));
+            group.jobs.retain(|job| !job.has_left() && job.sent.begin());
             let session = Session::check_out(&settings.pool, end).await;
             let (session, replies) = match session {
                 // All callers left while waiting for the connection.
@@ -165,8 +148,7 @@ impl OptimisticRunner {
             };
             // Free the identities first, so that the next group starts while the callers of this one are answered.
             drop(place);
-            let blame = Some(Blame::Call(sent));
-            answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
+            answer(group.jobs, replies);
             if let Some(session) = session.filter(Session::is_lost) {
                 renew(session, runner).await;
             }
