@@ -107,7 +107,7 @@ impl Limiter {
                 self.note_timeout();
                 MaybeReady::pending(Call {
                     limiter: self.clone(),
-                    permit,
+                    permit: permit.map(|permit| self.inner.breaker.begin_wait(permit)),
                     answer,
                     timeout: LazySleep::new(timeout),
                     scope,
