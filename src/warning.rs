@@ -286,6 +286,17 @@ pub(crate) fn background_waits() {
     );
 }
 
+/// Warns that work for callers stands still in a runtime that exists and that nothing drives.
+#[cfg(feature = "redis")]
+pub(crate) fn runtime_not_driven() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: calls to Redis stand still in a tokio runtime that nothing drives, and callers in other \
+         runtimes wait for them: drive a runtime as long as it exists, or drop it"
+    );
+}
+
 /// Warns of an error of the store that changes no decision.
 fn of_store(error: &StoreError, message: &'static str) {
     #[cfg(feature = "tracing")]

@@ -10,13 +10,9 @@
 //! assert!(error.to_string().starts_with("policy `api`: rule `ten/1s`: "));
 //! ```
 
-use std::{
-    error::Error,
-    fmt,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::{error::Error, fmt, sync::Arc};
 
-use crate::{domain::Text, domain::sent_call::Blame};
+use crate::domain::Text;
 
 /// The reason why a request has no key.
 ///
@@ -278,8 +274,6 @@ pub struct StoreError {
 struct Details {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
-    /// `None` for a call with a single caller.
-    blame: Option<Blame>,
 }
 
 /// The longest code of an error reply that is kept.
@@ -399,23 +393,6 @@ impl StoreError {
     pub(crate) const fn maybe_sent(mut self) -> Self {
         self.is_unsent = false;
         self
-    }
-
-    /// Sets the call that caused the error, which others may share; or no call.
-    pub(crate) fn blaming(mut self, blame: Option<Blame>) -> Self {
-        if blame.is_some() {
-            self.details.get_or_insert_default().blame = blame;
-        }
-        self
-    }
-
-    /// Returns whether the breaker should count this error: see [`Blame::take_report`].
-    pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
-        let blame = self
-            .details
-            .as_ref()
-            .and_then(|details| details.blame.as_ref());
-        blame.is_none_or(|blame| blame.take_report(of_no_call))
     }
 
     /// Returns the code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters.

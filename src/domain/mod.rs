@@ -19,7 +19,6 @@ pub mod policies;
 pub mod policy;
 pub(crate) mod published;
 pub mod rule;
-pub(crate) mod sent_call;
 pub(crate) mod settlement;
 pub(crate) mod similar;
 pub(crate) mod slots;

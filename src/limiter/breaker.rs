@@ -1,12 +1,17 @@
 //! [`Breaker`]: whether to call a store that has failed.
 //!
 //! ```text
-//!             5 failures in a row
+//!             5 counted failures in a row
 //!   ┌────────┐ ─────────────────▶ ┌──────┐
 //!   │ closed │                    │ open │ one call each interval goes through: the probe
 //!   └────────┘ ◀───────────────── └──────┘
 //!             a probe is answered
 //! ```
+//!
+//! At most one failure counts in each half of the timeout, so that a thousand callers of one dead call are one failure,
+//! and each answer sets the count to zero. A timeout is no failure if the store has answered another call since this one
+//! began: then this process is busy, or the call was still queued. So a breaker opens only after two timeouts without any
+//! answer.
 //!
 //! The breaker is part of the limiter and no wrapper around a store: most failures of a hanging store are timeouts, and
 //! the limiter owns the timeout. A store only sees dropped futures, which also come from clients that disconnect.
@@ -16,7 +21,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{
-            AtomicBool, AtomicU32, AtomicU64,
+            AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -55,14 +60,13 @@ pub(crate) struct Breaker {
     interval: Duration,
     /// How often the breaker has switched: an odd number means open.
     switches: AtomicU32,
-    /// Failures in a row while closed.
+    /// Counted failures in a row while closed.
     failures: AtomicU32,
-    /// Whether a failure of callers that timed out before being sent is among them. All such callers count as one
-    /// failure: the calls that the store owes an answer are counted separately.
-    waited: AtomicBool,
     /// How many answers were counted, at most one in a round trip: only a call that began after the last counted answer
     /// adds one.
     answers: AtomicU32,
+    /// When the next failure counts, in microseconds since `born`.
+    count_at: AtomicU64,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
     /// The observer that saw the breaker open. The same observer sees the breaker close, whichever clone closes it,
@@ -77,8 +81,8 @@ impl Breaker {
             interval,
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
-            waited: AtomicBool::new(false),
             answers: AtomicU32::new(0),
+            count_at: AtomicU64::new(0),
             probe_at: AtomicU64::new(0),
             observer: Mutex::default(),
         }
@@ -108,17 +112,19 @@ impl Breaker {
         }
     }
 
-    /// Notes how a call has ended, and notifies the observer of a switch.
+    /// Notes how a call has ended, and notifies the observer of a switch. At most one failure counts in each half of
+    /// `timeout`, that of the limiter.
     pub(crate) fn note(
         &self,
         permit: Permit,
         error: Option<&StoreError>,
+        timeout: Duration,
         observer: &SwitchObserver,
     ) {
         match error.filter(|error| is_failure(error.kind())) {
             None => self.answered(permit),
-            Some(error) if self.is_alive(permit, error) || !error.take_report(&self.waited) => {}
-            Some(error) => self.failed(permit, error, observer),
+            Some(error) if self.is_alive(permit, error) => {}
+            Some(error) => self.failed(permit, error, timeout, observer),
         }
     }
 
@@ -136,7 +142,7 @@ impl Breaker {
             self.answers.fetch_add(1, Relaxed);
         }
         if self.failures.load(Relaxed) != 0 {
-            self.forget_failures();
+            self.failures.store(0, Relaxed);
         }
         if is_open(switches)
             && let Some(Some(observer)) = self.switch(switches, None)
@@ -145,26 +151,24 @@ impl Breaker {
         }
     }
 
-    fn forget_failures(&self) {
-        self.failures.store(0, Relaxed);
-        self.waited.store(false, Relaxed);
-    }
-
     #[cold]
     fn failed(
         &self,
         Permit { switches, .. }: Permit,
         error: &StoreError,
+        timeout: Duration,
         observer: &SwitchObserver,
     ) {
         // A call from before the last switch says nothing about the present.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return;
         }
-        if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
+        if !self.is_due(&self.count_at, || timeout / 2)
+            || self.failures.fetch_add(1, Relaxed) + 1 < FAILURES
+        {
             return;
         }
-        self.probe_at.store(self.next_probe(), Relaxed);
+        self.probe_at.store(self.after(self.until_probe()), Relaxed);
         if self.switch(switches, observer.clone()).is_some()
             && let Some(observer) = observer
         {
@@ -176,7 +180,7 @@ impl Breaker {
     /// caller has switched first.
     fn switch(&self, from: u32, observer: SwitchObserver) -> Option<SwitchObserver> {
         let to = from.wrapping_add(1);
-        self.forget_failures();
+        self.failures.store(0, Relaxed);
         // Lock first: the caller that closes the breaker must find the observer that the opening caller stored.
         let mut last = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
@@ -185,25 +189,29 @@ impl Breaker {
 
     #[cold]
     fn takes_probe(&self) -> bool {
-        let due = self.probe_at.load(Relaxed);
-        if self.now() < due {
-            return false;
-        }
-        // Only one of the concurrent callers gets the probe.
-        self.probe_at
-            .compare_exchange(due, self.next_probe(), Relaxed, Relaxed)
-            .is_ok()
+        self.is_due(&self.probe_at, || self.until_probe())
     }
 
-    /// A random time between half and one and a half intervals from now, so that replicas which lost the store together
-    /// do not probe together.
-    fn next_probe(&self) -> u64 {
-        let wait = self.interval / 2 + jitter::random_up_to(self.interval);
-        self.now().saturating_add(micros(wait))
+    /// A random time between half and one and a half intervals, so that replicas which lost the store together do not
+    /// probe together.
+    fn until_probe(&self) -> Duration {
+        self.interval / 2 + jitter::random_up_to(self.interval)
     }
 
-    fn now(&self) -> u64 {
-        micros(Instant::now().saturating_duration_since(self.born))
+    /// Whether the time of `at` has come. Only one of the concurrent callers is the first to ask: then the next time is
+    /// after `wait`.
+    fn is_due(&self, at: &AtomicU64, wait: impl FnOnce() -> Duration) -> bool {
+        let due = at.load(Relaxed);
+        self.after(Duration::ZERO) >= due
+            && at
+                .compare_exchange(due, self.after(wait()), Relaxed, Relaxed)
+                .is_ok()
+    }
+
+    /// The time after `wait` from now, in microseconds since `born`.
+    fn after(&self, wait: Duration) -> u64 {
+        let age = Instant::now().saturating_duration_since(self.born);
+        micros(age.saturating_add(wait))
     }
 }
 

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::{Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
-    domain::sent_call::Blame,
     domain::{
         block::Block,
         contributors::Contributors,
@@ -147,7 +146,8 @@ impl Limiter {
                 Ok(answer) => answer.failure(),
                 Err(error) => Some(error),
             };
-            self.inner.breaker.note(permit, error, &self.inner.observer);
+            let (breaker, timeout) = (&self.inner.breaker, self.inner.timeout);
+            breaker.note(permit, error, timeout, &self.inner.observer);
         }
         start.map(Timing::since)
     }
@@ -191,17 +191,11 @@ impl<T: StoreAnswer> Future for Call<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let mut this = self.project();
         let answer = this.answer;
-        // A process too busy to notice its timer may have missed an answer as well: then blame no call.
         let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
-                let blame = if this.timeout.is_noticed_late() {
-                    Some(Blame::NoCall)
-                } else {
-                    answer.blame(this.timeout.duration())
-                };
                 let is_unsent = in_scope(this.scope, || answer.leave());
-                Err(timed_out().blaming(blame).unsent_if(is_unsent))
+                Err(timed_out().unsent_if(is_unsent))
             }
             Poll::Pending => return Poll::Pending,
         };

@@ -17,9 +17,6 @@ use tokio::{
 /// that gets the answer.
 const LAST_LOOKS: u8 = 3;
 
-/// How late any timer may be noticed: the runtime and the system both count whole milliseconds.
-const COARSENESS: Duration = Duration::from_millis(2);
-
 pin_project! {
     /// A timer that starts when first polled.
     ///
@@ -41,17 +38,6 @@ impl LazySleep {
             last_looks: LAST_LOOKS,
             sleep: None,
         }
-    }
-
-    pub(crate) const fn duration(&self) -> Duration {
-        self.duration
-    }
-
-    /// Whether this process noticed the expiry so late that an answer may have gone unnoticed as well.
-    pub(crate) fn is_noticed_late(&self) -> bool {
-        let late = COARSENESS.max(self.duration / 4);
-        let sleep = self.sleep.as_ref();
-        sleep.is_some_and(|sleep| sleep.deadline().elapsed() > late)
     }
 }
 

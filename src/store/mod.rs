@@ -9,7 +9,6 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::AtomicU64},
     task::{Context, Poll},
-    time::Duration,
 };
 
 #[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
@@ -22,12 +21,11 @@ pub use crate::domain::{
     slots::{Renewal, Renewed, Slots},
 };
 use crate::{
-    domain::{
-        decision::Decision,
-        error::StoreError,
-        sent_call::{Blame, Journey},
+    domain::{decision::Decision, error::StoreError},
+    store::{
+        maybe_ready::{MaybeReady, join_all},
+        sent::Sent,
     },
-    store::maybe_ready::{MaybeReady, join_all},
 };
 
 mod entry;
@@ -37,6 +35,7 @@ pub(crate) mod maybe_ready;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub(crate) mod sent;
 
 pub use layers::{DenyCache, Leases};
 pub use memory::MemoryStore;
@@ -169,8 +168,8 @@ pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> 
 /// A store that answers without waiting allocates nothing for the future.
 pub struct StoreFuture<T> {
     answer: MaybeReady<Result<T, StoreError>>,
-    /// Set for an operation that may share its call with others.
-    journey: Option<Journey>,
+    /// Set for an operation that may wait for its turn.
+    sent: Option<Sent>,
 }
 
 impl<T> StoreFuture<T> {
@@ -179,7 +178,7 @@ impl<T> StoreFuture<T> {
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
             answer: MaybeReady::ready(result),
-            journey: None,
+            sent: None,
         }
     }
 
@@ -188,23 +187,15 @@ impl<T> StoreFuture<T> {
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
             answer: MaybeReady::pending(future),
-            journey: None,
+            sent: None,
         }
     }
 
-    /// The same answer, which arrives with a call that others may share.
+    /// The same answer to an operation that may wait for its turn.
     #[cfg(feature = "redis")]
-    pub(crate) fn travelling(mut self, journey: Journey) -> Self {
-        self.journey = Some(journey);
+    pub(crate) fn queued(mut self, sent: Option<Sent>) -> Self {
+        self.sent = sent;
         self
-    }
-
-    /// The call to blame for a timeout after the caller has `waited` this long. A call that was in flight for less than
-    /// half of that time is not to blame. `None` if the caller shares the call with no other.
-    pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
-        self.journey
-            .as_ref()
-            .map(|journey| journey.blame(waited / 2))
     }
 
     /// Takes the answer if it is ready.
@@ -215,7 +206,7 @@ impl<T> StoreFuture<T> {
     /// Leaves without the answer. Returns whether the operation is never sent.
     pub(crate) fn leave(&mut self) -> bool {
         self.answer = MaybeReady::Ready(None);
-        self.journey.as_ref().is_some_and(Journey::has_left)
+        self.sent.as_ref().is_some_and(Sent::leave)
     }
 }
 
@@ -237,33 +228,32 @@ impl<T: Send + 'static> StoreFuture<T> {
         };
         StoreFuture {
             answer,
-            journey: self.journey,
+            sent: self.sent,
         }
     }
 
-    /// Waits for all answers at the same time. The call to blame is that of the first.
+    /// Waits for all answers at the same time.
     pub(crate) fn all(answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let journeys = answers.iter().map(|answer| answer.journey.clone());
-        let journeys: Option<Vec<_>> = journeys.collect();
+        let sent: Option<Arc<[_]>> = answers.iter().map(|answer| answer.sent.clone()).collect();
         let answers = join_all(answers);
         StoreFuture {
             answer: MaybeReady::pending(async { Ok(answers.await) }),
-            journey: journeys.map(|each| Journey::All(Arc::new(each))),
+            sent: sent.map(Sent::All),
         }
     }
 
     /// The same answer by way of another future, if it is not ready.
-    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>, Option<Journey>) -> F) -> Self
+    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>, Option<Sent>) -> F) -> Self
     where
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let answer = match self.answer {
             MaybeReady::Ready(result) => MaybeReady::Ready(result),
-            MaybeReady::Pending(future) => MaybeReady::pending(relay(future, self.journey.clone())),
+            MaybeReady::Pending(future) => MaybeReady::pending(relay(future, self.sent.clone())),
         };
         Self {
             answer,
-            journey: self.journey,
+            sent: self.sent,
         }
     }
 

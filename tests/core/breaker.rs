@@ -1,7 +1,6 @@
 //! A failing store is called once in each interval. All requests call it again as soon as it answers.
 
 use std::{
-    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -10,15 +9,13 @@ use std::{
 };
 
 use futures::future::join_all;
-use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, Store, StoreError,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, Store, StoreError,
     error::StoreErrorKind,
     store::{Check, Operation, Reply, StoreFuture},
 };
 use support::scripted::{Scripted, allowed, unavailable};
 use tokio::time::{Instant, advance, sleep};
-use tower::{Layer, ServiceExt};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 const SHORTEST: Duration = Duration::from_millis(125);
@@ -164,15 +161,41 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
         }
     });
     let limiter = Limiter::new(store);
-    for _ in 0..3 {
+    for _ in 0..9 {
         health.set(true);
         let all = join_all((0..20).map(|_| kind(&limiter))).await;
         let late = |it: &&Option<StoreErrorKind>| **it == Some(StoreErrorKind::Timeout);
         assert_eq!(all.iter().filter(late).count(), 19);
     }
     // A store that answers none of several simultaneous callers has failed.
-    join_all((0..5).map(|_| kind(&limiter))).await;
+    for _ in 0..5 {
+        join_all((0..20).map(|_| kind(&limiter))).await;
+    }
     assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_callers_of_one_dead_call_are_one_failure() {
+    let (_, store) = Health::silent();
+    let limiter = Limiter::new(store.clone());
+    for _ in 0..4 {
+        join_all((0..1_000).map(|_| kind(&limiter))).await;
+    }
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+    assert_eq!(store.checks().len(), 4_001);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_count_once_in_each_half_timeout() {
+    let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
+    let limiter = Limiter::new(store).timeout(TIMEOUT);
+    let start = Instant::now();
+    while kind(&limiter).await != Some(StoreErrorKind::CircuitOpen) {
+        advance(Duration::from_millis(1)).await;
+    }
+    // The first counts at once, and the fifth opens it for the next caller.
+    assert_eq!(start.elapsed(), 2 * TIMEOUT + Duration::from_millis(1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -283,6 +306,7 @@ async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
         let limiter = Limiter::new(store);
         for _ in 0..5 {
             assert_eq!(kind(&limiter).await, Some(failure));
+            advance(TIMEOUT / 2).await;
         }
         let expected = if opens {
             StoreErrorKind::CircuitOpen
@@ -360,34 +384,6 @@ async fn with_an_interval_of_zero_every_request_asks() {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Unavailable));
     }
     assert_eq!(store.checks().len(), 100);
-}
-
-#[tokio::test(start_paused = true)]
-async fn several_settlements_in_one_call_fail_once() {
-    let store = Scripted::allowing();
-    let limiter = Limiter::new(store.clone());
-    let both = ["now", "soon"].map(|name| Policy::parse(name, "1000/1d").unwrap());
-    let layer = RateLimitLayer::new(limiter.clone())
-        .limit(both[0].clone(), Key::new("user", "alice"))
-        .limit(both[1].clone().shadow(), Key::new("user", "alice"))
-        .settle(|_, _| 0);
-    let doors = Arc::new(tokio::sync::Semaphore::new(0));
-    let service = layer.layer(tower::service_fn(|_: Request<String>| {
-        let doors = doors.clone();
-        async move {
-            doors.acquire_owned().await.unwrap().forget();
-            Ok::<_, Infallible>(Response::new(String::new()))
-        }
-    }));
-    let requests = (0..4).map(|_| service.clone().oneshot(Request::default()));
-    let mut responses = Box::pin(join_all(requests));
-    assert!(futures::poll!(&mut responses).is_pending());
-    // From here on, the store answers no call between its failures.
-    doors.add_permits(4);
-    responses.await;
-    let fifth = limiter.reset(&both[0], &Key::new("user", "alice")).await;
-    assert_eq!(fifth.unwrap_err().kind(), StoreErrorKind::Unavailable);
-    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
 }
 
 #[tokio::test(start_paused = true)]

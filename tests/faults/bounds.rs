@@ -82,8 +82,8 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
 }
 
 /// The reason why requests may be left to the failure policy beside a job, without a fault.
-const PARKED: &str =
-    "a connection whose runtime parks is replaced after 500 ms: the failure policy decides";
+const ENDED: &str =
+    "calls in a runtime that ends fail, and its connection is replaced: the failure policy decides";
 
 /// The reason why a bucket may admit more than promised with leases.
 const REFUNDED: &str = "a check whose lease ends is refunded, and a bucket that was full meanwhile gets its unit twice";
@@ -145,7 +145,7 @@ impl<'a> Bounds<'a> {
         let faults = self.faults.iter().filter_map(|&fault| undecided(fault));
         let mut why: Vec<_> = faults.collect();
         if why.is_empty() && self.setup.with_job {
-            why.push(PARKED);
+            why.push(ENDED);
         }
         why.dedup();
         why

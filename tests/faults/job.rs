@@ -1,9 +1,6 @@
-//! A second runtime that shares the store: one thread, which polls only while the job works.
+//! A second runtime that shares the store: one thread.
 
-use std::{
-    sync::mpsc,
-    thread::{Builder as Thread, JoinHandle},
-};
+use std::thread::{Builder as Thread, JoinHandle};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -12,22 +9,13 @@ use tokio::{
 
 use super::{run::WORKER, traffic::Traffic};
 
-enum Order {
-    /// Poll nothing until the other end is dropped.
-    Park(mpsc::Receiver<()>),
-    /// Drop the runtime in the middle of requests, and continue with another.
-    Renew,
-}
+/// Drop the runtime in the middle of requests, and continue with another.
+struct Renew;
 
 /// The job works from the start. Dropping a job also drops the runtime, in the middle of requests.
 pub(crate) struct Job {
-    orders: Option<UnboundedSender<Order>>,
+    orders: Option<UnboundedSender<Renew>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// The job is parked until this is dropped.
-pub(crate) struct Parked {
-    _until: mpsc::Sender<()>,
 }
 
 impl Job {
@@ -40,19 +28,9 @@ impl Job {
         }
     }
 
-    pub(crate) fn park(&self) -> Parked {
-        let (until, parked) = mpsc::channel();
-        self.order(Order::Park(parked));
-        Parked { _until: until }
-    }
-
     pub(crate) fn renew(&self) {
-        self.order(Order::Renew);
-    }
-
-    fn order(&self, order: Order) {
         let orders = self.orders.as_ref().unwrap();
-        assert!(orders.send(order).is_ok(), "the job has ended");
+        assert!(orders.send(Renew).is_ok(), "the job has ended");
     }
 }
 
@@ -63,13 +41,10 @@ impl Drop for Job {
     }
 }
 
-fn work(traffic: &Traffic, mut orders: UnboundedReceiver<Order>) {
+fn work(traffic: &Traffic, mut orders: UnboundedReceiver<Renew>) {
     let mut runtime = asking(traffic);
-    while let Some(order) = runtime.block_on(orders.recv()) {
-        match order {
-            Order::Park(until) => drop(until.recv()),
-            Order::Renew => runtime = asking(traffic),
-        }
+    while let Some(Renew) = runtime.block_on(orders.recv()) {
+        runtime = asking(traffic);
     }
 }
 

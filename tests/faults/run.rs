@@ -68,7 +68,6 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
             traffic.runs_on_until_undecided();
         }
     }
-    let parked = job.as_ref().map(Job::park);
     while let Some(heal) = heals.pop() {
         heal(&mut site);
         if !heals.is_empty() {
@@ -76,7 +75,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         }
     }
     let recovery = runtime.block_on(recovery(&limiter.timeout(bounds.timeout())));
-    drop((parked, job));
+    drop(job);
     traffic.runs_on(PAUSE);
     let flows_again = traffic.flows_again();
     let keys_without_ttl = site.keys_without_ttl();
@@ -172,15 +171,12 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     }
 }
 
-/// Lets the traffic run for the time of a fault. A job parks in the middle of its requests, and is dropped in the
-/// middle of others.
+/// Lets the traffic run for the time of a fault. The runtime of a job is dropped in the middle of its requests.
 fn disturb(job: Option<&Job>, traffic: &Traffic) {
     let Some(job) = job else {
         return traffic.runs_on(HOLD);
     };
-    let parked = job.park();
     traffic.runs_on(HOLD / 2);
-    drop(parked);
     job.renew();
     traffic.runs_on(HOLD / 2);
 }

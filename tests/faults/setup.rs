@@ -81,7 +81,7 @@ impl Setup {
         }
     }
 
-    /// With a second runtime that shares the store. It works, parks and is dropped in the middle of its requests.
+    /// With a second runtime that shares the store. It is dropped in the middle of its requests.
     pub(crate) const fn beside_a_job(self) -> Self {
         Self {
             with_job: true,

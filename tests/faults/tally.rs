@@ -45,7 +45,7 @@ impl Tally {
         self.unknown += 1;
     }
 
-    /// Counts an answer, and the time until the answer. `None` if the runtime parked in the meantime.
+    /// Counts an answer, and the time until the answer. `None` if the delay of its runtime is unknown.
     pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());

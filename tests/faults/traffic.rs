@@ -62,7 +62,7 @@ pub(crate) struct Traffic {
 struct Asked<'a> {
     traffic: &'a Traffic,
     start: Instant,
-    /// Whether the time while its runtime parks counts.
+    /// Whether the delay of its runtime is measured, so that its time counts.
     is_measured: bool,
     is_answered: bool,
 }
@@ -129,7 +129,7 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// Starts a few tasks of a job. The time that the runtime parks is unknown.
+    /// Starts a few tasks of a job. The delay of its runtime is unknown.
     pub(crate) fn start_in_job(&self, runtime: &Handle) {
         for task in 0..JOB_TASKS {
             let this = self.clone();

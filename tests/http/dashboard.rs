@@ -74,6 +74,8 @@ async fn traffic() {
 
     let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);
+    // The breaker counts one failure in each half of the timeout.
+    let limiter = limiter.timeout(Duration::from_nanos(1));
     let charge = Charge::new(&policy("api", "1/1d"), Key::new("user", "bob"), 1);
     for _ in 0..8 {
         let _ = limiter.check([charge.clone()]).await;

@@ -28,6 +28,9 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const SECRET: &str = "sk_live_do_not_show";
 
+/// The timeout of a limiter whose store is ready at once. The breaker counts one failure in each half of it.
+const EACH_FAILURE_COUNTS: Duration = Duration::from_nanos(1);
+
 fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
@@ -175,7 +178,7 @@ async fn the_observer_of_a_breaker_that_opened_is_notified_when_a_clone_closes_i
         true => StoreFuture::ready(allowed(check)),
         false => StoreFuture::ready(Err(unavailable())),
     });
-    let unobserved = Limiter::new(store);
+    let unobserved = Limiter::new(store).timeout(EACH_FAILURE_COUNTS);
     let observed = unobserved.clone().observer(log.clone());
     let api = policy("api", "10/1d");
     for (opening, closing, switches) in [
@@ -346,6 +349,7 @@ async fn everything(observer: impl Observer) {
         Scripted::failing(),
     ] {
         let limiter = Limiter::new(store).observer(observer.clone());
+        let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let (api, trial) = (
             policy("api", "10/1s,10/1m"),
             policy("trial", "5/1m").shadow(),
@@ -604,6 +608,7 @@ fn units_are_counted_by_policy_with_those_that_settlements_add_and_return() {
 fn a_settlement_that_was_not_sent_is_told_from_one_that_failed() {
     let seen = recorded(|observer| async move {
         let limiter = Limiter::new(Scripted::allowing()).observer(observer);
+        let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let api = policy("api", "10/1d");
         let decision = limiter.check([charge(&api)]).await.unwrap();
         // The scripted store fails at settlements, and the breaker opens at other calls that fail.
@@ -878,6 +883,7 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
     metrics::with_local_recorder(&recorder, || {
         let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
         let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
+        let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let api = policy("api", "10/1d");
         for _ in 0..8 {
             futures::executor::block_on(limiter.try_acquire([charge(&api)]));

@@ -244,6 +244,13 @@ async fn while_the_server_is_killed_the_shares_hold_exactly_and_when_it_is_back_
     }
     assert_eq!(admitted, [LIMIT / 3; 3]);
     assert_eq!(memory.len(), 1);
+    let begun = Instant::now();
+    for (replica, counts) in replicas.iter().zip(&counts) {
+        while counts.switches() != [true] {
+            assert!(!replica.try_acquire(charge("alice", LIMIT)).await);
+            assert!(begun.elapsed() < 9 * SECOND);
+        }
+    }
 
     tokio::task::block_in_place(|| server.restart());
     let healed = Instant::now();

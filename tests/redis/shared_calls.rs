@@ -1,12 +1,6 @@
 //! Shared calls: folded checks, callers that leave, and the other callers when a call fails.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
@@ -18,7 +12,6 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    observe::{Event, Observer},
     store::{Check, DenyCache, Leases, Settlement, Slots, StoreExt},
 };
 use tokio::task::yield_now;
@@ -28,6 +21,7 @@ use support::{
     outcome::Outcome,
     redis::Server,
     served::fresh,
+    trace::traced,
 };
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -352,7 +346,7 @@ async fn an_aborted_task_fails_no_other_caller() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_fails_no_caller_of_another() {
+fn when_a_runtime_ends_its_calls_fail_at_once_and_the_next_one_runs_in_another() {
     let server = Server::start();
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (stays, goes) = (runtime(), runtime());
@@ -363,44 +357,49 @@ fn a_runtime_that_is_shut_down_fails_no_caller_of_another() {
     let held = Held::hold(&server);
     // One call in flight and many waiting callers, so that calls begin in a runtime that shuts down.
     let _first = goes.block_on(in_flight(&store));
-    let mut waiting: Vec<_> = goes.block_on(begin((0..3_000).map(|_| ask())));
-    let other = stays.block_on(begin([ask()]));
-    waiting.extend(goes.block_on(begin((0..3_000).map(|_| ask()))));
-    let last = stays.block_on(begin([ask()]));
+    let waiting: Vec<_> = goes.block_on(begin((0..3_000).map(|_| ask())));
+    let reset = store.reset(&api, &Key::new("user", "bob"));
+    let others = stays.block_on(begin((0..3_000).map(|_| ask())));
+    let last = stays.block_on(begin([reset]));
     goes.shutdown_background();
-    held.go_on();
-    let both = stays.block_on(async {
-        let both = join_all(other.into_iter().chain(last));
-        tokio::time::timeout(Duration::from_secs(10), both).await
-    });
-    for decision in both.unwrap() {
-        assert!(decision.unwrap().is_allowed());
-    }
-    // Callers that still hold an answer of that runtime get an error.
+    // The server is still held: no reply ends their wait.
     for answer in waiting {
         let error = stays.block_on(answer).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     }
+    held.go_on();
+    let others = stays.block_on(join_all(others));
+    // A call that began in the other runtime may have taken some of them along.
+    let failed = others.iter().filter_map(|it| it.as_ref().err());
+    let kinds: Vec<_> = failed.map(StoreError::kind).collect();
+    assert!(kinds.len() < 1_024, "{}", kinds.len());
+    assert!(kinds.iter().all(|it| *it == StoreErrorKind::Unavailable));
+    for result in stays.block_on(join_all(last)) {
+        result.unwrap();
+    }
 }
 
 #[test]
-fn a_runtime_that_is_parked_keeps_others_waiting_once() {
-    let server = Server::start();
-    let (runs, parked) = (support::runtime(), support::runtime());
-    let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
+fn a_call_in_a_runtime_that_nothing_drives_is_warned_about_once() {
+    let parked = support::paused_runtime();
+    let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
     let store = store.in_flight(1);
-    let _never_answered = parked.block_on(in_flight(&store));
-    let limiter = Limiter::new(store).timeout(Duration::from_millis(100));
-    let api = policy("api", "20/1h");
-    let (mut failed, mut allowed) = (0, 0);
-    runs.block_on(async {
-        while allowed < 20 {
-            let decision = limiter.check([charge(&api, "alice", 1)]).await;
-            failed += usize::from(decision.is_err());
-            allowed += usize::from(decision.is_ok_and(|it| it.is_allowed()));
+    let api = policy("api", "9/1h");
+    let _never_answered = parked.block_on(async {
+        let mut first = store.check(&check(&api, "alice", 1)).boxed();
+        assert!(futures::poll!(&mut first).is_pending());
+        first
+    });
+    let lines = traced(false, async {
+        let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+        for _ in 0..50 {
+            let error = limiter.check([charge(&api, "alice", 1)]).await.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Timeout);
+            assert!(error.is_unsent());
         }
     });
-    assert!(failed < 10, "{failed}");
+    let warned = lines.iter().filter(|it| it.contains("nothing drives"));
+    assert_eq!(warned.count(), 1, "{lines:?}");
 }
 
 /// The slots of this many users, one each.
@@ -457,18 +456,6 @@ async fn slots_of_one_key_that_share_a_step_are_renewed_by_one_write() {
     }
 }
 
-#[test]
-fn a_runtime_that_is_parked_while_it_renews_does_not_keep_others_from_renewing() {
-    let server = Server::start();
-    let (runs, parked) = (support::runtime(), support::runtime());
-    let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
-    let mut slots = runs.block_on(slots(&store, 2)).into_iter();
-    let mut next = || store.renew(slots.next().unwrap());
-    let _never_answered = parked.block_on(begin([next()]));
-    let renewed = runs.block_on(next());
-    assert!(renewed.unwrap().is_renewed());
-}
-
 #[tokio::test]
 async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
     let server = Server::start();
@@ -512,76 +499,6 @@ async fn a_value_of_another_type_fails_its_own_check_alone() {
         }
     }
     first.await.unwrap();
-}
-
-/// Counts how many times the breaker has opened.
-#[derive(Clone, Debug, Default)]
-struct Opened(Arc<AtomicUsize>);
-
-impl Observer for Opened {
-    fn on_event(&self, event: &Event<'_>) {
-        let has_opened = matches!(event, Event::BreakerOpened { .. });
-        self.0.fetch_add(usize::from(has_opened), SeqCst);
-    }
-}
-
-#[tokio::test]
-async fn the_breaker_counts_calls_and_not_callers() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let opened = Opened::default();
-    let limiter = Limiter::new(store)
-        .observer(opened.clone())
-        .timeout(Duration::from_secs(30));
-    let api = policy("api", "9/1h");
-    let ask = || {
-        let (limiter, charge) = (limiter.clone(), charge(&api, "alice", 1));
-        async move { limiter.check([charge]).await }
-    };
-    ask().await.unwrap();
-    let held = Held::hold(&server);
-    // Two calls: one with one caller, and one with 16.
-    let begun = begin((0..17).map(|_| ask())).await;
-    server.run::<()>("REPLICAOF 127.0.0.1 1");
-    held.go_on();
-    for result in join_all(begun).await {
-        assert_eq!(result.unwrap_err().code(), Some("READONLY"));
-    }
-    for failed in 3..=5 {
-        assert_eq!(opened.0.load(SeqCst), 0, "{failed}");
-        assert_eq!(ask().await.unwrap_err().kind(), StoreErrorKind::Unavailable);
-    }
-    assert_eq!(opened.0.load(SeqCst), 1);
-}
-
-#[tokio::test]
-async fn a_call_that_does_not_return_in_time_is_one_failure() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let opened = Opened::default();
-    let limiter = Limiter::new(store).observer(opened.clone());
-    let api = policy("api", "9/1h");
-    let ask = || {
-        let (limiter, charge) = (limiter.clone(), charge(&api, "alice", 1));
-        async move { limiter.check([charge]).await }
-    };
-    ask().await.unwrap();
-    let held = Held::hold(&server);
-    for result in join_all(begin((0..17).map(|_| ask())).await).await {
-        assert_eq!(result.unwrap_err().kind(), StoreErrorKind::Timeout);
-    }
-    assert_eq!(opened.0.load(SeqCst), 0);
-    for _ in 0..5 {
-        ask().await.unwrap_err();
-    }
-    assert_eq!(opened.0.load(SeqCst), 1);
-    held.go_on();
 }
 
 #[tokio::test]

@@ -8,13 +8,14 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError, error::StoreErrorKind,
-    store::Check,
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError,
+    error::StoreErrorKind,
+    store::{Check, StoreExt},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 /// A server that answers everything after a delay. It also plays a sentinel, a primary and a node of a cluster.
@@ -28,6 +29,8 @@ struct SlowServer {
 #[derive(Default)]
 struct Seen {
     connections: usize,
+    /// Whether the first call of the script is never answered.
+    forgets_first: bool,
     commands: Vec<String>,
     /// The primaries, each with one half of the slots.
     nodes: Vec<SocketAddr>,
@@ -71,11 +74,19 @@ impl SlowServer {
         while let Some(command) = next_command(&mut client).await {
             self.seen.lock().unwrap().commands.push(command.clone());
             sleep(self.delay).await;
+            if self.forgets(&command) {
+                std::future::pending::<()>().await;
+            }
             let reply = self.reply(&command);
             if client.get_mut().write_all(reply.as_bytes()).await.is_err() {
                 return;
             }
         }
+    }
+
+    fn forgets(&self, command: &str) -> bool {
+        let forgets_first = self.seen.lock().unwrap().forgets_first;
+        forgets_first && command == "EVALSHA" && self.calls(command) == 1
     }
 
     fn reply(&self, command: &str) -> String {
@@ -202,6 +213,24 @@ async fn a_caller_who_leaves_costs_no_connection() {
         assert!(is_an_answer(&error), "{error:?}");
     }
     assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_over_a_lost_connection_does_not_keep_others_from_being_sent() {
+    let server = SlowServer::start(Duration::from_millis(1)).await;
+    server.seen.lock().unwrap().forgets_first = true;
+    let store = RedisStore::connect_lazy(server.url()).unwrap().in_flight(1);
+    let reset = |user| {
+        let charge = charge(user);
+        store.reset(charge.policy(), charge.key())
+    };
+    let begun = Instant::now();
+    let never = tokio::spawn(reset("alice"));
+    tokio::task::yield_now().await;
+    let error = reset("bob").await.unwrap_err();
+    assert!(is_an_answer(&error), "{error:?}");
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(!never.is_finished());
 }
 
 #[tokio::test(start_paused = true)]

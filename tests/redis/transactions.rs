@@ -456,36 +456,6 @@ fn a_runtime_that_is_shut_down_leaves_no_transaction() {
     none_is_in_a_transaction(&server);
 }
 
-/// A job's `block_on` ended in the middle. Nothing drives its runtime any more.
-#[test]
-fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
-    let server = Server::start();
-    let (runs, parked) = (support::runtime(), support::runtime());
-    let pool = runs.block_on(pool(server.socket_url()));
-    let limiter = Limiter::new(fresh(&pool).0).probe_interval(Duration::ZERO);
-    let api = api("100/1d");
-    let check = || {
-        let (limiter, charge) = (limiter.clone(), charge(&api, "alice"));
-        async move { limiter.check(charge).await }
-    };
-    runs.block_on(check()).unwrap();
-    for _ in 0..3 {
-        parked.block_on(async {
-            tokio::spawn(check());
-            tokio::task::yield_now().await;
-        });
-    }
-    let start = Instant::now();
-    while let Err(error) = runs.block_on(check()) {
-        assert_eq!(error.kind(), StoreErrorKind::Timeout);
-        assert!(start.elapsed() < Duration::from_secs(2), "it is waited for");
-    }
-    for _ in 0..10 {
-        runs.block_on(check()).unwrap();
-    }
-}
-
-/// Only a parked runtime loses its turn. In a working runtime, an attempt ends in time.
 #[tokio::test]
 async fn callers_behind_an_attempt_that_takes_all_its_time_get_another() {
     let server = Server::start();

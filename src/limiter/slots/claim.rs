@@ -10,9 +10,9 @@ use tokio::{runtime::Handle, time::timeout};
 
 use super::Limiter;
 use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError, sent_call::Journey},
+    domain::{check::Check, decision::Decision, error::StoreError},
     limiter::FOR_EVER,
-    store::{Pending, StoreFuture},
+    store::{Pending, StoreFuture, sent::Sent},
 };
 
 /// The answer to a check that takes slots. If the caller leaves first, a task waits for the answer in its place, unless
@@ -20,7 +20,7 @@ use crate::{
 struct Claim {
     /// `None` after the caller has the answer.
     answer: Option<Pending<Decision>>,
-    journey: Option<Journey>,
+    sent: Option<Sent>,
     limiter: Limiter,
     asked_at_ms: u64,
     /// Slots that were asked for longer ago have expired.
@@ -49,7 +49,7 @@ impl Drop for Claim {
         let Some(answer) = self.answer.take() else {
             return;
         };
-        if self.journey.as_ref().is_some_and(Journey::leave) {
+        if self.sent.as_ref().is_some_and(Sent::leave) {
             return; // dropping the answer takes the check out of the queue
         }
         let (limiter, give_up_after) = (self.limiter.clone(), self.give_up_after);
@@ -74,9 +74,9 @@ impl Limiter {
         let Ok(runtime) = Handle::try_current() else {
             return answer;
         };
-        answer.relayed(|answer, journey| Claim {
+        answer.relayed(|answer, sent| Claim {
             answer: Some(answer),
-            journey,
+            sent,
             limiter: self.clone(),
             asked_at_ms,
             give_up_after: self.time_for(check),

@@ -52,7 +52,7 @@ impl RedisStore {
             return answer;
         }
         let (transport, name) = (self.transport.clone(), self.names.block_index());
-        let journey = answer.journey.clone();
+        let sent = answer.sent.clone();
         let both = StoreFuture::pending(async move {
             let mut index = Box::pin(async move {
                 let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
@@ -84,10 +84,7 @@ impl RedisStore {
             }
             answer
         });
-        match journey {
-            Some(journey) => both.travelling(journey),
-            None => both,
-        }
+        both.queued(sent)
     }
 
     /// The commands to the index for an operation.

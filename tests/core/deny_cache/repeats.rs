@@ -579,7 +579,8 @@ async fn observers_are_told_and_bans_count_each_refusal() {
 #[tokio::test]
 async fn a_repeated_refusal_does_not_close_the_breaker() {
     let site = site();
-    let limiter = Limiter::new(site.cache.clone());
+    // The breaker counts one failure in each half of the timeout.
+    let limiter = Limiter::new(site.cache.clone()).timeout(Duration::from_nanos(1));
     let api = policy("api", "1/1h");
     site.exhaust(&check([charge(&api, "alice")]).enforce_blocks(true))
         .await;

@@ -14,9 +14,9 @@ use crate::store::redis::error::closed;
 /// A caller starts an attempt only if there is none to wait for. The attempt runs in a task, so that callers can leave
 /// at their timeout without ending the attempt.
 ///
-/// The task runs in the runtime of the caller that started it. That runtime may be parked, or the server silent, so no
-/// caller waits for an attempt that is older than [`LOST_AFTER`]: the next caller starts another beside it. If the
-/// older attempt succeeds first, all callers use its result.
+/// The task runs in the runtime of the caller that started it. The server may be silent, so no caller waits for an
+/// attempt that is older than [`LOST_AFTER`]: the next caller starts another beside it. If the older attempt succeeds
+/// first, all callers use its result.
 pub(in crate::store::redis) struct SharedAttempt<T> {
     latest: watch::Sender<Latest<T>>,
     /// Between the starts of two attempts.

@@ -1,6 +1,6 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{future::poll_fn, iter, pin::pin, sync::Arc, task::Poll};
+use std::{future::poll_fn, iter, pin::pin, task::Poll};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::{runtime::Handle, sync::oneshot};
@@ -8,8 +8,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use super::call_queue::Waiting;
 use crate::{
     domain::error::StoreError,
-    domain::sent_call::{Blame, Journey, SentCall},
-    store::{Operation, Reply},
+    store::{Operation, Reply, sent::Sent},
 };
 
 /// The maximum number of charges of a call while few operations wait. A single operation may have more.
@@ -38,7 +37,7 @@ pub(super) struct Request {
 /// The way to answer a caller.
 pub(super) struct Waiter {
     pub(super) reply: oneshot::Sender<Result<Reply, StoreError>>,
-    pub(super) journey: Journey,
+    pub(super) sent: Sent,
 }
 
 impl Request {
@@ -77,8 +76,7 @@ impl SharedCall {
             let identical = call.identical(&next.operation);
             charges += identical.map_or(next.charges(), |_| 0);
             callers += 1;
-            let is_full = charges > most_charges || callers > MAX_CALLERS;
-            if is_full || next.runtime.id() != call.runtime.id() {
+            if charges > most_charges || callers > MAX_CALLERS {
                 break;
             }
             call.add(identical, waiting.take_first()?);
@@ -131,8 +129,7 @@ impl SharedCall {
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
     {
-        let sent = SentCall::now();
-        let (operations, mut waiters) = self.fold(&sent);
+        let (operations, mut waiters) = self.fold();
         if operations.is_empty() {
             return Returned::default();
         }
@@ -156,7 +153,6 @@ impl SharedCall {
             None => Returned::default(),
             Some(Ok(replies)) => Returned { replies, waiters },
             Some(Err(error)) => {
-                let error = error.blaming(Some(Blame::Call(sent)));
                 let replies = iter::repeat_n(Err(error), waiters.len()).collect();
                 Returned { replies, waiters }
             }
@@ -164,10 +160,10 @@ impl SharedCall {
     }
 
     /// The operations of this call and their callers, without the callers that have left.
-    fn fold(self, sent: &Arc<SentCall>) -> (Vec<Operation>, Vec<Waiters>) {
+    fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
         let operations = self.operations.into_iter();
         let wanted = operations.filter_map(|(operation, mut waiters)| {
-            waiters.retain(|waiter| !waiter.reply.is_closed() && waiter.journey.begin(sent));
+            waiters.retain(|waiter| !waiter.reply.is_closed() && waiter.sent.begin());
             let count = u16::try_from(waiters.len())
                 .ok()
                 .filter(|count| *count > 0)?;
@@ -228,8 +224,8 @@ mod tests {
         let (mut waiters, mut callers) = (Waiters::new(), Vec::new());
         for _ in 0..1_000 {
             let (reply, caller) = oneshot::channel();
-            let journey = Journey::default();
-            waiters.push(Waiter { reply, journey });
+            let sent = Sent::queued();
+            waiters.push(Waiter { reply, sent });
             callers.push(caller);
         }
         let call = SharedCall {

@@ -11,10 +11,6 @@ use super::sync::{Mutex, MutexGuard};
 /// A caller that arrives while fewer than `most` calls are in flight begins a call. A call that ends begins the next
 /// one with the callers that wait. One lock guards both, so no caller can begin to wait while the last call ends.
 ///
-/// A call may never end, because its runtime may be parked. If no call has begun or ended for a while, the queue gives
-/// up all calls in flight and counts from zero. Each call belongs to an *epoch*, and its end has no effect in a later
-/// one.
-///
 /// A queue that [gathers](Self::gathering) begins a second call only when many charges wait.
 ///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
@@ -29,28 +25,20 @@ pub(super) struct CallQueue<T, C> {
 
 struct State<T> {
     waiting: Waiting<T>,
-    /// How many times the queue has given up the calls in flight.
-    epoch: u64,
-    /// The number of calls of this epoch.
     in_flight: usize,
-    /// Calls of this epoch that have ended without a successor so far.
+    /// Calls that have ended without a successor so far.
     ended: usize,
-    /// The last time at which a call began or ended.
-    moved: Instant,
+    /// When the first caller left in vain since the last call began or ended.
+    stands_since: Option<Instant>,
 }
 
 impl<T, C> CallQueue<T, C> {
-    pub(super) fn new(
-        most: usize,
-        now: Instant,
-        gather: fn(&mut Waiting<T>, usize) -> Option<C>,
-    ) -> Self {
+    pub(super) fn new(most: usize, gather: fn(&mut Waiting<T>, usize) -> Option<C>) -> Self {
         let state = State {
             waiting: Waiting::new(),
-            epoch: 0,
             in_flight: 0,
             ended: 0,
-            moved: now,
+            stands_since: None,
         };
         Self {
             most,
@@ -68,61 +56,30 @@ impl<T, C> CallQueue<T, C> {
     }
 
     /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin
-    /// now, if any, with its epoch. If no call has begun or ended for `give_up_after`, the queue gives up all calls in
-    /// flight.
-    pub(super) fn enter(
-        &self,
-        one: T,
-        charges: usize,
-        now: Instant,
-        give_up_after: Duration,
-    ) -> (u64, Option<(C, u64)>) {
+    /// now, if any.
+    pub(super) fn enter(&self, one: T, charges: usize) -> (u64, Option<C>) {
         let mut state = self.lock();
         let ticket = state.waiting.push(one, charges);
         let gathers = state.in_flight > 0 && state.waiting.charges < self.full;
         if gathers || state.in_flight >= self.most {
-            if !state.is_stuck(now, give_up_after) {
-                return (ticket, None);
-            }
-            state.give_up();
+            return (ticket, None);
         }
-        (ticket, self.begin(&mut state, now))
+        let call = self.next_call(&mut state);
+        state.in_flight += usize::from(call.is_some());
+        (ticket, call)
     }
 
-    /// Begins a call for the callers that wait, if the calls in flight have not moved for `give_up_after`: no other
-    /// caller may enter.
-    pub(super) fn revive(&self, now: Instant, give_up_after: Duration) -> Option<(C, u64)> {
-        let mut state = self.lock();
-        if state.waiting.first().is_none() || !state.is_stuck(now, give_up_after) {
-            return None;
-        }
-        state.give_up();
-        self.begin(&mut state, now)
-    }
-
-    fn begin(&self, state: &mut State<T>, now: Instant) -> Option<(C, u64)> {
-        let call = self.next_call(state)?;
-        state.in_flight += 1;
-        state.moved = now;
-        Some((call, state.epoch))
-    }
-
-    /// Records that a call of this epoch has ended, and begins the next if a caller waits.
+    /// Records that a call has ended, and begins the next if a caller waits.
     ///
     /// If `begin` fails, the call ends inside of `begin`, and this function is entered again. The inner call only
     /// counts the end and leaves the rest to the loop of the outer one, so a queue of any length needs no more stack.
-    pub(super) fn end(&self, epoch: u64, now: Instant, begin: impl Fn(C)) {
+    pub(super) fn end(&self, begin: impl Fn(C)) {
         let mut state = self.lock();
-        if state.epoch != epoch {
-            return;
-        }
-        state.moved = now;
         state.ended += 1;
         if state.ended > 1 {
             return;
         }
-        // The lock is free while a call begins, and another caller may end the epoch.
-        while state.epoch == epoch && state.ended > 0 {
+        while state.ended > 0 {
             match self.next_call(&mut state) {
                 Some(call) => {
                     drop(state);
@@ -131,38 +88,30 @@ impl<T, C> CallQueue<T, C> {
                 }
                 None => state.in_flight -= 1,
             }
-            if state.epoch == epoch {
-                state.ended -= 1;
-            }
+            state.ended -= 1;
         }
     }
 
     fn next_call(&self, state: &mut State<T>) -> Option<C> {
+        state.stands_since = None;
         let share = state.waiting.charges.div_ceil(self.most);
         (self.gather)(&mut state.waiting, share.max(self.full))
     }
 
-    /// Removes the caller with this ticket, unless a call has already taken it.
-    pub(super) fn leave(&self, ticket: u64) {
+    /// Removes the caller with this ticket, unless a call has already taken it. Returns for how long callers have left
+    /// in vain, while no call began or ended.
+    pub(super) fn leave(&self, ticket: u64, now: Instant) -> Duration {
+        let mut state = self.lock();
+        let left = state.waiting.remove(ticket);
+        let since = *state.stands_since.get_or_insert(now);
         // Drop the caller after the lock is free: its destructor may run any code.
-        let _left = self.lock().waiting.remove(ticket);
+        drop(state);
+        drop(left);
+        now.saturating_duration_since(since)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> State<T> {
-    /// Whether nothing has moved for too long, so that the calls in flight may never end.
-    fn is_stuck(&self, now: Instant, give_up_after: Duration) -> bool {
-        now.saturating_duration_since(self.moved) >= give_up_after
-    }
-
-    fn give_up(&mut self) {
-        self.epoch += 1;
-        self.in_flight = 0;
-        self.ended = 0;
     }
 }
 

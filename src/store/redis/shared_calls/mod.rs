@@ -10,8 +10,7 @@
 //! Renewals of slots have a queue of their own, where one call is in flight as long as fewer than 256 renewals wait.
 //!
 //! No operation waits for a timer: while no call is in flight, none waits. Each call runs in a task of its own, in the
-//! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down. A call in
-//! a parked runtime may not end: see [`CallQueue`].
+//! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down.
 
 mod call;
 mod call_queue;
@@ -20,19 +19,24 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    pin::pin,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
-    sync::oneshot::{self, error::RecvError},
+    sync::oneshot,
     time::{Instant, timeout},
 };
 
 use super::{RedisStore, error::SHUT_DOWN};
 use crate::{
     domain::error::StoreError,
-    domain::sent_call::Journey,
-    store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY},
+    store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY, sent::Sent},
+    warning,
 };
 use call::{MAX_CHARGES, Request, SharedCall, Waiter};
 use call_queue::CallQueue;
@@ -43,7 +47,11 @@ pub(super) struct SharedCalls {
     /// Sends the calls. This store shares none.
     store: RedisStore,
     queue: CallQueue<Request, SharedCall>,
+    warned: Once,
 }
+
+/// Added to the time after which a call gives its place back: no runtime that is driven is so busy.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for SharedCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,16 +62,22 @@ impl fmt::Debug for SharedCalls {
 impl SharedCalls {
     /// `in_flight` is the maximum number of calls at the same time.
     fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        let queue = CallQueue::new(in_flight, Instant::now(), SharedCall::gather);
-        Arc::new(Self { store, queue })
+        Self::of(store, CallQueue::new(in_flight, SharedCall::gather))
     }
 
     /// Calls for operations that no request waits for, and that come many at a time. The first is sent at once; those
     /// that follow share the next call, or several full ones.
     fn in_no_hurry(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        let queue = CallQueue::new(in_flight, Instant::now(), SharedCall::gather);
-        let queue = queue.gathering(MAX_CHARGES);
-        Arc::new(Self { store, queue })
+        let queue = CallQueue::new(in_flight, SharedCall::gather);
+        Self::of(store, queue.gathering(MAX_CHARGES))
+    }
+
+    fn of(store: RedisStore, queue: CallQueue<Request, SharedCall>) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            queue,
+            warned: Once::new(),
+        })
     }
 
     /// Executes one operation in a call that others may share.
@@ -74,107 +88,78 @@ impl SharedCalls {
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        let (this, journey) = (Arc::clone(self), Journey::default());
-        let of_waiter = journey.clone();
+        let (this, sent) = (Arc::clone(self), Sent::queued());
+        let of_waiter = sent.clone();
         let answer = StoreFuture::pending(async move {
             let reply = match Handle::try_current() {
                 Ok(runtime) => this.wait(operation, of_waiter, runtime).await?,
                 // Outside of any runtime there is no task to run a shared call in.
-                Err(_) => Box::pin(this.store.execute_alone(operation)).await?,
+                Err(_) => {
+                    of_waiter.begin();
+                    Box::pin(this.store.execute_alone(operation)).await?
+                }
             };
             read(reply).ok_or(ANOTHER_REPLY)
         });
-        answer.travelling(journey)
+        answer.queued(Some(sent))
     }
 
     async fn wait(
         self: Arc<Self>,
         operation: Operation,
-        journey: Journey,
+        sent: Sent,
         runtime: Handle,
     ) -> Result<Reply, StoreError> {
-        let is_check = matches!(
-            operation,
-            Operation::Check(_) | Operation::CheckBatch { .. }
-        );
         let (reply, answer) = oneshot::channel();
         let request = Request {
             operation,
             waiter: Waiter {
                 reply,
-                journey: journey.clone(),
+                sent: sent.clone(),
             },
             runtime,
         };
-        let (charges, now) = (request.charges(), Instant::now());
-        let give_up_after = self.store.transport.give_up_after();
-        let (ticket, begun) = self.queue.enter(request, charges, now, give_up_after);
+        let charges = request.charges();
+        let (ticket, begun) = self.queue.enter(request, charges);
         // If the caller is dropped while it waits, its operation must leave the queue.
         let caller = Caller {
             calls: &self,
             ticket,
-            journey,
+            sent,
         };
-        if let Some((call, epoch)) = begun {
-            self.begin(call, epoch);
+        if let Some(call) = begun {
+            self.begin(call);
         }
-        let answer = match is_check {
-            true => answer.await,
-            false => self.patiently(answer, give_up_after).await,
-        };
-        answer.unwrap_or_else(|_| {
-            let error = SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO)));
-            Err(error.unsent_if(caller.journey.leave()))
-        })
+        let answer = answer.await;
+        answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(caller.sent.leave())))
     }
 
-    /// Waits for the answer to an operation that has no short timeout, as checks have. The calls in flight may be in a
-    /// parked runtime, or wait on a connection that is lost, and no other caller may come: then this one begins the
-    /// next call itself.
-    async fn patiently<T>(
-        self: &Arc<Self>,
-        mut answer: oneshot::Receiver<T>,
-        give_up_after: Duration,
-    ) -> Result<T, RecvError> {
-        loop {
-            if let Ok(answer) = timeout(give_up_after, &mut answer).await {
-                return answer;
-            }
-            if let Some((call, epoch)) = self.queue.revive(Instant::now(), give_up_after) {
-                self.begin(call, epoch);
-            }
-        }
-    }
-
-    fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
-        let runtime = call.runtime.clone();
-        let place = Place {
-            calls: Arc::clone(self),
-            epoch,
-        };
+    fn begin(self: &Arc<Self>, call: SharedCall) {
+        let (runtime, calls) = (call.runtime.clone(), Arc::clone(self));
+        let place = Place(Arc::clone(self));
         runtime.spawn(async move {
-            let store = &place.calls.store;
-            let returned = call
-                .send(|operations| store.execute_together(operations))
-                .await;
+            let store = &calls.store;
+            let mut returned = pin!(call.send(|operations| store.execute_together(operations)));
+            // Time to connect, and to lose that connection. Then other calls go over another one, while the callers of
+            // this one may wait for longer.
+            let lost_after = 2 * store.transport.give_up_after();
+            let in_time = timeout(lost_after, &mut returned).await;
             // Do this first, so that the next call is under way while the callers of this one get their answers.
             drop(place);
-            returned.answer();
+            match in_time {
+                Ok(returned) => returned.answer(),
+                Err(_) => returned.await.answer(),
+            }
         });
     }
 }
 
-/// A call's slot among those in flight. The drop of a slot starts the next call, also if the task is dropped.
-struct Place {
-    calls: Arc<SharedCalls>,
-    epoch: u64,
-}
+/// A call's place among those in flight. The drop of a place starts the next call, also if the task is dropped.
+struct Place(Arc<SharedCalls>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let (calls, epoch) = (&self.calls, self.epoch);
-        let begin = |call| calls.begin(call, epoch);
-        calls.queue.end(epoch, Instant::now(), begin);
+        self.0.queue.end(|call| self.0.begin(call));
     }
 }
 
@@ -182,13 +167,17 @@ impl Drop for Place {
 struct Caller<'a> {
     calls: &'a SharedCalls,
     ticket: u64,
-    journey: Journey,
+    sent: Sent,
 }
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        if self.journey.leave() {
-            self.calls.queue.leave(self.ticket);
+        if self.sent.leave() {
+            let calls = self.calls;
+            let stands = calls.queue.leave(self.ticket, Instant::now());
+            if stands > 2 * calls.store.transport.give_up_after() + PATIENCE {
+                calls.warned.call_once(warning::runtime_not_driven);
+            }
         }
     }
 }

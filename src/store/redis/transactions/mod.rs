@@ -15,9 +15,8 @@ use crate::{
         check::Check,
         decision::Decision,
         operation::{Operation, Reply, answer_of},
-        sent_call::Journey,
     },
-    store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one},
+    store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
 };
 use runner::{OptimisticRunner, Settings};
 
@@ -97,9 +96,9 @@ impl TransactionStore {
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
-        let (runner, journey) = (Arc::clone(&self.runner), Journey::default());
-        let replies = runner.execute(operations, journey.clone());
-        StoreFuture::pending(replies).travelling(journey)
+        let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
+        let replies = runner.execute(operations, sent.clone());
+        StoreFuture::pending(replies).queued(Some(sent))
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
+    mem,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -11,9 +12,9 @@ use std::{
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 use tokio::{
-    runtime::{self, Handle},
+    runtime::Handle,
     sync::oneshot,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 use super::{
@@ -23,23 +24,17 @@ use super::{
     snapshot::Snapshot,
 };
 use crate::{
-    domain::{
-        error::{StoreError, StoreErrorKind},
-        sent_call::{Blame, Journey, SentCall},
-    },
+    domain::error::{StoreError, StoreErrorKind},
     store::{
         Operation, Reply,
         redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
+        sent::Sent,
     },
 };
 
 /// How long an attempt may take, whatever the timeouts of its callers: time for a connection, and for two round trips
 /// each time that another process writes first.
 const TIMEOUT: Duration = Duration::from_secs(1);
-
-/// An attempt that is still under way this late, although its time is over, belongs to a parked runtime: its identities
-/// go to other jobs.
-const PARKED_AFTER: Duration = Duration::from_millis(1_250);
 
 /// The pause between two attempts to replace a lost connection of the pool.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -50,7 +45,7 @@ pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 /// Executes operations over the connections of a pool.
 pub(super) struct OptimisticRunner {
     pub(super) settings: Settings,
-    queue: Queue<Job, runtime::Id>,
+    queue: Queue<Job>,
     hasher: RandomState,
 }
 
@@ -65,18 +60,9 @@ pub(super) struct Settings {
 struct Job {
     operations: Vec<Operation>,
     reply: oneshot::Sender<Result<Replies, StoreError>>,
-    journey: Journey,
-    /// The runtime of the caller, which runs the attempt.
+    sent: Sent,
+    /// The runtime of the caller. That of its first job runs an attempt.
     runtime: Handle,
-}
-
-/// Notes when it is dropped that the caller has left.
-struct Leaving(Journey);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
 }
 
 impl Job {
@@ -106,67 +92,54 @@ impl OptimisticRunner {
     pub(super) async fn execute(
         self: Arc<Self>,
         operations: Vec<Operation>,
-        journey: Journey,
+        sent: Sent,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
-        // Dropped after the receiver of the answer: a job that neither was begun nor has a receiver is not done.
-        let leaving = Leaving(journey.clone());
-        let (reply, mut answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
         let keys: Vec<u64> = keys.map(|key| self.hasher.hash_one(key)).collect();
-        let kind = runtime.id();
         let job = Job {
             operations,
             reply,
-            journey: journey.clone(),
+            sent: sent.clone(),
             runtime,
         };
-        if let Some(group) = self.queue.enter(keys.clone(), kind, job) {
+        if let Some(group) = self.queue.enter(keys, job) {
             self.begin(group);
         }
-        loop {
-            // A group in a parked runtime never ends, so waiting callers look for one.
-            for group in self.queue.take_over(&keys, PARKED_AFTER, Job::has_left) {
-                self.begin(group);
-            }
-            if let Ok(answer) = timeout(PARKED_AFTER, &mut answer).await {
-                return answer.unwrap_or_else(|_| {
-                    let error = SHUT_DOWN.blaming(Some(journey.blame(Duration::ZERO)));
-                    Err(error.unsent_if(leaving.0.leave()))
-                });
-            }
-        }
+        let answer = answer.await;
+        answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(sent.leave())))
     }
 
     /// Tries a group in a task, so that the attempt ends even if its callers leave.
-    fn begin(self: &Arc<Self>, mut group: Group<Job, runtime::Id>) {
-        let runtime = group.jobs[0].runtime.clone();
+    fn begin(self: &Arc<Self>, group: Group<Job>) {
+        let Group {
+            identities,
+            mut jobs,
+        } = group;
+        let runtime = jobs[0].runtime.clone();
         let runner = Arc::downgrade(self);
         let place = Place {
             runner: Arc::clone(self),
-            number: group.number,
+            identities,
         };
         runtime.spawn(async move {
             let settings = &place.runner.settings.clone();
             let end = Settings::end();
-            let sent = SentCall::now();
-            group.jobs.retain(|job| job.journey.begin(&sent));
+            jobs.retain(|job| !job.has_left() && job.sent.begin());
             let session = Session::check_out(&settings.pool, end).await;
             let (session, replies) = match session {
                 // All callers left while waiting for the connection.
-                Ok(session) if group.jobs.iter().all(Job::has_left) => {
-                    (Some(session), Ok(Vec::new()))
-                }
+                Ok(session) if jobs.iter().all(Job::has_left) => (Some(session), Ok(Vec::new())),
                 Ok(mut session) => {
-                    let replies = settings.attempt(&mut session, &group.jobs, end).await;
+                    let replies = settings.attempt(&mut session, &jobs, end).await;
                     (Some(session), replies)
                 }
                 Err(error) => (None, Err(error.unsent())),
             };
             // Free the identities first, so that the next group starts while the callers of this one are answered.
             drop(place);
-            let blame = Some(Blame::Call(sent));
-            answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
+            answer(jobs, replies);
             if let Some(session) = session.filter(Session::is_lost) {
                 renew(session, runner).await;
             }
@@ -204,12 +177,13 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
 /// The identities of a group under way. Dropping this frees them for the next group.
 struct Place {
     runner: Arc<OptimisticRunner>,
-    number: u64,
+    identities: Vec<u64>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for group in self.runner.queue.end(self.number, Job::has_left) {
+        let identities = mem::take(&mut self.identities);
+        for group in self.runner.queue.end(identities, Job::has_left) {
             self.runner.begin(group);
         }
     }
