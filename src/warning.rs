@@ -282,7 +282,9 @@ pub(crate) fn background_waits() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
-        "misconfigured: work in the background waits for a tokio runtime that nothing drives, or that a thread blocks.          It lives in the runtime of the caller that first needs it: keep that runtime running, or shut it down, so          that the next caller's takes over"
+        "misconfigured: work in the background waits for a tokio runtime that nothing drives, or that a thread blocks. \
+         It lives in the runtime of the caller that first needs it: keep that runtime running, or shut it down, so \
+         that the next caller's takes over"
     );
 }
 
