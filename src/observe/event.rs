@@ -119,7 +119,8 @@ pub struct CallInfo<'a> {
     pub shares_call: bool,
     /// Private, as all that follow: charges have keys.
     pub(crate) charges: &'a [Charge],
-    /// The final cost of each charge, if this is a settlement.
+    /// The final cost of each charge, if this is a settlement; only `MetricsObserver` reads them.
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code))]
     pub(crate) final_costs: &'a [u64],
     /// The policy of a check that could not be built, if the policy is known.
     pub(crate) unbuilt: Option<&'a Policy>,
