@@ -10,8 +10,8 @@
 //!
 //! At most one failure counts in each half of the timeout, so that a thousand callers of one dead call are one failure,
 //! and each answer sets the count to zero. A timeout is no failure if the store has answered another call since this one
-//! began: then this process is busy, or the call was still queued. So a breaker opens only after two timeouts without any
-//! answer.
+//! began, or if the process noticed it late: then the call was still queued, or an answer waits to be read. So a breaker
+//! opens only after two timeouts without any answer.
 //!
 //! The breaker is part of the limiter and no wrapper around a store: most failures of a hanging store are timeouts, and
 //! the limiter owns the timeout. A store only sees dropped futures, which also come from clients that disconnect.

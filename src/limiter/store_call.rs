@@ -194,6 +194,10 @@ impl<T: StoreAnswer> Future for Call<T> {
         let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
+                // A process too busy to notice its timer may have missed an answer as well: that is no failure.
+                if this.timeout.is_noticed_late() {
+                    *this.permit = None;
+                }
                 let is_unsent = in_scope(this.scope, || answer.leave());
                 Err(timed_out().unsent_if(is_unsent))
             }

@@ -17,6 +17,9 @@ use tokio::{
 /// that gets the answer.
 const LAST_LOOKS: u8 = 3;
 
+/// How late any timer may be noticed: the runtime and the system both count whole milliseconds.
+const COARSENESS: Duration = Duration::from_millis(2);
+
 pin_project! {
     /// A timer that starts when first polled.
     ///
@@ -38,6 +41,13 @@ impl LazySleep {
             last_looks: LAST_LOOKS,
             sleep: None,
         }
+    }
+
+    /// Whether this process noticed the expiry so late that an answer may have gone unnoticed as well.
+    pub(super) fn is_noticed_late(&self) -> bool {
+        let late = COARSENESS.max(self.duration / 4);
+        let sleep = self.sleep.as_ref();
+        sleep.is_some_and(|sleep| sleep.deadline().elapsed() > late)
     }
 }
 

@@ -747,8 +747,9 @@ async fn counted<F: Future>(polls: Arc<AtomicUsize>, future: F) -> F::Output {
 struct Decided(Arc<AtomicUsize>);
 
 impl Observer for Decided {
-    fn on_decision(&self, _: &DecisionEvent<'_>) {
-        self.0.fetch_add(1, SeqCst);
+    fn on_event(&self, event: &Event<'_>) {
+        let is_decision = matches!(event, Event::Decision { .. });
+        self.0.fetch_add(usize::from(is_decision), SeqCst);
     }
 }
 

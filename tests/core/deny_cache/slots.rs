@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
     manual_clock::ManualClock,
-    observe::{DecisionEvent, Observer},
+    observe::{Event, Observer},
     store::{Check, DenyCache, Operation, Slots, StoreExt},
 };
 use support::history::START_MS;
@@ -23,8 +23,10 @@ use tower::{ServiceBuilder, ServiceExt};
 struct Asked(Arc<AtomicU32>);
 
 impl Observer for Asked {
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.0.fetch_add(u32::from(!event.is_cached()), Relaxed);
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Decision { decision, .. } = event {
+            self.0.fetch_add(u32::from(!decision.is_cached()), Relaxed);
+        }
     }
 }
 
