@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
-    path::PathBuf,
+    path::Path,
     time::Duration,
 };
 
@@ -29,7 +29,7 @@ pub(crate) fn requests(rounds: usize) -> usize {
 
 pub(crate) fn count(
     callgrind: &Callgrind,
-    program: &PathBuf,
+    program: &Path,
     path: &str,
     redis: Option<&Server>,
     rounds: usize,
