@@ -51,7 +51,8 @@ impl Sent {
                 let left = state.compare_exchange(QUEUED, LEFT, AcqRel, Acquire);
                 left.is_ok() || left == Err(LEFT)
             }
-            Self::All(each) => each.iter().fold(true, |all, one| one.leave() && all),
+            // Every one leaves, whatever the others did.
+            Self::All(each) => each.iter().filter(|one| !one.leave()).count() == 0,
         }
     }
 }
