@@ -380,7 +380,7 @@ mod tests {
         let live = || ReloadablePolicies::new(policies(&old).unwrap());
 
         let built = live();
-        built.clone().policy("login").unwrap();
+        built.policy("login").unwrap();
         let found = built.misspelled(&new("logn"));
         assert_eq!(found, Some(("logn".into(), "login".into())));
         for other in ["tenant-7", "login2"] {
