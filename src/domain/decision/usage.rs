@@ -305,8 +305,8 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Adds units of each charge that are charged and not used. They count in no shadow, and not under a rule that
-    /// denies: it must not show room for the cost.
+    /// Adds units of each charge that are charged and not used. They count in no shadow. A rule that denies shows no room
+    /// for the cost, or clients would come back at once.
     pub(crate) fn add_unspent(&mut self, units: &[u64]) {
         if units.iter().all(|units| *units == 0) {
             return;
@@ -315,9 +315,12 @@ impl Usage {
         let mut rules = rules.iter_mut();
         for (charge, units) in check.charges().iter().zip(units) {
             for rule in rules.by_ref().take(charge.policy().rules().len()) {
-                if !rule.is_exceeded() {
-                    *rule = rule.later_with_unspent(0, *units);
-                }
+                let most = match rule.is_exceeded() {
+                    true => charge.cost().saturating_sub(1),
+                    false => u64::MAX,
+                };
+                let units = (*units).min(most.saturating_sub(rule.remaining()));
+                *rule = rule.later_with_unspent(0, units);
             }
         }
     }
