@@ -370,6 +370,16 @@ async fn a_check_or_a_settlement_that_the_store_does_reports_the_units_that_lie_
     let denied = world.check(0, &[charge(&policy, "alice", 99_000)]).await;
     assert!(!denied.is_allowed());
     assert_eq!(remaining(denied.usage()), left.map(|left| left - 2));
+
+    let in_store = world.left(&alice[0]).await[0];
+    let close = world
+        .check(0, &[charge(&policy, "alice", in_store + 1)])
+        .await;
+    assert!(
+        !close.is_allowed(),
+        "neither the store nor the lease has so much"
+    );
+    assert_eq!(remaining(close.usage()), [in_store, left[1] - 2]);
 }
 
 #[tokio::test]
