@@ -98,6 +98,7 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
     assert!(!closed.try_acquire([charge(&api)]).await);
     assert!(closed.try_acquire([charge(&shadow)]).await);
     assert!(open.peek([charge(&api)]).await.is_err());
+    tokio::time::advance(Duration::from_millis(50)).await; // one failure counts in each half timeout
     assert!(open.reset(&api, &Key::new("user", SECRET)).await.is_err());
     let scripted = Limiter::new(Scripted::allowing()).observer(log.clone());
     let decision = scripted.check([charge(&api)]).await.unwrap();
