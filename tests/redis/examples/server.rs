@@ -980,7 +980,10 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
             &["--trusted-proxy", "nginx"],
             "--trusted-proxy: `nginx` is no network",
         ),
-        (&["--redis", "http://:sesame@host"], "; write a URL: redis://HOST:PORT"),
+        (
+            &["--redis", "http://:sesame@host"],
+            "; write a URL: redis://HOST:PORT",
+        ),
         (&["--pool", "2"], "--pool: needs --redis"),
         (&["--in-flight", "2"], "--in-flight: needs --redis"),
         (
