@@ -28,7 +28,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// next command. If a reply is owed and nothing has come back for 500 ms, or for four times the usual reply time if
 /// that is longer (at most 5 s), the store drops the connection. The timeouts of limiters do not matter. All callers
 /// share an attempt to connect for 500 ms. Then the next caller starts another beside it, and the store uses the first
-/// to succeed within 5 s. Attempts are at least 5 ms apart. A command is sent only once, even after an error.
+/// to succeed within 5 s. Attempts are at least 25 ms apart. A command is sent only once, even after an error.
 ///
 /// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection. If you
 /// set a keepalive in the `TcpSettings` of a `ConnectionInfo`, the store uses yours.

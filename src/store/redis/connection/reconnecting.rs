@@ -13,8 +13,8 @@ use super::{
 };
 use crate::store::redis::error::is_turned_away;
 
-/// Between two attempts to connect: at most 200 attempts a second reach a server that is down or read-only.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 
 /// One connection that callers share.
 ///
