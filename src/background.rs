@@ -6,7 +6,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{
-            AtomicUsize,
+            AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
         },
     },
@@ -29,6 +29,7 @@ type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 #[derive(Default)]
 pub(crate) struct BackRoom {
     state: Mutex<State>,
+    has_runtime: AtomicBool,
     counted: AtomicUsize,
     /// Notified when the last counted task has ended, or when a runtime has left one.
     idle: Notify,
@@ -64,17 +65,26 @@ impl BackRoom {
     /// Spawns work that ends with its runtime: the next caller that needs it spawns it again. Without a runtime, the
     /// work is dropped.
     pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        self.start(None, Some((Box::pin(work), None)));
+        self.start(Some((Box::pin(work), None)));
     }
 
-    /// Spawns work that the end of a process waits for. `runtime` is that of the caller, if this thread may be outside
-    /// of any.
-    pub(crate) fn finish(
-        self: &Arc<Self>,
-        runtime: Option<&Handle>,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) {
-        self.start(runtime, Some((Box::pin(work), Some(self.begin()))));
+    /// Spawns work that the end of a process waits for.
+    pub(crate) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        self.start(Some((Box::pin(work), Some(self.begin()))));
+    }
+
+    /// Whether there is a runtime for work: that of this caller from now on, if there was none. Ask this before work
+    /// that may begin on a thread outside of any.
+    pub(crate) fn knows_runtime(&self) -> bool {
+        self.has_runtime.load(Relaxed) || self.note_runtime()
+    }
+
+    #[cold]
+    fn note_runtime(&self) -> bool {
+        let mut state = self.lock();
+        state.runtime = state.runtime.take().or_else(|| Handle::try_current().ok());
+        self.has_runtime.store(state.runtime.is_some(), Relaxed);
+        state.runtime.is_some()
     }
 
     /// Counts a task that the end of a process waits for.
@@ -93,7 +103,7 @@ impl BackRoom {
             let mut idle = pin!(self.idle.notified());
             idle.as_mut().enable();
             match Handle::try_current() {
-                Ok(_) => self.start(None, None),
+                Ok(_) => self.start(None),
                 Err(_) => {
                     let left = mem::take(&mut self.lock().left);
                     drop(left); // it can go on in no runtime
@@ -107,8 +117,8 @@ impl BackRoom {
     }
 
     /// Spawns this work, and the tasks that an earlier runtime has left.
-    fn start(self: &Arc<Self>, caller: Option<&Handle>, work: Option<(Work, Option<Task>)>) {
-        let caller = Handle::try_current().ok().or_else(|| caller.cloned());
+    fn start(self: &Arc<Self>, work: Option<(Work, Option<Task>)>) {
+        let caller = Handle::try_current().ok();
         let mut state = self.lock();
         if state.jobs == 0 && caller.is_some() {
             state.runtime = caller;

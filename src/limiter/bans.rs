@@ -14,7 +14,6 @@ use std::{
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinSet,
     time::Instant,
 };
 
@@ -38,7 +37,7 @@ use crate::{
 const MAX_WAITING: usize = 1_024;
 
 /// How many identities are counted at the same time.
-const MAX_TOGETHER: usize = 32;
+const MAX_TOGETHER: u32 = 32;
 
 /// Strikes that wait to be counted.
 #[derive(Debug)]
@@ -232,14 +231,16 @@ impl Drop for Counting {
 impl Counting {
     async fn run(mut self) {
         while let Some(waiting) = self.limiter.inner.strikes.take(&mut self.task) {
-            let mut tasks = JoinSet::new();
+            let places = Arc::new(Semaphore::new(MAX_TOGETHER as usize));
             for (key, strikes) in waiting {
-                if tasks.len() == MAX_TOGETHER {
-                    tasks.join_next().await;
-                }
-                tasks.spawn(count(self.limiter.clone(), key, strikes));
+                let (limiter, place) = (self.limiter.clone(), Arc::clone(&places));
+                let place = place.acquire_owned().await;
+                self.limiter.inner.background.spawn(async move {
+                    count(&limiter, key, strikes).await;
+                    drop(place);
+                });
             }
-            while tasks.join_next().await.is_some() {}
+            drop(places.acquire_many(MAX_TOGETHER).await);
         }
     }
 }
@@ -248,12 +249,12 @@ impl Counting {
 /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
+async fn count(limiter: &Limiter, key: Key, mut strikes: Vec<Strikes>) {
     // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
     strikes.sort_by_key(|strikes| Reverse(order(&strikes.ban)));
     let checks = strikes.iter().map(|strikes| strikes.check(&key));
     let now = Instant::now();
-    let replies = call(&limiter, checks.collect()).await;
+    let replies = call(limiter, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(strikes, reply)| match reply {
         Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
@@ -272,7 +273,7 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
         strikes: strikes.ban.strikes(),
         request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
     });
-    let replies = call(&limiter, bans.collect()).await;
+    let replies = call(limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
             let known = &limiter.inner.known_blocks;

@@ -2,10 +2,7 @@
 
 use std::{cell::Cell, mem, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
 use super::{Limiter, store_call::Answer};
 use crate::{
@@ -168,12 +165,13 @@ impl Limiter {
     }
 
     /// Runs work that settles costs or returns slots, for which [`return_slots`](Self::return_slots) waits.
-    pub(crate) fn in_background<'a>(
-        &self,
-        runtime: impl Into<Option<&'a Handle>>,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) {
-        self.inner.background.finish(runtime.into(), work);
+    pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.inner.background.finish(work);
+    }
+
+    /// Whether a runtime can run such work, here or elsewhere.
+    pub(crate) fn has_background(&self) -> bool {
+        self.inner.background.knows_runtime()
     }
 
     /// Settles all parts in the one place that decided them, and returns their results one by one.
@@ -271,7 +269,7 @@ impl Drop for Unsent<'_> {
         let (limiter, each) = (self.limiter.clone(), self.each);
         let left = self.end.saturating_duration_since(Instant::now());
         let rest = async move { limiter.settle_patiently(parts, each, left).await };
-        self.limiter.inner.background.finish(None, rest);
+        self.limiter.inner.background.finish(rest);
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
 use super::Limiter;
 use crate::{
@@ -25,8 +25,6 @@ struct Claim {
     asked_at_ms: u64,
     /// Slots that were asked for longer ago have expired.
     give_up_after: Duration,
-    /// That of the check: the caller may be dropped outside of any.
-    runtime: Handle,
 }
 
 impl Future for Claim {
@@ -54,7 +52,7 @@ impl Drop for Claim {
         }
         let (limiter, give_up_after) = (self.limiter.clone(), self.give_up_after);
         let asked_at_ms = self.asked_at_ms;
-        self.limiter.in_background(Some(&self.runtime), async move {
+        self.limiter.in_background(async move {
             if let Ok(Ok(decision)) = timeout(give_up_after, answer).await {
                 decision.usage().asked_at(asked_at_ms);
                 drop(limiter.hold(&decision));
@@ -71,16 +69,15 @@ impl Limiter {
         check: &Check,
         asked_at_ms: u64,
     ) -> StoreFuture<Decision> {
-        let Ok(runtime) = Handle::try_current() else {
+        if !self.inner.background.knows_runtime() {
             return answer;
-        };
+        }
         answer.relayed(|answer, sent| Claim {
             answer: Some(answer),
             sent,
             limiter: self.clone(),
             asked_at_ms,
             give_up_after: self.time_for(check),
-            runtime,
         })
     }
 

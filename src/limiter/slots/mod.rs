@@ -24,7 +24,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::sync::Notify;
 
 use self::renewer::Early;
 pub(super) use self::renewer::Renewer;
@@ -70,8 +70,6 @@ struct Holding {
     lost: Notify,
     is_shadow: bool,
     window_ms: u64,
-    /// That of the check, since the slot may be dropped outside of any runtime.
-    runtime: Option<Handle>,
     /// `None` without an observer.
     observed: Option<Charge>,
 }
@@ -152,7 +150,6 @@ impl Limiter {
             lost: Notify::new(),
             is_shadow,
             window_ms,
-            runtime: Handle::try_current().ok(),
         };
         let holding = Arc::new(holding);
         holding.report(SlotChange::Taken);
@@ -423,12 +420,10 @@ impl Holding {
     fn give_back(&self, slots: Slots) {
         let give_up_after = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
         let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
-        self.limiter
-            .in_background(self.runtime.as_ref(), async move {
-                let settled =
-                    limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
-                settled.await;
-            });
+        self.limiter.in_background(async move {
+            let settled = limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
+            settled.await;
+        });
     }
 }
 

@@ -1,10 +1,7 @@
-//! [`Renewer`]: renews the slots that this process holds, in a task of each runtime that took some.
-//!
-//! A runtime may be parked or stopped: its slots are then late, and any other task renews them. Only then, since a
-//! renewal that stays in a parked runtime loses its slot.
+//! [`Renewer`]: renews the slots that this process holds, in one task of the back room.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::BTreeMap,
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -13,13 +10,7 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
-use tokio::{
-    runtime::{Handle, Id},
-    sync::Notify,
-    task::yield_now,
-    time::timeout,
-};
+use tokio::{sync::Notify, task::yield_now, time::timeout};
 
 use super::{Holding, State, now_ms};
 use crate::{
@@ -43,6 +34,8 @@ const WARNINGS: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(in crate::limiter) struct Renewer {
     held: Mutex<Held>,
+    /// Notified when the first holding has changed.
+    changed: Notify,
     next_id: AtomicU64,
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
@@ -51,69 +44,16 @@ pub(in crate::limiter) struct Renewer {
 
 #[derive(Default)]
 struct Held {
-    /// By the runtime that took them, if one did.
-    of_runtimes: HashMap<Option<Id>, Holdings>,
-    /// The runtimes with a task. The task waits for this.
-    tasks: HashMap<Id, Arc<Notify>>,
-    /// The shortest window among all slots that were held so far.
-    shortest_window_ms: Option<u64>,
+    /// Ordered by the time at which the renewer has to renew them or to report them as lost.
+    holdings: BTreeMap<(u64, u64), Arc<Holding>>,
+    has_task: bool,
 }
 
-/// The holdings, ordered by the time at which the renewer has to renew them or to report them as lost.
-type Holdings = BTreeMap<(u64, u64), Arc<Holding>>;
-
-impl Held {
-    /// Adds a holding, and wakes the tasks that have to act earlier than before.
-    fn insert(&mut self, due_ms: u64, holding: &Arc<Holding>) {
-        let shortest_ms = self.shortest_window_ms.unwrap_or(u64::MAX);
-        let is_shortest = holding.may_be_returned() && holding.window_ms < shortest_ms;
-        if is_shortest {
-            self.shortest_window_ms = Some(holding.window_ms);
-        }
-        let home = holding.home();
-        let holdings = self.of_runtimes.entry(home).or_default();
-        holdings.insert((due_ms, holding.id), Arc::clone(holding));
-        let first = holdings.first_key_value();
-        let is_first = first.is_some_and(|(first, _)| first.1 == holding.id);
-        match home.and_then(|home| self.tasks.get(&home)) {
-            Some(own) if is_first && !is_shortest => own.notify_one(),
-            None if is_first => self.wake_all(),
-            _ if is_shortest => self.wake_all(),
-            _ => {}
-        }
-    }
-
-    fn wake_all(&self) {
-        self.tasks.values().for_each(|task| task.notify_one());
-    }
-
-    /// How late the first slot of a runtime with a task may be before others renew it.
-    fn allowance_ms(&self) -> u64 {
-        self.shortest_window_ms.unwrap_or(0) / 6
-    }
-
-    fn remove(&mut self, home: Option<Id>, key: (u64, u64)) -> Option<Arc<Holding>> {
-        let holdings = self.of_runtimes.get_mut(&home)?;
-        let removed = holdings.remove(&key);
-        if holdings.is_empty() {
-            self.of_runtimes.remove(&home);
-        }
-        removed
-    }
-
-    /// The next holding for the task of a runtime, and when to act: one of another runtime that has a task only when it
-    /// is late by a sixth of any window.
-    fn next(&self, runtime: Id) -> Option<(u64, Arc<Holding>)> {
-        let firsts = self.of_runtimes.iter().filter_map(|(home, holdings)| {
-            let ((due_ms, _), first) = holdings.first_key_value()?;
-            let is_left =
-                home.is_none_or(|home| home == runtime || !self.tasks.contains_key(&home));
-            let allowance_ms = if is_left { 0 } else { self.allowance_ms() };
-            Some((due_ms.saturating_add(allowance_ms), first))
-        });
-        let (act_ms, next) = firsts.min_by_key(|(act_ms, _)| *act_ms)?;
-        Some((act_ms, Arc::clone(next)))
-    }
+/// What the task has to do next.
+enum Next {
+    Renew(Vec<Due>),
+    Wait(Duration),
+    End,
 }
 
 /// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
@@ -150,74 +90,63 @@ impl Renewer {
         let Some(due_ms) = holding.due_ms() else {
             return; // returned since
         };
-        // A task ends while all holdings are being renewed, and the one that has renewed this may stand in for another.
-        let runtimes = [holding.runtime.clone(), Handle::try_current().ok()];
-        let mut begun = SmallVec::<[_; 2]>::new();
+        let key = (due_ms, holding.id);
         let mut held = self.lock();
-        for runtime in runtimes.into_iter().flatten() {
-            if let Entry::Vacant(task) = held.tasks.entry(runtime.id()) {
-                let running = Running {
-                    renewer: Arc::clone(self),
-                    wakes: Arc::clone(task.insert(Arc::default())),
-                    runtime: Some(runtime.id()),
-                };
-                begun.push((runtime, running));
-            }
-        }
-        held.insert(due_ms, holding);
+        held.holdings.insert(key, Arc::clone(holding));
+        let is_first = held
+            .holdings
+            .first_key_value()
+            .is_some_and(|(first, _)| *first == key);
+        let has_task = mem::replace(&mut held.has_task, true);
         drop(held);
-        // Without the lock: a runtime that has stopped drops its task at once.
-        for (runtime, running) in begun {
-            drop(runtime.spawn(run(running)));
+        if !has_task {
+            let running = Running {
+                renewer: Arc::clone(self),
+                has_ended: false,
+            };
+            let background = &holding.limiter.inner.background;
+            background.spawn(run(running, Arc::clone(background)));
+        } else if is_first {
+            self.changed.notify_one();
         }
     }
 
     /// Forgets a holding in this state.
     pub(super) fn remove(&self, holding: &Holding, state: &State) {
         if let Some(due_ms) = state.due_ms(holding.window_ms) {
-            self.lock().remove(holding.home(), (due_ms, holding.id));
+            self.lock().holdings.remove(&(due_ms, holding.id));
         }
     }
 
-    /// If a holding is due for the task of this runtime, takes all of the same runtime that are due now or soon, as
-    /// many as fit into a call; otherwise returns the ms until the next is due, or `None` if there is none, which ends
-    /// the task.
-    fn take_due(&self, runtime: Id) -> Result<Vec<Due>, Option<u64>> {
+    /// Takes the holdings that are due now or soon, as many as fit into a call.
+    fn next(&self) -> Next {
         let mut held = self.lock();
         let now_ms = now_ms();
-        let Some((act_ms, first)) = held.next(runtime) else {
+        let Some((&(first_ms, _), _)) = held.holdings.first_key_value() else {
             // A slot that comes now finds no task, and starts one.
-            held.tasks.remove(&runtime);
-            return Err(None);
+            held.has_task = false;
+            return Next::End;
         };
-        if act_ms > now_ms {
-            // Not longer than others are waited for: they may take slots meanwhile, and this task is not woken.
-            let wait_ms = act_ms - now_ms;
-            return Err(Some(match held.allowance_ms() {
-                0 => wait_ms,
-                allowance_ms => wait_ms.min(allowance_ms),
-            }));
+        if first_ms > now_ms {
+            return Next::Wait(Duration::from_millis(first_ms - now_ms));
         }
-        let home = first.home();
-        let holdings = held.of_runtimes.entry(home).or_default();
         let mut due = Vec::new();
         while due.len() < MAX_RENEWALS
-            && let Some(first) = holdings.first_entry()
+            && let Some(first) = held.holdings.first_entry()
             && (first.key().0 <= now_ms || first.get().is_due_soon(first.key().0 - now_ms))
         {
             due.push(Due::new(first.remove()));
         }
-        if holdings.is_empty() {
-            held.of_runtimes.remove(&home);
-        }
-        Ok(due)
+        Next::Renew(due)
     }
 
     /// Returns the holdings whose slots can be returned now; `None` if there are none, and no task can add one.
     pub(super) fn left(&self, background: &BackRoom) -> Option<Vec<Arc<Holding>>> {
         let held = self.lock();
-        let all = held.of_runtimes.values().flat_map(BTreeMap::values);
-        let left = all.filter(|holding| holding.may_be_returned());
+        let left = held
+            .holdings
+            .values()
+            .filter(|holding| holding.may_be_returned());
         let left: Vec<_> = left.cloned().collect();
         // Under the same lock: a renewal counts as a task from the moment it takes its holding until the holding is
         // back.
@@ -245,39 +174,34 @@ impl Renewer {
     }
 }
 
-/// The task of a runtime, which ends when no slots are held, or with the runtime.
+/// The task, which ends when no slots are held, or with its runtime: the next slot then starts another.
 struct Running {
     renewer: Arc<Renewer>,
-    wakes: Arc<Notify>,
-    /// `None` when the renewer knows of the end.
-    runtime: Option<Id>,
+    has_ended: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime {
-            let mut held = self.renewer.lock();
-            held.tasks.remove(&runtime);
-            held.wake_all();
+        if !self.has_ended {
+            self.renewer.lock().has_task = false;
         }
     }
 }
 
-async fn run(mut running: Running) {
-    let renewer = Arc::clone(&running.renewer);
-    while let Some(runtime) = running.runtime {
-        match renewer.take_due(runtime) {
-            Ok(due) => {
+async fn run(mut running: Running, background: Arc<BackRoom>) {
+    while !running.has_ended {
+        match running.renewer.next() {
+            Next::Renew(due) => {
                 let next = Early::random();
-                due.into_iter()
-                    .for_each(|due| drop(tokio::spawn(due.renew(next))));
+                for due in due {
+                    background.spawn(due.renew(next));
+                }
                 yield_now().await;
             }
-            Err(Some(wait_ms)) => {
-                let wait = Duration::from_millis(wait_ms);
-                let _ = timeout(wait, running.wakes.notified()).await;
+            Next::Wait(wait) => {
+                let _ = timeout(wait, running.renewer.changed.notified()).await;
             }
-            Err(None) => running.runtime = None,
+            Next::End => running.has_ended = true,
         }
     }
 }
@@ -345,10 +269,6 @@ impl State {
 }
 
 impl Holding {
-    fn home(&self) -> Option<Id> {
-        self.runtime.as_ref().map(Handle::id)
-    }
-
     fn due_ms(&self) -> Option<u64> {
         self.lock().due_ms(self.window_ms)
     }

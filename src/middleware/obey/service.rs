@@ -11,7 +11,7 @@ use std::{
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::{
@@ -152,14 +152,16 @@ fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Op
             call.await;
         }
     };
+    if !shared.limiter.has_background() {
+        return Some(Box::pin(storing));
+    }
     // In a task, the calls are made even if the caller leaves.
-    Some(match Handle::try_current() {
-        Ok(runtime) => {
-            let task = runtime.spawn(storing);
-            Box::pin(async move { drop(task.await) })
-        }
-        Err(_) => Box::pin(storing),
-    })
+    let (stored, end) = oneshot::channel::<()>();
+    shared.limiter.in_background(async move {
+        storing.await;
+        drop(stored);
+    });
+    Some(Box::pin(async move { drop(end.await) }))
 }
 
 impl<F, B> fmt::Debug for ObeyFuture<F, B> {

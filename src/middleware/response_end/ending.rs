@@ -11,7 +11,7 @@ use std::{
 use bytes::Buf;
 use http::{HeaderMap, Method, StatusCode, header, response::Parts};
 use http_body::Frame;
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::reading::Reading;
 use crate::{
@@ -92,8 +92,6 @@ pub(in crate::middleware) struct Admitted {
     /// `None` if the request ends with the head of its response.
     followed: Option<Followed>,
     settle: Settle,
-    /// That of the request, since a body may be dropped by a thread outside of any runtime.
-    runtime: Option<Handle>,
     end: Mutex<ResponseEnd>,
 }
 
@@ -223,14 +221,13 @@ impl Drop for Ending {
         if let Some(settling) = self.settling.take()
             && let Some(place) = self.request.place()
         {
-            let settling = async move { drop(settling.await) };
-            self.request.in_background(place, settling);
+            self.request.limiter.in_background(async move {
+                settling.await;
+                drop(place);
+            });
         }
     }
 }
-
-/// Room for work in the background, and the runtime that runs it.
-type Place = (OwnedSemaphorePermit, Handle);
 
 impl Admitted {
     pub(in crate::middleware) fn new(
@@ -240,34 +237,23 @@ impl Admitted {
         followed: Option<Followed>,
         settle: Settle,
     ) -> Self {
+        // The body may be dropped by a thread outside of any runtime.
+        limiter.has_background();
         Self {
             limiter,
             usage,
             slot,
             followed,
             settle,
-            runtime: Handle::try_current().ok(),
             end: Mutex::default(),
         }
     }
 
-    fn runtime(&self) -> Option<Handle> {
-        let current = || Handle::try_current().ok();
-        self.runtime.clone().or_else(current)
-    }
-
-    /// `None` if all places are taken, or without a runtime: the charge stays.
-    fn place(&self) -> Option<Place> {
+    /// Room for work in the background; `None` if all places are taken, or without a runtime: the charge stays.
+    fn place(&self) -> Option<OwnedSemaphorePermit> {
         let places = Arc::clone(&self.settle.places);
-        Some((places.try_acquire_owned().ok()?, self.runtime()?))
-    }
-
-    fn in_background(&self, place: Place, work: impl Future<Output = ()> + Send + 'static) {
-        let (place, runtime) = place;
-        self.limiter.in_background(&runtime, async move {
-            let _place = place;
-            work.await;
-        });
+        let place = places.try_acquire_owned().ok()?;
+        self.limiter.has_background().then_some(place)
     }
 
     /// Settles the costs that are known at the end. These settlements need no place.
@@ -289,13 +275,11 @@ impl Admitted {
         if parts.is_empty() {
             return;
         }
-        if let Some(runtime) = self.runtime() {
-            let limiter = self.limiter.clone();
-            self.limiter.in_background(&runtime, async move {
-                // An error goes to the observer, and the charge stays.
-                limiter.settle_patiently(parts, SETTLING, SETTLING).await;
-            });
-        }
+        let limiter = self.limiter.clone();
+        self.limiter.in_background(async move {
+            // An error goes to the observer, and the charge stays.
+            limiter.settle_patiently(parts, SETTLING, SETTLING).await;
+        });
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
@@ -308,10 +292,11 @@ impl Admitted {
             return;
         }
         let limiter = self.limiter.clone();
-        self.in_background(place, async move {
+        self.limiter.in_background(async move {
             // One that hangs makes room for others.
             let settled = limiter.settle_patiently(parts, limiter.call_timeout(), SETTLING);
             settled.await;
+            drop(place);
         });
     }
 }
