@@ -80,46 +80,42 @@ struct Strike<'a> {
     rule: Rule,
 }
 
-impl Limiter {
+impl StrikeQueue {
     /// Counts a strike for each identity that a policy with a ban denies.
-    pub(super) fn count_strikes(&self, decision: &Decision) {
+    pub(super) fn count(&self, decision: &Decision, limiter: &Limiter) {
         if let Decision::Denied(denial) = decision
             && !denial.usage().is_local()
-            && self.inner.strikes.add(denial)
+            && self.add(denial)
         {
-            self.start_counting();
+            self.start_counting(limiter);
         }
     }
 
-    /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
+    /// Waits until the strikes so far are counted.
     #[cfg(feature = "manual-clock")]
-    pub async fn strikes_counted(&self) {
-        let strikes = &self.inner.strikes;
+    pub(super) async fn counted(&self, limiter: &Limiter) {
         loop {
-            drop(strikes.task.acquire().await);
-            if strikes.lock().by_identity.is_empty() {
+            drop(self.task.acquire().await);
+            if self.lock().by_identity.is_empty() {
                 return;
             }
-            self.start_counting(); // a strike came while this held the permit
+            self.start_counting(limiter); // a strike came while this held the permit
         }
     }
 
     #[cold]
-    fn start_counting(&self) {
-        let strikes = &self.inner.strikes;
-        let background = &self.inner.background;
-        let Ok(task) = Arc::clone(&strikes.task).try_acquire_owned() else {
+    fn start_counting(&self, limiter: &Limiter) {
+        let background = &limiter.inner.jobs.background;
+        let Ok(task) = Arc::clone(&self.task).try_acquire_owned() else {
             return background.look();
         };
         let counting = Counting {
-            limiter: self.clone(),
+            limiter: limiter.clone(),
             task: Some(task),
         };
         background.spawn(counting.run());
     }
-}
 
-impl StrikeQueue {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -221,7 +217,7 @@ struct Counting {
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        let mut waiting = self.limiter.inner.strikes.lock();
+        let mut waiting = self.limiter.inner.jobs.strikes.lock();
         if self.task.take().is_some() {
             *waiting = Waiting::default();
         }
@@ -230,12 +226,12 @@ impl Drop for Counting {
 
 impl Counting {
     async fn run(mut self) {
-        while let Some(waiting) = self.limiter.inner.strikes.take(&mut self.task) {
+        while let Some(waiting) = self.limiter.inner.jobs.strikes.take(&mut self.task) {
             let places = Arc::new(Semaphore::new(MAX_TOGETHER as usize));
             for (key, strikes) in waiting {
                 let (limiter, place) = (self.limiter.clone(), Arc::clone(&places));
                 let place = place.acquire_owned().await;
-                self.limiter.inner.background.spawn(async move {
+                self.limiter.inner.jobs.background.spawn(async move {
                     count(&limiter, key, strikes).await;
                     drop(place);
                 });
@@ -276,18 +272,18 @@ async fn count(limiter: &Limiter, key: Key, mut strikes: Vec<Strikes>) {
     let replies = call(limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            let known = &limiter.inner.known_blocks;
+            let known = &limiter.inner.memory.blocks;
             known.note_made(&key, block, Some(*left), now);
             let policy = &strikes.policy;
-            limiter.report(|| Event::Ban { policy, block });
+            limiter.events().report(|| Event::Ban { policy, block });
         }
     }
 }
 
 /// Skips the breaker: strikes follow from denials, so the store has just answered.
 async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-    let limiter = &limiter.inner;
-    let replies = within(limiter.timeout, limiter.store.call(operations)).await;
+    let caller = &limiter.inner.caller;
+    let replies = within(caller.timeout(), caller.store.call(operations)).await;
     let replies = replies.and_then(Result::ok).unwrap_or_default();
     replies.into_iter().map(Result::ok).collect()
 }

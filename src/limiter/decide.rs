@@ -1,10 +1,20 @@
 //! The one path of every decision, and [`Resolution`], the result.
 
-use std::thread;
+use std::{thread, time::Duration};
 
-use super::{Limiter, known_blocks::KnownBefore, slots, store_call::Answer};
+use super::{
+    Limiter, WhereOpen,
+    caller::{Answer, To},
+    known_blocks::KnownBefore,
+    slots, wait_queue,
+};
 use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError},
+    domain::{
+        charge::Charge,
+        check::Check,
+        decision::{Decision, Usage},
+        error::StoreError,
+    },
     observe::{CallInfo, CallKind},
     store::Store,
     store::maybe_ready::MaybeReady,
@@ -32,6 +42,100 @@ impl Resolution {
 }
 
 impl Limiter {
+    /// Decides these charges together, and charges them if all fit. [Shadows](self#trying-a-policy-out) among them
+    /// never deny.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not decide within the timeout, unless the failure policy is
+    /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). You then have to apply
+    /// the policy, or use [`try_acquire`](Self::try_acquire).
+    pub async fn check(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+    ) -> Result<Decision, StoreError> {
+        let check = Check::new(charges)?;
+        let decision = self.decide(check).await.into_result()?;
+        self.count_outcome(&decision);
+        Ok(decision)
+    }
+
+    /// Decides these charges together, and charges them if all fit; follows the failure policy if the store cannot
+    /// decide.
+    ///
+    /// Returns whether you may go on. An [invalid](crate::error::StoreErrorKind::InvalidRequest) check is not admitted,
+    /// whatever the failure policy.
+    ///
+    /// Slots of a [concurrency policy](crate::Rule::concurrent) could not be returned: use
+    /// [`acquire_slot`](Self::acquire_slot), or [`check`](Self::check) and [`hold`](Self::hold).
+    pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
+        let Ok(check) = Check::new(charges) else {
+            return false;
+        };
+        match self.decide(check).await {
+            Resolution::Decided(decision) => {
+                self.count_outcome(&decision);
+                decision.is_allowed()
+            }
+            Resolution::Open(_) => true,
+            Resolution::Closed(_) => false,
+        }
+    }
+
+    /// Waits until these charges are admitted, for about `max_wait` at most. Use this to stay within another service's
+    /// limits.
+    ///
+    /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
+    /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
+    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
+    /// to [`max_queue`](Self::max_queue): see
+    /// [waiting](self#waiting).
+    ///
+    /// # Errors
+    ///
+    /// Like [`check`](Self::check); the timeout limits each store call, not the wait. While the store cannot be reached
+    /// or does not answer, the limiter keeps asking until `max_wait` is over, and then returns the last error. Under
+    /// [`Local`](FailurePolicy::Local), the memory of this process decides at once.
+    pub async fn acquire(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+        max_wait: Duration,
+    ) -> Result<Decision, StoreError> {
+        let check = Check::new(charges)?;
+        let decision = self
+            .decide_within(&check, max_wait, WhereOpen::AskAgain)
+            .await;
+        let decision = decision.into_result()?;
+        self.count_outcome(&decision);
+        Ok(decision)
+    }
+
+    /// Returns the usage under these policies and keys without charging; the costs of the charges are ignored. You find
+    /// the usage of shadows in [`Usage::shadow`].
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout, unless the failure policy is
+    /// [`Local`](FailurePolicy::Local).
+    pub async fn peek(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+    ) -> Result<Usage, StoreError> {
+        let check = Check::new(charges)?.without_cost();
+        let resolution = self.decide_as(CallKind::Peek, check).await;
+        Ok(resolution.into_result()?.usage().clone())
+    }
+
+    /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
+    pub(crate) async fn decide_within(
+        &self,
+        check: &Check,
+        max_wait: Duration,
+        where_open: WhereOpen,
+    ) -> Resolution {
+        wait_queue::wait(self, check, max_wait, where_open).await
+    }
+
     /// Decides a check and charges it.
     pub(crate) fn decide(&self, mut check: Check) -> MaybeReady<Resolution> {
         if self.inner.enforces_blocks {
@@ -48,7 +152,7 @@ impl Limiter {
             let timing = None;
             return MaybeReady::ready(self.resolve(kind, &check, Answer { result, timing }, None));
         }
-        let known = self.inner.known_blocks.before_call();
+        let known = self.inner.memory.blocks.before_call();
         // From before the call: a slot may be released so long after.
         let asked_at_ms = check.takes_slots().then(slots::now_ms);
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
@@ -56,11 +160,14 @@ impl Limiter {
         let begin = |store: &dyn Store| {
             let answer = store.check(charged.as_ref().unwrap_or(&check));
             match asked_at_ms {
-                Some(asked_at_ms) => self.claimed(answer, &check, asked_at_ms),
+                Some(asked_at_ms) => slots::claimed(self, answer, &check, asked_at_ms),
                 None => answer,
             }
         };
-        let mut call = self.call(|| CallInfo::new(kind, &check), begin);
+        let mut call = self
+            .inner
+            .caller
+            .call(To::Store, || CallInfo::new(kind, &check), begin);
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
         }
@@ -80,7 +187,7 @@ impl Limiter {
         asked_at_ms: Option<u64>,
     ) -> Resolution {
         if let Ok(decision) = &answer.result {
-            self.inner.known_blocks.learn(check, decision, known);
+            self.inner.memory.blocks.learn(check, decision, known);
         }
         if !check.look_ups().is_empty() {
             answer.result = answer.result.map(|decision| decision.about(check));
@@ -101,11 +208,20 @@ impl Limiter {
             Ok(decision) => {
                 // An answer without the store says nothing about it.
                 if !check.is_empty() && !decision.usage().spares_call() {
-                    self.decides_again();
+                    self.inner.fallback.decides_again();
                 }
                 Resolution::Decided(decision)
             }
-            Err(error) => self.fall_back(kind, check, &error, timing),
+            Err(error) => {
+                let inner = &self.inner;
+                let fallen_back = inner
+                    .fallback
+                    .resolve(kind, check, &error, &inner.memory.blocks);
+                let (resolution, outcome) = fallen_back;
+                let call = CallInfo::new(kind, check);
+                self.events().error(call, &error, outcome, timing);
+                resolution
+            }
         };
         if let Resolution::Decided(decision) = &resolution {
             // An observer may panic, and then the caller does not get the slots.
@@ -113,13 +229,13 @@ impl Limiter {
             if check.has_contributors() {
                 self.record_contributors(decision, check);
             }
-            let reports = &self.inner.reporter.0;
-            if self.inner.publishes && reports.policies.note(check, self.inner.failure_policy) {
+            let reports = &self.inner.jobs.reporter.0;
+            if self.inner.publishes && reports.policies.note(check, self.inner.fallback.policy) {
                 reports.ensure_running();
             }
-            self.report_decision(kind, decision, check, timing);
+            self.events().decision(kind, decision, check, timing);
             if kind == CallKind::Check {
-                self.notice_near_limits(decision);
+                self.inner.notices.notice_check(decision, self.events());
             }
         }
         resolution

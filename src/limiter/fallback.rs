@@ -1,8 +1,8 @@
-//! Follows the failure policy when the store cannot decide.
+//! [`Fallback`]: follows the failure policy when the store cannot decide.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, sync::Arc};
 
-use super::{Limiter, Resolution};
+use super::{Resolution, known_blocks::KnownBlocks};
 use crate::{
     domain::{
         FailurePolicy,
@@ -11,7 +11,8 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         policy::Policy,
     },
-    observe::{CallInfo, CallKind, RequestOutcome, Timing},
+    observe::{CallKind, RequestOutcome},
+    outage::Outage,
     store::{MemoryStore, Store, StoreFuture},
     warning,
 };
@@ -37,53 +38,83 @@ impl ScaledStore {
     }
 }
 
-impl Limiter {
+/// How a limiter decides in place of the store.
+#[derive(Clone)]
+pub(super) struct Fallback {
+    /// The failure policy for policies without their own.
+    pub(super) policy: FailurePolicy,
+    /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
+    pub(super) passes_undecided: bool,
+    pub(super) local: ScaledStore,
+    /// Checks that the store could not decide.
+    outage: Arc<Outage>,
+}
+
+impl Default for Fallback {
+    fn default() -> Self {
+        Self {
+            policy: FailurePolicy::default(),
+            passes_undecided: false,
+            local: ScaledStore {
+                store: MemoryStore::new(),
+                replicas: NonZeroU32::MIN,
+            },
+            outage: Arc::default(),
+        }
+    }
+}
+
+impl Fallback {
     /// Applies the failure policy to a check that the store could not decide.
     #[cold]
-    pub(super) fn fall_back(
+    pub(super) fn resolve(
         &self,
         kind: CallKind,
         check: &Check,
         error: &StoreError,
-        timing: Option<Timing>,
-    ) -> Resolution {
-        let resolution = match self.by_failure_policy(check, error.clone()) {
-            Resolution::Closed(error) if self.inner.passes_undecided => Resolution::Open(error),
+        known: &KnownBlocks,
+    ) -> (Resolution, RequestOutcome) {
+        let resolution = match self.by_failure_policy(check, error.clone(), known) {
+            Resolution::Closed(error) if self.passes_undecided => Resolution::Open(error),
             resolution => resolution,
         };
-        let outcome = outcome(kind, &resolution);
         if kind == CallKind::Check {
             self.warn_of_outage(error);
         }
-        self.report_error(CallInfo::new(kind, check), error, outcome, timing);
-        resolution
+        let outcome = outcome(kind, &resolution);
+        (resolution, outcome)
     }
 
     /// Warns once for each outage. `memory_full` warns of a full store.
     fn warn_of_outage(&self, error: &StoreError) {
         use StoreErrorKind::{Full, InvalidRequest};
-        if !matches!(error.kind(), Full | InvalidRequest) && self.inner.outage.begins() {
+        if !matches!(error.kind(), Full | InvalidRequest) && self.outage.begins() {
             warning::undecided(error);
         }
     }
 
     /// Notes that the store has decided.
     pub(super) fn decides_again(&self) {
-        if self.inner.outage.ends() {
+        if self.outage.ends() {
             warning::decides_again();
         }
     }
 
-    fn by_failure_policy(&self, check: &Check, error: StoreError) -> Resolution {
+    fn by_failure_policy(
+        &self,
+        check: &Check,
+        error: StoreError,
+        known: &KnownBlocks,
+    ) -> Resolution {
         // An invalid request is the caller's mistake, not a failure of the store.
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
         }
-        if let Some(blocked) = self.inner.known_blocks.find(check) {
+        if let Some(blocked) = known.find(check) {
             return Resolution::Decided(Decision::Blocked(blocked).local());
         }
-        match self.failure_policy_for(check) {
-            FailurePolicy::Local => match self.inner.local.check(check).take_ready() {
+        match self.policy_for(check) {
+            FailurePolicy::Local => match self.local.check(check).take_ready() {
                 Some(Ok(decision)) if !is_above_share(&decision, check) => {
                     Resolution::Decided(decision.local())
                 }
@@ -100,23 +131,23 @@ impl Limiter {
     }
 
     /// The strictest failure policy of the charges that count; of the shadows if nothing else is checked.
-    fn failure_policy_for(&self, check: &Check) -> FailurePolicy {
+    fn policy_for(&self, check: &Check) -> FailurePolicy {
         let charges = match check.charges() {
             [] if check.look_ups().is_empty() => check.shadow_charges(),
             counting => counting,
         };
         let policies = charges
             .iter()
-            .map(|charge| self.failure_policy_of(Some(charge.policy())));
+            .map(|charge| self.policy_of(Some(charge.policy())));
         // The enum declares the strictest last.
         let strictest = policies.max_by_key(|policy| *policy as u8);
-        strictest.unwrap_or(self.inner.failure_policy)
+        strictest.unwrap_or(self.policy)
     }
 
     /// The failure policy of one policy, or the default if the policy is unknown or has none.
-    pub(crate) fn failure_policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
+    pub(super) fn policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
         let own = policy.and_then(Policy::failure_policy);
-        own.unwrap_or(self.inner.failure_policy)
+        own.unwrap_or(self.policy)
     }
 }
 

@@ -4,10 +4,12 @@
 
 mod bans;
 mod breaker;
+mod caller;
 mod contributors;
 mod decide;
 mod delivery;
 mod denials;
+mod events;
 mod fallback;
 pub(crate) mod jitter;
 mod known_blocks;
@@ -15,20 +17,13 @@ mod near_limit;
 mod pauses;
 mod publisher;
 mod reload;
-mod report;
 mod reporter;
 mod settle;
 mod slots;
-mod store_call;
 mod timeout;
 mod wait_queue;
 
-use std::{
-    fmt,
-    num::NonZeroU32,
-    sync::{Arc, Once},
-    time::Duration,
-};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -39,24 +34,22 @@ use crate::{
         FailurePolicy,
         block::{Block, BlockRequest, BlockedBy, BlockedIdentity},
         charge::Charge,
-        check::Check,
-        decision::{Decision, Usage},
         error::StoreError,
         key::Key,
         policy::Policy,
     },
-    observe::{CallInfo, CallKind, Observer, RequestOutcome},
-    outage::Outage,
-    store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
+    observe::{CallInfo, CallKind, Observer},
+    store::{MemoryStore, Store, StoreExt},
 };
 use breaker::Breaker;
+use caller::{Caller, To};
 pub(crate) use decide::Resolution;
-use fallback::ScaledStore;
+pub(crate) use events::Events;
+use fallback::Fallback;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Ask, Backoff, Sent};
 pub(crate) use settle::PATIENCE as SETTLING;
 pub use slots::{Slot, SlotWatch};
-use store_call::{Answer, StoreAnswer};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
 
@@ -83,74 +76,56 @@ pub struct Limiter {
 
 #[derive(Clone)]
 struct Inner {
-    store: Arc<dyn Store>,
-    breaker: Arc<Breaker>,
-    /// Checks that the store could not decide.
-    outage: Arc<Outage>,
-    local: ScaledStore,
-    timeout: Duration,
-    /// Whether the store knows the timeout.
-    noted_timeout: Arc<Once>,
-    failure_policy: FailurePolicy,
-    /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
-    passes_undecided: bool,
-    observer: Option<Arc<dyn Observer>>,
-    queues: Arc<wait_queue::WaitQueues>,
+    caller: Arc<Caller>,
+    fallback: Fallback,
+    notices: near_limit::Notices,
     max_queue: usize,
     waits_for_blocks: bool,
     enforces_blocks: bool,
-    known_blocks: Arc<known_blocks::KnownBlocks>,
-    reporter: Arc<reporter::Reporter>,
     counts_denials: bool,
     publishes: bool,
-    strikes: Arc<bans::StrikeQueue>,
-    pauses: Arc<pauses::Pauses>,
-    renewer: Arc<slots::Renewer>,
+    memory: Arc<Memory>,
+    jobs: Arc<Jobs>,
+}
+
+/// What the clones of a limiter remember about identities.
+#[derive(Default)]
+struct Memory {
+    blocks: known_blocks::KnownBlocks,
+    pauses: pauses::Pauses,
+    queues: wait_queue::WaitQueues,
+}
+
+/// The work of the clones of a limiter that no request waits for.
+struct Jobs {
     background: Arc<BackRoom>,
-    /// From 100 on, nothing is noticed.
-    near_limit_percent: u8,
-    noticed: Arc<near_limit::Noticed>,
+    reporter: reporter::Reporter,
+    strikes: bans::StrikeQueue,
+    renewer: Arc<slots::Renewer>,
 }
 
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
-        // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
-        let fails_apart = properties(&*store).any(|part| part.fails_apart);
-        let interval = if fails_apart {
-            Duration::ZERO
-        } else {
-            DEFAULT_INTERVAL
-        };
         let background = Arc::default();
+        let jobs = Jobs {
+            reporter: reporter::Reporter::new(store.clone(), &background),
+            background,
+            strikes: bans::StrikeQueue::default(),
+            renewer: Arc::default(),
+        };
         let inner = Inner {
-            reporter: Arc::new(reporter::Reporter::new(store.clone(), &background)),
-            counts_denials: true,
-            publishes: publisher::is_published_by(&*store),
-            store,
-            breaker: Arc::new(Breaker::new(interval)),
-            outage: Arc::default(),
-            local: ScaledStore {
-                store: MemoryStore::new(),
-                replicas: NonZeroU32::MIN,
-            },
-            timeout: DEFAULT_TIMEOUT,
-            noted_timeout: Arc::new(Once::new()),
-            failure_policy: FailurePolicy::default(),
-            passes_undecided: false,
-            observer: None,
-            queues: Arc::default(),
+            fallback: Fallback::default(),
+            notices: near_limit::Notices::default(),
             max_queue: DEFAULT_MAX_QUEUE,
             waits_for_blocks: false,
             enforces_blocks: true,
-            known_blocks: Arc::default(),
-            strikes: Arc::default(),
-            pauses: Arc::default(),
-            renewer: Arc::default(),
-            background,
-            near_limit_percent: near_limit::DEFAULT_PERCENT,
-            noticed: Arc::default(),
+            counts_denials: true,
+            publishes: publisher::is_published_by(&*store),
+            caller: Arc::new(Caller::new(store)),
+            memory: Arc::default(),
+            jobs: Arc::new(jobs),
         };
         Self {
             inner: Arc::new(inner),
@@ -160,6 +135,10 @@ impl Limiter {
     fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         change(Arc::make_mut(&mut self.inner));
         self
+    }
+
+    fn change_caller(self, change: impl FnOnce(&mut Caller)) -> Self {
+        self.change(|inner| change(Arc::make_mut(&mut inner.caller)))
     }
 
     /// Sets how long one store call may take, including the time to connect or reconnect.
@@ -177,18 +156,14 @@ impl Limiter {
             !timeout.is_zero(),
             "a timeout of zero leaves no time to decide"
         );
-        let timeout = timeout.min(FOR_EVER);
-        self.change(|inner| {
-            inner.timeout = timeout;
-            inner.noted_timeout = Arc::new(Once::new());
-        })
+        self.change_caller(|caller| caller.set_timeout(timeout))
     }
 
     /// Sets the failure policy for policies without their own: what to do when the store [cannot
     /// decide](self#when-the-store-cannot-decide). The default is [`FailurePolicy::Open`].
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
-        self.change(|inner| inner.failure_policy = policy)
+        self.change(|inner| inner.fallback.policy = policy)
     }
 
     /// Sets how many processes share the limits. When this one decides [locally](FailurePolicy::Local), you get a share
@@ -206,14 +181,14 @@ impl Limiter {
         let Some(replicas) = NonZeroU32::new(replicas) else {
             panic!("`replicas` must be at least 1");
         };
-        self.change(|inner| inner.local.replicas = replicas)
+        self.change(|inner| inner.fallback.local.replicas = replicas)
     }
 
     /// Sets the store that counts [local](FailurePolicy::Local) decisions. The default is a store for 100 000 keys.
     /// Clones of a limiter share the store.
     #[must_use]
     pub fn local_store(self, store: MemoryStore) -> Self {
-        self.change(|inner| inner.local.store = store)
+        self.change(|inner| inner.fallback.local.store = store)
     }
 
     /// Sets how often a store that has failed five times in a row is probed: one call per interval, with each interval
@@ -223,7 +198,7 @@ impl Limiter {
     /// use. Zero switches the [breaker](self#when-the-store-cannot-decide) off.
     #[must_use]
     pub fn probe_interval(self, interval: Duration) -> Self {
-        self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
+        self.change_caller(|caller| caller.breaker = Arc::new(Breaker::new(interval)))
     }
 
     /// Sets how many callers of [`acquire`](Self::acquire), or requests under a layer's
@@ -257,112 +232,55 @@ impl Limiter {
         self.change(|inner| inner.enforces_blocks = enforce)
     }
 
+    /// Sets the share of a limit, in percent, of which you get a notice when an identity reaches it. The default is 80.
+    /// From 100 on, there are no notices.
+    ///
+    /// See [notice before the limit](crate::limiter#notice-before-the-limit).
+    #[must_use]
+    pub fn near_limit_at(self, percent: u8) -> Self {
+        self.change(|inner| inner.notices.percent = percent)
+    }
+
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
-        self.change(|inner| inner.observer = Some(Arc::new(observer)))
+        self.change_caller(|caller| caller.events = Events(Some(Arc::new(observer))))
     }
 
     pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.timeout
+        self.inner.caller.timeout()
     }
 
     /// The limiter of a shadow layer, which passes every undecided request.
     pub(crate) fn pass_undecided(self) -> Self {
-        self.change(|inner| inner.passes_undecided = true)
+        self.change(|inner| inner.fallback.passes_undecided = true)
     }
 
     /// The failure policy for policies without their own.
     #[must_use]
     pub fn failure_policy(&self) -> FailurePolicy {
-        self.inner.failure_policy
+        self.inner.fallback.policy
     }
 
-    /// Decides these charges together, and charges them if all fit. [Shadows](self#trying-a-policy-out) among them
-    /// never deny.
-    ///
-    /// # Errors
-    ///
-    /// When the store could not decide within the timeout, unless the failure policy is
-    /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). You then have to apply
-    /// the policy, or use [`try_acquire`](Self::try_acquire).
-    pub async fn check(
-        &self,
-        charges: impl IntoIterator<Item = Charge>,
-    ) -> Result<Decision, StoreError> {
-        let check = Check::new(charges)?;
-        let decision = self.decide(check).await.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
+    /// The failure policy of one policy, or the default if the policy is unknown or has none.
+    pub(crate) fn failure_policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
+        self.inner.fallback.policy_of(policy)
     }
 
-    /// Decides these charges together, and charges them if all fit; follows the failure policy if the store cannot
-    /// decide.
-    ///
-    /// Returns whether you may go on. An [invalid](crate::error::StoreErrorKind::InvalidRequest) check is not admitted,
-    /// whatever the failure policy.
-    ///
-    /// Slots of a [concurrency policy](crate::Rule::concurrent) could not be returned: use
-    /// [`acquire_slot`](Self::acquire_slot), or [`check`](Self::check) and [`hold`](Self::hold).
-    pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        let Ok(check) = Check::new(charges) else {
-            return false;
-        };
-        match self.decide(check).await {
-            Resolution::Decided(decision) => {
-                self.count_outcome(&decision);
-                decision.is_allowed()
-            }
-            Resolution::Open(_) => true,
-            Resolution::Closed(_) => false,
-        }
+    /// Whether identities can be blocked, and pauses stored.
+    #[cfg(feature = "obey")]
+    pub(crate) fn enforces_blocks(&self) -> bool {
+        self.inner.enforces_blocks
     }
 
-    /// Waits until these charges are admitted, for about `max_wait` at most. Use this to stay within another service's
-    /// limits.
-    ///
-    /// Returns [`Decision::Denied`], with nothing charged, if the wait would be longer than `max_wait` or never end; at
-    /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
-    /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
-    /// to [`max_queue`](Self::max_queue): see
-    /// [waiting](self#waiting).
-    ///
-    /// # Errors
-    ///
-    /// Like [`check`](Self::check); the timeout limits each store call, not the wait. While the store cannot be reached
-    /// or does not answer, the limiter keeps asking until `max_wait` is over, and then returns the last error. Under
-    /// [`Local`](FailurePolicy::Local), the memory of this process decides at once.
-    pub async fn acquire(
-        &self,
-        charges: impl IntoIterator<Item = Charge>,
-        max_wait: Duration,
-    ) -> Result<Decision, StoreError> {
-        let check = Check::new(charges)?;
-        let decision = self.wait(&check, max_wait, WhereOpen::AskAgain).await;
-        let decision = decision.into_result()?;
-        self.count_outcome(&decision);
-        Ok(decision)
+    /// The observer.
+    pub(crate) fn events(&self) -> &Events {
+        &self.inner.caller.events
     }
 
     /// The earliest time until a failed store may be back.
     pub(crate) fn retry_interval(&self) -> Duration {
-        self.inner.breaker.interval()
-    }
-
-    /// Returns the usage under these policies and keys without charging; the costs of the charges are ignored. You find
-    /// the usage of shadows in [`Usage::shadow`].
-    ///
-    /// # Errors
-    ///
-    /// When the store could not answer within the timeout, unless the failure policy is
-    /// [`Local`](FailurePolicy::Local).
-    pub async fn peek(
-        &self,
-        charges: impl IntoIterator<Item = Charge>,
-    ) -> Result<Usage, StoreError> {
-        let check = Check::new(charges)?.without_cost();
-        let resolution = self.decide_as(CallKind::Peek, check).await;
-        Ok(resolution.into_result()?.usage().clone())
+        self.inner.caller.breaker.interval()
     }
 
     /// Deletes everything charged to `key` under `policy`.
@@ -374,11 +292,21 @@ impl Limiter {
         let charges = [Charge::new(policy, key.clone(), 0)];
         let info = CallInfo::of(CallKind::Reset, &charges);
         // The memory store answers at once, and its result does not matter.
-        drop(self.inner.local.store.reset(policy, key));
-        let result = self.ask(info, |store| store.reset(policy, key)).await;
+        drop(self.inner.fallback.local.store.reset(policy, key));
+        let result = self
+            .inner
+            .caller
+            .ask(To::Store, info, |store| store.reset(policy, key))
+            .await;
         // Wake even after an error: the store may have reset the key.
-        self.inner.queues.wake(policy, key);
+        self.inner.memory.queues.wake(policy, key);
         result
+    }
+
+    /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
+    #[cfg(feature = "manual-clock")]
+    pub async fn strikes_counted(&self) {
+        self.inner.jobs.strikes.counted(self).await;
     }
 
     /// Blocks an identity until a time, unless already blocked for longer; returns the block that now holds. See
@@ -400,7 +328,7 @@ impl Limiter {
         }
         let request = block.into();
         if request.source() == BlockedBy::Pause {
-            return self.pause(key, request).await;
+            return pauses::pause(self, key, request).await;
         }
         self.store_block(key, request).await
     }
@@ -410,11 +338,13 @@ impl Limiter {
         // Read before the call: a remembered block must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
-        let block = self.ask(info, |store| store.block(key, request));
+        let block = self
+            .inner
+            .caller
+            .ask(To::Store, info, |store| store.block(key, request));
         let block = block.await?;
-        self.inner
-            .known_blocks
-            .note_made(key, block, until.span(), now);
+        let known = &self.inner.memory.blocks;
+        known.note_made(key, block, until.span(), now);
         Ok(block)
     }
 
@@ -425,13 +355,18 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks. The block may then still hold in the
     /// store, but this process forgets the block in any case.
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
-        self.inner.strikes.forget(key);
+        self.inner.jobs.strikes.forget(key);
         let info = CallInfo::of(CallKind::Unblock, &[]);
-        let result = self.ask(info, |store| store.unblock(key)).await;
+        let result = self
+            .inner
+            .caller
+            .ask(To::Store, info, |store| store.unblock(key))
+            .await;
         // Forget even after an error: the store may have unblocked the identity.
-        self.inner.known_blocks.forget(key);
-        self.inner.pauses.forget(key);
-        self.inner.queues.wake_all(key);
+        let memory = &self.inner.memory;
+        memory.blocks.forget(key);
+        memory.pauses.forget(key);
+        memory.queues.wake_all(key);
         result
     }
 
@@ -445,21 +380,7 @@ impl Limiter {
     ///
     /// When the store does not answer, keeps no blocks, or holds one that cannot be read.
     pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
-        self.inner.store.blocks(most).await
-    }
-
-    /// Makes a store call that no request waits for, and reports the end to the observer.
-    async fn ask<T: StoreAnswer>(
-        &self,
-        info: CallInfo<'_>,
-        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Result<T, StoreError> {
-        let Answer { result, timing } = self.call(|| info, begin).await;
-        match &result {
-            Ok(_) => self.report_completion(info, false, timing),
-            Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
-        }
-        result
+        self.inner.caller.store.blocks(most).await
     }
 }
 
@@ -470,9 +391,9 @@ const ENFORCES_NO_BLOCKS: StoreError = StoreError::invalid_request(
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", &self.inner.store)
-            .field("timeout", &self.inner.timeout)
-            .field("failure_policy", &self.inner.failure_policy)
+            .field("store", &self.inner.caller.store)
+            .field("timeout", &self.inner.caller.timeout())
+            .field("failure_policy", &self.inner.fallback.policy)
             .finish_non_exhaustive()
     }
 }

@@ -10,23 +10,24 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
-use super::Limiter;
+use super::events::Events;
 use crate::{
     domain::{
         charge::Charge,
         decision::{Decision, RuleUsage, Usage},
         rule::{Rule, millis},
+        settlement::Settlement,
     },
     observe::Event,
 };
 
 /// The share of a limit, in percent, by default.
-pub(super) const DEFAULT_PERCENT: u8 = 80;
+const DEFAULT_PERCENT: u8 = 80;
 
 /// Identities are put into this many places by their hash: 32 KiB for a limiter.
 const PLACES: usize = 4_096;
@@ -36,10 +37,27 @@ const TIME_BITS: u32 = 42;
 
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
+/// The notices of a limiter.
+#[derive(Clone, Debug)]
+pub(super) struct Notices {
+    /// From 100 on, nothing is noticed.
+    pub(super) percent: u8,
+    last: Arc<Noticed>,
+}
+
+impl Default for Notices {
+    fn default() -> Self {
+        Self {
+            percent: DEFAULT_PERCENT,
+            last: Arc::default(),
+        }
+    }
+}
+
 /// The last notices of this process. If two identities share a place, the later displaces the other, whose notice may
 /// then come again.
 #[derive(Debug, Default)]
-pub(super) struct Noticed {
+struct Noticed {
     hasher: RandomState,
     places: OnceLock<Box<[AtomicU64]>>,
 }
@@ -63,39 +81,36 @@ impl Noticed {
     }
 }
 
-impl Limiter {
-    /// Sets the share of a limit, in percent, of which you get a notice when an identity reaches it. The default is 80.
-    /// From 100 on, there are no notices.
-    ///
-    /// See [notice before the limit](crate::limiter#notice-before-the-limit).
-    #[must_use]
-    pub fn near_limit_at(self, percent: u8) -> Self {
-        self.change(|inner| inner.near_limit_percent = percent)
-    }
-
+impl Notices {
     /// Notices the rules that a check, or its shadows, took past the share.
-    pub(super) fn notice_near_limits(&self, decision: &Decision) {
+    pub(super) fn notice_check(&self, decision: &Decision, events: &Events) {
         let Decision::Allowed(usage) = decision else {
             return; // nothing was charged
         };
         // Leased units were charged before, and each process sees a part of the counts.
         let is_leased = usage.spares_call();
-        self.notice(usage, |_, charge| charge.cost(), is_leased);
+        self.notice(usage, |_, charge| charge.cost(), is_leased, events);
         if let Some(Decision::Allowed(shadow)) = usage.shadow() {
-            self.notice(shadow, |_, charge| charge.cost(), false);
+            self.notice(shadow, |_, charge| charge.cost(), false, events);
         }
     }
 
     /// Notices the rules that a settlement to these costs took past the share, from the costs that were charged.
-    pub(super) fn notice_settled(&self, charged: &Usage, costs: &[u64], settled: &Usage) {
-        let charged = charged.check().charges();
+    pub(super) fn notice_settled(&self, settlement: &Settlement, settled: &Usage, events: &Events) {
+        let (charged, costs) = (settlement.check().charges(), settlement.costs());
         let added = |index: usize, _: &Charge| costs[index].saturating_sub(charged[index].cost());
-        self.notice(settled, added, false);
+        self.notice(settled, added, false, events);
     }
 
     /// `added` is what each charge has added to the usage. A leased check is noticed if it finds the share passed.
-    fn notice(&self, usage: &Usage, added: impl Fn(usize, &Charge) -> u64, is_leased: bool) {
-        let percent = self.inner.near_limit_percent;
+    fn notice(
+        &self,
+        usage: &Usage,
+        added: impl Fn(usize, &Charge) -> u64,
+        is_leased: bool,
+        events: &Events,
+    ) {
+        let percent = self.percent;
         // This process's memory has counted a part of the requests only.
         if percent >= 100 || usage.is_local() {
             return;
@@ -109,11 +124,10 @@ impl Limiter {
             for rule in of_policy.rules() {
                 if has_passed(rule, added, percent, is_leased) {
                     let until_ms = now_ms.saturating_add(millis(rule.reset_after()));
-                    let last = &self.inner.noticed;
-                    if last.is_first(charge, &rule.rule(), now_ms, until_ms) {
+                    if self.last.is_first(charge, &rule.rule(), now_ms, until_ms) {
                         noticed.push(place);
                         let policy = charge.policy();
-                        self.report(|| Event::NearLimit { policy, rule });
+                        events.report(|| Event::NearLimit { policy, rule });
                     }
                 }
                 place += 1;

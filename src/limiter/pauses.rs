@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The store alone says whether an account is paused. This file says how callers that [wait](super::wait_queue) begin
-//! after the end, if a layer [follows](Limiter::follow_answers) the answers of the other service.
+//! after the end, if a layer [follows](Sent) the answers of the other service.
 
 #[cfg(feature = "obey")]
 mod sent;
@@ -43,7 +43,7 @@ use crate::{
         key::Key,
         rule::millis,
     },
-    observe::{CallKind, Event, Timing},
+    observe::Event,
     warning,
 };
 
@@ -152,57 +152,60 @@ pub(super) struct Place<'a> {
     asked: Instant,
 }
 
-impl Limiter {
-    /// Pauses an account, here at once and then in the store.
-    pub(super) async fn pause(
-        &self,
-        key: &Key,
-        request: BlockRequest,
-    ) -> Result<Block, StoreError> {
-        let now = Instant::now();
-        let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
-        let pauses = &self.inner.pauses;
-        let change = pauses.change(key, now, |account| account.lengthen(ends, now));
-        // Without room for another account, each pause counts as new.
-        if change.is_none_or(|(_, is_new)| is_new) {
-            self.report_pause(key, &request);
+/// Pauses an account, here at once and then in the store.
+pub(super) async fn pause(
+    limiter: &Limiter,
+    key: &Key,
+    request: BlockRequest,
+) -> Result<Block, StoreError> {
+    let now = Instant::now();
+    let ends = now + request.until().span().unwrap_or_default().min(FOR_EVER);
+    let pauses = &limiter.inner.memory.pauses;
+    let change = pauses.change(key, now, |account| account.lengthen(ends, now));
+    // Without room for another account, each pause counts as new.
+    if change.is_none_or(|(_, is_new)| is_new) {
+        report_pause(limiter, key, &request);
+    }
+    pauses.paused.notify_waiters();
+    store_pause(limiter, key, request).await
+}
+
+/// If the store fails, the pause holds in this process while the store cannot decide.
+async fn store_pause(
+    limiter: &Limiter,
+    key: &Key,
+    request: BlockRequest,
+) -> Result<Block, StoreError> {
+    let length = request.until().span().unwrap_or_default();
+    let now = Instant::now();
+    let result = limiter.store_block(key, request).await;
+    let memory = &limiter.inner.memory;
+    match &result {
+        Ok(block) => memory.pauses.confirm(key, *block),
+        Err(_) => {
+            let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
+            memory.blocks.note_longer(key, block, length, now);
+            memory.pauses.write_failed(key);
         }
-        pauses.paused.notify_waiters();
-        self.store_pause(key, request).await
     }
+    result
+}
 
-    /// If the store fails, the pause holds in this process while the store cannot decide.
-    async fn store_pause(&self, key: &Key, request: BlockRequest) -> Result<Block, StoreError> {
-        let length = request.until().span().unwrap_or_default();
-        let now = Instant::now();
-        let result = self.store_block(key, request).await;
-        match &result {
-            Ok(block) => self.inner.pauses.confirm(key, *block),
-            Err(_) => {
-                let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-                self.inner.known_blocks.note_longer(key, block, length, now);
-                self.inner.pauses.write_failed(key);
-            }
-        }
-        result
-    }
+fn report_pause(limiter: &Limiter, key: &Key, request: &BlockRequest) {
+    let (kind, reason) = (key.kind(), request.details().reason());
+    let length = request.until().span().unwrap_or_default();
+    warning::paused(kind, reason, length);
+    limiter.events().report(|| Event::Pause {
+        kind,
+        reason,
+        length,
+    });
+}
 
-    fn report_pause(&self, key: &Key, request: &BlockRequest) {
-        let (kind, reason) = (key.kind(), request.details().reason());
-        let length = request.until().span().unwrap_or_default();
-        warning::paused(kind, reason, length);
-        self.report(|| Event::Pause {
-            kind,
-            reason,
-            length,
-        });
-    }
-
-    /// Denies a caller that has no more time.
-    pub(super) fn deny_held(&self, check: &Check, hold: Hold<'_>) -> Resolution {
-        let decision = Decision::Blocked(hold.blocked).local();
-        self.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
-        Resolution::Decided(decision)
+impl Hold<'_> {
+    /// The denial of a caller that has no more time.
+    pub(super) fn into_decision(self) -> Decision {
+        Decision::Blocked(self.blocked).local()
     }
 }
 

@@ -298,7 +298,7 @@ impl Limiter {
     /// store publishes nothing.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
-        self.change(|inner| inner.publishes = publish && is_published_by(&*inner.store))
+        self.change(|inner| inner.publishes = publish && is_published_by(&*inner.caller.store))
     }
 
     /// Publishes the known policies now.
@@ -309,7 +309,7 @@ impl Limiter {
     #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     pub async fn policies_published(&self) -> Result<(), StoreError> {
-        let reports = &self.inner.reporter.0;
+        let reports = &self.inner.jobs.reporter.0;
         reports.policies.publish(&*reports.store).await
     }
 }

@@ -4,7 +4,10 @@ use std::{cell::Cell, mem, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Limiter, store_call::Answer};
+use super::{
+    Limiter,
+    caller::{Answer, To},
+};
 use crate::{
     domain::{
         charge::Charge,
@@ -111,7 +114,7 @@ impl Limiter {
 
     /// Settles these parts of one check within the timeout, and returns their results one by one.
     async fn settle_each(&self, parts: &[Settlement]) -> Settled {
-        let mut settled = self.settle_all(parts, self.inner.timeout).await;
+        let mut settled = self.settle_all(parts, self.inner.caller.timeout()).await;
         // If all have failed and only one was possibly sent, its error wins: that one must not be made again.
         let failures = settled.iter().filter_map(|result| result.as_ref().err());
         let mut sent = failures.clone().filter(|error| !error.is_unsent());
@@ -148,7 +151,7 @@ impl Limiter {
             });
             parts.retain(|_| unsent.next().unwrap_or(false));
             // A long interval of the breaker must leave time for several tries.
-            let pause = self.retry_pause().saturating_mul(slower);
+            let pause = self.inner.caller.retry_pause().saturating_mul(slower);
             let next = Instant::now() + pause.min(all / 12);
             if parts.is_empty() || next > end {
                 return;
@@ -166,12 +169,12 @@ impl Limiter {
 
     /// Runs work that settles costs or returns slots, for which [`return_slots`](Self::return_slots) waits.
     pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.inner.background.finish(work);
+        self.inner.jobs.background.finish(work);
     }
 
     /// Whether a runtime can run such work, here or elsewhere.
     pub(crate) fn has_background(&self) -> bool {
-        self.inner.background.knows_runtime()
+        self.inner.jobs.background.knows_runtime()
     }
 
     /// Settles all parts in the one place that decided them, and returns their results one by one.
@@ -189,13 +192,17 @@ impl Limiter {
             match result {
                 Ok(usage) => {
                     self.record_settled_contributors(settlement, usage);
-                    self.report_completion(call, local, timing);
-                    self.notice_settled(settlement.usage(), settlement.costs(), usage);
+                    self.events().completion(call, local, timing);
+                    let notices = &self.inner.notices;
+                    notices.notice_settled(settlement, usage, self.events());
                 }
-                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
+                Err(error) => {
+                    let outcome = RequestOutcome::Failed;
+                    self.events().error(call, error, outcome, timing);
+                }
             }
             // Wake even after an error: the store may have settled the check.
-            self.inner.queues.wake_settled(settlement);
+            self.inner.memory.queues.wake_settled(settlement);
         }
         results
     }
@@ -206,22 +213,21 @@ impl Limiter {
         renewal: &Renewal,
         timeout: Duration,
     ) -> Result<Renewed, StoreError> {
-        let info = || CallInfo::new(CallKind::Renew, renewal.check());
+        let info = CallInfo::new(CallKind::Renew, renewal.check());
+        let to = self.where_decided(renewal.usage(), timeout);
         let renew = |store: &dyn Store| {
             let reply = store.execute(Operation::Renew(renewal.clone()));
             read(reply, answer_of!(Renew))
         };
-        let local = renewal.usage().is_local();
-        let call = match local {
-            true => self.call_local(info, renew),
-            false => self.call_within(timeout, info, renew),
-        };
-        let Answer { result, timing } = call.await;
-        match &result {
-            Ok(_) => self.report_completion(info(), local, timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
+        self.inner.caller.ask(to, info, renew).await
+    }
+
+    /// The one place that decided a check, for a call that no request waits for.
+    fn where_decided(&self, usage: &Usage, timeout: Duration) -> To<'_> {
+        match usage.is_local() {
+            true => To::Local(&self.inner.fallback.local.store),
+            false => To::StoreFor(timeout),
         }
-        result
     }
 
     fn call_to_settle(
@@ -244,11 +250,8 @@ impl Limiter {
                     .collect()
             })
         };
-        if local {
-            self.call_local(|| info(first), settle)
-        } else {
-            self.call_within(timeout, || info(first), settle)
-        }
+        let to = self.where_decided(first.usage(), timeout);
+        self.inner.caller.call(to, || info(first), settle)
     }
 }
 
@@ -269,7 +272,7 @@ impl Drop for Unsent<'_> {
         let (limiter, each) = (self.limiter.clone(), self.each);
         let left = self.end.saturating_duration_since(Instant::now());
         let rest = async move { limiter.settle_patiently(parts, each, left).await };
-        self.limiter.inner.background.finish(rest);
+        self.limiter.inner.jobs.background.finish(rest);
     }
 }
 

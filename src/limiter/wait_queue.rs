@@ -29,7 +29,11 @@ use self::{
     queues::{Ticket, WaitQueue},
     turns::Turn,
 };
-use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, pauses::Entry, timeout::LazySleep};
+use super::{
+    FOR_EVER, Limiter, Resolution,
+    pauses::{Entry, Pauses},
+    timeout::LazySleep,
+};
 use crate::{
     domain::{
         block::BlockedBy,
@@ -37,7 +41,6 @@ use crate::{
         decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
     },
-    limiter::jitter,
     observe::{CallKind, Timing},
 };
 
@@ -59,37 +62,55 @@ enum Wait<'a> {
     TimedOut,
 }
 
-impl Limiter {
-    /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
-    ///
-    /// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
-    /// charged.
-    pub(crate) async fn wait(
-        &self,
-        check: &Check,
-        max_wait: Duration,
-        where_open: WhereOpen,
-    ) -> Resolution {
-        // Shadows never deny, so a check of shadows alone has nothing to wait for.
-        if check.deniable_keys().next().is_none() || fits_never(check) {
-            return self.decide(check.clone()).await;
-        }
-        let deadline = Instant::now() + max_wait.min(FOR_EVER);
+/// A caller that waits.
+struct Waiter<'a> {
+    limiter: &'a Limiter,
+    deadline: Instant,
+    where_open: WhereOpen,
+}
+
+/// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
+///
+/// Cancellation: a dropped caller gives up its place and passes on its turn. A check already sent may have been
+/// charged.
+pub(super) async fn wait(
+    limiter: &Limiter,
+    check: &Check,
+    max_wait: Duration,
+    where_open: WhereOpen,
+) -> Resolution {
+    // Shadows never deny, so a check of shadows alone has nothing to wait for.
+    if check.deniable_keys().next().is_none() || fits_never(check) {
+        return limiter.decide(check.clone()).await;
+    }
+    let waiter = Waiter {
+        limiter,
+        deadline: Instant::now() + max_wait.min(FOR_EVER),
+        where_open,
+    };
+    waiter.wait(check).await
+}
+
+impl Waiter<'_> {
+    async fn wait(&self, check: &Check) -> Resolution {
         // A caller without the time is denied now, and not when those ahead have had their turns.
-        if self.inner.pauses.outlast(check, deadline) {
+        if self.pauses().outlast(check, self.deadline) {
             return self.decide_last(check).await;
         }
-        let most = self.inner.max_queue;
-        let ticket = match self.inner.queues.join(check, deadline, most) {
+        let (queues, most) = (
+            &self.limiter.inner.memory.queues,
+            self.limiter.inner.max_queue,
+        );
+        let ticket = match queues.join(check, self.deadline, most) {
             Ok(ticket) => ticket,
             Err(queue) => return self.deny_behind(&queue, check).await,
         };
-        match self.take_turn(&ticket, deadline).await {
+        match self.take_turn(&ticket).await {
             Wait::Turn(_turn) => {
-                let resolution = self.ask_until(&ticket, deadline, where_open).await;
-                let turns = match self.inner.pauses.is_recovering(check) {
+                let resolution = self.ask_until(&ticket).await;
+                let turns = match self.pauses().is_recovering(check) {
                     true => 1,
-                    false => turns_after(&resolution, where_open),
+                    false => turns_after(&resolution, self.where_open),
                 };
                 ticket.queue.turns.set_number(turns);
                 resolution
@@ -99,16 +120,24 @@ impl Limiter {
         }
     }
 
+    fn pauses(&self) -> &Pauses {
+        &self.limiter.inner.memory.pauses
+    }
+
+    async fn decide(&self, check: &Check) -> Resolution {
+        self.limiter.decide(check.clone()).await
+    }
+
     /// Decides the check of a caller that cannot wait any longer.
     async fn decide_last(&self, check: &Check) -> Resolution {
-        match self.inner.pauses.enter(check) {
-            Entry::Free => self.decide(check.clone()).await,
+        match self.pauses().enter(check) {
+            Entry::Free => self.decide(check).await,
             Entry::Counted(place) => {
-                let resolution = self.decide(check.clone()).await;
+                let resolution = self.decide(check).await;
                 place.answered(&resolution);
                 resolution
             }
-            Entry::Hold(hold) => self.deny_held(check, hold),
+            Entry::Hold(hold) => self.deny(hold.into_decision(), check),
         }
     }
 
@@ -124,24 +153,29 @@ impl Limiter {
 
     /// Denies a check because of the store's last denial to another caller.
     fn deny_like(&self, last: &LastDenial, check: &Check, earliest: Instant) -> Resolution {
-        let decision = last.decision(check, earliest);
-        self.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
+        self.deny(last.decision(check, earliest), check)
+    }
+
+    /// Denies a check without asking the store.
+    fn deny(&self, decision: Decision, check: &Check) -> Resolution {
+        let (events, timing) = (self.limiter.events(), Some(Timing::now()));
+        events.decision(CallKind::Check, &decision, check, timing);
         Resolution::Decided(decision)
     }
 
     /// Waits for a turn until the deadline, and only while the caller can still be admitted in time.
-    async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>, deadline: Instant) -> Wait<'t> {
-        let queue = &*ticket.queue;
+    async fn take_turn<'t>(&self, ticket: &'t Ticket<'_>) -> Wait<'t> {
+        let (queue, deadline) = (&*ticket.queue, self.deadline);
         let mut turn = pin!(queue.turns.take());
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {
             let mut denied = pin!(queue.denied.notified()); // listens from before the look at the line on
-            let mut paused = pin!(self.inner.pauses.next_pause()); // the same
+            let mut paused = pin!(self.pauses().next_pause()); // the same
             if let Some((last, earliest)) = ticket.too_late() {
                 return Wait::TooLate(last, earliest);
             }
-            if self.inner.pauses.outlast(&ticket.check, deadline) {
+            if self.pauses().outlast(&ticket.check, deadline) {
                 return Wait::TimedOut;
             }
             let wait = poll_fn(|cx| {
@@ -165,13 +199,8 @@ impl Limiter {
     }
 
     /// Asks the store until the caller, which holds a turn, is admitted or comes too late.
-    async fn ask_until(
-        &self,
-        ticket: &Ticket<'_>,
-        deadline: Instant,
-        where_open: WhereOpen,
-    ) -> Resolution {
-        let (queue, check) = (&*ticket.queue, &ticket.check);
+    async fn ask_until(&self, ticket: &Ticket<'_>) -> Resolution {
+        let (queue, check, deadline) = (&*ticket.queue, &ticket.check, self.deadline);
         // Listen before each question, so as not to miss units given back before the answer arrives.
         let mut room = queue.room.notified();
         let mut known = queue.line().denial(check);
@@ -182,7 +211,7 @@ impl Limiter {
                 }
                 Some(denial) => denial.ask_again.min(deadline),
                 None => {
-                    let entry = self.inner.pauses.enter(check);
+                    let entry = self.pauses().enter(check);
                     let place = match entry {
                         Entry::Free => None,
                         Entry::Counted(place) => Some(place),
@@ -192,15 +221,14 @@ impl Limiter {
                             let _ = timeout_at(until, hold.changed).await;
                             continue;
                         }
-                        Entry::Hold(hold) => return self.deny_held(check, hold),
+                        Entry::Hold(hold) => return self.deny(hold.into_decision(), check),
                     };
                     let given_back = queue.given_back(); // before the store is asked
-                    let resolution = self.decide(check.clone()).await;
+                    let resolution = self.decide(check).await;
                     if let Some(place) = place {
                         place.answered(&resolution);
                     }
-                    match self.next_question(ticket, &resolution, given_back, deadline, where_open)
-                    {
+                    match self.next_question(ticket, &resolution, given_back) {
                         Some(wake_at) => wake_at,
                         None => return resolution,
                     }
@@ -214,9 +242,10 @@ impl Limiter {
 
     /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
     fn begin_wait(&self, ticket: &Ticket<'_>) {
-        if ticket.waits.get().is_none() && self.is_observed() {
-            let _ = ticket.waits.set((self.clone(), Instant::now()));
-            self.report_wait(&ticket.check, None);
+        let events = self.limiter.events();
+        if ticket.waits.get().is_none() && events.is_observed() {
+            let _ = ticket.waits.set((events.clone(), Instant::now()));
+            events.wait(&ticket.check, None);
         }
     }
 
@@ -226,10 +255,8 @@ impl Limiter {
         ticket: &Ticket<'_>,
         resolution: &Resolution,
         given_back: usize,
-        deadline: Instant,
-        where_open: WhereOpen,
     ) -> Option<Instant> {
-        let (queue, check) = (&*ticket.queue, &ticket.check);
+        let (queue, check, deadline) = (&*ticket.queue, &ticket.check, self.deadline);
         let now = Instant::now();
         match resolution {
             Resolution::Decided(Decision::Denied(denial)) => {
@@ -246,17 +273,17 @@ impl Limiter {
                     true => {
                         // Afterwards, callers leave one after the other, in order.
                         queue.turns.set_number(1);
-                        self.inner.pauses.see(blocked)
+                        self.pauses().see(blocked)
                     }
                     false => now + self.waits_for(blocked)?,
                 };
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
             Resolution::Decided(Decision::Allowed(_)) => None,
-            Resolution::Open(_) if where_open == WhereOpen::Pass => None,
+            Resolution::Open(_) if self.where_open == WhereOpen::Pass => None,
             Resolution::Open(error) | Resolution::Closed(error) => {
                 let goes_on = is_passing(error) && now < deadline;
-                goes_on.then(|| deadline.min(now + self.retry_pause()))
+                goes_on.then(|| deadline.min(now + self.limiter.inner.caller.retry_pause()))
             }
         }
     }
@@ -265,19 +292,8 @@ impl Limiter {
     fn waits_for(&self, blocked: &Blocked) -> Option<Duration> {
         let rest = blocked
             .retry_after()
-            .filter(|_| self.inner.waits_for_blocks)?;
+            .filter(|_| self.limiter.inner.waits_for_blocks)?;
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
-    }
-
-    /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do
-    /// not return to a store together.
-    pub(super) fn retry_pause(&self) -> Duration {
-        let interval = match self.retry_interval() {
-            Duration::ZERO => DEFAULT_INTERVAL,
-            interval => interval,
-        };
-        let interval = interval.min(FOR_EVER);
-        interval / 2 + jitter::random_up_to(interval)
     }
 }
 

@@ -87,9 +87,9 @@ impl<R> Shared<R> {
     /// Reports the policies to the observer, once for all services of the layer.
     pub(super) fn introduce_policies(&self) {
         let config = &self.settings.config;
-        if config.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
+        if config.limiter.events().is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
             let policies = config.known_policies();
-            policies.for_each(|policy| config.limiter.report(|| Event::Policy(&policy)));
+            policies.for_each(|policy| config.limiter.events().report(|| Event::Policy(&policy)));
         }
     }
 

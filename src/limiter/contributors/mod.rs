@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use super::{Limiter, delivery::Delivery};
+use super::{Limiter, caller::To, delivery::Delivery};
 use crate::{
     domain::{
         charge::Charge,
@@ -145,7 +145,7 @@ impl Limiter {
     ) -> Result<Contributors, StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
         let info = CallInfo::of(CallKind::Peek, &charges);
-        let reports = Arc::clone(&self.inner.reporter.0);
+        let reports = Arc::clone(&self.inner.jobs.reporter.0);
         let (policy, key) = (policy.clone(), key.clone());
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
@@ -154,7 +154,7 @@ impl Limiter {
                 store.contributors(&policy, &key).await
             })
         };
-        self.ask(info, begin).await
+        self.inner.caller.ask(To::Store, info, begin).await
     }
 
     /// Counts an admission by the store for its contributors.
@@ -173,7 +173,7 @@ impl Limiter {
 
     fn record(&self, charges: &[Charge], usage: &Usage) {
         let at_ms = usage.decided_at_ms();
-        let reports = &self.inner.reporter.0;
+        let reports = &self.inner.jobs.reporter.0;
         for charge in charges {
             let units = charge.cost().cast_signed();
             reports.contributors.add(charge, at_ms, units, true);
@@ -188,7 +188,7 @@ impl Limiter {
         if !settlement.check().has_contributors() || usage.is_local() {
             return;
         }
-        let reports = &self.inner.reporter.0;
+        let reports = &self.inner.jobs.reporter.0;
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();

@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use super::{
     Limiter,
+    caller::To,
     delivery::{Delivery, IDLE, TIMEOUT},
 };
 use crate::{
@@ -162,7 +163,7 @@ impl Limiter {
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no denials.
     pub async fn denials(&self) -> Result<Vec<DeniedIdentity>, StoreError> {
         let info = CallInfo::of(CallKind::Peek, &[]);
-        let reports = Arc::clone(&self.inner.reporter.0);
+        let reports = Arc::clone(&self.inner.jobs.reporter.0);
         let counts = self.inner.counts_denials;
         let begin = |_: &dyn Store| {
             StoreFuture::pending(async move {
@@ -172,13 +173,13 @@ impl Limiter {
                 reports.store.denials().await
             })
         };
-        self.ask(info, begin).await
+        self.inner.caller.ask(To::Store, info, begin).await
     }
 
     /// Counts the final outcome of a request; a denial may also be a strike.
     pub(crate) fn count_outcome(&self, decision: &Decision) {
-        self.count_strikes(decision);
-        let reports = &self.inner.reporter.0;
+        self.inner.jobs.strikes.count(decision, self);
+        let reports = &self.inner.jobs.reporter.0;
         if self.inner.counts_denials && reports.denials.count(decision) {
             reports.ensure_running();
         }

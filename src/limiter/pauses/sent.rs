@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ALL, ANSWER, Account, MAX_KNOWN, Pauses, Stage};
+use super::{ALL, ANSWER, Account, MAX_KNOWN, Pauses, Stage, report_pause, store_pause};
 use crate::{
     domain::{block::BlockRequest, key::Key},
     limiter::Limiter,
@@ -47,21 +47,16 @@ pub(crate) struct Ask<'a> {
     pub(crate) is_served: bool,
 }
 
-impl Limiter {
-    /// Promises that the end of each request under its keys will be reported.
-    pub(crate) fn follow_answers(&self) {
-        self.inner.pauses.is_followed.store(true, Relaxed);
-    }
-
-    /// Whether pauses can be stored.
-    pub(crate) fn enforces_blocks(&self) -> bool {
-        self.inner.enforces_blocks
+impl Sent {
+    /// Promises this limiter that the end of each request under these keys will be reported.
+    pub(crate) fn follow(limiter: &Limiter) {
+        limiter.inner.memory.pauses.is_followed.store(true, Relaxed);
     }
 
     /// Notes that a request leaves now.
-    pub(crate) fn send(&self, key: Key) -> Sent {
+    pub(crate) fn begin(limiter: &Limiter, key: Key) -> Self {
         let at = Instant::now();
-        let pauses = &self.inner.pauses;
+        let pauses = &limiter.inner.memory.pauses;
         pauses.note_followed(&key);
         let mut number = None;
         pauses.update(&key, |account| {
@@ -72,25 +67,27 @@ impl Limiter {
                 number = Some(first.number);
             }
         });
-        Sent {
-            limiter: self.clone(),
+        Self {
+            limiter: limiter.clone(),
             key,
             at,
             number,
         }
     }
-}
 
-impl Sent {
     /// The other service has served the request. A pause that began since goes on.
     pub(crate) fn succeeded(&self) {
-        self.limiter.inner.pauses.update(&self.key, |account| {
-            if !self.is_late(account) {
-                account.served += 1;
-                account.recovers &= account.served < ALL;
-                account.doublings = account.doublings.saturating_sub(1);
-            }
-        });
+        self.limiter
+            .inner
+            .memory
+            .pauses
+            .update(&self.key, |account| {
+                if !self.is_late(account) {
+                    account.served += 1;
+                    account.recovers &= account.served < ALL;
+                    account.doublings = account.doublings.saturating_sub(1);
+                }
+            });
     }
 
     /// The other service asks to wait. Returns the call that stores the pause, if the pause is news.
@@ -100,7 +97,7 @@ impl Sent {
         backoff: &Backoff,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
         let now = Instant::now();
-        let pauses = &self.limiter.inner.pauses;
+        let pauses = &self.limiter.inner.memory.pauses;
         let news = pauses.change(&self.key, now, |account| {
             if ask.is_served && !self.is_late(account) {
                 account.doublings = account.doublings.saturating_sub(1);
@@ -126,12 +123,12 @@ impl Sent {
         pauses.paused.notify_waiters();
         let request = BlockRequest::pause_up_to(length, backoff.max_pause).reason(ask.reason);
         if is_new {
-            self.limiter.report_pause(&self.key, &request);
+            report_pause(&self.limiter, &self.key, &request);
         }
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
         Some(async move {
             // The limiter has reported an error, and the pause holds here all the same.
-            let _ = limiter.store_pause(&key, request).await;
+            let _ = store_pause(&limiter, &key, request).await;
         })
     }
 
@@ -144,7 +141,7 @@ impl Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            let pauses = &self.limiter.inner.pauses;
+            let pauses = &self.limiter.inner.memory.pauses;
             pauses.update(&self.key, |account| account.end(number));
         }
     }

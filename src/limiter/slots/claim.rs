@@ -61,31 +61,29 @@ impl Drop for Claim {
     }
 }
 
-impl Limiter {
-    /// The same answer. If the caller leaves, a task returns the slots; without a runtime, they expire.
-    pub(in crate::limiter) fn claimed(
-        &self,
-        answer: StoreFuture<Decision>,
-        check: &Check,
-        asked_at_ms: u64,
-    ) -> StoreFuture<Decision> {
-        if !self.inner.background.knows_runtime() {
-            return answer;
-        }
-        answer.relayed(|answer, sent| Claim {
-            answer: Some(answer),
-            sent,
-            limiter: self.clone(),
-            asked_at_ms,
-            give_up_after: self.time_for(check),
-        })
+/// The same answer. If the caller leaves, a task returns the slots; without a runtime, they expire.
+pub(in crate::limiter) fn claimed(
+    limiter: &Limiter,
+    answer: StoreFuture<Decision>,
+    check: &Check,
+    asked_at_ms: u64,
+) -> StoreFuture<Decision> {
+    if !limiter.has_background() {
+        return answer;
     }
+    answer.relayed(|answer, sent| Claim {
+        answer: Some(answer),
+        sent,
+        limiter: limiter.clone(),
+        asked_at_ms,
+        give_up_after: time_for(check, limiter.call_timeout()),
+    })
+}
 
-    fn time_for(&self, check: &Check) -> Duration {
-        let charges = check.all_charges().iter();
-        let rules = charges.flat_map(|charge| charge.policy().rules());
-        let slots = rules.filter(|rule| rule.is_concurrency());
-        let longest = slots.map(|rule| rule.window()).max().unwrap_or_default();
-        longest.max(self.inner.timeout).min(FOR_EVER)
-    }
+fn time_for(check: &Check, timeout: Duration) -> Duration {
+    let charges = check.all_charges().iter();
+    let rules = charges.flat_map(|charge| charge.policy().rules());
+    let slots = rules.filter(|rule| rule.is_concurrency());
+    let longest = slots.map(|rule| rule.window()).max().unwrap_or_default();
+    longest.max(timeout).min(FOR_EVER)
 }

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use self::renewer::Early;
-pub(super) use self::renewer::Renewer;
+pub(super) use self::{claim::claimed, renewer::Renewer};
 pub(crate) use clock::now_ms;
 
 use super::Limiter;
@@ -133,11 +133,11 @@ impl Limiter {
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.rule().window()));
         let charge = slots.usage().check().charges().first();
         let holding = Holding {
-            observed: charge.filter(|_| self.is_observed()).cloned(),
-            id: self.inner.renewer.next_id(),
+            observed: charge.filter(|_| self.events().is_observed()).cloned(),
+            id: self.inner.jobs.renewer.next_id(),
             limiter: self.clone(),
             state: Mutex::new(if self.is_too_short(window_ms) {
-                self.inner.renewer.warn_of_early_expiry();
+                self.inner.jobs.renewer.warn_of_early_expiry();
                 State::Expiring { since_ms }
             } else {
                 let due_ms = renewer::due_ms(since_ms, window_ms, Early::random());
@@ -153,7 +153,7 @@ impl Limiter {
         };
         let holding = Arc::new(holding);
         holding.report(SlotChange::Taken);
-        self.inner.renewer.add(&holding);
+        self.inner.jobs.renewer.add(&holding);
         holding
     }
 
@@ -179,7 +179,7 @@ impl Limiter {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn return_slots(&self) {
-        let (background, renewer) = (&self.inner.background, &self.inner.renewer);
+        let (background, renewer) = (&self.inner.jobs.background, &self.inner.jobs.renewer);
         loop {
             background.ended().await;
             let Some(left) = renewer.left(background) else {
@@ -263,7 +263,7 @@ impl Limiter {
 
     /// Two renewals may fail by a timeout before a third of this has passed.
     fn least_expiry(&self) -> Duration {
-        self.inner.timeout.saturating_mul(6)
+        self.inner.caller.timeout().saturating_mul(6)
     }
 }
 
@@ -331,7 +331,7 @@ impl Holding {
     fn report(&self, change: SlotChange) {
         if let Some(charge) = &self.observed {
             let (policy, slots) = (charge.policy(), charge.cost());
-            self.limiter.report_safely(|| Event::Slots {
+            self.limiter.events().report_safely(|| Event::Slots {
                 policy,
                 slots,
                 change,
@@ -351,12 +351,12 @@ impl Holding {
                 }
                 // Counts before the state changes: otherwise the end of the process could overlook the return.
                 _ => {
-                    let task = self.limiter.inner.background.begin();
+                    let task = self.limiter.inner.jobs.background.begin();
                     (std::mem::replace(&mut *state, State::Returned), task)
                 }
             }
         };
-        self.limiter.inner.renewer.remove(self, &left);
+        self.limiter.inner.jobs.renewer.remove(self, &left);
         if let State::Held { slots, .. } = left {
             self.give_back(slots);
         }
@@ -412,7 +412,7 @@ impl Holding {
         self.report(SlotChange::Lost);
         self.lost.notify_waiters();
         if !self.is_shadow {
-            self.limiter.inner.renewer.warn_of_loss();
+            self.limiter.inner.jobs.renewer.warn_of_loss();
         }
     }
 

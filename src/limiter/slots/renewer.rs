@@ -104,7 +104,7 @@ impl Renewer {
                 renewer: Arc::clone(self),
                 has_ended: false,
             };
-            let background = &holding.limiter.inner.background;
+            let background = &holding.limiter.inner.jobs.background;
             background.spawn(run(running, Arc::clone(background)));
         } else if is_first {
             self.changed.notify_one();
@@ -220,7 +220,7 @@ impl Drop for Due {
     fn drop(&mut self) {
         match self.holding.take() {
             Some(holding) if self.is_sent => holding.expire(),
-            Some(holding) => holding.limiter.inner.renewer.add(&holding),
+            Some(holding) => holding.limiter.inner.jobs.renewer.add(&holding),
             None => {}
         }
     }
@@ -228,7 +228,7 @@ impl Drop for Due {
 
 impl Due {
     fn new(holding: Arc<Holding>) -> Self {
-        let task = holding.limiter.inner.background.begin();
+        let task = holding.limiter.inner.jobs.background.begin();
         Self {
             holding: Some(holding),
             is_sent: false,
@@ -335,7 +335,7 @@ impl Holding {
         let State::Renewing { since_ms, .. } = *self.lock() else {
             return;
         };
-        let pause_ms = millis(self.limiter.retry_pause())
+        let pause_ms = millis(self.limiter.inner.caller.retry_pause())
             .min(self.window_ms / 12)
             .max(1);
         let due_ms = now_ms().saturating_add(pause_ms);
@@ -364,7 +364,7 @@ impl Holding {
                     due_ms,
                 };
                 drop(state);
-                self.limiter.inner.renewer.add(self);
+                self.limiter.inner.jobs.renewer.add(self);
             }
         }
     }
@@ -391,7 +391,7 @@ impl Holding {
         }
         *state = State::Expiring { since_ms };
         drop(state);
-        self.limiter.inner.renewer.add(self);
+        self.limiter.inner.jobs.renewer.add(self);
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::domain::{
     check::Check, decision::Denial, key::Key, policy::Policy, settlement::Settlement,
 };
-use crate::limiter::Limiter;
+use crate::limiter::events::Events;
 
 /// The queues with waiting callers.
 #[derive(Debug, Default)]
@@ -69,8 +69,8 @@ pub(super) struct Ticket<'a> {
     queues: &'a WaitQueues,
     pub(super) queue: Arc<WaitQueue>,
     pub(super) check: Check,
-    /// Whose observer knows that the caller waits, and since when.
-    pub(super) waits: OnceLock<(Limiter, Instant)>,
+    /// The observer that knows that the caller waits, and since when.
+    pub(super) waits: OnceLock<(Events, Instant)>,
     number: u64,
 }
 
@@ -153,8 +153,8 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if let Some((limiter, since)) = self.waits.get() {
-            limiter.report_wait(&self.check, Some(since.elapsed()));
+        if let Some((events, since)) = self.waits.get() {
+            events.wait(&self.check, Some(since.elapsed()));
         }
         self.queue.line().leave(self.number);
         let mut all = self.queues.lock();

@@ -98,7 +98,9 @@ impl Admission {
         };
         let limiter = config.limiter.clone();
         Continue(Self::Deciding(MaybeReady::pending(async move {
-            limiter.wait(&check, max_wait, WhereOpen::Pass).await
+            limiter
+                .decide_within(&check, max_wait, WhereOpen::Pass)
+                .await
         })))
     }
 

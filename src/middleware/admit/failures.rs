@@ -55,7 +55,7 @@ impl LayerConfig {
                 }
                 let passes = shadow || is_open;
                 let outcome = RequestOutcome::of(passes);
-                limiter.report(|| Event::MissingKey {
+                limiter.events().report(|| Event::MissingKey {
                     policy,
                     shadow,
                     error,
@@ -64,12 +64,12 @@ impl LayerConfig {
                 passes
             }
             Rejection::Undecided(error) => {
-                limiter.report_invalid(policy, shadow, error);
+                limiter.events().invalid(policy, shadow, error);
                 shadow
             }
             // A deny list is no policy, and so also applies to shadows.
             Rejection::OnDenyList => {
-                limiter.report(|| Event::Blocked {
+                limiter.events().report(|| Event::Blocked {
                     policy,
                     source: None,
                 });

@@ -178,7 +178,11 @@ impl LayerConfig {
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         let skips = self.access_lists.skips(head);
         let (policy, source) = (None, None);
-        skips.inspect_err(|_| self.limiter.report(|| Event::Blocked { policy, source }))
+        skips.inspect_err(|_| {
+            self.limiter
+                .events()
+                .report(|| Event::Blocked { policy, source })
+        })
     }
 
     /// Whether there are look-ups.

@@ -75,7 +75,7 @@ impl ObeyLayer {
             limiter.enforces_blocks(),
             "pauses are blocks: create the limiter without `enforce_blocks(false)`"
         );
-        limiter.follow_answers();
+        Sent::follow(&limiter);
         let shared = Shared {
             limiter,
             keys: Arc::new(account),
@@ -140,9 +140,12 @@ impl Shared {
     /// Notes that a request leaves, for each of its accounts.
     fn send(&self, head: &Parts) -> SmallVec<[Sent; 1]> {
         match self.keys.extract(head) {
-            Ok(keys) => keys.into_iter().map(|key| self.limiter.send(key)).collect(),
+            Ok(keys) => keys
+                .into_iter()
+                .map(|key| Sent::begin(&self.limiter, key))
+                .collect(),
             Err(error) => {
-                self.limiter.report(|| Event::MissingKey {
+                self.limiter.events().report(|| Event::MissingKey {
                     policy: None,
                     shadow: false,
                     error: &error,

@@ -25,10 +25,10 @@ async fn acquire(limiter: &Limiter) -> Option<Slot> {
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_process_waits_for_a_renewal_that_is_about_to_begin() {
     let limiter = Limiter::new(MemoryStore::new());
-    limiter.inner.renewer.lock().has_task = true; // this test renews
+    limiter.inner.jobs.renewer.lock().has_task = true; // this test renews
     let slot = acquire(&limiter).await.unwrap();
     advance(Duration::from_secs(10)).await;
-    let Next::Renew(due) = limiter.inner.renewer.next() else {
+    let Next::Renew(due) = limiter.inner.jobs.renewer.next() else {
         panic!("a slot is due");
     };
     assert_eq!(due.len(), 1);

@@ -37,7 +37,7 @@ fn shared(user: usize) -> Check {
 async fn joining_and_leaving_cost_the_same_however_many_queues_share_a_key() {
     let limiter = Limiter::new(MemoryStore::new());
     let checks: Vec<_> = (0..=1_000).map(shared).collect();
-    let wait = |check| Box::pin(limiter.wait(check, FOR_EVER, WhereOpen::AskAgain));
+    let wait = |check| Box::pin(limiter.decide_within(check, FOR_EVER, WhereOpen::AskAgain));
     assert!(poll!(wait(&checks[0])).is_ready());
     let mut waiting: Vec<_> = checks[..1_000].iter().map(wait).collect();
     for caller in &mut waiting {
@@ -50,7 +50,7 @@ async fn joining_and_leaving_cost_the_same_however_many_queues_share_a_key() {
     drop((waiting, same));
     // One for each that has left, and three for those that came.
     assert!(COMPARED.get() < 1_010, "{}", COMPARED.get());
-    assert!(limiter.inner.queues.lock().by_check.is_empty());
+    assert!(limiter.inner.memory.queues.lock().by_check.is_empty());
 }
 
 /// Notes whether the lock of all queues is free when a caller is woken.
@@ -61,7 +61,7 @@ struct Waking {
 
 impl Wake for Waking {
     fn wake(self: Arc<Self>) {
-        let lock = self.limiter.inner.queues.all.try_lock();
+        let lock = self.limiter.inner.memory.queues.all.try_lock();
         self.is_free.store(lock.is_ok(), SeqCst);
     }
 }
@@ -74,12 +74,23 @@ async fn callers_are_woken_without_the_lock_that_a_caller_who_leaves_takes() {
         limiter: limiter.clone(),
         is_free: AtomicBool::new(false),
     });
-    assert!(poll!(pin!(limiter.wait(&check, FOR_EVER, WhereOpen::AskAgain))).is_ready());
-    let mut caller = pin!(limiter.wait(&check, FOR_EVER, WhereOpen::AskAgain));
+    assert!(
+        poll!(pin!(limiter.decide_within(
+            &check,
+            FOR_EVER,
+            WhereOpen::AskAgain
+        )))
+        .is_ready()
+    );
+    let mut caller = pin!(limiter.decide_within(&check, FOR_EVER, WhereOpen::AskAgain));
     let waker = Waker::from(Arc::clone(&waking));
     let mut context = Context::from_waker(&waker);
     assert!(caller.as_mut().poll(&mut context).is_pending());
-    limiter.inner.queues.wake_all(check.charges()[0].key());
+    limiter
+        .inner
+        .memory
+        .queues
+        .wake_all(check.charges()[0].key());
     assert!(waking.is_free.load(SeqCst));
 }
 
@@ -95,15 +106,15 @@ async fn a_queue_is_forgotten_when_the_last_one_leaves() {
     ])
     .unwrap();
     let decision = limiter
-        .wait(&check, FOR_EVER, WhereOpen::AskAgain)
+        .decide_within(&check, FOR_EVER, WhereOpen::AskAgain)
         .await
         .into_result();
     assert!(decision.unwrap().is_allowed());
-    let keys = || limiter.inner.queues.lock().by_key.len();
+    let keys = || limiter.inner.memory.queues.lock().by_key.len();
     assert_eq!(keys(), 0);
     {
         let mut waiting =
-            [0, 1].map(|_| Box::pin(limiter.wait(&check, FOR_EVER, WhereOpen::AskAgain)));
+            [0, 1].map(|_| Box::pin(limiter.decide_within(&check, FOR_EVER, WhereOpen::AskAgain)));
         let mut context = Context::from_waker(Waker::noop());
         for caller in &mut waiting {
             assert!(pin!(caller).poll(&mut context).is_pending());

@@ -1,22 +1,25 @@
-//! Reports decisions, failures and other events to the observer.
+//! [`Events`]: reports decisions, failures and other events to the observer.
 
-use std::{panic, time::Duration};
+use std::{panic, sync::Arc, time::Duration};
 
-use super::Limiter;
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError, policy::Policy},
-    observe::{CallInfo, CallKind, DecisionView, Event, RequestOutcome, Timing},
+    observe::{CallInfo, CallKind, DecisionView, Event, Observer, RequestOutcome, Timing},
 };
 
-impl Limiter {
+/// The observer of a limiter, if it has one.
+#[derive(Clone, Default)]
+pub(crate) struct Events(pub(super) Option<Arc<dyn Observer>>);
+
+impl Events {
     /// Whether there is an observer.
-    pub(crate) fn is_observed(&self) -> bool {
-        self.inner.observer.is_some()
+    pub(crate) const fn is_observed(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Reports an event, which is made only for an observer.
     pub(crate) fn report<'e>(&self, event: impl FnOnce() -> Event<'e>) {
-        if let Some(observer) = &self.inner.observer {
+        if let Some(observer) = &self.0 {
             observer.on_event(&event());
         }
     }
@@ -29,14 +32,14 @@ impl Limiter {
 
     /// Reports the decision of a check, and that of its shadows. Peeks and checks that were blocked or had no charges
     /// are reported as completed.
-    pub(super) fn report_decision(
+    pub(super) fn decision(
         &self,
         kind: CallKind,
         decision: &Decision,
         check: &Check,
         timing: Option<Timing>,
     ) {
-        let (Some(observer), Some(timing)) = (&self.inner.observer, timing) else {
+        let (Some(observer), Some(timing)) = (&self.0, timing) else {
             return;
         };
         let (call, usage) = (CallInfo::new(kind, check), decision.usage());
@@ -67,16 +70,11 @@ impl Limiter {
             }
             return;
         }
-        self.report_completion(call, local, Some(timing));
+        self.completion(call, local, Some(timing));
     }
 
     /// Reports the answer of a call that decides nothing.
-    pub(super) fn report_completion(
-        &self,
-        call: CallInfo<'_>,
-        local: bool,
-        timing: Option<Timing>,
-    ) {
+    pub(super) fn completion(&self, call: CallInfo<'_>, local: bool, timing: Option<Timing>) {
         if let Some(timing) = timing {
             self.report(|| Event::Completion {
                 call,
@@ -86,7 +84,7 @@ impl Limiter {
         }
     }
 
-    pub(super) fn report_error(
+    pub(super) fn error(
         &self,
         call: CallInfo<'_>,
         error: &StoreError,
@@ -104,15 +102,15 @@ impl Limiter {
     }
 
     /// Reports a check that could not be built.
-    pub(crate) fn report_invalid(&self, policy: Option<&Policy>, shadow: bool, error: &StoreError) {
+    pub(crate) fn invalid(&self, policy: Option<&Policy>, shadow: bool, error: &StoreError) {
         let mut call = CallInfo::of(CallKind::Check, &[]);
         (call.unbuilt, call.shadow) = (policy, shadow);
         let timing = self.is_observed().then(Timing::now);
-        self.report_error(call, error, RequestOutcome::of(shadow), timing);
+        self.error(call, error, RequestOutcome::of(shadow), timing);
     }
 
     /// Reports a caller that begins to wait, or has waited.
-    pub(super) fn report_wait(&self, check: &Check, waited: Option<Duration>) {
+    pub(super) fn wait(&self, check: &Check, waited: Option<Duration>) {
         let call = CallInfo::of(CallKind::Check, check.charges());
         self.report_safely(|| Event::Wait { call, waited });
     }

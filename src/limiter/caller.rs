@@ -1,0 +1,294 @@
+//! [`Caller`]: makes store calls, through the breaker, under the timeout, and within the observer's scope.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Once, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::Instant;
+
+use super::{
+    DEFAULT_INTERVAL, DEFAULT_TIMEOUT, FOR_EVER,
+    breaker::{Breaker, Permit},
+    events::Events,
+    jitter,
+    timeout::LazySleep,
+};
+use crate::{
+    domain::{
+        block::Block,
+        contributors::Contributors,
+        decision::Decision,
+        denials::DeniedIdentity,
+        error::{StoreError, StoreErrorKind},
+        rule::millis,
+        slots::Renewed,
+    },
+    observe::{CallInfo, PollScope, RequestOutcome, Timing},
+    store::maybe_ready::MaybeReady,
+    store::{Store, StoreFuture, properties},
+};
+
+/// A store, and how to call it.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) breaker: Arc<Breaker>,
+    timeout: Duration,
+    /// Whether the store knows the timeout.
+    noted_timeout: Arc<Once>,
+    pub(super) events: Events,
+}
+
+/// Where a call goes.
+#[derive(Clone, Copy)]
+pub(super) enum To<'a> {
+    /// To the store, for as long as a request may wait.
+    Store,
+    /// The same for so long, since no request waits.
+    StoreFor(Duration),
+    /// To the memory of this process, which needs no permit.
+    Local(&'a dyn Store),
+}
+
+pin_project! {
+    /// A store call that has to wait.
+    struct Call<T> {
+        caller: Arc<Caller>,
+        // `None` for calls that skip the breaker.
+        permit: Option<Permit>,
+        answer: StoreFuture<T>,
+        #[pin]
+        timeout: LazySleep,
+        scope: Option<Box<dyn PollScope>>,
+        // `None` without an observer, to save reading the clock.
+        start: Option<Instant>,
+    }
+}
+
+/// The result of a call, and its timing; `None` without an observer.
+pub(super) struct Answer<T> {
+    pub(super) result: Result<T, StoreError>,
+    pub(super) timing: Option<Timing>,
+}
+
+impl Caller {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
+        let fails_apart = properties(&*store).any(|part| part.fails_apart);
+        let interval = if fails_apart {
+            Duration::ZERO
+        } else {
+            DEFAULT_INTERVAL
+        };
+        Self {
+            store,
+            breaker: Arc::new(Breaker::new(interval)),
+            timeout: DEFAULT_TIMEOUT,
+            noted_timeout: Arc::new(Once::new()),
+            events: Events::default(),
+        }
+    }
+
+    pub(super) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout.min(FOR_EVER);
+        self.noted_timeout = Arc::new(Once::new());
+    }
+
+    /// Calls the store if the breaker permits it.
+    pub(super) fn call<'a, T: StoreAnswer>(
+        self: &Arc<Self>,
+        to: To<'_>,
+        info: impl Fn() -> CallInfo<'a>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+    ) -> MaybeReady<Answer<T>> {
+        let (store, permit) = match to {
+            To::Local(store) => (store, None),
+            To::Store | To::StoreFor(_) => match self.breaker.permit() {
+                None => {
+                    return MaybeReady::ready(Answer {
+                        result: Err(circuit_open()),
+                        timing: self.start().map(Timing::since),
+                    });
+                }
+                permit => (&*self.store, permit),
+            },
+        };
+        let start = self.start();
+        let observer = self.events.0.as_ref();
+        let mut scope = observer.and_then(|observer| observer.on_call(&info()));
+        let mut answer = in_scope(&mut scope, || begin(store));
+        // An answer that is ready needs neither a timer nor a task.
+        if let Some(result) = answer.take_ready() {
+            let timing = self.note(&result, permit, start);
+            return MaybeReady::ready(Answer { result, timing });
+        }
+        self.note_timeout();
+        let timeout = match to {
+            To::StoreFor(timeout) => timeout,
+            To::Store | To::Local(_) => self.timeout,
+        };
+        MaybeReady::pending(Call {
+            caller: Arc::clone(self),
+            permit: permit.map(|permit| self.breaker.begin_wait(permit)),
+            answer,
+            timeout: LazySleep::new(timeout),
+            scope,
+            start,
+        })
+    }
+
+    /// Makes a call that no request waits for, and reports its end.
+    pub(super) async fn ask<T: StoreAnswer>(
+        self: &Arc<Self>,
+        to: To<'_>,
+        info: CallInfo<'_>,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+    ) -> Result<T, StoreError> {
+        let local = matches!(to, To::Local(_));
+        let Answer { result, timing } = self.call(to, || info, begin).await;
+        match &result {
+            Ok(_) => self.events.completion(info, local, timing),
+            Err(error) => self
+                .events
+                .error(info, error, RequestOutcome::Failed, timing),
+        }
+        result
+    }
+
+    /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do
+    /// not return to a store together.
+    pub(super) fn retry_pause(&self) -> Duration {
+        let interval = match self.breaker.interval() {
+            Duration::ZERO => DEFAULT_INTERVAL,
+            interval => interval,
+        };
+        let interval = interval.min(FOR_EVER);
+        interval / 2 + jitter::random_up_to(interval)
+    }
+
+    /// Leaves the timeout where stores want to know it. They learn it from the first call that has to wait: a limiter
+    /// that is still being built may get another one.
+    fn note_timeout(&self) {
+        self.noted_timeout.call_once(|| {
+            let noting = properties(&*self.store).filter_map(|part| part.shortest_timeout_ms);
+            for shortest_ms in noting {
+                shortest_ms.fetch_min(millis(self.timeout), Relaxed);
+            }
+        });
+    }
+
+    fn start(&self) -> Option<Instant> {
+        self.events.is_observed().then(Instant::now)
+    }
+
+    /// Reports the result to the breaker, and returns the timing.
+    fn note<T: StoreAnswer>(
+        &self,
+        result: &Result<T, StoreError>,
+        permit: Option<Permit>,
+        start: Option<Instant>,
+    ) -> Option<Timing> {
+        let spares_call = result.as_ref().is_ok_and(T::spares_call);
+        if let Some(permit) = permit.filter(|_| !spares_call) {
+            let error = match result {
+                Ok(answer) => answer.failure(),
+                Err(error) => Some(error),
+            };
+            self.breaker
+                .note(permit, error, self.timeout, &self.events.0);
+        }
+        start.map(Timing::since)
+    }
+}
+
+/// The result types of store calls.
+pub(super) trait StoreAnswer: Send + 'static {
+    /// Whether the answer came without calling the store, and so says nothing about the store's health.
+    fn spares_call(&self) -> bool {
+        false
+    }
+
+    /// The failure that all parts of the answer are, so that the breaker counts one.
+    fn failure(&self) -> Option<&StoreError> {
+        None
+    }
+}
+
+impl StoreAnswer for Decision {
+    fn spares_call(&self) -> bool {
+        self.usage().spares_call()
+    }
+}
+
+impl StoreAnswer for () {}
+impl StoreAnswer for Block {}
+impl StoreAnswer for Contributors {}
+impl StoreAnswer for Vec<DeniedIdentity> {}
+impl StoreAnswer for Renewed {}
+
+impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
+    fn failure(&self) -> Option<&StoreError> {
+        let first = self.first()?.as_ref().err();
+        first.filter(|_| self.iter().all(Result::is_err))
+    }
+}
+
+impl<T: StoreAnswer> Future for Call<T> {
+    type Output = Answer<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
+        let mut this = self.project();
+        let answer = this.answer;
+        let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
+            Poll::Ready(result) => result,
+            Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
+                // A process too busy to notice its timer may have missed an answer as well: that is no failure.
+                if this.timeout.is_noticed_late() {
+                    *this.permit = None;
+                }
+                let is_unsent = in_scope(this.scope, || answer.leave());
+                Err(timed_out().unsent_if(is_unsent))
+            }
+            Poll::Pending => return Poll::Pending,
+        };
+        let timing = this.caller.note(&result, this.permit.take(), *this.start);
+        Poll::Ready(Answer { result, timing })
+    }
+}
+
+/// Runs `run` within the scope, or after the scope if an observer's scope forgets to run it.
+fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) -> T {
+    let Some(scope) = scope else {
+        return run();
+    };
+    let (mut run, mut output) = (Some(run), None);
+    scope.enter(&mut || {
+        if let Some(run) = run.take() {
+            output = Some(run());
+        }
+    });
+    match (output, run) {
+        (Some(output), _) => output,
+        (None, Some(run)) => run(),
+        (None, None) => unreachable!("it was run, and so there is an output"),
+    }
+}
+
+const fn timed_out() -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout")
+}
+
+const fn circuit_open() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::CircuitOpen,
+        "the store was not called, since it has failed several times in a row",
+    )
+}
