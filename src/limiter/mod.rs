@@ -4,10 +4,7 @@
 
 mod bans;
 mod breaker;
-mod contributors;
 mod decide;
-mod delivery;
-mod denials;
 mod fallback;
 pub(crate) mod jitter;
 mod known_blocks;
@@ -17,6 +14,7 @@ mod publisher;
 mod reload;
 mod report;
 mod reporter;
+mod reports;
 mod settle;
 mod slots;
 mod store_call;

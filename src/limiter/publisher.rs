@@ -18,7 +18,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{Limiter, delivery::TIMEOUT};
+use super::{Limiter, reporter::TIMEOUT};
 use crate::{
     domain::{
         FailurePolicy,
@@ -30,6 +30,7 @@ use crate::{
         published::PublishedPolicy,
     },
     limiter::jitter,
+    outage::Quiet,
     store::Store,
     warning,
 };
@@ -54,7 +55,7 @@ pub(super) struct Publisher {
     /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
     seen: [AtomicU64; SEEN],
     known: Mutex<Known>,
-    has_failed: AtomicBool,
+    failures: Quiet,
     /// The store has answered that it publishes nothing.
     is_off: AtomicBool,
 }
@@ -124,7 +125,7 @@ impl Default for Publisher {
                 due_in: DELAY,
                 retry_in: RETRY,
             }),
-            has_failed: AtomicBool::new(false),
+            failures: Quiet::default(),
             is_off: AtomicBool::new(false),
         }
     }
@@ -230,11 +231,7 @@ impl Publisher {
         if result.is_ok() {
             self.forget_uses(number);
         }
-        // Warn about the first failure only.
-        let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
-        if let (Err(error), false) = (&result, had_failed) {
-            warning::policies_not_published(error);
-        }
+        self.failures.note(&result, warning::policies_not_published);
         result
     }
 

@@ -14,10 +14,9 @@ use super::{Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
     domain::{
         block::Block,
-        contributors::Contributors,
         decision::Decision,
-        denials::DeniedIdentity,
         error::{StoreError, StoreErrorKind},
+        report::Ranking,
         rule::millis,
         slots::Renewed,
     },
@@ -174,8 +173,7 @@ impl StoreAnswer for Decision {
 
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
-impl StoreAnswer for Contributors {}
-impl StoreAnswer for Vec<DeniedIdentity> {}
+impl StoreAnswer for Vec<Ranking> {}
 impl StoreAnswer for Renewed {}
 
 impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
