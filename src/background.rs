@@ -151,7 +151,7 @@ impl BackRoom {
     pub(crate) fn look(&self) {
         let since = self.lock().unbegun;
         if since.is_some_and(|since| since.elapsed() > LATE) {
-            self.has_delay.get_or_init(warning::background_waits);
+            self.has_delay.get_or_init(warning::runtime_not_driven);
         }
     }
 

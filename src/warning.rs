@@ -277,25 +277,14 @@ pub(crate) fn no_background() {
     );
 }
 
-/// Warns that work in the background has waited for a second.
-pub(crate) fn background_waits() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        "misconfigured: work in the background waits for a tokio runtime that nothing drives, or that a thread blocks. \
-         It lives in the runtime of the caller that first needs it: keep that runtime running, or shut it down, so \
-         that the next caller's takes over"
-    );
-}
-
-/// Warns that work for callers stands still in a runtime that exists and that nothing drives.
-#[cfg(feature = "redis")]
+/// Warns that work, or callers of another runtime, wait for a runtime that exists and that nothing drives.
 pub(crate) fn runtime_not_driven() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
-        "misconfigured: calls to Redis stand still in a tokio runtime that nothing drives, and callers in other \
-         runtimes wait for them: drive a runtime as long as it exists, or drop it"
+        "misconfigured: work in the background, or a call to Redis, waits for a tokio runtime that nothing drives, or \
+         that a thread blocks. It lives in the runtime of the caller that first needs it: keep that runtime running, \
+         or shut it down, so that the next caller's takes over"
     );
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod operation;
 pub mod policies;
 pub mod policy;
 pub(crate) mod published;
+pub(crate) mod report;
 pub mod rule;
 pub(crate) mod settlement;
 pub(crate) mod similar;

@@ -3,13 +3,12 @@
 use crate::domain::{
     block::{Block, BlockRequest, BlockedIdentity},
     check::Check,
-    contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
-    denials::{DenialReport, DeniedIdentity},
     error::StoreError,
     key::Key,
     policy::Policy,
     published::PublishedPolicy,
+    report::{Account, Kept, Ranking, Report},
     rule::Rule,
     settlement::Settlement,
     slots::{Renewal, Renewed},
@@ -76,27 +75,16 @@ pub enum Operation {
         /// The largest number of identities to list.
         most: usize,
     },
-    /// Add the units that processes have admitted, by [contributor](crate::contributors).
+    /// Add what a process has counted: units of [contributors](crate::contributors), and requests of [denied
+    /// identities](crate::denials).
     ///
-    /// For each account and sixth of a window, the store keeps only the labels with the most units. A contribution that
-    /// it cannot add is lost, and no check waits for it.
+    /// For each account and span, the store keeps only the labels with the most units. A report that it cannot add is
+    /// lost, and no check waits for it.
     #[doc(hidden)]
-    Contribute(Vec<Contribution>),
-    /// Read the greatest contributors to the charges of a key under a policy, in the current window.
-    Contributors {
-        /// The policy; its name counts.
-        policy: Policy,
-        /// The key.
-        key: Key,
-    },
-    /// Add the counts that a process has made of [denied identities](crate::denials), a report for each span of ten
-    /// seconds.
-    ///
-    /// A report that the store cannot add is lost, and no check waits for it.
+    Report(Vec<Report>),
+    /// Read what is kept of all reports about this account, in the spans that count now.
     #[doc(hidden)]
-    ReportDenials(Vec<DenialReport>),
-    /// List the identities that were denied within the last hour.
-    Denials,
+    Rankings(Account),
     /// Publish these policies beside what the processes of other services publish, for operators' tools, and keep them
     /// for a day. Without policies it changes nothing: a limiter asks so whether the store publishes any.
     #[doc(hidden)]
@@ -114,8 +102,7 @@ impl Operation {
             | Self::Ban { .. }
             | Self::Unblock { .. }
             | Self::ListBlocks { .. } => "the store keeps no blocks",
-            Self::Contribute(_) | Self::Contributors { .. } => "the store keeps no contributors",
-            Self::ReportDenials(_) | Self::Denials => "the store keeps no denials",
+            Self::Report(_) | Self::Rankings(_) => "the store keeps no contributors and no denials",
             Self::Publish(_) => "the store publishes no policies",
             Self::Renew(_) => "the store does not know concurrency rules",
             Self::Check(_) | Self::CheckBatch { .. } | Self::Settle(_) | Self::Reset { .. } => {
@@ -188,16 +175,12 @@ pub enum Reply {
     Unblock,
     /// To [`Operation::ListBlocks`].
     ListBlocks(Vec<BlockedIdentity>),
-    /// To [`Operation::Contribute`]: the part of each contribution that the store has kept, in the same order.
+    /// To [`Operation::Report`]: the part of each report that the store has kept, in the same order.
     #[doc(hidden)]
-    Contribute(Vec<Result<Kept, StoreError>>),
-    /// To [`Operation::Contributors`].
-    Contributors(Contributors),
-    /// To [`Operation::ReportDenials`].
+    Report(Vec<Result<Kept, StoreError>>),
+    /// To [`Operation::Rankings`], one of each span.
     #[doc(hidden)]
-    ReportDenials,
-    /// To [`Operation::Denials`], in the order of [`DeniedIdentity::list`].
-    Denials(Vec<DeniedIdentity>),
+    Rankings(Vec<Ranking>),
     /// To [`Operation::Publish`].
     #[doc(hidden)]
     Publish,

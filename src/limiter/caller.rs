@@ -20,10 +20,9 @@ use super::{
 use crate::{
     domain::{
         block::Block,
-        contributors::Contributors,
         decision::Decision,
-        denials::DeniedIdentity,
         error::{StoreError, StoreErrorKind},
+        report::Ranking,
         rule::millis,
         slots::Renewed,
     },
@@ -230,8 +229,7 @@ impl StoreAnswer for Decision {
 
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
-impl StoreAnswer for Contributors {}
-impl StoreAnswer for Vec<DeniedIdentity> {}
+impl StoreAnswer for Vec<Ranking> {}
 impl StoreAnswer for Renewed {}
 
 impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {

@@ -144,6 +144,15 @@ impl Limiter {
         self.decide_as(CallKind::Check, check)
     }
 
+    /// Counts the final outcome of a request; a denial may also be a strike.
+    pub(crate) fn count_outcome(&self, decision: &Decision) {
+        let jobs = &self.inner.jobs;
+        jobs.strikes.count(decision, self);
+        if self.inner.counts_denials {
+            jobs.reporter.0.count(decision);
+        }
+    }
+
     /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
     pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
@@ -226,10 +235,10 @@ impl Limiter {
         if let Resolution::Decided(decision) = &resolution {
             // An observer may panic, and then the caller does not get the slots.
             let _unreported = asked_at_ms.map(|ms| Unreported::new(self, decision, ms));
-            if check.has_contributors() {
-                self.record_contributors(decision, check);
-            }
             let reports = &self.inner.jobs.reporter.0;
+            if check.has_contributors() {
+                reports.contribute(decision, check);
+            }
             if self.inner.publishes && reports.policies.note(check, self.inner.fallback.policy) {
                 reports.ensure_running();
             }

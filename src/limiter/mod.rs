@@ -5,10 +5,7 @@
 mod bans;
 mod breaker;
 mod caller;
-mod contributors;
 mod decide;
-mod delivery;
-mod denials;
 mod events;
 mod fallback;
 pub(crate) mod jitter;
@@ -18,6 +15,7 @@ mod pauses;
 mod publisher;
 mod reload;
 mod reporter;
+mod reports;
 mod settle;
 mod slots;
 mod timeout;
@@ -34,12 +32,15 @@ use crate::{
         FailurePolicy,
         block::{Block, BlockRequest, BlockedBy, BlockedIdentity},
         charge::Charge,
+        contributors::Contributors,
+        denials::DeniedIdentity,
         error::StoreError,
         key::Key,
         policy::Policy,
+        report::{Account, Ranking},
     },
     observe::{CallInfo, CallKind, Observer},
-    store::{MemoryStore, Store, StoreExt},
+    store::{MemoryStore, Store, StoreExt, StoreFuture, ext},
 };
 use breaker::Breaker;
 use caller::{Caller, To};
@@ -241,6 +242,26 @@ impl Limiter {
         self.change(|inner| inner.notices.percent = percent)
     }
 
+    /// Sets whether to count [denials](crate::denials) and report them to the store. The default is `true`.
+    #[must_use]
+    pub fn count_denials(self, count: bool) -> Self {
+        self.change(|inner| inner.counts_denials = count)
+    }
+
+    /// Sets whether to publish the policies in the store, for operators' tools. The default is `true`.
+    ///
+    /// A task publishes each policy some seconds after its first use, and again every five minutes while you use the
+    /// policy; the store keeps them for a day. Published are the name, rules, ban and failure policy, whether the
+    /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
+    /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
+    /// store publishes nothing.
+    #[must_use]
+    pub fn publish_policies(self, publish: bool) -> Self {
+        self.change(|inner| {
+            inner.publishes = publish && publisher::is_published_by(&*inner.caller.store)
+        })
+    }
+
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
@@ -381,6 +402,72 @@ impl Limiter {
     /// When the store does not answer, keeps no blocks, or holds one that cannot be read.
     pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
         self.inner.caller.store.blocks(most).await
+    }
+
+    /// Lists the identities that any process denied within the last hour, sorted by their denials in the last minute,
+    /// most first: see [`denials`](crate::denials).
+    ///
+    /// This process reports its newest denials first; those of other processes are up to about a second old. An
+    /// observer is notified of a [peek](crate::observe::CallKind::Peek). For operators, not for requests.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout;
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no denials.
+    pub async fn denials(&self) -> Result<Vec<DeniedIdentity>, StoreError> {
+        let rankings = self.rankings(&[], Account::Denials).await?;
+        Ok(DeniedIdentity::list(rankings))
+    }
+
+    /// Lists the contributors to the charges of `key` under `policy`, in the current window and across all processes:
+    /// see [`contributors`](crate::contributors).
+    ///
+    /// The limiter first reports the newest contributions of this process. Those of the last second or so of other
+    /// processes may be missing. The observer sees a [peek](crate::observe::CallKind::Peek).
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout;
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no contributors.
+    pub async fn contributors(
+        &self,
+        policy: &Policy,
+        key: &Key,
+    ) -> Result<Contributors, StoreError> {
+        let charges = [Charge::new(policy, key.clone(), 0)];
+        let (policy, key) = (policy.clone(), key.clone());
+        let account = Account::Contributors { policy, key };
+        let rankings = self.rankings(&charges, account).await?;
+        Ok(Contributors::of(rankings))
+    }
+
+    /// Reports the newest counts of an account, and then reads those of all processes.
+    async fn rankings(
+        &self,
+        charges: &[Charge],
+        account: Account,
+    ) -> Result<Vec<Ranking>, StoreError> {
+        let reports = Arc::clone(&self.inner.jobs.reporter.0);
+        let begin = |_: &dyn Store| {
+            StoreFuture::pending(async move {
+                reports.flush_account(&account).await?;
+                ext::rankings(&*reports.store, account).await
+            })
+        };
+        let info = CallInfo::of(CallKind::Peek, charges);
+        self.inner.caller.ask(To::Store, info, begin).await
+    }
+
+    /// Publishes the known policies now.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not publish them within a second.
+    #[cfg(feature = "manual-clock")]
+    #[doc(hidden)]
+    pub async fn policies_published(&self) -> Result<(), StoreError> {
+        let reports = &self.inner.jobs.reporter.0;
+        reports.policies.publish(&*reports.store).await
     }
 }
 

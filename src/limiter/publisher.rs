@@ -18,7 +18,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{Limiter, delivery::TIMEOUT};
+use super::reporter::TIMEOUT;
 use crate::{
     domain::{
         FailurePolicy,
@@ -30,6 +30,7 @@ use crate::{
         published::PublishedPolicy,
     },
     limiter::jitter,
+    outage::Quiet,
     store::Store,
     warning,
 };
@@ -54,7 +55,7 @@ pub(super) struct Publisher {
     /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
     seen: [AtomicU64; SEEN],
     known: Mutex<Known>,
-    has_failed: AtomicBool,
+    failures: Quiet,
     /// The store has answered that it publishes nothing.
     is_off: AtomicBool,
 }
@@ -124,7 +125,7 @@ impl Default for Publisher {
                 due_in: DELAY,
                 retry_in: RETRY,
             }),
-            has_failed: AtomicBool::new(false),
+            failures: Quiet::default(),
             is_off: AtomicBool::new(false),
         }
     }
@@ -209,7 +210,7 @@ impl Publisher {
         !self.is_off.load(Relaxed) && is_used()
     }
 
-    async fn publish(&self, store: &dyn Store) -> Result<(), StoreError> {
+    pub(super) async fn publish(&self, store: &dyn Store) -> Result<(), StoreError> {
         if self.is_off.load(Relaxed) {
             return Ok(());
         }
@@ -230,11 +231,7 @@ impl Publisher {
         if result.is_ok() {
             self.forget_uses(number);
         }
-        // Warn about the first failure only.
-        let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
-        if let (Err(error), false) = (&result, had_failed) {
-            warning::policies_not_published(error);
-        }
+        self.failures.note(&result, warning::policies_not_published);
         result
     }
 
@@ -286,32 +283,6 @@ fn mark(charge: &Charge) -> u64 {
     let kind = charge.key().kind();
     let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
     (address ^ kind.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
-}
-
-impl Limiter {
-    /// Sets whether to publish the policies in the store, for operators' tools. The default is `true`.
-    ///
-    /// A task publishes each policy some seconds after its first use, and again every five minutes while you use the
-    /// policy; the store keeps them for a day. Published are the name, rules, ban and failure policy, whether the
-    /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
-    /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
-    /// store publishes nothing.
-    #[must_use]
-    pub fn publish_policies(self, publish: bool) -> Self {
-        self.change(|inner| inner.publishes = publish && is_published_by(&*inner.caller.store))
-    }
-
-    /// Publishes the known policies now.
-    ///
-    /// # Errors
-    ///
-    /// When the store could not publish them within a second.
-    #[cfg(feature = "manual-clock")]
-    #[doc(hidden)]
-    pub async fn policies_published(&self) -> Result<(), StoreError> {
-        let reports = &self.inner.jobs.reporter.0;
-        reports.policies.publish(&*reports.store).await
-    }
 }
 
 const TOO_LATE: StoreError = StoreError::new(

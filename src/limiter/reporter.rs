@@ -1,7 +1,7 @@
-//! [`Reporter`]: reports contributors, denials and policies to the store, in one task that runs while there is
-//! something to report.
+//! [`Reporter`]: reports counts and policies to the store, in one task that runs while there is something to report.
 
 use std::{
+    mem,
     sync::{
         Arc, Weak,
         atomic::{Ordering::SeqCst, fence},
@@ -10,23 +10,42 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep,
+    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout},
 };
 
-use super::{contributors, denials, publisher::Publisher};
-use crate::{background::BackRoom, store::Store};
+use super::{publisher::Publisher, reports::Counts};
+use crate::{
+    background::BackRoom,
+    domain::{
+        error::{StoreError, StoreErrorKind},
+        operation::{Operation, answer_of},
+        report::{Account, Report},
+    },
+    outage::Quiet,
+    store::{Store, ext},
+    warning,
+};
 
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long one call may take, before its reports count as lost: one interval.
+pub(super) const TIMEOUT: Duration = INTERVAL;
+
+/// How many reports one call has: some thousand commands.
+const CALL: usize = 64;
 
 /// The reports of one limiter and its clones. The last of them to be dropped reports the rest in the background.
 pub(super) struct Reporter(pub(super) Arc<Reports>);
 
 pub(super) struct Reports {
     pub(super) store: Arc<dyn Store>,
-    pub(super) contributors: contributors::Tracker,
-    pub(super) denials: denials::Tracker,
+    pub(super) counts: Counts,
     pub(super) policies: Publisher,
+    /// Held during a report. Reports must not overlap: the store's answer is about the newest.
+    turn: Mutex<()>,
+    contributors_lost: Quiet,
+    denials_lost: Quiet,
     /// Its permit is free while no task runs.
     task: Arc<Semaphore>,
     background: Arc<BackRoom>,
@@ -36,9 +55,11 @@ impl Reporter {
     pub(super) fn new(store: Arc<dyn Store>, background: &Arc<BackRoom>) -> Self {
         Self(Arc::new(Reports {
             store,
-            contributors: contributors::Tracker::default(),
-            denials: denials::Tracker::default(),
+            counts: Counts::default(),
             policies: Publisher::default(),
+            turn: Mutex::default(),
+            contributors_lost: Quiet::default(),
+            denials_lost: Quiet::default(),
             task: Arc::new(Semaphore::new(1)),
             background: Arc::clone(background),
         }))
@@ -48,7 +69,7 @@ impl Reporter {
 impl Drop for Reporter {
     fn drop(&mut self) {
         let reports = Arc::clone(&self.0);
-        if reports.contributors.has_news() || reports.denials.has_news() {
+        if reports.counts.has_news() {
             let background = Arc::clone(&reports.background);
             background.spawn(async move {
                 let _ = reports.flush().await;
@@ -76,13 +97,84 @@ impl Reports {
 
     /// Reports all counts, and returns whether to expect more soon.
     async fn flush(&self) -> bool {
-        let contributors = self.contributors.flush(&*self.store).await;
-        self.denials.flush(&*self.store).await || contributors
+        let Ok(_turn) = timeout(TIMEOUT, self.turn.lock()).await else {
+            return true;
+        };
+        let contributions = self.counts.take(|account| !account.is_of_denials());
+        let denials = self.counts.take(Account::is_of_denials);
+        if !contributions.is_empty() {
+            let result = self.send_all(contributions).await;
+            note(&self.contributors_lost, &result, warning::contributors_lost);
+        }
+        if !denials.is_empty() {
+            let result = self.send_all(denials).await;
+            if kind(&result) == Some(StoreErrorKind::InvalidRequest) {
+                self.counts.switch_denials_off();
+            } else {
+                note(&self.denials_lost, &result, warning::denials_lost);
+            }
+        }
+        self.counts.end_flush()
+    }
+
+    /// Reports the counts of one account. Waits for a running flush first, which may have begun before the newest of
+    /// them.
+    pub(super) async fn flush_account(&self, account: &Account) -> Result<(), StoreError> {
+        let _turn = self.turn.lock().await;
+        let reports = match account {
+            Account::Contributors { policy, key } => {
+                self.counts.take(|it| it.is_about(policy, key))
+            }
+            Account::Denials => self.counts.take(Account::is_of_denials),
+        };
+        self.send(reports).await
+    }
+
+    async fn send_all(&self, mut reports: Vec<Report>) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        while !reports.is_empty() {
+            let rest = reports.split_off(reports.len().min(CALL));
+            let call = mem::replace(&mut reports, rest);
+            let sent = timeout(TIMEOUT, self.send(call));
+            // An error may be about one account only, so go on with the others.
+            result = result.and(sent.await.map_err(|_| TOO_LATE)?);
+        }
+        result
+    }
+
+    /// Sends reports in one call. They are lost on an error: the store may have added them, and must not add them
+    /// twice.
+    async fn send(&self, reports: Vec<Report>) -> Result<(), StoreError> {
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let operation = Operation::Report(reports.clone());
+        let answers = ext::read(self.store.execute(operation), answer_of!(Report)).await?;
+        let mut result = Ok(());
+        for (report, answer) in reports.iter().zip(answers) {
+            match answer {
+                Ok(kept) => self.counts.note(report, &kept),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
     }
 
     fn has_news(&self) -> bool {
-        self.contributors.has_news() || self.denials.has_news() || self.policies.has_news()
+        self.counts.has_news() || self.policies.has_news()
     }
+}
+
+/// Warns about the first loss since a success. An outage has its own warnings.
+fn note(quiet: &Quiet, result: &Result<(), StoreError>, warn: fn(&StoreError)) {
+    use StoreErrorKind::{Timeout, Unavailable};
+    if !matches!(kind(result), Some(Timeout | Unavailable)) {
+        quiet.note(result, warn);
+    }
+}
+
+fn kind(result: &Result<(), StoreError>) -> Option<StoreErrorKind> {
+    result.as_ref().err().map(StoreError::kind)
 }
 
 /// Reports once a second until the limiter is dropped or idle.
@@ -105,3 +197,5 @@ async fn run(reports: Weak<Reports>, task: OwnedSemaphorePermit) {
         return;
     }
 }
+
+const TOO_LATE: StoreError = StoreError::new(StoreErrorKind::Timeout, "no answer in time");

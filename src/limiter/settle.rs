@@ -191,7 +191,11 @@ impl Limiter {
             call.shares_call = index > 0;
             match result {
                 Ok(usage) => {
-                    self.record_settled_contributors(settlement, usage);
+                    self.inner
+                        .jobs
+                        .reporter
+                        .0
+                        .contribute_settled(settlement, usage);
                     self.events().completion(call, local, timing);
                     let notices = &self.inner.notices;
                     notices.notice_settled(settlement, usage, self.events());

@@ -10,6 +10,7 @@ use crate::{
         key::Key,
         operation::{Operation, Reply, answer_of},
         policy::Policy,
+        report::{Account, Ranking},
         rule::Rule,
         settlement::Settlement,
         slots::{Renewed, Slots},
@@ -71,20 +72,31 @@ pub trait StoreExt: Store {
         read(blocks, answer_of!(ListBlocks))
     }
 
-    /// [`Operation::Contributors`].
+    /// Reads the [contributors](crate::contributors) to the charges of a key under a policy, in the current window.
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         let (policy, key) = (policy.clone(), key.clone());
-        let contributors = self.execute(Operation::Contributors { policy, key });
-        read(contributors, answer_of!(Contributors))
+        let account = Account::Contributors { policy, key };
+        rankings(self, account).map(Contributors::of)
     }
 
-    /// [`Operation::Denials`].
+    /// Lists the identities that were [denied](crate::denials) within the last hour.
     fn denials(&self) -> StoreFuture<Vec<DeniedIdentity>> {
-        read(self.execute(Operation::Denials), answer_of!(Denials))
+        rankings(self, Account::Denials).map(DeniedIdentity::list)
     }
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}
+
+/// [`Operation::Rankings`].
+pub(crate) fn rankings(
+    store: &(impl Store + ?Sized),
+    account: Account,
+) -> StoreFuture<Vec<Ranking>> {
+    read(
+        store.execute(Operation::Rankings(account)),
+        answer_of!(Rankings),
+    )
+}
 
 /// Extracts the answer from the reply with `read`. A reply to another operation is an error.
 pub(crate) fn read<T: Send + 'static>(

@@ -13,7 +13,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("observe", &["domain"]),
     (
         "store",
-        &["domain", "warning", "manual_clock", "background"],
+        &["domain", "warning", "manual_clock", "background", "outage"],
     ),
     (
         "limiter",

@@ -2,18 +2,12 @@
 
 use std::fmt;
 
+#[doc(hidden)]
+pub use crate::domain::report::{Account, Kept, Ranking, Report};
 #[cfg(doc)]
 use crate::domain::{charge::Charge, key::Key};
 
-mod contribution;
 pub(crate) mod label;
-mod span;
-
-pub use contribution::{Contribution, Kept};
-pub(crate) use span::Span;
-
-/// How many labels a store keeps for a sixth of a window.
-pub(crate) const KEPT_LABELS: usize = 16;
 
 /// The result of [`Limiter::contributors`](crate::Limiter::contributors): the contributors to an account in the
 /// current window, the largest first.
@@ -32,12 +26,12 @@ pub struct Contributor {
 }
 
 impl Contributors {
-    /// Creates the result from the units of each label; units with the same label are added up. For stores.
-    ///
-    /// `total` is the sum of all contributors, and `error` the largest part of that sum that may belong to one
-    /// contributor although it is not in `units`.
-    #[must_use]
-    pub fn new(units: impl IntoIterator<Item = (String, u64)>, total: u64, error: u64) -> Self {
+    /// Adds up the rankings of the spans of a window.
+    pub(crate) fn of(rankings: Vec<Ranking>) -> Self {
+        let sum =
+            |part: fn(&Ranking) -> u64| rankings.iter().map(part).fold(0, u64::saturating_add);
+        let (total, error) = (sum(|it| it.total), sum(|it| it.error));
+        let units = rankings.into_iter().flat_map(|it| it.members);
         let mut by_label = std::collections::HashMap::<String, u64>::new();
         for (label, units) in units {
             let sum = by_label.entry(label).or_default();
@@ -107,12 +101,21 @@ impl fmt::Debug for Contributor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{report::Span, rule::Rule};
+
+    fn of<const N: usize>(members: [(&str, u64); N], total: u64, error: u64) -> Contributors {
+        let ranking = |(label, units): (&str, u64)| Ranking {
+            span: Span::at(&Rule::per_minute(1), 0),
+            members: vec![(label.to_owned(), units)],
+            total: total / N as u64,
+            error: error / N as u64,
+        };
+        Contributors::of(members.map(ranking).into())
+    }
 
     #[test]
     fn contributors_are_added_up_and_the_greatest_come_first() {
-        let units = [("b", 5), ("a", 3), ("c", 0), ("a", 4)];
-        let units = units.map(|(label, units)| (label.to_owned(), units));
-        let contributors = Contributors::new(units, 20, 100);
+        let contributors = of([("b", 5), ("a", 3), ("c", 0), ("a", 4)], 20, 100);
         let list: Vec<_> = contributors
             .iter()
             .map(|contributor| (contributor.label(), contributor.units()))
@@ -123,8 +126,7 @@ mod tests {
 
     #[test]
     fn debug_shows_no_label() {
-        let units = [("user=alice".to_owned(), 5)];
-        let text = format!("{:?}", Contributors::new(units, 5, 0));
+        let text = format!("{:?}", of([("user=alice", 5)], 5, 0));
         assert!(
             text.contains("user=…: 5") && !text.contains("alice"),
             "{text}"

@@ -19,9 +19,8 @@ use smallvec::SmallVec;
 use self::{
     blocks::Blocks,
     clock::Clock,
-    contributors::ContributorTables,
-    denials::DenialTables,
     locked::{Full, Locked},
+    reports::Reported,
     shard::Shard,
     token::{Token, Tokens},
 };
@@ -46,9 +45,8 @@ use crate::{
 
 mod blocks;
 mod clock;
-mod contributors;
-mod denials;
 mod locked;
+mod reports;
 mod shard;
 mod slots;
 mod standing;
@@ -124,8 +122,7 @@ struct Inner {
     blocks: Blocks,
     /// A ban holds this from counting the strikes until the block is in place. So does an operation that ends both.
     bans: Mutex<()>,
-    contributors: ContributorTables,
-    denials: DenialTables,
+    reported: Reported,
     /// The last time at which a key found no place.
     full_at_ms: AtomicU64,
 }
@@ -189,8 +186,7 @@ impl MemoryStore {
                 shards: shards.collect(),
                 blocks: Blocks::new(keys),
                 bans: Mutex::default(),
-                contributors: ContributorTables::default(),
-                denials: DenialTables::default(),
+                reported: Reported::default(),
                 full_at_ms: AtomicU64::new(u64::MAX),
             }),
         }
@@ -370,21 +366,14 @@ impl Inner {
         let now_ms = self.clock.now_ms();
         Ok(match operation {
             Operation::ListBlocks { most } => Reply::ListBlocks(self.blocks.list(*most, now_ms)),
-            Operation::Contribute(all) => {
-                let kept = all.iter();
-                let kept = kept.map(|it| Ok(self.contributors.contribute(it, now_ms)));
-                Reply::Contribute(kept.collect())
+            Operation::Report(reports) => {
+                let kept = reports.iter();
+                let kept = kept.map(|report| Ok(self.reported.add(report, now_ms)));
+                Reply::Report(kept.collect())
             }
-            Operation::Contributors { policy, key } => {
-                Reply::Contributors(self.contributors.contributors(policy, key, now_ms))
+            Operation::Rankings(account) => {
+                Reply::Rankings(self.reported.rankings(account, now_ms))
             }
-            Operation::ReportDenials(reports) => {
-                for report in reports {
-                    self.denials.report(report, now_ms);
-                }
-                Reply::ReportDenials
-            }
-            Operation::Denials => Reply::Denials(self.denials.denials(now_ms)),
             other => return Err(other.unsupported()),
         })
     }

@@ -10,24 +10,19 @@
 //! cluster than the block, so separate commands write it, just before the block. A crash in between leaves an extra
 //! identity, which is not listed and expires. An error here changes no block.
 
-use std::{
-    future::poll_fn,
-    pin::Pin,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::time::timeout;
 
-use super::{RedisStore, contributors::send_all, error::store_error};
+use super::{RedisStore, error::store_error, reports::send_all};
 use crate::{
     domain::{
         block::{Block, BlockRequest},
         key::Key,
         operation::Operation,
     },
+    outage::Quiet,
     store::StoreFuture,
     warning,
 };
@@ -122,10 +117,8 @@ impl RedisStore {
 
 /// Warns about the first error, and again after a success.
 fn note(replies: impl Iterator<Item = RedisResult<Value>>) {
-    static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+    static FAILURES: Quiet = Quiet::new();
     let error = replies.filter_map(Result::err).next();
-    let had_failed = HAS_FAILED.swap(error.is_some(), Relaxed);
-    if let Some(error) = error.filter(|_| !had_failed) {
-        warning::blocks_not_indexed(&store_error(&error));
-    }
+    let result = error.map_or(Ok(()), |error| Err(store_error(&error)));
+    FAILURES.note(&result, warning::blocks_not_indexed);
 }

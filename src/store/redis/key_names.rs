@@ -8,8 +8,9 @@ use std::fmt;
 
 use crate::domain::{
     Text,
-    contributors::{Span, label},
+    contributors::label,
     key::Key,
+    report::{Account, Span},
 };
 
 /// The longest value that is written without hashing. An IPv6 network takes 43 bytes.
@@ -124,22 +125,17 @@ impl Names {
         pattern
     }
 
-    /// The name of the set of contributors to an account in one span.
+    /// The name of the set of an account in one span.
     ///
-    /// A policy's name has no colon, so this is no name of a count.
-    pub(super) fn contributors(&self, policy: &str, key: &Key, span: Span) -> Vec<u8> {
-        let mut name = self.name(policy, key);
-        let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
+    /// A policy's name has no colon, and every identity has a `=`, so this is no name of a count.
+    pub(super) fn reported(&self, account: &Account, span: Span) -> Vec<u8> {
+        let (mut name, by) = match account {
+            Account::Contributors { policy, key } => (self.name(policy.name(), key), ":by"),
+            Account::Denials => (format!("{}:{{!denied}}", self.prefix).into_bytes(), ""),
+        };
+        let end = format!("{by}:{}:{}", span.length_ms, span.start_ms);
         name.extend_from_slice(end.as_bytes());
         name
-    }
-
-    /// The name of the set of the identities that were denied in one span.
-    ///
-    /// Every identity has a `=`, so this is no name of a count.
-    pub(super) fn denials(&self, span: crate::domain::denials::Span) -> Vec<u8> {
-        let (prefix, length_ms, start_ms) = (&self.prefix, span.length_ms, span.start_ms);
-        format!("{prefix}:{{!denied}}:{length_ms}:{start_ms}").into_bytes()
     }
 
     /// The label of a contributor.

@@ -15,8 +15,7 @@ mod block_index;
 mod cluster;
 mod connect;
 mod connection;
-mod contributors;
-mod denials;
+mod reports;
 mod shared_calls;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
@@ -151,7 +150,7 @@ impl RedisStore {
 /// nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better
 /// split.
 /// [On a cluster](deployment#cluster) it is one call for each slot. If one of them is not about keys to charge, block
-/// or reset, such as [`Operation::Denials`], they are executed one by one instead.
+/// or reset, such as [`Operation::ListBlocks`], they are executed one by one instead.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
@@ -173,15 +172,8 @@ impl Store for RedisStore {
                     inspector.all_blocked(most).await.map(Reply::ListBlocks)
                 })
             }
-            Operation::Contribute(contributions) => self.add_contributions(&contributions),
-            Operation::Contributors { policy, key } => self
-                .read_contributors(&policy, &key)
-                .map(Reply::Contributors),
-            Operation::ReportDenials(reports) => {
-                let added = self.add_denials(&reports);
-                added.map(|()| Reply::ReportDenials)
-            }
-            Operation::Denials => self.read_denials().map(Reply::Denials),
+            Operation::Report(reports) => self.add_reports(&reports),
+            Operation::Rankings(account) => self.read_rankings(account).map(Reply::Rankings),
             Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
             of_keys => {
                 let index = self.index_operation(&of_keys);

@@ -10,8 +10,8 @@ use crate::{
         key::Key,
     },
     store::redis::{
-        contributors::send_all,
         error::store_error,
+        reports::send_all,
         wire::{VERSION, number},
     },
 };

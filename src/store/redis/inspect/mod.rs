@@ -39,10 +39,12 @@ use crate::domain::{
     Text,
     block::STRIKES,
     contributors::Contributors,
+    denials::DeniedIdentity,
     error::{StoreError, StoreErrorKind},
     key::Key,
     policies::PublishedPolicy,
     policy::Policy,
+    report::Account,
 };
 
 pub use blocks::StoredBlock;
@@ -173,8 +175,21 @@ impl Inspector {
         key: &Key,
     ) -> Result<Contributors, StoreError> {
         let now_ms = self.now_ms(key).await?;
-        let contributors = self.store.contributors_at(now_ms, policy, key);
-        self.in_time(contributors).await
+        let (policy, key) = (policy.clone(), key.clone());
+        let account = Account::Contributors { policy, key };
+        let rankings = self.store.rankings_at(now_ms, &account);
+        self.in_time(rankings).await.map(Contributors::of)
+    }
+
+    /// The identities that were denied within the hour before this time: see [`denials`](crate::denials). Sends
+    /// `ZRANGE`.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer in time, or with an error.
+    pub async fn denials(&self, now_ms: u64) -> Result<Vec<DeniedIdentity>, StoreError> {
+        let rankings = self.store.rankings_at(now_ms, &Account::Denials);
+        self.in_time(rankings).await.map(DeniedIdentity::list)
     }
 
     /// The policies that services [publish](crate::Limiter::publish_policies). If processes differ, you get several

@@ -1,15 +1,16 @@
-//! The contributors of accounts, in the form that the Redis store uses: a table for each sixth of a window.
+//! What processes have reported, in the form that the Redis store uses: a table for each account and span.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::domain::{
-    contributors::{Contribution, Contributors, KEPT_LABELS, Kept, Span, label},
+    contributors::label,
     key::Key,
-    policy::Policy,
+    report::{Account, Kept, Ranking, Report, Span},
 };
 
 /// The maximum number of tables, which is enough for some thousand accounts.
@@ -19,9 +20,9 @@ const MAX_TABLES: usize = 8_192;
 const DROPPED_AT_ONCE: usize = 4;
 
 #[derive(Default)]
-pub(super) struct ContributorTables {
+pub(super) struct Reported {
     tables: Mutex<Tables>,
-    /// Hashes the labels that cannot be shown.
+    /// Hashes the keys that cannot be shown.
     hasher: RandomState,
 }
 
@@ -32,40 +33,42 @@ struct Tables {
     by_release: BTreeMap<u64, Vec<Arc<TableId>>>,
 }
 
-/// The name of the policy, the key, and the span.
-type TableId = (Box<str>, Key, u64, u64);
+/// The name of the policy and the key of an account with contributors, and the span.
+type TableId = (Option<(Box<str>, Key)>, u64, u64);
 
 #[derive(Default)]
 struct Table {
-    units: HashMap<Arc<Key>, i64>,
+    units: HashMap<String, i64>,
     total: i64,
     error: i64,
 }
 
-impl ContributorTables {
-    pub(super) fn contribute(&self, contribution: &Contribution, now_ms: u64) -> Kept {
-        let id = id(contribution.policy(), contribution.key(), contribution.span);
+impl Reported {
+    pub(super) fn add(&self, report: &Report, now_ms: u64) -> Kept {
+        let Report { account, span, .. } = report;
+        let units = report.units.iter().map(|(label, units)| {
+            let key = label::text(&label.key, |key| self.hash(key));
+            (account.member(label, key), *units)
+        });
+        let units: Vec<_> = units.collect();
         let mut tables = self.tables();
-        tables
-            .table(id, contribution.span.release_ms(), now_ms)
-            .add(contribution)
+        let table = tables.table(id(account, *span), span.release_ms(), now_ms);
+        table.total = table.total.saturating_add(report.total);
+        table.error = table.error.saturating_add(report.error);
+        table.add(units, account.kept())
     }
 
-    pub(super) fn contributors(&self, policy: &Policy, key: &Key, now_ms: u64) -> Contributors {
-        let (mut units, mut total, mut error) = (Vec::new(), 0_u64, 0_u64);
+    pub(super) fn rankings(&self, account: &Account, now_ms: u64) -> Vec<Ranking> {
         let tables = self.tables();
-        for span in Span::window(policy, now_ms) {
-            let Some(table) = tables.by_id.get(&id(policy, key, span)) else {
-                continue;
-            };
-            units.extend(table.units.iter().map(|(label, units)| {
-                let text = label::text(label, |label| self.hash(label));
-                (text, positive(*units))
-            }));
-            total = total.saturating_add(positive(table.total));
-            error = error.saturating_add(positive(table.error).saturating_add(table.floor()));
-        }
-        Contributors::new(units, total, error)
+        let spans = account.spans(now_ms).into_iter();
+        let rankings = spans.filter_map(|span| {
+            let table = tables.by_id.get(&id(account, span))?;
+            let members = table.units.iter();
+            let members = members.map(|(member, units)| (member.clone(), positive(*units)));
+            let (total, error) = (positive(table.total), positive(table.error));
+            Some(Ranking::new(account, span, members.collect(), total, error))
+        });
+        rankings.collect()
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -73,8 +76,8 @@ impl ContributorTables {
     }
 
     /// The hash has no meaning outside of this process.
-    fn hash(&self, label: &Key) -> String {
-        let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, label)));
+    fn hash(&self, key: &Key) -> String {
+        let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, key)));
         format!("{first:016x}{second:016x}")
     }
 }
@@ -112,43 +115,33 @@ impl Tables {
 }
 
 impl Table {
-    fn add(&mut self, contribution: &Contribution) -> Kept {
-        for (label, units) in &contribution.units {
-            let sum = self.units.entry(Arc::clone(label)).or_default();
+    /// Adds units, and keeps the members with the most.
+    fn add(&mut self, added: Vec<(String, i64)>, most: usize) -> Kept {
+        for (member, units) in &added {
+            let sum = self.units.entry(member.clone()).or_default();
             *sum = sum.saturating_add(*units);
         }
-        self.total = self.total.saturating_add(contribution.total);
-        self.error = self.error.saturating_add(contribution.error);
-        self.trim();
-        let units = contribution.units.iter();
-        let units = units.map(|(label, _)| self.units.get(label).copied().map_or(0, positive));
-        Kept::new(units.collect(), self.floor())
-    }
-
-    fn trim(&mut self) {
-        while self.units.len() > KEPT_LABELS {
-            let least = self.units.iter().min_by_key(|(_, units)| **units);
-            if let Some(label) = least.map(|(label, _)| Arc::clone(label)) {
-                self.units.remove(&label);
-            }
+        if self.units.len() > most {
+            let mut all: Vec<_> = self.units.drain().collect();
+            all.sort_unstable_by_key(|(_, units)| Reverse(*units));
+            self.units.extend(all.into_iter().take(most));
         }
-    }
-
-    fn floor(&self) -> u64 {
-        if self.units.len() < KEPT_LABELS {
-            return 0;
+        let kept = |member| self.units.get(member).copied().map_or(0, positive);
+        let is_full = self.units.len() >= most;
+        let floor = self.units.values().copied().min().filter(|_| is_full);
+        Kept {
+            units: added.iter().map(|(member, _)| kept(member)).collect(),
+            floor: floor.map_or(0, positive),
         }
-        self.units.values().copied().min().map_or(0, positive)
     }
 }
 
-fn id(policy: &Policy, key: &Key, span: Span) -> TableId {
-    (
-        policy.name().into(),
-        key.clone(),
-        span.start_ms,
-        span.length_ms,
-    )
+fn id(account: &Account, span: Span) -> TableId {
+    let of = match account {
+        Account::Contributors { policy, key } => Some((policy.name().into(), key.clone())),
+        Account::Denials => None,
+    };
+    (of, span.start_ms, span.length_ms)
 }
 
 fn positive(units: i64) -> u64 {
@@ -160,7 +153,8 @@ mod tests {
     use super::*;
 
     fn table_id(number: u64) -> TableId {
-        ("api".into(), Key::new("account", number.to_string()), 0, 0)
+        let account = Key::new("account", number.to_string());
+        (Some(("api".into(), account)), 0, 0)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! [`Span`]: the sixth of a window in which contributions are added up.
+//! [`Span`]: the sixth of a window in which units are added up.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::domain::{
 /// This many spans make up a window.
 const SPANS: u64 = 6;
 
-/// A shorter span would end before its contributions are reported, once a second.
+/// A shorter span would end before its units are reported, once a second.
 const MIN_SPAN_MS: u64 = 2_000;
 
 /// The sixth of a window that contains a time.
@@ -23,9 +23,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the span of the policy's longest window.
-    pub(crate) fn at(policy: &Policy, at_ms: u64) -> Self {
-        let rule = longest(policy);
+    pub(crate) fn at(rule: &Rule, at_ms: u64) -> Self {
         let (length_ms, begin_ms) = (length_ms(rule), begin_ms(rule, at_ms));
         Self::new(rule, at_ms - (at_ms - begin_ms) % length_ms, length_ms)
     }
@@ -44,9 +42,8 @@ impl Span {
     }
 
     /// Returns the spans of the window that contains this time.
-    pub(crate) fn window(policy: &Policy, now_ms: u64) -> impl Iterator<Item = Self> {
-        let rule = longest(policy);
-        let newest = Self::at(policy, now_ms);
+    pub(crate) fn window(rule: &Rule, now_ms: u64) -> impl Iterator<Item = Self> {
+        let newest = Self::at(rule, now_ms);
         let begin_ms = begin_ms(rule, now_ms);
         (0..=SPANS)
             .map_while(move |back| newest.start_ms.checked_sub(back * newest.length_ms))
@@ -64,8 +61,8 @@ impl Span {
     }
 }
 
-/// Returns the first of the longest rules.
-fn longest(policy: &Policy) -> &Rule {
+/// Returns the first of the longest rules, whose window counts.
+pub(crate) fn longest(policy: &Policy) -> &Rule {
     let rules = policy.rules();
     let longest = rules.iter().rev().max_by_key(|rule| window(rule));
     longest.unwrap_or(&rules[0])
@@ -101,7 +98,7 @@ mod tests {
 
     fn starts(rules: &str, now_ms: u64) -> Vec<u64> {
         let policy = Policy::parse("p", rules).unwrap();
-        Span::window(&policy, now_ms)
+        Span::window(longest(&policy), now_ms)
             .map(|span| span.start_ms)
             .collect()
     }
@@ -115,27 +112,28 @@ mod tests {
             ("0+1/1h@bucket", MIN_SPAN_MS),
         ] {
             let policy = Policy::parse("p", rules).unwrap();
-            assert_eq!(Span::at(&policy, 1_000_000).length_ms, length_ms, "{rules}");
+            let span = Span::at(longest(&policy), 1_000_000);
+            assert_eq!(span.length_ms, length_ms, "{rules}");
         }
         let slowest = Rule::new(1, Duration::from_millis(1)).bucket((1 << 53) - 1);
-        let policy = Policy::new("p", [slowest]).unwrap();
         for now_ms in [0, 1_700_000_000_000, (1 << 48) - 1] {
-            assert!(Span::window(&policy, now_ms).count() > 0);
-            assert!(Span::at(&policy, now_ms).release_ms() < 1 << 49);
+            assert!(Span::window(&slowest, now_ms).count() > 0);
+            assert!(Span::at(&slowest, now_ms).release_ms() < 1 << 49);
         }
     }
 
     #[test]
     fn seven_sixths_cover_a_sliding_window_at_every_millisecond() {
         let policy = Policy::parse("p", "1/1s,9/1m").unwrap();
+        let rule = longest(&policy);
         for now_ms in 1_000_000..1_020_001 {
-            let spans: Vec<Span> = Span::window(&policy, now_ms).collect();
+            let spans: Vec<Span> = Span::window(rule, now_ms).collect();
             assert_eq!(spans.len(), 7);
             for back in [0, 1, 9_999, 10_000, 59_999, 60_000] {
-                let then = Span::at(&policy, now_ms - back);
+                let then = Span::at(rule, now_ms - back);
                 assert!(spans.contains(&then) && then.contains(now_ms - back));
             }
-            assert!(!spans.contains(&Span::at(&policy, now_ms - 70_000)));
+            assert!(!spans.contains(&Span::at(rule, now_ms - 70_000)));
             let oldest = spans.last().unwrap();
             assert!(oldest.release_ms() > now_ms, "it must not have expired");
         }

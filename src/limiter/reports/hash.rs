@@ -39,7 +39,8 @@ impl IdentityHasher {
         for word in words {
             hash = self.mixed(hash ^ u64::from_le_bytes(*word));
         }
-        self.mixed(hash ^ last_word(rest))
+        let rest = rest.iter();
+        self.mixed(hash ^ rest.fold(0, |word, byte| word << 8 | u64::from(*byte)))
     }
 
     #[inline]
@@ -47,23 +48,6 @@ impl IdentityHasher {
     fn mixed(&self, word: u64) -> u64 {
         let product = u128::from(word) * u128::from(self.seeds[1]);
         product as u64 ^ (product >> 64) as u64
-    }
-}
-
-/// Up to seven bytes as one word.
-#[inline]
-fn last_word(bytes: &[u8]) -> u64 {
-    match (bytes.first_chunk::<4>(), bytes.last_chunk::<4>(), bytes) {
-        (Some(first), Some(last), _) => {
-            let [first, last] = [first, last].map(|word| u64::from(u32::from_le_bytes(*word)));
-            first << 32 | last
-        }
-        (_, _, []) => 0,
-        (_, _, [first, .., last]) => {
-            let middle = bytes[bytes.len() / 2];
-            u64::from(*first) << 16 | u64::from(middle) << 8 | u64::from(*last)
-        }
-        (_, _, [only]) => u64::from(*only),
     }
 }
 

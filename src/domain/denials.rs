@@ -63,14 +63,14 @@ use std::{cmp::Reverse, collections::HashMap, fmt};
 
 #[cfg(doc)]
 use crate::domain::policy::Policy;
+use crate::domain::{block::BLOCKS, report::Ranking};
 
-mod report;
+/// The units of a denial; an admission is one unit. A store adds and drops both counts of an identity together. It
+/// counts exactly up to 2^53 units: 67 million denials and 134 million admissions of one identity in ten minutes.
+pub(crate) const DENIED: u64 = 1 << 27;
 
-pub use report::DenialReport;
-pub(crate) use report::{DenialCount, Span};
-
-/// How many identities a store keeps for each [`Span`].
-pub(crate) const KEPT_IDENTITIES: usize = 512;
+/// Spans of the last minute are not longer, and those of the last hour are.
+const SPAN_OF_MINUTE_MS: u64 = 10_000;
 
 /// An identity that was denied, under one policy or by a block. `Debug` does not show the value.
 #[derive(Clone, PartialEq, Eq)]
@@ -89,34 +89,27 @@ pub struct RequestCounts {
 }
 
 impl DeniedIdentity {
-    /// Makes the answer of a store from the counts of the last minute and of the last hour, for each policy and
-    /// identity; equal entries are added up. The list is sorted by the denials in the last minute, then in the last
-    /// hour, most first. For stores.
-    ///
-    /// The hour contains the minute: if you pass less for the hour, because a set had no room for more, the minute's
-    /// counts are used for both. A policy of `None` stands for blocks. Pass identities in the form of
-    /// [`identity`](Self::identity).
-    #[must_use]
-    pub fn list(
-        last_minute: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
-        last_hour: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
-    ) -> Vec<Self> {
-        let mut by_identity = HashMap::<_, [RequestCounts; 2]>::new();
-        for (policy, identity, counts) in last_minute {
-            let sums = by_identity.entry((policy, identity)).or_default();
-            sums[0] = sums[0].plus(counts);
+    /// Adds up the rankings of the last minute and hour. The list is sorted by the denials in the last minute, then in
+    /// the last hour, most first.
+    pub(crate) fn list(rankings: Vec<Ranking>) -> Vec<Self> {
+        let mut by_member = HashMap::<String, [RequestCounts; 2]>::new();
+        for ranking in rankings {
+            let period = usize::from(ranking.span.length_ms > SPAN_OF_MINUTE_MS);
+            for (member, units) in ranking.members {
+                let sum = &mut by_member.entry(member).or_default()[period];
+                *sum = sum.plus(RequestCounts::new(units / DENIED, units % DENIED));
+            }
         }
-        for (policy, identity, counts) in last_hour {
-            let sums = by_identity.entry((policy, identity)).or_default();
-            sums[1] = sums[1].plus(counts);
-        }
-        let list = by_identity.into_iter();
-        let list = list.map(|((policy, identity), [last_minute, last_hour])| Self {
-            policy,
-            identity,
-            last_minute,
-            // The hour's sets may have had no room for an identity that the minute's sets still keep.
-            last_hour: last_hour.max(last_minute),
+        let list = by_member.into_iter();
+        let list = list.filter_map(|(member, [last_minute, last_hour])| {
+            let (policy, identity) = member.split_once(' ')?;
+            Some(Self {
+                policy: (policy != BLOCKS).then(|| policy.to_owned()),
+                identity: identity.to_owned(),
+                last_minute,
+                // The hour's sets may have had no room for an identity that the minute's sets still keep.
+                last_hour: last_hour.max(last_minute),
+            })
         });
         let mut list: Vec<_> = list
             .filter(|identity| identity.last_hour.denied > 0)
@@ -162,7 +155,7 @@ impl DeniedIdentity {
 }
 
 impl RequestCounts {
-    /// Creates the counts from the numbers of denied and admitted requests. For stores.
+    /// Creates the counts from the numbers of denied and admitted requests.
     #[must_use]
     pub const fn new(denied: u64, admitted: u64) -> Self {
         Self { denied, admitted }
@@ -222,24 +215,32 @@ impl fmt::Debug for DeniedIdentity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::report::{Account, DENIED_WITHIN, Span};
 
-    fn counted(user: &str, denied: u64, admitted: u64) -> (Option<String>, String, RequestCounts) {
-        let identity = format!("user={user}");
-        let counts = RequestCounts::new(denied, admitted);
-        (Some("api".into()), identity, counts)
+    /// The rankings of a span of the minute, and of one of the hour.
+    fn rankings<const M: usize, const H: usize>(
+        minute: [(&str, u64, u64); M],
+        hour: [(&str, u64, u64); H],
+    ) -> Vec<Ranking> {
+        let member = |(user, denied, admitted): &(&str, u64, u64)| {
+            (format!("api user={user}"), denied * DENIED + admitted)
+        };
+        let members: [Vec<_>; 2] =
+            [&minute[..], &hour[..]].map(|it| it.iter().map(member).collect());
+        let spans = DENIED_WITHIN.map(|rule| Span::at(&rule, 0));
+        let rankings = spans.into_iter().zip(members);
+        let ranking = |(span, members)| Ranking::new(&Account::Denials, span, members, 0, 0);
+        rankings.map(ranking).collect()
     }
 
     #[test]
     fn spans_are_added_up_and_those_denied_most_in_the_last_minute_come_first() {
-        let minute = [counted("a", 1, 0), counted("b", 2, 9), counted("a", 4, 1)];
-        let hour = [
-            counted("a", 5, 1),
-            counted("b", 2, 9),
-            counted("c", 70, 1),
-            counted("d", 0, 5),
-            counted("b", 1, 0),
-        ];
-        let denials = DeniedIdentity::list(minute, hour);
+        let mut all = rankings(
+            [("a", 1, 0), ("b", 2, 9)],
+            [("a", 5, 1), ("b", 2, 9), ("c", 70, 1), ("d", 0, 5)],
+        );
+        all.extend(rankings([("a", 4, 1)], [("b", 1, 0)]));
+        let denials = DeniedIdentity::list(all);
         let list = denials.iter().map(|identity| {
             let (minute, hour) = (identity.last_minute(), identity.last_hour());
             (
@@ -255,8 +256,8 @@ mod tests {
 
     #[test]
     fn the_hour_contains_the_minute() {
-        let minute = [counted("new", 9, 3), counted("some", 5, 1)];
-        let denials = DeniedIdentity::list(minute, [counted("some", 2, 7), counted("none", 0, 7)]);
+        let minute = [("new", 9, 3), ("some", 5, 1)];
+        let denials = DeniedIdentity::list(rankings(minute, [("some", 2, 7), ("none", 0, 7)]));
         let list = denials
             .iter()
             .map(|identity| (&identity.identity()[5..], identity.last_hour()));
@@ -270,7 +271,7 @@ mod tests {
 
     #[test]
     fn debug_shows_no_identity() {
-        let denials = DeniedIdentity::list([], [counted("alice", 1, 0)]);
+        let denials = DeniedIdentity::list(rankings([("alice", 1, 0)], []));
         let text = format!("{denials:?}");
         assert!(text.contains("user=…") && !text.contains("alice"), "{text}");
     }

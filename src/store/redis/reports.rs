@@ -1,0 +1,179 @@
+//! What processes have counted: a sorted set for each account and span, written by a separate script.
+//!
+//! ```text
+//!   sluicegate:{account=acme}:api:by:<length>:<start>
+//!     user=alice   90        the 16 contributors that have most
+//!     user=bob      5
+//!     total        95        what all have, and so never less than a member
+//!     total+error  95        the same and how much members may be too low
+//!
+//!   sluicegate:{!denied}:<length>:<start>
+//!     api user=alice       212 · 2^27 + 229     denied and admitted, of the 512 that were denied most
+//!     !block ip=192.0.2.1  90 · 2^27
+//! ```
+//!
+//! All sets of denials share one slot of a cluster: they need a few commands a second, whatever the number of requests.
+
+use redis::{Cmd, FromRedisValue, RedisResult, Value};
+
+use super::{RedisStore, error::store_error, transport::Transport};
+use crate::{
+    domain::{
+        charge::Charge,
+        check::Check,
+        error::StoreError,
+        key::Key,
+        policy::Policy,
+        report::{Account, Kept, Label, Ranking, Report, Span},
+    },
+    store::maybe_ready::join_all,
+    store::{Reply, StoreFuture},
+};
+
+/// Every other member contains a `=`.
+const TOTAL: &str = "total";
+const TOTAL_AND_ERROR: &str = "total+error";
+
+/// The two, which rank above the other members.
+const SUMS: usize = 2;
+
+/// Adds and sets the TTL in one step. In two steps, a connection that ends in between would leave a set that never
+/// expires.
+const SCRIPT: &str = include_str!("reports.lua");
+
+impl RedisStore {
+    pub(super) fn add_reports(&self, reports: &[Report]) -> StoreFuture<Reply> {
+        let updates = reports.iter().map(|report| self.update(report));
+        let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
+        let transport = self.transport.clone();
+        StoreFuture::pending(async move {
+            let replies = send_all(&transport, &updates).await.into_iter();
+            let kept = replies.map(|reply| reply.and_then(kept));
+            let kept = kept.map(|kept| kept.map_err(|error| store_error(&error)));
+            Ok(Reply::Report(kept.collect()))
+        })
+    }
+
+    pub(super) fn read_rankings(&self, account: Account) -> StoreFuture<Vec<Ranking>> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let now_ms = store.now_ms(&account).await?;
+            store.rankings_at(now_ms, &account).await
+        })
+    }
+
+    /// The rankings of the spans that count at this time of the server. Uses `ZRANGE` because the least rights include
+    /// it.
+    pub(super) async fn rankings_at(
+        &self,
+        now_ms: u64,
+        account: &Account,
+    ) -> Result<Vec<Ranking>, StoreError> {
+        let spans = account.spans(now_ms);
+        let commands = spans.iter().map(|span| {
+            let (name, mut cmd) = (self.names.reported(account, *span), redis::cmd("ZRANGE"));
+            cmd.arg(&name).arg(0).arg(-1).arg("WITHSCORES");
+            (name, cmd)
+        });
+        let commands: Vec<_> = commands.collect();
+        let replies = send_all(&self.transport, &commands).await.into_iter();
+        let rankings = replies.zip(spans).map(|(reply, span)| {
+            let members = members(reply?)?;
+            Ok(ranking(account, span, members))
+        });
+        let rankings: RedisResult<_> = rankings.collect();
+        rankings.map_err(|error| store_error(&error))
+    }
+
+    /// The time of the server that keeps the account. Uses a look at a key, which needs no other right than a check, and
+    /// which proxies pass on.
+    async fn now_ms(&self, account: &Account) -> Result<u64, StoreError> {
+        let look = match account {
+            Account::Contributors { policy, key } => Charge::new(policy, key.clone(), 0),
+            Account::Denials => Charge::new(Policy::of_look_ups(), Key::new("", ""), 0),
+        };
+        let decision = self.check_one_slot(&Check::new([look])?).await?;
+        Ok(decision.usage().decided_at_ms())
+    }
+
+    /// The name of the set, and the command.
+    fn update(&self, report: &Report) -> (Vec<u8>, Cmd) {
+        let Report { account, span, .. } = report;
+        let name = self.names.reported(account, *span);
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(SCRIPT).arg(1).arg(&name);
+        cmd.arg(report.expires_in_ms()).arg(account.kept() + SUMS);
+        cmd.arg(TOTAL).arg(report.total);
+        let most = report.total.saturating_add(report.error);
+        cmd.arg(TOTAL_AND_ERROR).arg(most);
+        for (label, units) in &report.units {
+            cmd.arg(self.member(account, label)).arg(units);
+        }
+        (name, cmd)
+    }
+
+    fn member(&self, account: &Account, label: &Label) -> String {
+        let key = match account {
+            Account::Contributors { .. } => self.names.label(&label.key),
+            // As in the names of keys, which the operators' tool takes.
+            Account::Denials => {
+                String::from_utf8_lossy(&self.names.identity(&label.key)).into_owned()
+            }
+        };
+        account.member(label, key)
+    }
+}
+
+/// The units of each label after the update, 0 if the full set dropped the label. The last part of the reply is the
+/// lowest member of a full set.
+fn kept(reply: Value) -> RedisResult<Kept> {
+    let mut scores = Vec::<Value>::from_redis_value(reply)?;
+    let floor = scores.pop().map(members).transpose()?;
+    let floor = floor.and_then(|members| members.first().map(|(_, units)| *units));
+    let floor = floor.unwrap_or(0);
+    let units = scores.into_iter().skip(SUMS).map(|score| {
+        let units = f64::from_redis_value(score).map(units)?;
+        Ok(if units < floor { 0 } else { units })
+    });
+    Ok(Kept {
+        units: units.collect::<RedisResult<_>>()?,
+        floor,
+    })
+}
+
+fn ranking(account: &Account, span: Span, mut members: Vec<(String, u64)>) -> Ranking {
+    let mut sum = |name| {
+        let place = members.iter().position(|(member, _)| member == name);
+        place.map_or(0, |place| members.swap_remove(place).1)
+    };
+    let (total, most) = (sum(TOTAL), sum(TOTAL_AND_ERROR));
+    Ranking::new(account, span, members, total, most.saturating_sub(total))
+}
+
+/// The members of a set, and their units.
+fn members(reply: Value) -> RedisResult<Vec<(String, u64)>> {
+    let members = Vec::<(String, f64)>::from_redis_value(reply)?.into_iter();
+    Ok(members
+        .map(|(member, score)| (member, units(score)))
+        .collect())
+}
+
+/// A score as whole units. A negative score, of units that were only given back, counts as 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it saturates, as it is meant to"
+)]
+const fn units(score: f64) -> u64 {
+    score as u64
+}
+
+/// Sends all commands at once, in this order, each to the server of its key, and waits for all replies.
+pub(super) async fn send_all(
+    transport: &Transport,
+    commands: &[(Vec<u8>, Cmd)],
+) -> Vec<RedisResult<Value>> {
+    let replies = commands.iter();
+    let replies = replies.map(|(key, cmd)| Box::pin(transport.send(cmd, key)));
+    join_all(replies.collect()).await
+}

@@ -1,0 +1,716 @@
+//! Proves when the store receives contributions and denials, which answers count, that no request waits for this, and
+//! that memory is bounded.
+
+use std::{
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use allocation_counter::measure;
+use futures::{executor::block_on, future::pending};
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
+    contributors::Account,
+    denials::DeniedIdentity,
+    error::StoreErrorKind,
+    manual_clock::ManualClock,
+    store::{Check, Count, DenyCache, Operation, Reply, StoreExt, StoreFuture},
+};
+use support::trace::traced;
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    task::yield_now,
+    time::{Instant, advance},
+};
+
+/// A memory store that can ignore reports or be down, and counts them.
+#[derive(Clone, Debug, Default)]
+struct Probe {
+    store: MemoryStore,
+    told: Arc<AtomicUsize>,
+    is_deaf: Arc<AtomicBool>,
+    is_down: Arc<AtomicBool>,
+    /// The error that answers a report.
+    refuses: Option<StoreErrorKind>,
+}
+
+impl Store for Probe {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        if self.is_down.load(SeqCst) {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
+            return StoreFuture::ready(Err(error));
+        }
+        self.store.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        if let Operation::Report(_) = operation {
+            self.told.fetch_add(1, SeqCst);
+            if let Some(kind) = self.refuses {
+                return StoreFuture::ready(Err(StoreError::new(kind, "refused")));
+            }
+            if self.is_deaf.load(SeqCst) {
+                return StoreFuture::pending(pending());
+            }
+        }
+        self.store.execute(operation)
+    }
+}
+
+/// What is counted: a unit of a contributor, or a denial.
+#[derive(Clone, Copy, Debug)]
+enum Counted {
+    Contributor,
+    Denial,
+}
+
+use Counted::{Contributor, Denial};
+
+impl Counted {
+    async fn count(self, limiter: &Limiter, user: &str) {
+        match self {
+            Contributor => check(limiter, user).await,
+            Denial => deny(limiter, user).await,
+        }
+    }
+
+    /// The units in the store. Asking the limiter would make it send more.
+    async fn known(self, store: &impl Store) -> u64 {
+        match self {
+            Contributor => {
+                let contributors = store.contributors(&policy(), &acme()).await;
+                contributors.unwrap().total()
+            }
+            Denial => sums(&store.denials().await.unwrap()).0,
+        }
+    }
+
+    async fn ask(self, limiter: &Limiter) -> Result<u64, StoreError> {
+        Ok(match self {
+            Contributor => limiter.contributors(&policy(), &acme()).await?.total(),
+            Denial => sums(&limiter.denials().await?).0,
+        })
+    }
+}
+
+fn policy() -> Policy {
+    static PARSED: LazyLock<Policy> =
+        LazyLock::new(|| Policy::parse("api", "1000000000/1h").unwrap());
+    PARSED.clone()
+}
+
+fn full() -> Policy {
+    Policy::parse("api", "0/1h").unwrap()
+}
+
+fn acme() -> Key {
+    Key::new("account", "acme")
+}
+
+async fn check(limiter: &Limiter, user: &str) {
+    let charge = Charge::new(&policy(), acme(), 1).with_contributor(Key::new("user", user));
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+}
+
+async fn deny(limiter: &Limiter, user: &str) {
+    let charge = Charge::new(&full(), Key::new("user", user), 1);
+    assert!(!limiter.check([charge]).await.unwrap().is_allowed());
+}
+
+/// Admits a user under a policy of the name of the full one.
+async fn admit(limiter: &Limiter, user: &str, cost: u64) {
+    let charge = Charge::new(&policy(), Key::new("user", user), cost);
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+}
+
+/// The numbers of denials and admissions.
+fn sums(denials: &[DeniedIdentity]) -> (u64, u64) {
+    let hours = denials.iter().map(|it| it.last_hour());
+    hours.fold((0, 0), |sums, it| {
+        (sums.0 + it.denied(), sums.1 + it.admitted())
+    })
+}
+
+async fn denials(limiter: &Limiter) -> (u64, u64) {
+    sums(&limiter.denials().await.unwrap())
+}
+
+/// Lets time pass, and lets waiting tasks run.
+async fn pass(seconds: u64) {
+    for _ in 0..seconds * 2 {
+        advance(Duration::from_millis(500)).await;
+        for _ in 0..8 {
+            yield_now().await;
+        }
+    }
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone());
+        counted.count(&limiter, "alice").await;
+        yield_now().await;
+        assert_eq!((counted.known(&probe).await, tasks()), (0, 1));
+        pass(2).await;
+        assert_eq!(counted.known(&probe).await, 1);
+        for _ in 0..100 {
+            counted.count(&limiter, "alice").await;
+            counted.count(&limiter, "bob").await;
+        }
+        let told = probe.told.load(SeqCst);
+        pass(2).await;
+        assert_eq!((counted.known(&probe).await, tasks()), (201, 1));
+        assert_eq!(probe.told.load(SeqCst), told + 1, "in one call");
+        pass(15).await;
+        assert_eq!(tasks(), 0, "nothing happens");
+        counted.count(&limiter, "carol").await;
+        pass(2).await;
+        assert_eq!(counted.known(&probe).await, 202);
+        drop(limiter);
+        pass(2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_admission_after_a_denial_is_reported_by_a_task_of_its_own() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    deny(&limiter, "alice").await;
+    pass(17).await;
+    assert_eq!(tasks(), 0);
+    admit(&limiter, "alice", 1).await;
+    pass(2).await;
+    assert_eq!(sums(&probe.denials().await.unwrap()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_label_or_a_denial_no_task_is_spawned_and_no_report_sent() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    for _ in 0..10 {
+        let charge = [Charge::new(&policy(), acme(), 1)];
+        let decision = limiter.check(charge).await.unwrap();
+        limiter.settle(decision.usage(), |_| 3).await.unwrap();
+    }
+    pass(2).await;
+    assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone());
+        let clone = limiter.clone().timeout(Duration::from_secs(1));
+        counted.count(&limiter, "alice").await;
+        counted.count(&clone, "alice").await;
+        drop(limiter);
+        pass(1).await;
+        counted.count(&clone, "alice").await;
+        drop(clone);
+        yield_now().await;
+        assert_eq!(counted.known(&probe).await, 3);
+        pass(2).await;
+        assert_eq!((tasks(), Arc::strong_count(&probe.told)), (0, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_delays_no_check_and_loses_its_reports() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone());
+        probe.is_deaf.store(true, SeqCst);
+        let start = Instant::now();
+        for user in 0..1_000 {
+            counted.count(&limiter, &user.to_string()).await;
+        }
+        assert_eq!(Instant::now(), start, "no check waits");
+        pass(4).await;
+        assert!(probe.told.load(SeqCst) >= 1);
+        probe.is_deaf.store(false, SeqCst);
+        pass(2).await;
+        counted.count(&limiter, "alice").await;
+        pass(2).await;
+        assert_eq!(counted.known(&probe).await, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_waits_no_longer_than_the_timeout() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone()).timeout(Duration::from_millis(70));
+        probe.is_deaf.store(true, SeqCst);
+        counted.count(&limiter, "alice").await;
+        let start = Instant::now();
+        let error = counted.ask(&limiter).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout);
+        assert!(start.elapsed() < Duration::from_millis(80));
+    }
+}
+
+/// The store does not answer the current flush, and loses the counts.
+#[tokio::test(start_paused = true)]
+async fn a_question_is_answered_with_the_counts_since_a_flush_began() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone()).timeout(Duration::from_secs(5));
+        probe.is_deaf.store(true, SeqCst);
+        counted.count(&limiter, "alice").await;
+        pass(2).await;
+        assert_eq!(probe.told.load(SeqCst), 1);
+        probe.is_deaf.store(false, SeqCst);
+        counted.count(&limiter, "bob").await;
+        assert_eq!(counted.ask(&limiter).await.unwrap(), 1);
+    }
+}
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap()
+}
+
+#[test]
+fn a_task_that_was_aborted_with_its_runtime_is_spawned_again() {
+    for counted in [Contributor, Denial] {
+        let probe = Probe::default();
+        let limiter = Limiter::new(probe.clone());
+        for expected in [1, 2] {
+            runtime().block_on(async {
+                counted.count(&limiter, "alice").await;
+                pass(2).await;
+                assert_eq!(counted.known(&probe).await, expected);
+            });
+        }
+    }
+}
+
+#[test]
+fn outside_of_a_runtime_a_question_makes_the_process_report() {
+    for counted in [Contributor, Denial] {
+        let store = MemoryStore::new();
+        let limiter = Limiter::new(store.clone());
+        block_on(async {
+            counted.count(&limiter, "alice").await;
+            assert_eq!(counted.known(&store).await, 0);
+            assert_eq!(counted.ask(&limiter).await.unwrap(), 1);
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_for_a_moment_silences_nobody() {
+    const START_MS: u64 = 1_790_000_000_000;
+    for counted in [Contributor, Denial] {
+        let clock = ManualClock::new(START_MS);
+        let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+        for at_ms in [0, 86_400_000, 10_000, 10_000] {
+            clock.set(START_MS + at_ms);
+            counted.count(&limiter, "alice").await;
+        }
+        admit(&limiter, "alice", 1).await;
+        assert_eq!(counted.ask(&limiter).await.unwrap(), 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_contributes_the_difference() {
+    let limiter = Limiter::new(Probe::default());
+    let charge = Charge::new(&policy(), acme(), 2).with_contributor(Key::new("user", "alice"));
+    for cost in [7, 0] {
+        let decision = limiter.check([charge.clone()]).await.unwrap();
+        limiter.settle(decision.usage(), |_| cost).await.unwrap();
+    }
+    let known = limiter.contributors(&policy(), &acme()).await.unwrap();
+    assert_eq!(known.total(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn units_of_a_small_contributor_that_the_store_dropped_are_reported_again_once_it_has_grown()
+{
+    let store = MemoryStore::new();
+    let (others, own) = (Limiter::new(store.clone()), Limiter::new(store.clone()));
+    let charge = async |limiter: &Limiter, user: u32, units| {
+        let charge = Charge::new(&policy(), acme(), units)
+            .with_contributor(Key::new("user", user.to_string()));
+        limiter.check([charge]).await.unwrap();
+    };
+    for user in 1..=40 {
+        charge(&others, user, 100).await;
+    }
+    pass(2).await;
+    charge(&own, 0, 1).await;
+    pass(2).await;
+    let units = async || {
+        let contributors = store.contributors(&policy(), &acme()).await.unwrap();
+        let own = contributors.iter().find(|it| it.label() == "user=0");
+        own.map(|it| it.units())
+    };
+    assert_eq!(units().await, None);
+    charge(&own, 0, 500).await;
+    pass(2).await;
+    assert_eq!(units().await, Some(501));
+}
+
+#[tokio::test]
+async fn a_waiting_caller_contributes_when_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "1/50ms@exact").unwrap();
+    for user in ["alice", "bob", "carol"] {
+        let charge = Charge::new(&policy, acme(), 1).with_contributor(Key::new("user", user));
+        let decision = limiter.acquire([charge], Duration::from_secs(9)).await;
+        assert!(decision.unwrap().is_allowed());
+    }
+    let contributors = limiter.contributors(&policy, &acme()).await.unwrap();
+    assert_eq!((contributors.iter().len(), contributors.total()), (3, 3));
+}
+
+/// Admits everything and keeps nothing. Like a user's own store, it does not know contributors.
+#[derive(Debug)]
+struct Admitting(ManualClock);
+
+impl Store for Admitting {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let decision = Decision::new(check, true, self.0.now_ms(), &[Count::default()]);
+        StoreFuture::ready(decision)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        StoreFuture::ready(Err(operation.unsupported()))
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
+    let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
+    check(&limiter, "alice").await;
+    let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(
+        error.to_string(),
+        "the store keeps no contributors and no denials"
+    );
+}
+
+#[test]
+fn one_warning_says_that_a_store_keeps_no_contributors() {
+    let lines = traced(false, async {
+        let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
+        for _ in 0..3 {
+            check(&limiter, "alice").await;
+            pass(2).await;
+        }
+    });
+    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
+                   kind=\"invalid_request\" error=the store keeps no contributors and no denials";
+    assert_eq!(lines, [warning]);
+}
+
+#[test]
+fn an_outage_gives_no_warning_of_reports() {
+    let lines = traced(true, async {
+        let probe = Probe::default();
+        probe.is_deaf.store(true, SeqCst);
+        let limiter = Limiter::new(probe.clone());
+        check(&limiter, "alice").await;
+        deny(&limiter, "alice").await;
+        pass(6).await;
+        assert!(probe.told.load(SeqCst) >= 2);
+    });
+    assert_eq!(lines, [""; 0]);
+}
+
+/// Keeps no contributors to one of the accounts.
+#[derive(Clone, Debug, Default)]
+struct OneBroken(MemoryStore);
+
+impl Store for OneBroken {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let Operation::Report(sent) = &operation else {
+            return self.0.execute(operation);
+        };
+        let is_broken = |account: &Account| match account {
+            Account::Contributors { key, .. } => key.value() == b"7",
+            Account::Denials => false,
+        };
+        let are_broken: Vec<_> = sent.iter().map(|it| is_broken(it.account())).collect();
+        self.0.execute(operation).map(|reply| {
+            let Reply::Report(mut answers) = reply else {
+                return reply;
+            };
+            for (answer, _) in answers.iter_mut().zip(are_broken).filter(|it| it.1) {
+                let error = StoreError::new(StoreErrorKind::Protocol, "a value of another type");
+                *answer = Err(error);
+            }
+            Reply::Report(answers)
+        })
+    }
+}
+
+#[test]
+fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
+    const ROUNDS: u64 = 3;
+    let account = |number: u32| Key::new("account", number.to_string());
+    let lines = traced(false, async {
+        let store = OneBroken::default();
+        let limiter = Limiter::new(store.clone());
+        for _ in 0..ROUNDS {
+            // For several calls.
+            for number in 0..300 {
+                let user = Key::new("user", "alice");
+                let charge = Charge::new(&policy(), account(number), 1).with_contributor(user);
+                assert!(limiter.check([charge]).await.unwrap().is_allowed());
+            }
+            pass(2).await;
+        }
+        for number in 0..300 {
+            let told = store.contributors(&policy(), &account(number)).await;
+            assert_eq!(told.unwrap().total(), ROUNDS, "{number}");
+        }
+    });
+    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
+                   kind=\"protocol\" error=a value of another type";
+    assert_eq!(lines, [warning]);
+}
+
+/// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
+fn bytes_for_each(accounts: u32) -> u64 {
+    let clock = ManualClock::new(1_000_000_000);
+    let limiter = Limiter::new(Admitting(clock.clone()));
+    let policy = policy();
+    let fill = || {
+        for account in 0..accounts {
+            for label in 0..120 {
+                if label % 60 == 59 {
+                    clock.advance(Duration::from_secs(601));
+                }
+                let key = Key::new("account", format!("account-{account:08}"));
+                let label = Key::new("user", format!("{label:048}"));
+                let charge = Charge::new(&policy, key, 1).with_contributor(label);
+                block_on(limiter.check([charge])).unwrap();
+            }
+        }
+    };
+    let kept = u64::try_from(measure(fill).bytes_current).unwrap();
+    kept / u64::from(accounts.min(1_024))
+}
+
+#[test]
+fn a_process_keeps_at_most_8_kb_for_an_account_and_at_most_1024_accounts() {
+    let (few, many) = (bytes_for_each(16), bytes_for_each(1_500));
+    eprintln!("{few} bytes for each of 16 accounts, {many} for each of 1024 of 1500");
+    assert!(few <= 8_192 && many <= 8_192, "{few}, {many}");
+}
+
+/// Random numbers from 0 on, the first most often: the nth 1/n^exponent as often as the first.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(labels: u32, exponent: f64) -> Self {
+        let mut sum = 0.0;
+        let sums = (1..=labels).map(|n| {
+            sum += f64::from(n).powf(-exponent);
+            sum
+        });
+        Self(sums.collect())
+    }
+
+    fn next(&self, random: &mut fastrand::Rng) -> usize {
+        let at = random.f64() * self.0[self.0.len() - 1];
+        self.0.partition_point(|sum| *sum < at)
+    }
+}
+
+/// The number of the true top five among the first five of the list, with four processes that each report after every
+/// hundred checks.
+async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
+    let clock = ManualClock::new(1_700_000_000_000);
+    let store = MemoryStore::new().clock(clock.clone());
+    let processes = [(); 4].map(|()| Limiter::new(store.clone()));
+    let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
+    let mut truth = vec![0_u64; labels as usize];
+    for step in 1..=40_000 {
+        let (label, process) = (zipf.next(&mut random), &processes[random.usize(..4)]);
+        truth[label] += 1;
+        check(process, &label.to_string()).await;
+        if step % 400 == 0 {
+            clock.advance(Duration::from_secs(30));
+            for process in &processes {
+                process.contributors(&policy(), &acme()).await.unwrap();
+            }
+        }
+    }
+    let told = processes[0].contributors(&policy(), &acme()).await.unwrap();
+    assert_eq!(told.total(), 40_000);
+    let mut sorted = truth.clone();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let mut right = 0;
+    for contributor in told.iter().take(5) {
+        let label: usize = contributor.label()[5..].parse().unwrap();
+        let (units, most) = (contributor.units(), contributor.units() + told.error());
+        assert!(
+            (units..=most).contains(&truth[label]),
+            "{units} {}",
+            truth[label]
+        );
+        right += usize::from(truth[label] >= sorted[4]);
+    }
+    right
+}
+
+#[tokio::test]
+async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes() {
+    let mut right = 0;
+    for (labels, exponent) in [(1_000, 1.0), (10_000, 1.0), (1_000, 1.2), (10_000, 0.9)] {
+        right += recall(labels, exponent, 1).await + recall(labels, exponent, 2).await;
+    }
+    assert!(right >= 38, "{right} of 40");
+}
+
+#[tokio::test]
+async fn labels_of_one_value_and_two_kinds_are_two() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "100/1h").unwrap();
+    let account = || Key::new("account", "acme");
+    for (kind, cost) in [("ip", 2), ("user", 5)] {
+        let charge =
+            Charge::new(&policy, account(), cost).with_contributor(Key::new(kind, "203.0.113.7"));
+        limiter.check([charge]).await.unwrap();
+    }
+    let told = limiter.contributors(&policy, &account()).await.unwrap();
+    let told: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
+    assert_eq!(told, [("user=203.0.113.7", 5), ("ip=203.0.113.7", 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_that_counts_no_denials_reports_none() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone()).count_denials(false);
+    deny(&limiter, "alice").await;
+    pass(2).await;
+    assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
+    assert_eq!(denials(&limiter).await, (0, 0));
+    let limiter = limiter.count_denials(true);
+    deny(&limiter, "alice").await;
+    assert_eq!(denials(&limiter).await, (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_deny_cache_repeats_and_what_is_decided_locally_counts() {
+    let probe = Probe::default();
+    let cached = Limiter::new(DenyCache::new(probe.clone()));
+    for _ in 0..5 {
+        deny(&cached, "alice").await;
+    }
+    assert_eq!(denials(&cached).await, (5, 0));
+    let local = Limiter::new(probe.clone()).on_failure(FailurePolicy::Local);
+    probe.is_down.store(true, SeqCst);
+    for _ in 0..3 {
+        deny(&local, "alice").await;
+    }
+    probe.is_down.store(false, SeqCst);
+    pass(2).await;
+    assert_eq!(sums(&probe.denials().await.unwrap()), (8, 0));
+}
+
+#[tokio::test]
+async fn of_a_caller_that_waits_only_the_end_counts() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "1/50ms@exact").unwrap();
+    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    for _ in 0..4 {
+        let decision = limiter.acquire(charge(), Duration::from_secs(9)).await;
+        assert!(decision.unwrap().is_allowed());
+    }
+    assert_eq!(denials(&limiter).await, (0, 0));
+    let policy = full();
+    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let decision = limiter.acquire(charge(), Duration::from_millis(1)).await;
+    assert!(!decision.unwrap().is_allowed());
+    assert_eq!(denials(&limiter).await, (1, 0));
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_is_neither_denied_nor_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "1/1h").unwrap();
+    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    limiter.check(charge()).await.unwrap();
+    limiter.check(charge()).await.unwrap();
+    let waiting = limiter.acquire(charge(), Duration::from_secs(7_200));
+    assert!(futures::poll!(std::pin::pin!(waiting)).is_pending());
+    assert_eq!(denials(&limiter).await, (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_keeps_no_denials_is_asked_once_and_gets_no_admissions() {
+    let probe = Probe {
+        refuses: Some(StoreErrorKind::InvalidRequest),
+        ..Probe::default()
+    };
+    let limiter = Limiter::new(probe.clone());
+    for _ in 0..5 {
+        deny(&limiter, "alice").await;
+        pass(2).await;
+        admit(&limiter, "alice", 1).await;
+        pass(2).await;
+    }
+    assert_eq!(probe.told.load(SeqCst), 1);
+    let error = limiter.denials().await;
+    assert!(error.is_ok(), "nothing is reported any more");
+    pass(15).await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test]
+async fn a_look_is_neither_denied_nor_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    deny(&limiter, "alice").await;
+    admit(&limiter, "alice", 0).await;
+    assert_eq!(denials(&limiter).await, (1, 0));
+    admit(&limiter, "alice", 2).await;
+    assert_eq!(denials(&limiter).await, (1, 1));
+}
+
+#[test]
+fn a_missing_right_gives_one_warning_and_other_errors_none() {
+    for (refuses, expected) in [
+        (StoreErrorKind::InvalidRequest, 0),
+        (StoreErrorKind::Unavailable, 0),
+        (StoreErrorKind::AccessDenied, 1),
+    ] {
+        let probe = Probe {
+            refuses: Some(refuses),
+            ..Probe::default()
+        };
+        let lines = traced(false, async {
+            let limiter = Limiter::new(probe);
+            for _ in 0..3 {
+                deny(&limiter, "alice").await;
+                pass(2).await;
+            }
+        });
+        let warnings = lines
+            .iter()
+            .filter(|line| line.contains("which identities are denied"));
+        assert_eq!(
+            (warnings.count(), lines.len()),
+            (expected, expected),
+            "{lines:?}"
+        );
+    }
+}
