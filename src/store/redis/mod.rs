@@ -10,6 +10,7 @@ use crate::{
     store::{CallFuture, Operation, Properties, Reply, Store, StoreFuture, one_by_one},
 };
 
+mod background;
 mod block_index;
 #[cfg(feature = "cluster")]
 mod cluster;

@@ -63,12 +63,6 @@ impl Transport {
         }
     }
 
-    /// Whether the node of this slot owes answers for too long.
-    #[cfg(feature = "cluster")]
-    pub(super) fn is_unresponsive(&self, slot: redis::cluster_routing::Slot) -> bool {
-        matches!(self, Self::Cluster(cluster) if cluster.is_unresponsive(slot))
-    }
-
     /// `HOST:PORT` of the node of a cluster that serves this key.
     #[cfg_attr(
         not(feature = "cluster"),

@@ -3,23 +3,25 @@
 use std::{collections::HashMap, mem};
 
 use redis::cluster_routing::Slot;
-use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    cross_slot::{self, GRACE, roll_back},
-    hash_slots::{Slots, TOO_LATE},
+    cross_slot::check_batch,
+    hash_slots::{Slots, TOO_LATE, in_time, join_usages},
 };
 use crate::{
     domain::{
         check::Check,
-        decision::Decision,
+        decision::{Decision, Usage},
         error::StoreError,
         operation::{Operation, Reply, answer_of},
+        settlement::Settlement,
+        slots::{Renewal, Renewed},
     },
     store::{
         CallFuture, Store, StoreFuture,
         ext::{ANOTHER_REPLY, read},
-        redis::RedisStore,
+        maybe_ready::join_all,
+        redis::{RedisStore, background},
     },
 };
 
@@ -54,7 +56,7 @@ impl RedisStore {
         let calls = calls.into_values().map(|call| call.into_iter().unzip());
         let (places, operations): (Vec<Vec<usize>>, Vec<_>) = calls.unzip();
         let answers = operations.into_iter().map(|call| self.call_one_slot(call));
-        let answers = Self::join(answers.collect()).await;
+        let answers = join_all(answers.map(in_time).map(Box::pin).collect()).await;
         for (places, answer) in places.into_iter().zip(answers) {
             let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
             for (place, reply) in places.into_iter().zip(answers) {
@@ -96,7 +98,7 @@ impl RedisStore {
         Ok(match operation {
             Operation::Check(check) => Reply::Check(self.check_once_apart(check, slots).await?),
             Operation::CheckBatch { check, count } => {
-                Reply::CheckBatch(self.check_apart(check, count, slots).await?)
+                Reply::CheckBatch(check_batch(self.clone(), check, count, slots).await?)
             }
             Operation::Settle(settlement) => {
                 Reply::Settle(self.settle_slots(settlement, slots).await?)
@@ -107,33 +109,55 @@ impl RedisStore {
     }
 
     async fn check_once_apart(&self, check: Check, slots: Slots) -> Result<Decision, StoreError> {
-        let mut decisions = self.check_apart(check, 1, slots).await?;
+        let mut decisions = check_batch(self.clone(), check, 1, slots).await?;
         decisions.pop().ok_or(ANOTHER_REPLY)
     }
 
-    /// Decides the charges that count, then the shadows of the admitted checks in separate calls. An error of the
-    /// shadows is dropped, and so is an answer that is late.
-    async fn check_apart(
+    async fn settle_slots(
         &self,
-        check: Check,
-        count: u16,
+        settlement: Settlement,
         slots: Slots,
-    ) -> Result<Vec<Decision>, StoreError> {
-        let shadows = check.shadow_check();
-        let counting = check.without_shadows();
-        let decisions = cross_slot::check_batch(self.clone(), counting, count, slots).await?;
-        let admitted = decisions.iter().filter(|decision| decision.is_allowed());
-        let (Some(shadows), Ok(admitted @ 1..)) = (shadows, u16::try_from(admitted.count())) else {
-            return Ok(decisions);
+    ) -> Result<Usage, StoreError> {
+        let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
+        let settled = self.execute_parts(parts.map(Operation::Settle), answer_of!(Settle));
+        let usages = settled.await?;
+        let check = settlement.check();
+        let (decided_at_ms, rules) = join_usages(check, &slots, usages.iter());
+        Ok(Usage::joined(check, decided_at_ms, rules))
+    }
+
+    /// Renews the charges in each slot on their own. They are renewed if all parts are; those of the others that were
+    /// renewed can be given back.
+    async fn renew_slots(&self, renewal: Renewal, slots: Slots) -> Result<Renewed, StoreError> {
+        let parts = slots.iter().map(|(_, charges)| renewal.pick(charges));
+        let renewed = self.execute_parts(parts.map(Operation::Renew), answer_of!(Renew));
+        let renewed = renewed.await?;
+        let join = |usage: fn(&Renewed) -> &Usage| {
+            let check = renewal.check();
+            let (decided_at_ms, rules) = join_usages(check, &slots, renewed.iter().map(usage));
+            Usage::joined(check, decided_at_ms, rules)
         };
-        let decisions = Unanswered::new(self, decisions);
-        let shadows = timeout(GRACE, self.check_batch(shadows, admitted)).await;
-        let mut shadows = shadows.into_iter().flatten().flatten();
-        let with_shadow = |decision: Decision| match shadows.next() {
-            Some(shadow) => decision.with_shadow(shadow),
-            None => decision,
-        };
-        Ok(decisions.take().into_iter().map(with_shadow).collect())
+        let (usage, held) = (join(Renewed::usage), join(Renewed::held));
+        Ok(Renewed::joined(&renewed, usage, held))
+    }
+
+    /// Executes the parts of an operation at the same time, also if the caller leaves. If one fails, others may have been
+    /// executed, unless all fail before they are sent.
+    async fn execute_parts<T: Send + 'static>(
+        &self,
+        parts: impl Iterator<Item = Operation>,
+        read: fn(Reply) -> Option<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let answers = parts.map(|part| Box::pin(in_time(self.execute_one(part, read))));
+        let answers = join_all(answers.collect());
+        let answered = background::answered(|caller| async move {
+            let _ = caller.send(Ok(answers.await));
+        });
+        let answers = answered.await?;
+        let mut errors = answers.iter().map(|answer| answer.as_ref().err());
+        let is_unsent = errors.all(|error| error.is_some_and(StoreError::is_unsent));
+        let answers: Result<_, StoreError> = answers.into_iter().collect();
+        answers.map_err(|error| error.maybe_sent().unsent_if(is_unsent))
     }
 
     /// Decides identical checks. A single one can share a call with others.
@@ -143,46 +167,5 @@ impl RedisStore {
         }
         let batch = self.execute(Operation::CheckBatch { check, count });
         read(batch, answer_of!(CheckBatch))
-    }
-}
-
-/// Decisions that wait for those of their shadows. If the callers leave meanwhile, the admitted checks are rolled back.
-struct Unanswered {
-    store: RedisStore,
-    /// The admitted ones first.
-    decisions: Vec<Decision>,
-    runtime: Handle,
-}
-
-impl Unanswered {
-    fn new(store: &RedisStore, decisions: Vec<Decision>) -> Self {
-        Self {
-            store: store.clone(),
-            decisions,
-            runtime: Handle::current(),
-        }
-    }
-
-    fn take(mut self) -> Vec<Decision> {
-        mem::take(&mut self.decisions)
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        let mut admitted = self
-            .decisions
-            .iter()
-            .filter(|decision| decision.is_allowed());
-        let count = admitted.clone().count();
-        let Some(Ok(all)) = admitted
-            .next_back()
-            .map(|last| roll_back(last.usage(), count))
-        else {
-            return;
-        };
-        let store = self.store.clone();
-        self.runtime
-            .spawn(async move { drop(store.execute(Operation::Settle(all)).await) });
     }
 }

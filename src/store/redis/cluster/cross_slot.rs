@@ -1,27 +1,27 @@
 //! A check whose keys are in several slots: one call for each slot, all or nothing by rolling back.
 //!
 //! ```text
-//!   check ──▶ slot 1: admitted ──▶ settled to 0 ─┐
-//!         ──▶ slot 2: denied ───────────────────▶├─▶ denied
-//!         ──▶ slot 3: admitted ──▶ settled to 0 ─┘
+//!   check ──▶ slot 1: admitted ──▶ rolled back ─┐
+//!         ──▶ slot 2: denied ──────────────────▶├─▶ denied
+//!         ──▶ slot 3: admitted ──▶ rolled back ─┘
 //! ```
 //!
 //! Several identical checks are decided together: each slot admits as many as fit there, and when all slots have
 //! answered, those that do not fit in every slot are rolled back.
 //!
-//! After the first denial or error, or when the caller leaves, all admitted charges are rolled back at once, and later
-//! admissions as they arrive. So a node that does not answer keeps no charge in other slots for longer than its callers
-//! wait. Slots of nodes that are known not to answer are asked first, so that the other slots are rolled back within a
-//! round trip.
+//! One task asks all slots at once. After the first denial or error, or when the caller leaves, it rolls back at once
+//! what the slots have admitted, and later admissions as they arrive. So a node that does not answer keeps no charge in
+//! other slots for longer than its callers wait.
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::{
-    sync::{mpsc, oneshot},
-    time::{Instant, timeout, timeout_at},
+    sync::oneshot,
+    time::{Instant, sleep, timeout_at},
 };
 
-use super::hash_slots::{Slots, TOO_LATE, join_usages};
+use super::hash_slots::{Slots, TOO_LATE, in_time, join_usages};
 use crate::{
     domain::{
         charge::Charge,
@@ -31,21 +31,21 @@ use crate::{
         operation::{Operation, answer_of},
         settlement::Settlement,
     },
-    store::{
-        StoreFuture,
-        redis::{RedisStore, connection::PART_TIMEOUT},
-    },
+    store::redis::{RedisStore, background},
 };
 
-/// How much earlier than the others to ask a slot whose node does not answer. If there is still no answer, the check
-/// has failed.
-const HEAD_START: Duration = Duration::from_millis(20);
+/// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
+/// timeout of a limiter.
+const GRACE: Duration = Duration::from_millis(50);
 
-/// How long a denial or an error waits for the answers of the other slots and for their roll-backs, and an admission
-/// for its shadows. All together are below the default timeout of a limiter.
-pub(super) const GRACE: Duration = Duration::from_millis(50);
+/// How long a roll-back is tried that was surely not sent.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Decides identical checks of several slots. If the caller leaves, a task goes on until no charge is left.
+/// Between the first two tries; each further pause is twice as long.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Decides identical checks of several slots, the charges that count and then the shadows of the admitted checks. If
+/// the caller leaves, no charge is left that counts.
 pub(super) async fn check_batch(
     store: RedisStore,
     check: Check,
@@ -55,318 +55,223 @@ pub(super) async fn check_batch(
     if count == 0 {
         return Ok(Vec::new());
     }
-    let (answer, answered) = oneshot::channel();
-    let (sender, events) = mpsc::unbounded_channel();
-    // Dropped with this future, so that the task learns when the caller leaves.
-    let _caller = Caller(sender.clone());
-    let parts = slots.iter().map(|_| Part::Waiting).collect();
-    let batch = CrossSlotBatch {
+    let checks = CrossSlot {
+        parts: vec![Part::default(); slots.len()],
         store,
-        check,
+        shadows: check.shadow_check(),
+        check: check.without_shadows(),
         count,
+        unanswered: slots.len(),
         slots,
-        parts,
-        sender,
-        caller: Some(answer),
-        deadline: None,
+        under_way: FuturesUnordered::new(),
         fitting: count.into(),
-        is_decided: false,
-        denied: false,
+        is_denied: false,
         blocked: None,
+        error: None,
     };
-    tokio::spawn(batch.run(events));
-    answered.await.unwrap_or(Err(TOO_LATE))
+    background::answered(|caller| checks.decide(caller)).await
 }
 
-struct CrossSlotBatch {
+struct CrossSlot {
     store: RedisStore,
+    /// The charges that count.
     check: Check,
+    shadows: Option<Check>,
     /// The number of identical checks.
     count: u16,
     slots: Slots,
     /// In the order of the slots.
     parts: Vec<Part>,
-    sender: mpsc::UnboundedSender<Event>,
-    /// The caller to answer; `None` once answered, or after the caller has left.
-    caller: Option<oneshot::Sender<Result<Vec<Decision>, StoreError>>>,
-    /// The end of the wait for the slots that were asked first, or, once decided, for all slots.
-    deadline: Option<Instant>,
-    /// The number of checks that fit in each slot that has answered; 0 after a failure.
+    under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>>,
+    /// How many slots have not answered.
+    unanswered: usize,
+    /// The number of checks that fit in each slot that has answered; 0 after an error, or when the caller has left.
     fitting: usize,
-    /// Whether `fitting` checks are admitted, so that the charges of all others are rolled back.
-    is_decided: bool,
     /// Whether a slot denies all checks.
-    denied: bool,
+    is_denied: bool,
     /// The block that ends last among the blocks found.
     blocked: Option<Blocked>,
+    error: Option<StoreError>,
 }
 
-/// The state of the charges in one slot.
-enum Part {
-    Waiting,
-    Asked,
-    Decided(Charged),
-    Failed(StoreError),
-    /// Not decided, because an identity is blocked.
-    Blocked,
-}
-
-/// The answer of one slot.
-struct Charged {
-    /// The usage after each check, the admitted ones first. The last is also the usage of all checks behind.
+/// What is charged in one slot.
+#[derive(Clone, Default)]
+struct Part {
+    /// The usage after each check, the admitted ones first; the last is also the usage of all checks behind. Empty if
+    /// the slot has not decided.
     usages: Vec<Usage>,
-    /// The number of checks to charge. A charge that could not be rolled back stays until its steps are released.
+    /// The number of checks that are charged and not to be rolled back.
     checks: usize,
-    is_rolling_back: bool,
 }
 
+/// What happened in the slot with this number.
 enum Event {
     Decided(usize, Result<Vec<Decision>, StoreError>),
     RolledBack(usize, Result<Usage, StoreError>),
-    CallerLeft,
 }
 
-/// Sends an event when the caller leaves.
-struct Caller(mpsc::UnboundedSender<Event>);
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        let _ = self.0.send(Event::CallerLeft);
+impl CrossSlot {
+    async fn decide(mut self, mut caller: oneshot::Sender<Result<Vec<Decision>, StoreError>>) {
+        self.ask();
+        while self.fitting > 0 && self.unanswered > 0 {
+            let event = poll_fn(|cx| match caller.poll_closed(cx) {
+                Poll::Ready(()) => Poll::Ready(None),
+                Poll::Pending => self.under_way.poll_next_unpin(cx),
+            });
+            match event.await {
+                Some(event) => self.note(event),
+                None => self.fitting = 0,
+            }
+        }
+        // A denial or a block says more than an error, and the usage after the roll-backs more than that before.
+        let end = Instant::now() + GRACE;
+        let _ = timeout_at(end, self.roll_back()).await;
+        let decisions = self.decisions(end).await;
+        if caller.send(decisions).is_err() {
+            self.fitting = 0;
+        }
+        self.roll_back().await;
     }
-}
 
-impl CrossSlotBatch {
-    async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) {
-        self.begin();
-        while self.is_under_way() || self.caller.is_some() {
-            if !self.is_under_way() {
-                self.answer();
-                continue;
-            }
-            let event = match self.deadline {
-                None => events.recv().await,
-                Some(deadline) => timeout_at(deadline, events.recv()).await.unwrap_or(None),
-            };
-            match event {
-                Some(event) => self.handle(event),
-                None if self.is_decided => self.answer(),
-                None => self.decide(0),
-            }
+    fn ask(&self) {
+        for (slot, (_, charges)) in self.slots.iter().enumerate() {
+            let answer = self.store.check_batch(self.check.pick(charges), self.count);
+            let decided = async move { Event::Decided(slot, in_time(answer).await) };
+            self.under_way.push(Box::pin(decided));
         }
     }
 
-    fn is_under_way(&self) -> bool {
-        self.parts.iter().any(|part| match part {
-            Part::Asked => true,
-            Part::Decided(charged) => charged.is_rolling_back,
-            Part::Waiting | Part::Failed(_) | Part::Blocked => false,
-        })
-    }
-
-    /// Asks the slots of nodes that do not answer first, or all slots if no node or every node is like that.
-    fn begin(&mut self) {
-        for part in 0..self.parts.len() {
-            if self.store.transport.is_unresponsive(self.slots[part].0) {
-                self.ask(part);
+    fn note(&mut self, event: Event) {
+        let (slot, decisions) = match event {
+            Event::Decided(slot, Ok(decisions)) => (slot, decisions),
+            Event::Decided(_, Err(error)) => {
+                self.unanswered -= 1;
+                self.fitting = 0;
+                self.error.get_or_insert(error);
+                return;
             }
-        }
-        if !self.is_under_way() {
-            self.ask_the_others();
-        } else if self.parts.iter().any(|part| matches!(part, Part::Waiting)) {
-            self.deadline = Some(Instant::now() + HEAD_START);
-        }
-    }
-
-    fn ask_the_others(&mut self) {
-        for part in 0..self.parts.len() {
-            if matches!(self.parts[part], Part::Waiting) {
-                self.ask(part);
+            Event::RolledBack(slot, Ok(usage)) => {
+                let part = &mut self.parts[slot];
+                part.usages.truncate(part.checks);
+                part.usages.push(usage);
+                return;
             }
-        }
-    }
-
-    fn ask(&mut self, part: usize) {
-        self.parts[part] = Part::Asked;
-        let check = self.check.pick(&self.slots[part].1);
-        let answer = self.store.check_batch(check, self.count);
-        self.begin_part(answer, move |result| Event::Decided(part, result));
-    }
-
-    /// Runs one call in a task, and sends the result as an event.
-    fn begin_part<T: Send + 'static>(
-        &self,
-        answer: StoreFuture<T>,
-        event: impl FnOnce(Result<T, StoreError>) -> Event + Send + 'static,
-    ) {
-        let sender = self.sender.clone();
-        tokio::spawn(async move {
-            let result = timeout(PART_TIMEOUT, answer).await;
-            let _ = sender.send(event(result.unwrap_or(Err(TOO_LATE))));
-        });
-    }
-
-    fn handle(&mut self, event: Event) {
-        match event {
-            Event::Decided(part, Ok(decisions)) => self.note(part, &decisions),
-            Event::Decided(part, Err(error)) => {
-                self.parts[part] = Part::Failed(error);
-                self.decide(0);
-            }
-            Event::RolledBack(part, result) => self.roll_back_ended(part, result),
-            Event::CallerLeft => {
-                if self.caller.take().is_some() {
-                    self.decide(0);
-                }
-            }
-        }
-    }
-
-    fn note(&mut self, part: usize, decisions: &[Decision]) {
-        if let Some(Decision::Blocked(blocked)) = decisions.first() {
-            self.parts[part] = Part::Blocked;
-            let blocks = self.blocked.take().into_iter().chain([blocked.clone()]);
-            self.blocked = blocks.reduce(Blocked::or_later);
-            return self.decide(0);
-        }
-        let usages = decisions.iter().map(|decision| decision.usage().clone());
+            Event::RolledBack(_, Err(_)) => return, // the charge stays until its steps are released
+        };
+        self.unanswered -= 1;
         let admitted = decisions.iter().filter(|decision| decision.is_allowed());
         let checks = admitted.count();
-        self.parts[part] = Part::Decided(Charged {
-            usages: usages.collect(),
-            checks,
-            is_rolling_back: false,
-        });
-        self.denied |= checks == 0;
         self.fitting = self.fitting.min(checks);
-        if self.fitting == 0 {
-            self.decide(0);
-            self.roll_back_others(part);
-        } else if !self.is_under_way() {
-            self.deadline = None;
-            self.ask_the_others();
-            if !self.is_under_way() {
-                self.decide(self.fitting);
+        if let Some(Decision::Blocked(blocked)) = decisions.first() {
+            let blocks = self.blocked.take().into_iter().chain([blocked.clone()]);
+            self.blocked = blocks.reduce(Blocked::or_later);
+            return;
+        }
+        self.is_denied |= checks == 0;
+        let usages = decisions.iter().map(|decision| decision.usage().clone());
+        let usages = usages.collect();
+        self.parts[slot] = Part { usages, checks };
+    }
+
+    /// Rolls back the charges of the checks that do not fit, until all slots have answered.
+    ///
+    /// Cancellation: call it again to go on.
+    async fn roll_back(&mut self) {
+        loop {
+            for slot in 0..self.parts.len() {
+                self.begin_roll_back(slot);
+            }
+            match self.under_way.next().await {
+                Some(event) => self.note(event),
+                None => return,
             }
         }
     }
 
-    /// Admits this many checks, and rolls back the charges of the others. The slots that were not asked yet may still
-    /// deny the check, and a denial says more than an error.
-    fn decide(&mut self, admitted: usize) {
-        // Later denials, blocks and errors only add to the answer.
-        if self.is_decided && self.fitting == admitted {
-            return;
-        }
-        self.is_decided = true;
-        self.fitting = admitted;
-        self.deadline = self.caller.is_some().then(|| Instant::now() + GRACE);
-        for part in 0..self.parts.len() {
-            self.roll_back_others(part);
-        }
-        if self.caller.is_some() {
-            self.ask_the_others();
-        }
-    }
-
-    /// Rolls back the charges of the checks that are not admitted.
-    fn roll_back_others(&mut self, part: usize) {
-        let Part::Decided(charged) = &mut self.parts[part] else {
+    fn begin_roll_back(&mut self, slot: usize) {
+        let part = &mut self.parts[slot];
+        let Some(others @ 1..) = part.checks.checked_sub(self.fitting) else {
             return;
         };
-        let others = charged.checks.saturating_sub(self.fitting);
-        if others == 0 || charged.is_rolling_back {
-            return;
-        }
-        let answer = match roll_back(&charged.usages[charged.checks - 1], others) {
-            Ok(settlement) => {
-                let settle = Operation::Settle(settlement);
-                self.store.execute_one(settle, answer_of!(Settle))
-            }
-            Err(error) => StoreFuture::ready(Err(error)),
-        };
-        charged.checks = self.fitting;
-        charged.is_rolling_back = true;
-        self.begin_part(answer, move |result| Event::RolledBack(part, result));
+        let settlement = return_of(&part.usages[part.checks - 1], others);
+        part.checks = self.fitting;
+        let store = self.store.clone();
+        self.under_way.push(Box::pin(async move {
+            let returned = async { give_back(&store, settlement?).await };
+            Event::RolledBack(slot, returned.await)
+        }));
     }
 
-    fn roll_back_ended(&mut self, part: usize, result: Result<Usage, StoreError>) {
-        if let Part::Decided(charged) = &mut self.parts[part] {
-            charged.is_rolling_back = false;
-            if let Ok(usage) = result {
-                charged.usages.truncate(charged.checks);
-                charged.usages.push(usage);
-            }
-        }
-        // Fewer checks may be admitted by now, because the caller has left.
-        self.roll_back_others(part);
+    /// The decisions, the admissions with their shadows. An error of the shadows is dropped, and so is a late answer.
+    async fn decisions(&mut self, end: Instant) -> Result<Vec<Decision>, StoreError> {
+        let decisions = self.join()?;
+        let (Some(shadows), Ok(admitted @ 1..)) = (&self.shadows, u16::try_from(self.fitting))
+        else {
+            return Ok(decisions);
+        };
+        let shadows = self.store.check_batch(shadows.clone(), admitted);
+        let shadows = timeout_at(end, shadows).await;
+        let mut shadows = shadows.into_iter().flatten().flatten();
+        let with_shadow = |decision: Decision| match shadows.next() {
+            Some(shadow) => decision.with_shadow(shadow),
+            None => decision,
+        };
+        Ok(decisions.into_iter().map(with_shadow).collect())
     }
 
-    /// Answers the caller, once.
-    fn answer(&mut self) {
-        self.deadline = None;
-        let Some(caller) = self.caller.take() else {
-            return;
-        };
-        let decisions = if let Some(blocked) = self.blocked.clone() {
-            Ok(vec![Decision::Blocked(blocked); self.count.into()])
-        } else if self.fitting == 0 && !self.denied {
-            Err(self.first_error())
-        } else {
-            self.join_parts()
-        };
-        if caller.send(decisions).is_err() {
-            self.decide(0);
+    fn join(&self) -> Result<Vec<Decision>, StoreError> {
+        let count = self.count.into();
+        if let Some(blocked) = &self.blocked {
+            return Ok(vec![Decision::Blocked(blocked.clone()); count]);
         }
-    }
-
-    fn join_parts(&self) -> Result<Vec<Decision>, StoreError> {
-        let admitted = (0..self.fitting).map(|check| self.join(check, true));
+        if self.fitting == 0 && !self.is_denied {
+            let error = self.error.clone().unwrap_or(TOO_LATE);
+            return Err(error.maybe_sent()); // another slot may be charged
+        }
+        let admitted = (0..self.fitting).map(|check| self.join_one(check, true));
         let mut decisions: Vec<Decision> = admitted.collect::<Result<_, _>>()?;
-        if self.fitting < self.count.into() {
-            let denied = self.join(self.fitting, false)?;
-            decisions.resize(self.count.into(), denied);
+        if self.fitting < count {
+            decisions.resize(count, self.join_one(self.fitting, false)?);
         }
         Ok(decisions)
     }
 
     /// The decision of the check with this number.
-    fn join(&self, check: usize, is_admitted: bool) -> Result<Decision, StoreError> {
+    fn join_one(&self, check: usize, is_admitted: bool) -> Result<Decision, StoreError> {
         let parts = self.parts.iter().zip(&self.slots);
         let usages = parts.map(|(part, (_, charges))| {
+            let usage = part.usages.get(check).or(part.usages.last()).cloned();
             // We know nothing about a slot that did not answer.
-            let unknown = || Usage::unused(&self.check.pick(charges));
-            part.usage(check).cloned().unwrap_or_else(unknown)
+            usage.unwrap_or_else(|| Usage::unused(&self.check.pick(charges)))
         });
         let usages: Vec<Usage> = usages.collect();
         let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, usages.iter());
         let joined = Decision::joined(&self.check, is_admitted, decided_at_ms, rules)?;
-        if self.parts.iter().any(|part| part.usage(check).is_none()) {
+        if self.parts.iter().any(|part| part.usages.is_empty()) {
             joined.usage().note_unseen_blocks();
         }
         Ok(joined)
     }
-
-    fn first_error(&self) -> StoreError {
-        let mut errors = self.parts.iter().filter_map(|part| match part {
-            Part::Failed(error) => Some(error.clone().maybe_sent()), // another part may be charged
-            _ => None,
-        });
-        errors.next().unwrap_or(TOO_LATE)
-    }
 }
 
-impl Part {
-    /// The usage after the check with this number.
-    fn usage(&self, check: usize) -> Option<&Usage> {
-        match self {
-            Self::Decided(charged) => charged.usages.get(check).or(charged.usages.last()),
-            Self::Waiting | Self::Asked | Self::Failed(_) | Self::Blocked => None,
+/// Gives charges and slots back in one call, and tries again while the store has certainly done nothing.
+async fn give_back(store: &RedisStore, settlement: Settlement) -> Result<Usage, StoreError> {
+    let end = Instant::now() + PATIENCE;
+    let mut pause = PAUSE;
+    loop {
+        let settle = Operation::Settle(settlement.clone());
+        let returned = in_time(store.execute_one(settle, answer_of!(Settle))).await;
+        let is_unsent = returned.as_ref().is_err_and(StoreError::is_unsent);
+        if !is_unsent || Instant::now() + pause > end {
+            return returned;
         }
+        sleep(pause).await;
+        pause *= 2;
     }
 }
 
-/// Gives back the charges of this many checks, which were decided together. `usage` is that of one of them.
-pub(super) fn roll_back(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
+/// The return of the charges and slots of this many checks, which were decided together. `usage` is that of one of them.
+fn return_of(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
     let charges = usage.check().charges().iter().map(|charge| {
         let units = charge.cost() * checks as u64; // no more than were charged
         Charge::new(charge.policy(), charge.key().clone(), units)

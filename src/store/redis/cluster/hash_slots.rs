@@ -10,9 +10,7 @@ use crate::{
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
         key::Key,
-        operation::{Operation, Reply, answer_of},
-        settlement::Settlement,
-        slots::{Renewal, Renewed},
+        operation::Operation,
     },
     store::{
         StoreFuture,
@@ -24,53 +22,6 @@ use crate::{
 pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
 
 impl RedisStore {
-    pub(super) async fn settle_slots(
-        &self,
-        settlement: Settlement,
-        slots: Slots,
-    ) -> Result<Usage, StoreError> {
-        let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
-        let settled = self.execute_parts(parts.map(Operation::Settle), answer_of!(Settle));
-        let usages = settled.await?;
-        let check = settlement.check();
-        let (decided_at_ms, rules) = join_usages(check, &slots, usages.iter());
-        Ok(Usage::joined(check, decided_at_ms, rules))
-    }
-
-    /// Renews the charges in each slot on their own. They are renewed if all parts are; those of the others that were
-    /// renewed can be given back.
-    pub(super) async fn renew_slots(
-        &self,
-        renewal: Renewal,
-        slots: Slots,
-    ) -> Result<Renewed, StoreError> {
-        let parts = slots.iter().map(|(_, charges)| renewal.pick(charges));
-        let renewed = self.execute_parts(parts.map(Operation::Renew), answer_of!(Renew));
-        let renewed = renewed.await?;
-        let join = |usage: fn(&Renewed) -> &Usage| {
-            let check = renewal.check();
-            let (decided_at_ms, rules) = join_usages(check, &slots, renewed.iter().map(usage));
-            Usage::joined(check, decided_at_ms, rules)
-        };
-        let (usage, held) = (join(Renewed::usage), join(Renewed::held));
-        Ok(Renewed::joined(&renewed, usage, held))
-    }
-
-    /// Executes the parts of an operation at the same time. If one fails, others may have been executed, unless all fail
-    /// before they are sent.
-    async fn execute_parts<T: Send + 'static>(
-        &self,
-        parts: impl Iterator<Item = Operation>,
-        read: fn(Reply) -> Option<T>,
-    ) -> Result<Vec<T>, StoreError> {
-        let answers = parts.map(|part| self.execute_one(part, read)).collect();
-        let answers: Vec<Result<T, StoreError>> = Self::join(answers).await;
-        let mut errors = answers.iter().map(|answer| answer.as_ref().err());
-        let is_unsent = errors.all(|error| error.is_some_and(StoreError::is_unsent));
-        let answers: Result<_, StoreError> = answers.into_iter().collect();
-        answers.map_err(|error| error.maybe_sent().unsent_if(is_unsent))
-    }
-
     /// The charges that count in each slot, if the keys of the check, including shadows, are in several.
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
         let may_be = self.transport.is_cluster() && check.all_charges().len() > 1;
@@ -119,25 +70,13 @@ impl RedisStore {
     pub(super) fn slot(&self, key: &Key) -> Slot {
         Slot::for_key(self.names.name("", key))
     }
+}
 
-    /// Starts all at once, and waits for all. If the caller leaves, each continues until the timeout.
-    pub(super) fn join<T: Send + 'static>(
-        answers: Vec<StoreFuture<T>>,
-    ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
-        let answers = answers.into_iter();
-        let tasks: Vec<_> = answers
-            .map(|answer| tokio::spawn(timeout(PART_TIMEOUT, answer)))
-            .collect();
-        async {
-            let mut results = Vec::with_capacity(tasks.len());
-            for task in tasks {
-                results.push(match task.await {
-                    Ok(Ok(result)) => result,
-                    _ => Err(TOO_LATE),
-                });
-            }
-            results
-        }
+/// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.
+pub(super) async fn in_time<T>(mut answer: StoreFuture<T>) -> Result<T, StoreError> {
+    match timeout(PART_TIMEOUT, &mut answer).await {
+        Ok(result) => result,
+        Err(_) => Err(TOO_LATE.unsent_if(answer.leave())),
     }
 }
 

@@ -101,12 +101,6 @@ impl Cluster {
         Some(self.nodes().owner(slot)?.address().to_string())
     }
 
-    /// Whether the primary of a slot owes answers for too long.
-    pub(super) fn is_unresponsive(&self, slot: Slot) -> bool {
-        let owner = self.nodes().owner(slot);
-        owner.is_some_and(|node| node.is_unresponsive())
-    }
-
     /// All primaries that serve slots in the current topology.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;

@@ -106,11 +106,7 @@ impl Node {
 
     /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
     pub(super) fn is_suspect(&self) -> bool {
-        self.redirects.load(Relaxed) || self.is_unresponsive()
-    }
-
-    pub(super) fn is_unresponsive(&self) -> bool {
-        self.connection.is_lost()
+        self.redirects.load(Relaxed) || self.connection.is_lost()
     }
 
     /// Asks the node for the slots of each primary.
