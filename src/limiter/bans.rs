@@ -275,8 +275,8 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     let replies = call(&limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            let known = &limiter.inner.known_blocks;
-            known.note_made(&key, block, Some(*left), now);
+            let refusals = &limiter.inner.refusals;
+            refusals.note_made(&key, block, Some(*left), now);
             let policy = &strikes.policy;
             limiter.report(|| Event::Ban { policy, block });
         }

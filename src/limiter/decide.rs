@@ -2,12 +2,16 @@
 
 use std::thread;
 
-use super::{Limiter, known_blocks::KnownBefore, slots, store_call::Answer};
+use super::{
+    Limiter,
+    refusals::{KnownBefore, Question},
+    slots,
+    store_call::Answer,
+};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},
-    store::Store,
-    store::maybe_ready::MaybeReady,
+    store::{Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
 /// The result of a check.
@@ -31,6 +35,16 @@ impl Resolution {
     }
 }
 
+/// What was known before a call.
+#[derive(Clone, Copy)]
+struct Asked {
+    known: KnownBefore,
+    /// When slots were asked for.
+    at_ms: Option<u64>,
+    /// `None` if a denial must not be remembered.
+    question: Option<Question>,
+}
+
 impl Limiter {
     /// Decides a check and charges it.
     pub(crate) fn decide(&self, mut check: Check) -> MaybeReady<Resolution> {
@@ -48,44 +62,60 @@ impl Limiter {
             let timing = None;
             return MaybeReady::ready(self.resolve(kind, &check, Answer { result, timing }, None));
         }
-        let known = self.inner.known_blocks.before_call();
+        let mut asked = Asked {
+            known: self.inner.refusals.before_call(),
+            at_ms: None,
+            question: None,
+        };
+        let mut repeated = None;
+        if self.inner.caches_denials {
+            match self.inner.refusals.recall(&check, &self.inner.denial_clock) {
+                Ok(denial) => repeated = Some(denial),
+                Err(question) => asked.question = question,
+            }
+        }
         // From before the call: a slot may be released so long after.
-        let asked_at_ms = check.takes_slots().then(slots::now_ms);
+        asked.at_ms = check.takes_slots().then(slots::now_ms);
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| {
             let answer = store.check(charged.as_ref().unwrap_or(&check));
-            match asked_at_ms {
-                Some(asked_at_ms) => self.claimed(answer, &check, asked_at_ms),
+            match asked.at_ms {
+                Some(at_ms) => self.claimed(answer, &check, at_ms),
                 None => answer,
             }
         };
-        let mut call = self.call(|| CallInfo::new(kind, &check), begin);
+        let info = || CallInfo::new(kind, &check);
+        let mut call = match repeated {
+            Some(denial) => self.call_local(info, |_| StoreFuture::ready(Ok(denial))),
+            None => self.call(info, begin),
+        };
         if let Some(answer) = call.take_ready() {
-            return MaybeReady::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
+            return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
         }
         let limiter = self.clone();
-        MaybeReady::pending(async move {
-            limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
-        })
+        MaybeReady::pending(async move { limiter.resolve_call(kind, &check, call.await, asked) })
     }
 
-    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.
+    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer, and denials.
     fn resolve_call(
         &self,
         kind: CallKind,
         check: &Check,
         mut answer: Answer<Decision>,
-        known: KnownBefore,
-        asked_at_ms: Option<u64>,
+        asked: Asked,
     ) -> Resolution {
+        let refusals = &self.inner.refusals;
         if let Ok(decision) = &answer.result {
-            self.inner.known_blocks.learn(check, decision, known);
+            refusals.learn(check, decision, asked.known);
         }
         if !check.look_ups().is_empty() {
             answer.result = answer.result.map(|decision| decision.about(check));
         }
-        self.resolve(kind, check, answer, asked_at_ms)
+        if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
+            refusals.remember_denial(check, decision, question, &self.inner.denial_clock);
+        }
+        self.resolve(kind, check, answer, asked.at_ms)
     }
 
     /// Turns the answer of a call into a resolution.

@@ -79,7 +79,7 @@ impl Limiter {
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
         }
-        if let Some(blocked) = self.inner.known_blocks.find(check) {
+        if let Some(blocked) = self.inner.refusals.find(check) {
             return Resolution::Decided(Decision::Blocked(blocked).local());
         }
         match self.failure_policy_for(check) {

@@ -10,10 +10,10 @@ mod delivery;
 mod denials;
 mod fallback;
 pub(crate) mod jitter;
-mod known_blocks;
 mod near_limit;
 mod pauses;
 mod publisher;
+mod refusals;
 mod reload;
 mod report;
 mod reporter;
@@ -99,7 +99,9 @@ struct Inner {
     max_queue: usize,
     waits_for_blocks: bool,
     enforces_blocks: bool,
-    known_blocks: Arc<known_blocks::KnownBlocks>,
+    refusals: Arc<refusals::Refusals>,
+    caches_denials: bool,
+    denial_clock: refusals::Clock,
     reporter: Arc<reporter::Reporter>,
     counts_denials: bool,
     publishes: bool,
@@ -144,7 +146,9 @@ impl Limiter {
             max_queue: DEFAULT_MAX_QUEUE,
             waits_for_blocks: false,
             enforces_blocks: true,
-            known_blocks: Arc::default(),
+            refusals: Arc::default(),
+            caches_denials: false,
+            denial_clock: refusals::Clock::system(),
             strikes: Arc::default(),
             pauses: Arc::default(),
             renewer: Arc::default(),
@@ -255,6 +259,23 @@ impl Limiter {
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change(|inner| inner.enforces_blocks = enforce)
+    }
+
+    /// Sets whether this limiter repeats denials for a short time, without another call of the store. The default is
+    /// `false`. Clones share the denials.
+    ///
+    #[doc = include_str!("../../docs/guide/deny_cache.md")]
+    #[must_use]
+    pub fn cache_denials(self, cache: bool) -> Self {
+        self.change(|inner| inner.caches_denials = cache)
+    }
+
+    /// Measures the age of [cached denials](Self::cache_denials) with `clock` instead of this process's clock. For
+    /// tests in which the store uses the same one.
+    #[cfg(feature = "manual-clock")]
+    #[must_use]
+    pub fn denial_clock(self, clock: crate::manual_clock::ManualClock) -> Self {
+        self.change(|inner| inner.denial_clock = refusals::Clock::Test(clock))
     }
 
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
@@ -375,7 +396,9 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Reset, &charges);
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.local.store.reset(policy, key));
+        let ending = self.inner.refusals.resetting(policy, key);
         let result = self.ask(info, |store| store.reset(policy, key)).await;
+        drop(ending);
         // Wake even after an error: the store may have reset the key.
         self.inner.queues.wake(policy, key);
         result
@@ -412,9 +435,7 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Block, &[]);
         let block = self.ask(info, |store| store.block(key, request));
         let block = block.await?;
-        self.inner
-            .known_blocks
-            .note_made(key, block, until.span(), now);
+        self.inner.refusals.note_made(key, block, until.span(), now);
         Ok(block)
     }
 
@@ -429,7 +450,7 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Unblock, &[]);
         let result = self.ask(info, |store| store.unblock(key)).await;
         // Forget even after an error: the store may have unblocked the identity.
-        self.inner.known_blocks.forget(key);
+        self.inner.refusals.forget(key);
         self.inner.pauses.forget(key);
         self.inner.queues.wake_all(key);
         result

@@ -180,7 +180,7 @@ impl Limiter {
             Ok(block) => self.inner.pauses.confirm(key, *block),
             Err(_) => {
                 let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-                self.inner.known_blocks.note_longer(key, block, length, now);
+                self.inner.refusals.note_longer(key, block, length, now);
                 self.inner.pauses.write_failed(key);
             }
         }

@@ -14,7 +14,7 @@ use sluicegate::{
     denials::DeniedIdentity,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, DenyCache, Operation, Reply, StoreExt, StoreFuture},
+    store::{Check, Operation, Reply, StoreExt, StoreFuture},
 };
 use support::trace::traced;
 use tokio::{
@@ -212,7 +212,7 @@ fn outside_of_a_runtime_what_is_asked_for_is_told() {
 #[tokio::test(start_paused = true)]
 async fn what_a_deny_cache_repeats_and_what_is_decided_locally_counts() {
     let probe = Probe::default();
-    let cached = Limiter::new(DenyCache::new(probe.clone()));
+    let cached = Limiter::new(probe.clone()).cache_denials(true);
     for _ in 0..5 {
         deny(&cached, "alice").await;
     }
