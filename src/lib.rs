@@ -153,6 +153,7 @@ pub mod buckets {
     #![doc = include_str!("../docs/guide/buckets.md")]
 }
 mod background;
+mod bounded;
 mod domain;
 pub mod extract;
 pub mod limiter;

@@ -12,7 +12,7 @@ use std::{
 use futures::future::join_all;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
-    store::{DenyCache, Leases, redis::transactions::TransactionStore},
+    store::{Leases, redis::transactions::TransactionStore},
 };
 
 use crate::{
@@ -112,7 +112,7 @@ async fn limiter(job: &Job) -> Limiter {
     };
     let store = store.unwrap();
     let limiter = if job.with_leases_and_cache {
-        Limiter::new(DenyCache::new(Leases::new(store)))
+        Limiter::new(Leases::new(store)).cache_denials(true)
     } else {
         Limiter::new(store)
     };

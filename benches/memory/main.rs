@@ -11,10 +11,7 @@ mod flood;
 
 use std::{cell::Cell, env, fs, process::ExitCode, rc::Rc};
 
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore,
-    store::{DenyCache, Leases},
-};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, store::Leases};
 use support::redis::Server;
 use tokio::task::LocalSet;
 
@@ -32,8 +29,9 @@ async fn main() -> ExitCode {
     }
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let limiter =
-        Limiter::new(DenyCache::new(Leases::new(store))).timeout(std::time::Duration::from_secs(5));
+    let limiter = Limiter::new(Leases::new(store))
+        .cache_denials(true)
+        .timeout(std::time::Duration::from_secs(5));
     let (next, denied, errors) = (
         Rc::new(Cell::new(0)),
         Rc::new(Cell::new(0)),

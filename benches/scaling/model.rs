@@ -21,7 +21,7 @@ use crate::{
     traffic::{IDENTITIES, Placement, Traffic, Users, is_attacker, place},
 };
 
-/// The time for which a refusal is repeated, the maximum of `DenyCache`.
+/// The time for which a refusal is repeated, the maximum of the deny cache.
 const REPEATED: f64 = 1e6;
 /// The number of checks in a span that make an identity hot, as in `Leases`.
 const HOT: u32 = 8;

@@ -26,7 +26,7 @@
 //! # What is counted
 //!
 //! - A request that a policy denies, for each policy and identity that the request exceeds. It does not matter whether
-//!   the store, a [`DenyCache`](crate::store::DenyCache) or this process ([locally](crate::Usage::is_local)) has
+//!   the store, a [deny cache](crate::Limiter::cache_denials) or this process ([locally](crate::Usage::is_local)) has
 //!   decided.
 //! - A request that a [block](crate::block) or a ban denies, for the identity and under no policy. Requests that a
 //!   layer's own deny list denies are not counted.

@@ -272,8 +272,8 @@ async fn count(limiter: &Limiter, key: Key, mut strikes: Vec<Strikes>) {
     let replies = call(limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            let known = &limiter.inner.memory.blocks;
-            known.note_made(&key, block, Some(*left), now);
+            let refusals = &limiter.inner.memory.refusals;
+            refusals.note_made(&key, block, Some(*left), now);
             let policy = &strikes.policy;
             limiter.events().report(|| Event::Ban { policy, block });
         }

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use super::{
     Limiter, WhereOpen,
     caller::{Answer, To},
-    known_blocks::KnownBefore,
+    refusals::{KnownBefore, Question},
     slots, wait_queue,
 };
 use crate::{
@@ -16,8 +16,7 @@ use crate::{
         error::StoreError,
     },
     observe::{CallInfo, CallKind},
-    store::Store,
-    store::maybe_ready::MaybeReady,
+    store::{Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
 /// The result of a check.
@@ -39,6 +38,16 @@ impl Resolution {
             Self::Open(error) | Self::Closed(error) => Err(error),
         }
     }
+}
+
+/// What was known before a call.
+#[derive(Clone, Copy)]
+struct Asked {
+    known: KnownBefore,
+    /// When slots were asked for.
+    at_ms: Option<u64>,
+    /// `None` if a denial must not be remembered.
+    question: Option<Question>,
 }
 
 impl Limiter {
@@ -161,47 +170,67 @@ impl Limiter {
             let timing = None;
             return MaybeReady::ready(self.resolve(kind, &check, Answer { result, timing }, None));
         }
-        let known = self.inner.memory.blocks.before_call();
+        let inner = &self.inner;
+        let refusals = &inner.memory.refusals;
+        let mut asked = Asked {
+            known: refusals.before_call(),
+            at_ms: None,
+            question: None,
+        };
+        let mut repeated = None;
+        if inner.caches_denials {
+            match refusals.recall(&check, &inner.denial_clock) {
+                Ok(denial) => repeated = Some(denial),
+                Err(question) => asked.question = question,
+            }
+        }
         // From before the call: a slot may be released so long after.
-        let asked_at_ms = check.takes_slots().then(slots::now_ms);
+        asked.at_ms = check.takes_slots().then(slots::now_ms);
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| {
             let answer = store.check(charged.as_ref().unwrap_or(&check));
-            match asked_at_ms {
-                Some(asked_at_ms) => slots::claimed(self, answer, &check, asked_at_ms),
+            match asked.at_ms {
+                Some(at_ms) => slots::claimed(self, answer, &check, at_ms),
                 None => answer,
             }
         };
-        let mut call = self
-            .inner
-            .caller
-            .call(To::Store, || CallInfo::new(kind, &check), begin);
+        let info = || CallInfo::new(kind, &check);
+        let mut call = match repeated {
+            Some(denial) => {
+                let memory = To::Local(&inner.fallback.local.store);
+                inner
+                    .caller
+                    .call(memory, info, |_| StoreFuture::ready(Ok(denial)))
+            }
+            None => inner.caller.call(To::Store, info, begin),
+        };
         if let Some(answer) = call.take_ready() {
-            return MaybeReady::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
+            return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
         }
         let limiter = self.clone();
-        MaybeReady::pending(async move {
-            limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
-        })
+        MaybeReady::pending(async move { limiter.resolve_call(kind, &check, call.await, asked) })
     }
 
-    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.
+    /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer, and denials.
     fn resolve_call(
         &self,
         kind: CallKind,
         check: &Check,
         mut answer: Answer<Decision>,
-        known: KnownBefore,
-        asked_at_ms: Option<u64>,
+        asked: Asked,
     ) -> Resolution {
+        let refusals = &self.inner.memory.refusals;
         if let Ok(decision) = &answer.result {
-            self.inner.memory.blocks.learn(check, decision, known);
+            refusals.learn(check, decision, asked.known);
         }
         if !check.look_ups().is_empty() {
             answer.result = answer.result.map(|decision| decision.about(check));
         }
-        self.resolve(kind, check, answer, asked_at_ms)
+        if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
+            refusals.remember_denial(check, decision, question, &self.inner.denial_clock);
+        }
+        self.resolve(kind, check, answer, asked.at_ms)
     }
 
     /// Turns the answer of a call into a resolution.
@@ -223,9 +252,10 @@ impl Limiter {
             }
             Err(error) => {
                 let inner = &self.inner;
-                let fallen_back = inner
-                    .fallback
-                    .resolve(kind, check, &error, &inner.memory.blocks);
+                let fallen_back =
+                    inner
+                        .fallback
+                        .resolve(kind, check, &error, &inner.memory.refusals);
                 let (resolution, outcome) = fallen_back;
                 let call = CallInfo::new(kind, check);
                 self.events().error(call, &error, outcome, timing);

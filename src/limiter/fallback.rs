@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use super::{Resolution, known_blocks::KnownBlocks};
+use super::{Resolution, refusals::Refusals};
 use crate::{
     domain::{
         FailurePolicy,
@@ -72,9 +72,9 @@ impl Fallback {
         kind: CallKind,
         check: &Check,
         error: &StoreError,
-        known: &KnownBlocks,
+        refusals: &Refusals,
     ) -> (Resolution, RequestOutcome) {
-        let resolution = match self.by_failure_policy(check, error.clone(), known) {
+        let resolution = match self.by_failure_policy(check, error.clone(), refusals) {
             Resolution::Closed(error) if self.passes_undecided => Resolution::Open(error),
             resolution => resolution,
         };
@@ -104,13 +104,13 @@ impl Fallback {
         &self,
         check: &Check,
         error: StoreError,
-        known: &KnownBlocks,
+        refusals: &Refusals,
     ) -> Resolution {
         // An invalid request is the caller's mistake, not a failure of the store.
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
         }
-        if let Some(blocked) = known.find(check) {
+        if let Some(blocked) = refusals.find(check) {
             return Resolution::Decided(Decision::Blocked(blocked).local());
         }
         match self.policy_for(check) {

@@ -9,10 +9,10 @@ mod decide;
 mod events;
 mod fallback;
 pub(crate) mod jitter;
-mod known_blocks;
 mod near_limit;
 mod pauses;
 mod publisher;
+mod refusals;
 mod reload;
 mod reporter;
 mod reports;
@@ -85,6 +85,8 @@ struct Inner {
     enforces_blocks: bool,
     counts_denials: bool,
     publishes: bool,
+    caches_denials: bool,
+    denial_clock: refusals::Clock,
     memory: Arc<Memory>,
     jobs: Arc<Jobs>,
 }
@@ -92,7 +94,7 @@ struct Inner {
 /// What the clones of a limiter remember about identities.
 #[derive(Default)]
 struct Memory {
-    blocks: known_blocks::KnownBlocks,
+    refusals: Arc<refusals::Refusals>,
     pauses: pauses::Pauses,
     queues: wait_queue::WaitQueues,
 }
@@ -124,6 +126,8 @@ impl Limiter {
             enforces_blocks: true,
             counts_denials: true,
             publishes: publisher::is_published_by(&*store),
+            caches_denials: false,
+            denial_clock: refusals::Clock::system(),
             caller: Arc::new(Caller::new(store)),
             memory: Arc::default(),
             jobs: Arc::new(jobs),
@@ -262,6 +266,23 @@ impl Limiter {
         })
     }
 
+    /// Sets whether this limiter repeats denials for a short time, without another call of the store. The default is
+    /// `false`. Clones share the denials.
+    ///
+    #[doc = include_str!("../../docs/guide/deny_cache.md")]
+    #[must_use]
+    pub fn cache_denials(self, cache: bool) -> Self {
+        self.change(|inner| inner.caches_denials = cache)
+    }
+
+    /// Measures the age of [cached denials](Self::cache_denials) with `clock` instead of this process's clock. For
+    /// tests in which the store uses the same one.
+    #[cfg(feature = "manual-clock")]
+    #[must_use]
+    pub fn denial_clock(self, clock: crate::manual_clock::ManualClock) -> Self {
+        self.change(|inner| inner.denial_clock = refusals::Clock::Test(clock))
+    }
+
     /// Sets the observer of decisions and failures. The default is none; a pair `(a, b)` notifies `a`, then `b`.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
@@ -314,11 +335,10 @@ impl Limiter {
         let info = CallInfo::of(CallKind::Reset, &charges);
         // The memory store answers at once, and its result does not matter.
         drop(self.inner.fallback.local.store.reset(policy, key));
-        let result = self
-            .inner
-            .caller
-            .ask(To::Store, info, |store| store.reset(policy, key))
-            .await;
+        let ending = self.inner.memory.refusals.resetting(policy, key);
+        let reset = |store: &dyn Store| store.reset(policy, key);
+        let result = self.inner.caller.ask(To::Store, info, reset).await;
+        drop(ending);
         // Wake even after an error: the store may have reset the key.
         self.inner.memory.queues.wake(policy, key);
         result
@@ -364,8 +384,8 @@ impl Limiter {
             .caller
             .ask(To::Store, info, |store| store.block(key, request));
         let block = block.await?;
-        let known = &self.inner.memory.blocks;
-        known.note_made(key, block, until.span(), now);
+        let refusals = &self.inner.memory.refusals;
+        refusals.note_made(key, block, until.span(), now);
         Ok(block)
     }
 
@@ -385,7 +405,7 @@ impl Limiter {
             .await;
         // Forget even after an error: the store may have unblocked the identity.
         let memory = &self.inner.memory;
-        memory.blocks.forget(key);
+        memory.refusals.forget(key);
         memory.pauses.forget(key);
         memory.queues.wake_all(key);
         result

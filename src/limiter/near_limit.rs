@@ -7,16 +7,11 @@
 //! A store decides one check after the other, so that one check of a period passes the share, and no replica has to ask
 //! the others. If counts can fall and rise again, [`Noticed`] keeps this process from repeating itself.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-};
+use std::sync::Arc;
 
 use super::events::Events;
 use crate::{
+    bounded::Sets,
     domain::{
         charge::Charge,
         decision::{Decision, RuleUsage, Usage},
@@ -29,13 +24,13 @@ use crate::{
 /// The share of a limit, in percent, by default.
 const DEFAULT_PERCENT: u8 = 80;
 
-/// Identities are put into this many places by their hash: 32 KiB for a limiter.
-const PLACES: usize = 4_096;
+/// More than pass a share within their windows, mostly.
+const MAX_NOTICES: usize = 4_096;
 
-/// A place holds a time in ms since the Unix epoch, up to the year 2109, and above it the highest bits of a hash.
-const TIME_BITS: u32 = 42;
-
-const TIME: u64 = (1 << TIME_BITS) - 1;
+/// The last notices of this process: until when each holds, in ms since the Unix epoch. A notice that was given up for
+/// another may come again.
+#[derive(Debug)]
+struct Noticed(Sets<u64>);
 
 /// The notices of a limiter.
 #[derive(Clone, Debug)]
@@ -54,30 +49,24 @@ impl Default for Notices {
     }
 }
 
-/// The last notices of this process. If two identities share a place, the later displaces the other, whose notice may
-/// then come again.
-#[derive(Debug, Default)]
-struct Noticed {
-    hasher: RandomState,
-    places: OnceLock<Box<[AtomicU64]>>,
+impl Default for Noticed {
+    fn default() -> Self {
+        Self(Sets::new(MAX_NOTICES))
+    }
 }
 
 impl Noticed {
     /// Returns whether there was no notice that still holds, and remembers this one until that time.
     fn is_first(&self, charge: &Charge, rule: &Rule, now_ms: u64, until_ms: u64) -> bool {
-        let identity = (charge.policy().name(), charge.key(), rule);
-        let hash = self.hasher.hash_one(identity);
-        let places = self
-            .places
-            .get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
-        let place = &places[usize::try_from(hash).unwrap_or(0) % PLACES];
-        let tag = hash >> TIME_BITS;
-        let notice = tag << TIME_BITS | until_ms.min(TIME);
-        let first = place.fetch_update(Relaxed, Relaxed, |last| {
-            let holds = last >> TIME_BITS == tag && last & TIME > now_ms;
-            (!holds).then_some(notice)
-        });
-        first.is_ok()
+        let hash = self.0.hash((charge.policy().name(), charge.key(), rule));
+        self.0.update(
+            hash,
+            |until_ms| *until_ms,
+            |last| {
+                let holds = last.is_some_and(|last| *last > now_ms);
+                (!holds).then_some(until_ms)
+            },
+        )
     }
 }
 
@@ -183,10 +172,9 @@ mod tests {
             .map(|user: u32| Charge::new(&policy, Key::new("user", user.to_string()), 1))
             .collect();
         let first = |charge: &&Charge| noticed.is_first(charge, &rule, 1_000, u64::MAX);
-        // A tag of 22 bits mistakes a few in a hundred thousand at most for another.
-        assert!(users.iter().filter(first).count() > 99_990);
+        assert_eq!(users.iter().filter(first).count(), 100_000);
         let again = users.iter().filter(first).count();
-        assert!(again > 90_000 && noticed.places.get().unwrap().len() == PLACES);
+        assert!(again > 90_000 && noticed.0.len() == MAX_NOTICES);
     }
 
     #[test]

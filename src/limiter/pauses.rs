@@ -184,7 +184,7 @@ async fn store_pause(
         Ok(block) => memory.pauses.confirm(key, *block),
         Err(_) => {
             let block = Block::begin(length.into(), BlockedBy::Pause, our_now_ms());
-            memory.blocks.note_longer(key, block, length, now);
+            memory.refusals.note_longer(key, block, length, now);
             memory.pauses.write_failed(key);
         }
     }

@@ -183,8 +183,10 @@ impl Limiter {
             return Vec::new();
         };
         let local = first.usage().is_local();
+        let ending = self.inner.memory.refusals.settling(parts);
         let call = self.call_to_settle(first, parts.get(1), local, timeout);
         let Answer { result, timing } = call.await;
+        drop(ending);
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             let mut call = info(settlement);

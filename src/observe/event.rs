@@ -198,7 +198,7 @@ impl<'a> DecisionView<'a> {
         self.0.usage().is_local()
     }
 
-    /// Returns whether a [`DenyCache`](crate::store::DenyCache) denied without a call of the store.
+    /// Returns whether a [deny cache](crate::Limiter::cache_denials) denied without a call of the store.
     #[must_use]
     pub fn is_cached(&self) -> bool {
         self.0.usage().is_cached()
@@ -264,7 +264,7 @@ pub enum Event<'a> {
         /// How long the answer took.
         timing: Timing,
         /// Whether the memory of this process answered instead of the store: the store could not, or a
-        /// [`DenyCache`](crate::store::DenyCache) knew of a block.
+        /// [deny cache](crate::Limiter::cache_denials) knew of a block.
         local: bool,
     },
 

@@ -37,7 +37,7 @@ mod memory;
 pub mod redis;
 pub(crate) mod sent;
 
-pub use layers::{DenyCache, Leases};
+pub use layers::Leases;
 pub use memory::MemoryStore;
 
 /// Keeps the counts and decides atomically.

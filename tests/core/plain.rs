@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store,
     manual_clock::ManualClock,
-    store::{Check, DenyCache, Leases, Operation, Reply, StoreFuture},
+    store::{Check, Leases, Operation, Reply, StoreFuture},
 };
 use tokio::time::Instant;
 
@@ -31,21 +31,6 @@ mod around_a_store {
     }
 }
 
-mod around_a_cache {
-    use super::{DenyCache, ManualClock, Plain, memory};
-
-    support::contract!(new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
-
-    async fn new() -> (Plain<DenyCache>, ManualClock) {
-        let (store, clock) = memory();
-        (Plain(DenyCache::new(store).clock(clock.clone())), clock)
-    }
-}
-
 mod around_leases {
     use super::{Leases, ManualClock, Plain, memory};
 
@@ -61,8 +46,8 @@ mod around_leases {
     }
 }
 
-mod around_and_within_all_layers {
-    use super::{DenyCache, ManualClock, Plain, layered, memory};
+mod around_and_within_leases {
+    use super::{Leases, ManualClock, Plain, layered, memory};
 
     support::contract!(apart new);
     support::calls!(new);
@@ -70,17 +55,15 @@ mod around_and_within_all_layers {
     support::denials!(new);
     support::blocks!(new);
 
-    async fn new() -> (Plain<DenyCache>, ManualClock) {
+    async fn new() -> (Plain<Leases>, ManualClock) {
         let (store, clock) = memory();
         (layered(store, &clock), clock)
     }
 }
 
-/// A cache around leases around a store, with a plain layer between each two.
-fn layered(store: impl Store, clock: &ManualClock) -> Plain<DenyCache> {
-    let leases = Leases::new(Plain(store)).clock(clock.clone());
-    let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
-    Plain(cache)
+/// Leases around a store, with a plain layer between each two.
+fn layered(store: impl Store, clock: &ManualClock) -> Plain<Leases> {
+    Plain(Leases::new(Plain(store)).clock(clock.clone()))
 }
 
 /// A store that answers no check within a call, so that no lease arrives.

@@ -17,7 +17,7 @@ use sluicegate::{
     denials::DeniedIdentity,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Count, DenyCache, Operation, Reply, StoreExt, StoreFuture},
+    store::{Check, Count, Operation, Reply, StoreExt, StoreFuture},
 };
 use support::trace::traced;
 use tokio::{
@@ -612,7 +612,7 @@ async fn a_limiter_that_counts_no_denials_reports_none() {
 #[tokio::test(start_paused = true)]
 async fn what_a_deny_cache_repeats_and_what_is_decided_locally_counts() {
     let probe = Probe::default();
-    let cached = Limiter::new(DenyCache::new(probe.clone()));
+    let cached = Limiter::new(probe.clone()).cache_denials(true);
     for _ in 0..5 {
         deny(&cached, "alice").await;
     }

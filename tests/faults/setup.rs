@@ -2,10 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sluicegate::{
-    FailurePolicy, Limiter, RedisStore, Store,
-    store::{DenyCache, Leases},
-};
+use sluicegate::{FailurePolicy, Limiter, RedisStore, Store, store::Leases};
 
 pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 
@@ -127,7 +124,7 @@ impl Setup {
             .with_leases_and_cache
             .then(|| Leases::new(Arc::clone(&store)));
         let limiter = match &leases {
-            Some(leases) => Limiter::new(DenyCache::new(leases.clone())),
+            Some(leases) => Limiter::new(leases.clone()).cache_denials(true),
             None => Limiter::new(store),
         };
         Built {

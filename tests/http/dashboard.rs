@@ -13,7 +13,6 @@ use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     block::BlockRequest,
     observe::{Event, MetricsObserver, Observer},
-    store::DenyCache,
 };
 use support::scripted::Scripted;
 use tower::{Layer, ServiceExt, service_fn};
@@ -32,8 +31,8 @@ fn policy(name: &str, rules: &str) -> Policy {
 /// Requests that are allowed, denied, denied again, blocked, banned and without a key, a pause, a caller that waits for a
 /// slot, and a store that fails until the breaker opens.
 async fn traffic() {
-    let store = DenyCache::new(MemoryStore::new());
-    let limiter = Limiter::new(store).observer(MetricsObserver::new());
+    let limiter = Limiter::new(MemoryStore::new()).cache_denials(true);
+    let limiter = limiter.observer(MetricsObserver::new());
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("api", "1/1d"), Header::new("x-user"))
         .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))

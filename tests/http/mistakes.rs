@@ -200,7 +200,7 @@ fn a_store_has_to_be_connected() {
         r#"RateLimitLayer::new(RedisStore::connect("redis://127.0.0.1/"));"#,
         &["is neither a store nor a `Limiter`", hint],
     );
-    let cached = r#"store::DenyCache::new(RedisStore::connect("redis://127.0.0.1/"));"#;
+    let cached = r#"store::Leases::new(RedisStore::connect("redis://127.0.0.1/"));"#;
     assert_said(cached, &["is not a store", hint]);
 }
 

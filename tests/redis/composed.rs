@@ -1,57 +1,22 @@
-//! Proves that the parts that reduce the load on Redis compose: a deny cache around leases around shared calls.
+//! Proves that the parts that reduce the load on Redis compose: denials that are cached, over leases over shared calls.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore,
-    manual_clock::ManualClock,
-    store::{DenyCache, Leases},
+    Charge, Key, Limiter, Policy, RedisStore, manual_clock::ManualClock, store::Leases,
 };
 
 use support::{
     history::{START_MS, few_cases, hot, steady},
     promise::{admitted, assert_promise},
     redis::Server,
-    served::{Served, fresh},
-    vectors::{replay_all, replay_blocks, replay_kinds},
-    verified::Verified,
+    served::fresh,
 };
 
-/// Compares each repeated refusal with the decision of the store with leases.
-mod contract {
-    use super::{Leases, ManualClock, Served, Verified};
-
-    support::contract!(apart new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::blocks!(new);
-    support::kinds!(new);
-
-    async fn new() -> (Verified<Leases>, ManualClock) {
-        let (store, clock) = Served::start().await;
-        let leases = Leases::new(store).clock(clock.clone());
-        Verified::new((leases, clock))
-    }
-}
-
-#[tokio::test]
-async fn all_together_agree_with_the_vectors() {
-    let server = Server::start();
-    let store = async || {
-        let (store, clock) = fresh(&server).await;
-        let leases = Leases::new(store).clock(clock.clone());
-        Verified::new((leases, clock))
-    };
-    replay_all(store).await;
-    replay_blocks(store).await;
-    replay_kinds(store).await;
-}
-
 /// Another process over the same server.
-fn process(store: &RedisStore, clock: &ManualClock) -> DenyCache {
-    let leases = Leases::new(store.clone()).clock(clock.clone());
-    DenyCache::new(leases).clock(clock.clone())
+fn process(store: &RedisStore, clock: &ManualClock) -> Leases {
+    Leases::new(store.clone()).clock(clock.clone())
 }
 
 #[test]
@@ -75,7 +40,12 @@ async fn two_processes_admit_exactly_the_limit_with_few_calls() {
     let (store, clock) = fresh(&server).await;
     clock.set(START_MS);
     let processes = [process(&store, &clock), process(&store, &clock)]
-        .map(|it| Limiter::new(it).timeout(Duration::from_secs(30)));
+        .map(|it| {
+            Limiter::new(it)
+                .cache_denials(true)
+                .denial_clock(clock.clone())
+        })
+        .map(|it| it.timeout(Duration::from_secs(30)));
     let policy = Policy::parse("p", "5000/1h").unwrap();
     let before = server.calls("evalsha");
     let mut admitted = 0;

@@ -6,9 +6,7 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, Store,
-    error::StoreErrorKind,
-    store::{DenyCache, Leases},
+    Charge, Key, Limiter, Policy, RedisStore, Store, error::StoreErrorKind, store::Leases,
 };
 
 use support::plain::Plain;
@@ -33,11 +31,8 @@ mod around_a_cluster {
     }
 }
 
-mod between_a_cache_and_leases_of_a_cluster {
-    use sluicegate::{
-        manual_clock::ManualClock,
-        store::{DenyCache, Leases},
-    };
+mod around_leases_of_a_cluster {
+    use sluicegate::{manual_clock::ManualClock, store::Leases};
 
     use crate::cluster;
     use support::plain::Plain;
@@ -48,11 +43,10 @@ mod between_a_cache_and_leases_of_a_cluster {
     support::denials!(fresh);
     support::blocks!(fresh);
 
-    async fn fresh() -> (Plain<DenyCache>, ManualClock) {
+    async fn fresh() -> (Plain<Leases>, ManualClock) {
         let (store, clock) = cluster::fresh().await;
         let leases = Leases::new(Plain(store)).clock(clock.clone());
-        let cache = DenyCache::new(Plain(leases)).clock(clock.clone());
-        (Plain(cache), clock)
+        (Plain(leases), clock)
     }
 }
 
@@ -96,5 +90,5 @@ async fn a_limiter_over_a_cluster_has_no_breaker_whatever_is_between_them() {
     assert!(!has_a_breaker(cluster()).await);
     assert!(!has_a_breaker(Plain(cluster())).await);
     let leases = Leases::new(Plain(cluster()));
-    assert!(!has_a_breaker(Plain(DenyCache::new(Plain(leases)))).await);
+    assert!(!has_a_breaker(Plain(leases)).await);
 }

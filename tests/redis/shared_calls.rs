@@ -12,7 +12,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, DenyCache, Leases, Settlement, Slots, StoreExt},
+    store::{Check, Leases, Settlement, Slots, StoreExt},
 };
 use tokio::task::yield_now;
 
@@ -570,7 +570,7 @@ async fn stores_with_other_names_or_clocks_share_no_calls() {
 async fn settlements_share_calls_as_checks_do() {
     let server = Server::start();
     let plain = RedisStore::connect(server.url()).await.unwrap();
-    let wrapped = Arc::new(DenyCache::new(Leases::new(plain.clone())));
+    let wrapped = Arc::new(Leases::new(plain.clone()));
     let api = policy("api", "1000000/1d");
     let trial = policy("trial", "1000000/1d").shadow();
     let stores: [Arc<dyn Store>; 2] = [Arc::new(plain), wrapped];

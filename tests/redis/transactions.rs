@@ -19,7 +19,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, DenyCache, Leases, Operation, StoreExt, redis::transactions::TransactionStore},
+    store::{Check, Leases, Operation, StoreExt, redis::transactions::TransactionStore},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -148,19 +148,17 @@ fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
     });
 }
 
-/// Two processes, each with a cache around leases, over one server.
+/// Two processes, each with leases, over one server.
 #[test]
-fn under_caches_around_leases_no_span_of_a_window_holds_more_than_the_limit() {
+fn under_leases_no_span_of_a_window_holds_more_than_the_limit() {
     let (server, runtime) = (Server::start(), support::runtime());
     let pool = runtime.block_on(pool(server.socket_url()));
     proptest!(few_cases(), |(steady in steady(), hot in hot())| {
         runtime.block_on(async {
             for history in [steady, hot] {
                 let (store, clock) = fresh(&pool);
-                let [first, second] = [&store, &store].map(|store| {
-                    let leases = Leases::new(store.clone()).clock(clock.clone());
-                    DenyCache::new(leases).clock(clock.clone())
-                });
+                let [first, second] =
+                    [&store, &store].map(|store| Leases::new(store.clone()).clock(clock.clone()));
                 assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
             }
         });

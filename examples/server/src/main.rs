@@ -34,7 +34,7 @@ use sluicegate::{
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
-    store::{DenyCache, Leases},
+    store::Leases,
 };
 
 use limits::Limits;
@@ -202,6 +202,7 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
         .timeout(options.timeout)
         .on_failure(options.on_failure)
         .replicas(options.replicas)
+        .cache_denials(options.deny_cache)
         .enforce_blocks(!options.no_blocks);
     if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
@@ -209,16 +210,13 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     Ok(limiter)
 }
 
-/// The deny cache is the outer layer, so that a cached denial is repeated before any lease is used.
 fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
-    let mut store = innermost(options)?;
-    if options.leases {
-        store = Arc::new(Leases::new(store));
-    }
-    if options.deny_cache {
-        store = Arc::new(DenyCache::new(store));
-    }
-    Ok(store)
+    let store = innermost(options)?;
+    Ok(if options.leases {
+        Arc::new(Leases::new(store))
+    } else {
+        store
+    })
 }
 
 fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {

@@ -232,7 +232,7 @@ impl Usage {
         self.inner.local.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a [`DenyCache`](crate::store::DenyCache) repeated a denial, without another call of the store.
+    /// Returns whether a [deny cache](crate::Limiter::cache_denials) repeated a denial, without another call of the store.
     ///
     /// Times are shorter by the age of the store's answer; the [remaining](RuleUsage::remaining) units are those of
     /// that answer, or the limit if all units have been released since.

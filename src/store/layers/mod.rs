@@ -1,6 +1,5 @@
 //! Layers: stores that wrap a store. Each is a folder, and optional.
 
-mod deny_cache;
 mod leases;
 mod refund_epochs;
 
@@ -9,5 +8,4 @@ mod sync {
     pub(super) use std::sync::atomic;
 }
 
-pub use deny_cache::DenyCache;
 pub use leases::Leases;

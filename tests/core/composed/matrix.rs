@@ -14,7 +14,7 @@ use sluicegate::{
     block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreFuture},
+    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -100,29 +100,28 @@ impl Store for Faulty {
     }
 }
 
-/// A store with layers, and the leases among these.
-type Layers = fn(Faulty, ManualClock) -> (Arc<dyn Store>, Option<Leases>);
+/// A limiter over a store with leases or without.
+type Layers = fn(Faulty, ManualClock) -> (Limiter, Option<Leases>);
 
-const LAYERS: [(&str, Layers); 5] = [
-    ("the store", |store, _| (Arc::new(store), None)),
+const LAYERS: [(&str, Layers); 4] = [
+    ("the store", |store, _| (Limiter::new(store), None)),
     ("a cache", |store, clock| {
-        (Arc::new(DenyCache::new(store).clock(clock)), None)
+        (cached(Limiter::new(store), clock), None)
     }),
     ("leases", |store, clock| {
         let leases = Leases::new(store).clock(clock);
-        (Arc::new(leases.clone()), Some(leases))
+        (Limiter::new(leases.clone()), Some(leases))
     }),
     ("a cache around leases", |store, clock| {
         let leases = Leases::new(store).clock(clock.clone());
-        let cache = DenyCache::new(leases.clone()).clock(clock);
-        (Arc::new(cache), Some(leases))
-    }),
-    ("leases around a cache", |store, clock| {
-        let cache = DenyCache::new(store).clock(clock.clone());
-        let leases = Leases::new(cache).clock(clock);
-        (Arc::new(leases.clone()), Some(leases))
+        let limiter = cached(Limiter::new(leases.clone()), clock);
+        (limiter, Some(leases))
     }),
 ];
+
+fn cached(limiter: Limiter, clock: ManualClock) -> Limiter {
+    limiter.cache_denials(true).denial_clock(clock)
+}
 
 /// Callers that share one limit, which has room for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,12 +183,12 @@ impl Cell {
             fault,
             is_struck: Arc::default(),
         };
-        let (layered, leases) = layers(store.clone(), clock.clone());
+        let (limiter, leases) = layers(store.clone(), clock.clone());
         Self {
             clock,
             store,
             leases,
-            limiter: Limiter::new(layered).enforce_blocks(true).timeout(TIMEOUT),
+            limiter: limiter.enforce_blocks(true).timeout(TIMEOUT),
             admitted: 0,
             unknown: 0,
             complaints: Vec::new(),

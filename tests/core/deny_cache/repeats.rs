@@ -9,15 +9,16 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use http::{Request, Response};
 use sluicegate::{
     Charge, Decision, Denial, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
-    StoreError, Usage,
-    block::{Ban, BlockedBy, Until},
+    StoreError,
+    block::{Ban, Until},
     error::StoreErrorKind,
     manual_clock::ManualClock,
     observe::{Event, Observer},
-    store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreExt, StoreFuture},
+    store::{Check, Operation, Reply, StoreExt, StoreFuture},
 };
 use tokio::sync::Notify;
 use tower::{Layer, ServiceExt, service_fn};
@@ -59,26 +60,20 @@ impl Store for Counting {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        self.store.execute(operation)
+        let answer = self.store.execute(operation);
+        match self.waits.load(Relaxed) {
+            true => StoreFuture::pending(std::future::pending()),
+            false => answer,
+        }
     }
 
     fn inner(&self) -> Option<&dyn Store> {
         Some(&self.store)
     }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let checks = operations.iter().map(|it| match it {
-            Operation::Check(_) => 1,
-            Operation::CheckBatch { count, .. } => (*count).into(),
-            _ => 0,
-        });
-        self.checks.fetch_add(checks.sum(), Relaxed);
-        self.store.call(operations)
-    }
 }
 
 struct Site {
-    cache: DenyCache,
+    limiter: Limiter,
     store: Counting,
     clock: ManualClock,
 }
@@ -93,10 +88,15 @@ fn site() -> Site {
         answers: Arc::default(),
     };
     Site {
-        cache: DenyCache::new(store.clone()).clock(clock.clone()),
+        limiter: cached(store.clone(), &clock),
         store,
         clock,
     }
+}
+
+fn cached(store: Counting, clock: &ManualClock) -> Limiter {
+    let limiter = Limiter::new(store).cache_denials(true);
+    limiter.denial_clock(clock.clone())
 }
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -111,21 +111,21 @@ fn charge(policy: &Policy, key: &str) -> Charge {
     Charge::new(policy, user(key), 1)
 }
 
-fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
-    Check::new(charges).unwrap()
+fn check(charges: impl IntoIterator<Item = Charge>) -> Vec<Charge> {
+    charges.into_iter().collect()
 }
 
 impl Site {
-    async fn check(&self, check: &Check) -> Decision {
-        self.cache.check(check).await.unwrap()
+    async fn check(&self, charges: &[Charge]) -> Decision {
+        self.limiter.check(charges.to_vec()).await.unwrap()
     }
 
     /// Lets the store admit once and deny once.
-    async fn exhaust(&self, check: &Check) -> Decision {
-        let admitted = self.check(check).await;
+    async fn exhaust(&self, charges: &[Charge]) -> Decision {
+        let admitted = self.check(charges).await;
         assert!(admitted.is_allowed());
-        assert!(!is_cached(&self.check(check).await));
-        assert!(is_cached(&self.check(check).await));
+        assert!(!is_cached(&self.check(charges).await));
+        assert!(is_cached(&self.check(charges).await));
         admitted
     }
 
@@ -168,14 +168,11 @@ async fn a_denial_of_weeks_ends_with_a_raised_limit_with_the_second_and_with_its
     // A raised limit is another policy: this cache asks the store at once, and so does another cache.
     assert!(is_cached(&site.check(&small).await));
     assert!(site.check(&large).await.is_allowed());
-    let elsewhere = DenyCache::new(site.store.clone()).clock(site.clock.clone());
-    assert!(!is_cached(&elsewhere.check(&large).await.unwrap()));
+    let elsewhere = cached(site.store.clone(), &site.clock);
+    assert!(!is_cached(&elsewhere.check(large).await.unwrap()));
     // Units that come back elsewhere are seen after a second.
     let key = user("alice");
-    site.store
-        .reset(small.charges()[0].policy(), &key)
-        .await
-        .unwrap();
+    site.store.reset(small[0].policy(), &key).await.unwrap();
     assert!(is_cached(&site.check(&small).await));
     site.advance_ms(1_000);
     assert!(site.check(&small).await.is_allowed());
@@ -274,12 +271,14 @@ async fn only_the_same_charges_are_refused() {
         check([charge(&policy("other", "1/1h"), "alice")]),
         check([charge(&policy("api", "2/1h"), "alice")]),
         check([charge(&api, "alice"), charge(&api, "bob")]),
-        check([charge(&api, "alice")]).enforce_blocks(true),
     ];
     for other in others {
         let decision = site.check(&other).await;
         assert!(!decision.usage().is_cached(), "{other:?}");
     }
+    let unblocked = site.limiter.clone().enforce_blocks(false);
+    let decision = unblocked.check([charge(&api, "alice")]).await.unwrap();
+    assert!(!decision.usage().is_cached());
     // These checks differ in parts that cannot change the decision.
     let alike = [
         check([charge(&api, "alice").with_contributor(user("carol"))]),
@@ -292,7 +291,8 @@ async fn only_the_same_charges_are_refused() {
     for alike in alike {
         let decision = site.check(&alike).await;
         assert!(is_cached(&decision));
-        assert_eq!(decision.usage().check().charges(), alike.charges());
+        let counting = alike.iter().filter(|it| !it.policy().is_shadow());
+        assert!(decision.usage().check().charges().iter().eq(counting));
     }
 }
 
@@ -321,11 +321,10 @@ async fn peeks_are_answered_by_the_store() {
     let api = policy("api", "1/1h");
     let alice = check([charge(&api, "alice")]);
     let admitted = site.exhaust(&alice).await;
-    let settlement = Settlement::new(admitted.usage(), |_| 3).unwrap();
-    site.cache.settle(&settlement).await.unwrap();
-    let peek = alice.without_cost();
+    site.limiter.settle(admitted.usage(), |_| 3).await.unwrap();
     for _ in 0..3 {
-        assert!(!is_cached(&site.check(&peek).await), "3 of 1 are used");
+        let usage = site.limiter.peek(alice.clone()).await.unwrap();
+        assert!(!usage.is_cached());
     }
     assert_eq!(site.store.checks(), 5);
 }
@@ -336,50 +335,62 @@ async fn errors_are_not_remembered() {
     let alice = check([charge(&policy("api", "1/1h"), "alice")]);
     site.store.fails.store(true, Relaxed);
     for _ in 0..2 {
-        assert!(site.cache.check(&alice).await.is_err());
+        assert!(site.limiter.check(alice.clone()).await.is_err());
     }
     site.store.fails.store(false, Relaxed);
     site.exhaust(&alice).await;
     site.store.fails.store(true, Relaxed);
     assert!(is_cached(&site.check(&alice).await));
     site.advance_ms(1_000);
-    assert!(site.cache.check(&alice).await.is_err());
+    assert!(site.limiter.check(alice).await.is_err());
 }
 
 #[tokio::test]
-async fn refunds_through_the_cache_are_seen_at_once() {
+async fn refunds_through_the_limiter_are_seen_at_once() {
     let api = policy("api", "1/1h");
     let alice = || check([charge(&api, "alice")]);
-    let settle = |usage: &Usage, cost| Settlement::new(usage, |_| cost).unwrap();
-    let reset = || Operation::Reset {
-        policy: api.clone(),
-        key: user("alice"),
-    };
-    for way in 0..5 {
+    for way in 0..3 {
         let site = site();
         let admitted = site.exhaust(&alice()).await;
-        let (usage, clone) = (admitted.usage(), site.cache.clone());
+        let clone = site.limiter.clone();
         match way {
-            0 => drop(clone.settle(&settle(usage, 0)).await.unwrap()),
+            0 => drop(clone.settle(admitted.usage(), |_| 0).await.unwrap()),
             1 => clone.reset(&api, &user("alice")).await.unwrap(),
-            2 => drop(clone.call(vec![reset()]).await.unwrap()),
-            3 => drop(clone.call(vec![Operation::Settle(settle(usage, 0))]).await),
-            // The same if no caller waits for the answer.
-            _ => drop(clone.reset(&api, &user("alice"))),
+            // A clone that repeats no denials itself.
+            _ => {
+                let reset = clone.cache_denials(false);
+                reset.reset(&api, &user("alice")).await.unwrap();
+            }
         }
         assert!(site.check(&alice()).await.is_allowed(), "{way}");
     }
 }
 
+/// The store has executed the reset, and its caller did not wait for the answer.
+#[tokio::test]
+async fn a_reset_whose_caller_has_left_is_seen_at_once() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let alice = check([charge(&api, "alice")]);
+    site.exhaust(&alice).await;
+    site.store.waits.store(true, Relaxed);
+    {
+        let key = user("alice");
+        let reset = site.limiter.reset(&api, &key);
+        assert!(reset.now_or_never().is_none());
+    }
+    site.store.waits.store(false, Relaxed);
+    assert!(site.check(&alice).await.is_allowed());
+}
+
 #[tokio::test]
 async fn a_settlement_that_gives_nothing_back_ends_nothing() {
-    let site = site();
-    let alice = check([charge(&policy("api", "1/1h"), "alice")]);
-    let admitted = site.exhaust(&alice).await;
     for cost in [1, 7] {
-        if let Ok(settlement) = Settlement::new(admitted.usage(), |_| cost) {
-            site.cache.settle(&settlement).await.unwrap();
-        }
+        let site = site();
+        let alice = check([charge(&policy("api", "1/1h"), "alice")]);
+        let admitted = site.exhaust(&alice).await;
+        let settled = site.limiter.settle(admitted.usage(), |_| cost);
+        settled.await.unwrap();
         assert!(is_cached(&site.check(&alice).await));
     }
 }
@@ -392,8 +403,7 @@ async fn what_is_given_back_to_others_or_to_what_fits_ends_nothing() {
     let of = |name| check([charge(&api, name), charge(&all, "all")]);
     site.exhaust(&of("alice")).await;
     let bob = site.check(&of("bob")).await;
-    let settlement = Settlement::new(bob.usage(), |_| 0).unwrap();
-    site.cache.settle(&settlement).await.unwrap();
+    site.limiter.settle(bob.usage(), |_| 0).await.unwrap();
     assert!(is_cached(&site.check(&of("alice")).await));
 }
 
@@ -404,11 +414,14 @@ async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remem
     let alice = check([charge(&api, "alice")]);
     assert!(site.check(&alice).await.is_allowed());
     site.store.waits.store(true, Relaxed);
-    let denied = site.cache.check(&alice);
-    site.cache.reset(&api, &user("alice")).await.unwrap();
+    let limiter = site.limiter.clone();
+    let denied = tokio::spawn(async move { limiter.check(alice).await });
+    tokio::task::yield_now().await;
     site.store.waits.store(false, Relaxed);
+    site.limiter.reset(&api, &user("alice")).await.unwrap();
     site.store.answers.notify_one();
-    assert!(!is_cached(&denied.await.unwrap()));
+    assert!(!is_cached(&denied.await.unwrap().unwrap()));
+    let alice = check([charge(&api, "alice")]);
     assert!(site.check(&alice).await.is_allowed());
 }
 
@@ -428,7 +441,7 @@ async fn refunds_elsewhere_are_seen_a_second_later() {
 #[tokio::test]
 async fn blocked_identities_are_refused_until_their_block_ends() {
     let site = site();
-    let alice = check([charge(&policy("api", "9/1h"), "alice")]).enforce_blocks(true);
+    let alice = check([charge(&policy("api", "9/1h"), "alice")]);
     let block = |ms| Until::After(Duration::from_millis(ms));
     let is_blocked = async |ms: Option<u64>, repeated: bool| {
         let decision = site.check(&alice).await;
@@ -438,86 +451,30 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
         };
         assert_eq!(blocked.retry_after(), ms.map(Duration::from_millis));
     };
-    site.cache
-        .block(
-            &user("alice"),
-            support::blocks::request(block(500), BlockedBy::Ban),
-        )
-        .await
-        .unwrap();
+    let made = site.limiter.block(&user("alice"), block(500)).await;
+    made.unwrap();
     is_blocked(Some(500), false).await;
     site.advance_ms(498);
     is_blocked(Some(2), true).await;
     site.advance_ms(1);
     is_blocked(Some(1), false).await;
     // An extension takes effect at once, and so does the end of all blocks.
-    site.cache
-        .block(&user("alice"), Until::Forever.into())
-        .await
-        .unwrap();
+    let made = site.limiter.block(&user("alice"), Until::Forever).await;
+    made.unwrap();
     is_blocked(None, false).await;
     is_blocked(None, true).await;
-    site.cache.unblock(&user("alice")).await.unwrap();
+    site.limiter.unblock(&user("alice")).await.unwrap();
     assert!(site.check(&alice).await.is_allowed());
 }
 
 #[tokio::test]
 async fn a_block_is_told_at_once_where_a_limit_has_denied() {
     let site = site();
-    let alice = check([charge(&policy("api", "1/1h"), "alice")]).enforce_blocks(true);
+    let alice = check([charge(&policy("api", "1/1h"), "alice")]);
     site.exhaust(&alice).await;
-    let block = site.cache.block(&user("alice"), Until::Forever.into());
-    block.await.unwrap();
+    let made = site.limiter.block(&user("alice"), Until::Forever).await;
+    made.unwrap();
     assert!(matches!(site.check(&alice).await, Decision::Blocked(_)));
-}
-
-#[tokio::test]
-async fn only_unknown_operations_of_a_call_reach_the_store() {
-    let site = site();
-    let api = policy("api", "1/1h");
-    let (alice, bob) = (check([charge(&api, "alice")]), check([charge(&api, "bob")]));
-    site.exhaust(&alice).await;
-    let fill = |check: &Check| Operation::CheckBatch {
-        check: check.clone(),
-        count: 3,
-    };
-    let operations = vec![Operation::Check(alice.clone()), fill(&bob), fill(&alice)];
-    let replies = site.cache.call(operations.clone()).await.unwrap();
-    let told = |replies: Vec<Result<Reply, StoreError>>| -> Vec<Vec<(bool, bool)>> {
-        let decisions = replies.into_iter().map(|reply| match reply.unwrap() {
-            Reply::Check(decision) => vec![decision],
-            Reply::CheckBatch(decisions) => decisions,
-            other => panic!("{other:?}"),
-        });
-        let told = |it: Vec<Decision>| {
-            let told = it
-                .iter()
-                .map(|it| (it.is_allowed(), it.usage().is_cached()));
-            told.collect()
-        };
-        decisions.map(told).collect()
-    };
-    let repeated = vec![(false, true); 3];
-    let first = vec![(true, false), (false, false), (false, false)];
-    assert_eq!(
-        told(replies),
-        [vec![(false, true)], first, repeated.clone()]
-    );
-    assert_eq!(site.store.checks(), 5);
-    let replies = site.cache.call(operations).await.unwrap();
-    assert_eq!(
-        told(replies),
-        [vec![(false, true)], repeated.clone(), repeated]
-    );
-    assert_eq!(site.store.checks(), 5);
-    // A refund may be meant for a check behind it.
-    let reset = Operation::Reset {
-        policy: api.clone(),
-        key: user("alice"),
-    };
-    let replies = site.cache.call(vec![reset, Operation::Check(alice)]).await;
-    let reply = replies.unwrap().remove(1).unwrap();
-    assert!(matches!(reply, Reply::Check(Decision::Allowed(_))));
 }
 
 #[tokio::test]
@@ -559,7 +516,7 @@ impl Observer for Told {
 async fn observers_are_told_and_bans_count_each_refusal() {
     let site = site();
     let told = Told::default();
-    let limiter = Limiter::new(site.cache.clone()).observer(told.clone());
+    let limiter = site.limiter.clone().observer(told.clone());
     let ban: Ban = "4/10m=1h".parse().unwrap();
     let api = policy("api", "1/1h").ban(ban);
     for _ in 0..5 {
@@ -580,10 +537,9 @@ async fn observers_are_told_and_bans_count_each_refusal() {
 async fn a_repeated_refusal_does_not_close_the_breaker() {
     let site = site();
     // The breaker counts one failure in each half of the timeout.
-    let limiter = Limiter::new(site.cache.clone()).timeout(Duration::from_nanos(1));
+    let limiter = site.limiter.clone().timeout(Duration::from_nanos(1));
     let api = policy("api", "1/1h");
-    site.exhaust(&check([charge(&api, "alice")]).enforce_blocks(true))
-        .await;
+    site.exhaust(&[charge(&api, "alice")]).await;
     site.store.fails.store(true, Relaxed);
     for _ in 0..5 {
         assert!(
@@ -601,7 +557,7 @@ async fn a_repeated_refusal_does_not_close_the_breaker() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_hears_what_is_given_back_and_is_admitted_in_time() {
-    let limiter = Limiter::new(DenyCache::new(MemoryStore::new()));
+    let limiter = Limiter::new(MemoryStore::new()).cache_denials(true);
     let api = policy("api", "1/1h");
     let alice = || [charge(&api, "alice")];
     for _ in 0..3 {
@@ -621,7 +577,7 @@ async fn who_waits_hears_what_is_given_back_and_is_admitted_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_at_once_are_admitted_no_more_and_no_less() {
     let site = Arc::new(site());
-    let limiter = Limiter::new(site.cache.clone());
+    let limiter = site.limiter.clone();
     let api = policy("api", "5/1h");
     for round in 1..=20 {
         let tasks = (0..64).map(|_| {
@@ -642,9 +598,9 @@ async fn many_at_once_are_admitted_no_more_and_no_less() {
 async fn an_address_with_ever_new_keys_is_refused_without_a_call_by_a_layer_of_its_own() {
     let site = site();
     let address = user("203.0.113.7");
-    let by_key = RateLimitLayer::new(site.cache.clone())
+    let by_key = RateLimitLayer::new(site.limiter.clone())
         .limit(policy("key", "9/1m"), Header::new("x-api-key"));
-    let by_address = RateLimitLayer::new(site.cache.clone()).limit(policy("ip", "1/1h"), address);
+    let by_address = RateLimitLayer::new(site.limiter.clone()).limit(policy("ip", "1/1h"), address);
     let hello =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = by_address.layer(by_key.layer(hello));

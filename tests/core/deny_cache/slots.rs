@@ -10,10 +10,10 @@ use std::{
 
 use http::{Request, Response, StatusCode};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    limiter::Slot,
     manual_clock::ManualClock,
     observe::{Event, Observer},
-    store::{Check, DenyCache, Operation, Slots, StoreExt},
 };
 use support::history::START_MS;
 use tower::{ServiceBuilder, ServiceExt};
@@ -30,7 +30,7 @@ impl Observer for Asked {
     }
 }
 
-fn check(rules: &[&str]) -> Check {
+fn charges(rules: &[&str]) -> Vec<Charge> {
     let charges = rules.iter().map(|rules| {
         let name = if rules.contains("concurrent") {
             "exports"
@@ -40,23 +40,37 @@ fn check(rules: &[&str]) -> Check {
         let policy = Policy::parse(name, rules).unwrap();
         Charge::new(&policy, Key::new("user", "alice"), 1)
     });
-    Check::new(charges).unwrap()
+    charges.collect()
 }
 
-fn site() -> (MemoryStore, DenyCache, ManualClock) {
+/// A limiter of another process, one that caches denials, and the clock.
+fn site() -> (Limiter, Limiter, ManualClock) {
     let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
-    let cache = DenyCache::new(store.clone()).clock(clock.clone());
-    (store, cache, clock)
+    let cached = Limiter::new(store.clone())
+        .cache_denials(true)
+        .denial_clock(clock.clone());
+    (Limiter::new(store), cached, clock)
 }
 
-async fn take(store: &impl Store, check: &Check) -> Slots {
-    Slots::take(store.check(check).await.unwrap().usage()).unwrap()
+async fn take(limiter: &Limiter, charges: &[Charge]) -> Slot {
+    let decision = limiter.check(charges.to_vec()).await.unwrap();
+    limiter.hold(&decision).unwrap()
+}
+
+async fn give_back(limiter: &Limiter, slot: Slot) {
+    drop(slot);
+    limiter.return_slots().await;
+}
+
+async fn is_admitted(limiter: &Limiter, charges: &[Charge]) -> bool {
+    let decision = limiter.check(charges.to_vec()).await.unwrap();
+    decision.is_allowed()
 }
 
 /// Whether the cache denied without asking the store.
-async fn is_repeated(cache: &DenyCache, check: &Check) -> bool {
-    let denied = cache.check(check).await.unwrap();
+async fn is_repeated(cached: &Limiter, charges: &[Charge]) -> bool {
+    let denied = cached.check(charges.to_vec()).await.unwrap();
     assert!(matches!(denied, Decision::Denied(_)));
     denied.usage().is_cached()
 }
@@ -64,39 +78,36 @@ async fn is_repeated(cache: &DenyCache, check: &Check) -> bool {
 #[tokio::test]
 async fn a_denial_for_want_of_a_slot_is_repeated_for_at_most_100_ms() {
     for rules in [&["1/30s@concurrent"][..], &["9/1m", "1/30s@concurrent"]] {
-        let (store, cache, clock) = site();
-        let check = check(rules);
-        let slots = take(&store, &check).await;
+        let (other, cache, clock) = site();
+        let check = charges(rules);
+        let slot = take(&other, &check).await;
         assert!(!is_repeated(&cache, &check).await);
         // Another process returns its slot in the same millisecond.
-        store.settle(&slots.give_back()).await.unwrap();
+        give_back(&other, slot).await;
         clock.set(START_MS + 98);
         assert!(is_repeated(&cache, &check).await, "{rules:?}");
         clock.set(START_MS + 100);
-        assert!(cache.check(&check).await.unwrap().is_allowed(), "{rules:?}");
+        assert!(is_admitted(&cache, &check).await, "{rules:?}");
     }
 }
 
 #[tokio::test]
 async fn a_slot_that_is_returned_through_the_cache_ends_the_denial_at_once() {
     let (_, cache, _) = site();
-    let check = check(&["9/1m", "1/30s@concurrent"]);
-    let slots = take(&cache, &check).await;
+    let check = charges(&["9/1m", "1/30s@concurrent"]);
+    let slot = take(&cache, &check).await;
     assert!(!is_repeated(&cache, &check).await);
     assert!(is_repeated(&cache, &check).await);
-    cache
-        .execute(Operation::Settle(slots.give_back()))
-        .await
-        .unwrap();
-    assert!(cache.check(&check).await.unwrap().is_allowed());
+    give_back(&cache, slot).await;
+    assert!(is_admitted(&cache, &check).await);
 }
 
 #[tokio::test]
 async fn a_denial_is_not_repeated_when_a_slot_has_expired() {
-    let (store, cache, clock) = site();
-    let check = check(&["1/30s@concurrent"]);
-    let _slots = take(&store, &check).await;
-    let Decision::Denied(denial) = cache.check(&check).await.unwrap() else {
+    let (other, cache, clock) = site();
+    let check = charges(&["1/30s@concurrent"]);
+    let _slots = take(&other, &check).await;
+    let Decision::Denied(denial) = cache.check(check.clone()).await.unwrap() else {
         panic!("there is one slot");
     };
     let expiry_ms = START_MS + u64::try_from(denial.retry_after().unwrap().as_millis()).unwrap();
@@ -105,22 +116,22 @@ async fn a_denial_is_not_repeated_when_a_slot_has_expired() {
     clock.set(expiry_ms - 2);
     assert!(is_repeated(&cache, &check).await);
     clock.set(expiry_ms);
-    assert!(cache.check(&check).await.unwrap().is_allowed());
+    assert!(is_admitted(&cache, &check).await);
 }
 
 #[tokio::test]
 async fn a_denial_by_a_rate_beside_a_free_slot_is_repeated() {
     let (_, cache, _) = site();
-    let both = check(&["0/1m", "1/30s@concurrent"]);
+    let both = charges(&["0/1m", "1/30s@concurrent"]);
     assert!(!is_repeated(&cache, &both).await);
     assert!(is_repeated(&cache, &both).await);
 }
 
 #[tokio::test]
 async fn a_denial_by_a_rate_beside_a_missing_slot_is_repeated_as_long_as_the_rate_denies() {
-    let (store, cache, clock) = site();
-    let both = check(&["1/1m", "1/30s@concurrent"]);
-    let _slots = take(&store, &both).await;
+    let (other, cache, clock) = site();
+    let both = charges(&["1/1m", "1/30s@concurrent"]);
+    let _slots = take(&other, &both).await;
     assert!(!is_repeated(&cache, &both).await);
     clock.set(START_MS + 998);
     assert!(is_repeated(&cache, &both).await);
@@ -131,11 +142,11 @@ async fn a_denial_by_a_rate_beside_a_missing_slot_is_repeated_as_long_as_the_rat
 /// A client holds all slots, and sends a request in each millisecond.
 #[tokio::test]
 async fn a_client_that_keeps_its_slots_full_costs_ten_calls_a_second() {
-    let (store, cache, clock) = site();
-    let check = check(&["100/1m", "3/30s@concurrent"]);
+    let (other, cache, clock) = site();
+    let check = charges(&["100/1m", "3/30s@concurrent"]);
     let mut held = Vec::new();
     for _ in 0..3 {
-        held.push(take(&store, &check).await);
+        held.push(take(&other, &check).await);
     }
     let mut calls = 0;
     for ms in 0..10_000 {
@@ -149,7 +160,7 @@ async fn a_client_that_keeps_its_slots_full_costs_ten_calls_a_second() {
 async fn a_ban_in_a_layer_around_the_slots_holds_for_a_client_that_keeps_them_full() {
     let (_, cache, clock) = site();
     let asked = Asked::default();
-    let limiter = Limiter::new(cache).observer(asked.clone());
+    let limiter = cache.observer(asked.clone());
     let alice = Key::new("user", "alice");
     let rate = Policy::parse("rate", "100/1m").unwrap();
     let rate = rate.ban("5/10m=1h".parse().unwrap());

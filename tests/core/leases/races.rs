@@ -16,7 +16,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{CallFuture, Check, DenyCache, Leases, Operation, Reply, StoreExt, StoreFuture},
+    store::{CallFuture, Check, Leases, Operation, Reply, StoreExt, StoreFuture},
 };
 use tokio::sync::Notify;
 
@@ -499,23 +499,7 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
     );
 }
 
-#[tokio::test]
-async fn a_refusal_that_is_repeated_within_says_nothing_about_the_store() {
-    let world = World::with(|store, clock| {
-        let cache = DenyCache::new(store).clock(clock.clone());
-        Leases::new(cache).clock(clock)
-    });
-    let (all, own) = policies();
-    let everybody = charge(&all, "everybody");
-    world.warm_up(std::slice::from_ref(&everybody)).await;
-    let both = [everybody, charge(&own, "mallory")];
-    assert!(world.check(&both).await.is_allowed());
-    assert!(!world.check(&both).await.usage().is_cached());
-    let decision = world.check(&both).await;
-    assert!(!decision.is_allowed() && decision.usage().is_cached());
-}
-
-/// A cache around the leases, and a hot identity without units in the store: its units are in this process.
+/// A limiter that caches denials over the leases, and a hot identity without units in the store: its units are in this process.
 async fn exhausted(world: &World, charge: &Charge) -> Limiter {
     let check = Check::new([Charge::new(
         charge.policy(),
@@ -524,8 +508,9 @@ async fn exhausted(world: &World, charge: &Charge) -> Limiter {
     )])
     .unwrap();
     assert!(world.store.store.check(&check).await.unwrap().is_allowed());
-    let cache = DenyCache::new(world.leases.clone()).clock(world.clock.clone());
-    Limiter::new(cache).timeout(Duration::from_secs(60))
+    let limiter = Limiter::new(world.leases.clone()).cache_denials(true);
+    let limiter = limiter.denial_clock(world.clock.clone());
+    limiter.timeout(Duration::from_secs(60))
 }
 
 #[tokio::test]

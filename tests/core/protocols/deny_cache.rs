@@ -1,4 +1,4 @@
-//! Two processes with a `DenyCache` each, in front of one server: every order of questions, answers, refunds, losses,
+//! Two processes with a deny cache each, in front of one server: every order of questions, answers, refunds, losses,
 //! crashes and ticks of the clock. The model uses the real code for times, and finds each known mistake in it.
 //!
 //! The promises:
@@ -13,7 +13,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use validity::{MAX_AGE, Validity};
 
-#[path = "../../../src/store/layers/deny_cache/validity.rs"]
+#[path = "../../../src/limiter/refusals/validity.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod validity;
 

@@ -1,4 +1,4 @@
-//! The records of refunds in a `DenyCache`, under every order of the steps of two threads.
+//! The records of refunds in a deny cache, under every order of the steps of two threads.
 
 use std::sync::{
     Arc,
@@ -13,7 +13,7 @@ mod sync {
     pub(super) use loom::sync::atomic;
 }
 
-#[path = "../../../src/store/layers/refund_epochs.rs"]
+#[path = "../../../src/limiter/refusals/refund_epochs.rs"]
 #[allow(dead_code, reason = "the cache uses the rest")]
 mod refund_epochs;
 

@@ -1,72 +1,144 @@
-//! A `DenyCache` that compares each repeated refusal with the store's own decision.
+//! Acts through a limiter that caches denials. Each repeated denial is compared with the store's own decision.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::{sync::Arc, time::Duration};
 
+use proptest::{collection::vec, prelude::*};
 use sluicegate::{
-    Decision, Store, StoreError,
-    manual_clock::ManualClock,
-    store::{CallFuture, Check, DenyCache, Operation, Reply, StoreFuture},
+    Charge, Decision, Key, Limiter, Policy, Store, Usage, manual_clock::ManualClock, store::Check,
 };
 
-/// Asks the store again for each repeated refusal, and returns the store's answer. This changes nothing, because a
-/// refused check is charged nowhere. The operations of a call are executed one by one, so that each can be compared.
-#[derive(Debug)]
-pub struct Verified<S> {
-    cache: DenyCache,
-    store: Arc<S>,
-    repeated: Arc<AtomicU64>,
+/// Users and policies are numbers.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    /// Checks twice: if the first is denied, the second is repeated.
+    Check {
+        user: usize,
+        policies: usize,
+        cost: u64,
+    },
+    /// Settles the last admission to a cost.
+    Settle(u64),
+    Reset {
+        user: usize,
+        policy: usize,
+    },
+    Block {
+        user: usize,
+        ms: u64,
+    },
+    Unblock {
+        user: usize,
+    },
+    Pass {
+        ms: u64,
+    },
 }
 
-impl<S: Store> Verified<S> {
-    /// The cache and the store share one clock.
-    pub fn new((store, clock): (S, ManualClock)) -> (Self, ManualClock) {
-        let store = Arc::new(store);
-        let verified = Self {
-            cache: DenyCache::new(Arc::clone(&store)).clock(clock.clone()),
-            store,
-            repeated: Arc::default(),
-        };
-        (verified, clock)
-    }
+const RULES: [&str; 3] = ["3/1s@100ms,9/10s", "4/400ms@exact", "5+3/2s@bucket"];
 
-    /// Counts the repeated refusals in `repeated`.
-    pub fn counting(self, repeated: &Arc<AtomicU64>) -> Self {
+pub fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let check = (0..2_usize, 1..8_usize, 1..5_u64).prop_map(|(user, policies, cost)| Act::Check {
+        user,
+        policies,
+        cost,
+    });
+    let reset = (0..2_usize, 0..3_usize).prop_map(|(user, policy)| Act::Reset { user, policy });
+    let block = (0..2_usize, 1..1_500_u64).prop_map(|(user, ms)| Act::Block { user, ms });
+    let act = prop_oneof![
+        12 => check,
+        2 => (0..6_u64).prop_map(Act::Settle),
+        1 => reset,
+        1 => block,
+        1 => (0..2_usize).prop_map(|user| Act::Unblock { user }),
+        6 => prop_oneof![0..5_u64, 0..1_200_u64].prop_map(|ms| Act::Pass { ms }),
+    ];
+    vec(act, 1..60)
+}
+
+/// Asks the store for each repeated denial, and panics if it would admit the check, or sooner. This changes nothing,
+/// because a denied check is charged nowhere.
+pub struct Verified {
+    store: Arc<dyn Store>,
+    limiter: Limiter,
+    clock: ManualClock,
+    admitted: Vec<Usage>,
+    /// How many denials were repeated.
+    pub repeated: u64,
+}
+
+impl Verified {
+    /// The limiter and the store share one clock.
+    pub fn new((store, clock): (impl Store, ManualClock)) -> Self {
+        let store: Arc<dyn Store> = Arc::new(store);
+        let limiter = Limiter::new(Arc::clone(&store)).cache_denials(true);
         Self {
-            repeated: Arc::clone(repeated),
-            ..self
+            limiter: limiter
+                .denial_clock(clock.clone())
+                .timeout(Duration::from_secs(30)),
+            store,
+            clock,
+            admitted: Vec::new(),
+            repeated: 0,
         }
     }
 
-    async fn do_one(&self, operation: Operation) -> Result<Reply, StoreError> {
-        let mut replies = self.cache.call(vec![operation.clone()]).await?;
-        let reply = replies.remove(0)?;
-        match (reply, operation) {
-            (Reply::Check(decision), Operation::Check(check)) => {
-                Ok(Reply::Check(self.verify(&check, decision).await?))
-            }
-            (Reply::CheckBatch(decisions), Operation::CheckBatch { check, .. }) => {
-                let mut verified = Vec::new();
-                for decision in decisions {
-                    verified.push(self.verify(&check, decision).await?);
+    pub async fn play(&mut self, acts: &[Act]) {
+        for act in acts {
+            self.act(*act).await;
+        }
+    }
+
+    async fn act(&mut self, act: Act) {
+        match act {
+            Act::Check {
+                user,
+                policies,
+                cost,
+            } => {
+                for _ in 0..2 {
+                    self.check(user, policies, cost).await;
                 }
-                Ok(Reply::CheckBatch(verified))
             }
-            (reply, _) => Ok(reply),
+            Act::Settle(cost) => {
+                if let Some(usage) = self.admitted.pop() {
+                    self.limiter.settle(&usage, |_| cost).await.unwrap();
+                }
+            }
+            Act::Reset { user, policy } => {
+                let (policy, key) = (policy_of(policy), key_of(user));
+                self.limiter.reset(&policy, &key).await.unwrap();
+            }
+            Act::Block { user, ms } => {
+                let (key, length) = (key_of(user), Duration::from_millis(ms));
+                self.limiter.block(&key, length).await.unwrap();
+            }
+            Act::Unblock { user } => self.limiter.unblock(&key_of(user)).await.unwrap(),
+            Act::Pass { ms } => self.clock.advance(Duration::from_millis(ms)),
         }
     }
 
-    async fn verify(&self, check: &Check, decision: Decision) -> Result<Decision, StoreError> {
-        if !decision.usage().is_cached() {
-            return Ok(decision);
+    async fn check(&mut self, user: usize, policies: usize, cost: u64) {
+        let chosen = (0..RULES.len()).filter(|index| policies & 1 << index > 0);
+        let charges: Vec<_> = chosen
+            .map(|index| Charge::new(&policy_of(index), key_of(user), cost))
+            .collect();
+        let decision = self.limiter.check(charges.clone()).await.unwrap();
+        if decision.usage().is_cached() {
+            self.repeated += 1;
+            let check = Check::new(charges).unwrap().enforce_blocks(true);
+            assert_repeats(&decision, &self.store.check(&check).await.unwrap());
+        } else if let Decision::Allowed(usage) = decision {
+            self.admitted.push(usage);
         }
-        self.repeated.fetch_add(1, Relaxed);
-        let truth = self.store.check(check).await?;
-        assert_repeats(&decision, &truth);
-        Ok(truth)
     }
+}
+
+fn policy_of(index: usize) -> Policy {
+    Policy::parse(["a", "b", "c"][index], RULES[index]).unwrap()
+}
+
+fn key_of(user: usize) -> Key {
+    Key::new("user", user.to_string())
 }
 
 /// Later charges may have made the store deny for longer, but never for a shorter time.
@@ -92,46 +164,5 @@ fn assert_repeats(repeated: &Decision, truth: &Decision) {
             assert_eq!(repeated.retry_after(), truth.retry_after());
         }
         _ => panic!("{repeated:?}, and not {truth:?}"),
-    }
-}
-
-/// Derived `Clone` would require a store that can be cloned.
-impl<S> Clone for Verified<S> {
-    fn clone(&self) -> Self {
-        Self {
-            cache: self.cache.clone(),
-            store: Arc::clone(&self.store),
-            repeated: Arc::clone(&self.repeated),
-        }
-    }
-}
-
-impl<S: Store> Store for Verified<S> {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let answer = self.cache.check(check);
-        let (this, check) = (self.clone(), check.clone());
-        StoreFuture::pending(async move { this.verify(&check, answer.await?).await })
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        match operation {
-            Operation::Check(check) => self.check(&check).map(Reply::Check),
-            other => self.cache.execute(other),
-        }
-    }
-
-    fn inner(&self) -> Option<&dyn Store> {
-        Some(&self.cache)
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let this = self.clone();
-        StoreFuture::pending(async move {
-            let mut results = Vec::new();
-            for operation in operations {
-                results.push(this.do_one(operation).await);
-            }
-            Ok(results)
-        })
     }
 }

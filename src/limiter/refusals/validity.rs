@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-/// The maximum age of a repeated refusal. This is also how late you notice an early end through another cache.
+/// The maximum age of a repeated refusal. This is also how late you notice an early end through another limiter.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 
 const TICK: Duration = Duration::from_millis(1);
