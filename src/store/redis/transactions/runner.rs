@@ -26,7 +26,7 @@ use super::{
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::{
-        Operation, Reply,
+        Operation, Reply, engine,
         redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
         sent::Sent,
     },
@@ -261,7 +261,7 @@ fn decide(jobs: &[Job], plan: &Plan, snapshot: &mut Snapshot) -> Vec<Replies> {
         let has_left = job.has_left();
         let todo = job.operations.iter().zip(places);
         let todo = todo.filter(|_| !has_left);
-        todo.map(|(operation, places)| snapshot.execute(operation, places))
+        todo.map(|(operation, places)| engine::execute(operation, &mut snapshot.of(places)))
             .collect()
     });
     replies.collect()

@@ -1,7 +1,7 @@
 //! [`Snapshot`]: the values of some keys at one time. Operations on them run in memory.
 //!
-//! This module knows nothing of Redis. Each operation is decided as in the [`MemoryStore`](crate::MemoryStore), by the
-//! same [`Entry`], and the changes are written afterwards.
+//! This module knows nothing of Redis. The [engine](crate::store::engine) decides, as in the memory store, and the
+//! changes are written afterwards.
 
 use super::{
     layout::{read_block, read_counts, write_block, write_counts},
@@ -10,18 +10,16 @@ use super::{
 use crate::{
     domain::{
         block::{Block, BlockDetails, BlockRequest},
-        charge::Charge,
         check::Check,
-        decision::{BatchOutcome, Blocked, Count, Usage},
+        decision::{Blocked, Count},
         error::StoreError,
         key::Key,
-        operation::{Operation, Reply},
-        policy::Policy,
         rule::Rule,
-        settlement::Settlement,
-        slots::{Renewal, Renewed},
     },
-    store::entry::{Entry, by_charge},
+    store::{
+        engine::{Cells, StoreCells},
+        entry::Entry,
+    },
 };
 
 /// The values of some keys.
@@ -67,182 +65,72 @@ impl Snapshot {
         all.filter_map(|(place, change)| Some((place, change?)))
     }
 
-    /// Executes one operation on the keys at these places.
-    ///
-    /// # Errors
-    ///
-    /// If the operation cannot be done. Then nothing has changed.
-    pub(super) fn execute(
-        &mut self,
-        operation: &Operation,
-        places: &Places,
-    ) -> Result<Reply, StoreError> {
-        match operation {
-            Operation::Check(check) => self
-                .decide(check, 1, places, |filled, shadows| filled.decision(shadows))
-                .map(Reply::Check),
-            Operation::CheckBatch { check, count } => self
-                .decide(check, *count, places, |filled, shadows| {
-                    filled.decisions(shadows)
-                })
-                .map(Reply::CheckBatch),
-            Operation::Settle(settlement) => self.settle(settlement, places).map(Reply::Settle),
-            Operation::Renew(renewal) => self.renew(renewal, places).map(Reply::Renew),
-            Operation::Reset { .. } => {
-                self.forget(places);
-                Ok(Reply::Reset)
-            }
-            Operation::Block { request, .. } => self.block(request, places).map(Reply::Block),
-            Operation::Ban {
-                key,
-                strikes,
-                request,
-            } => self.ban(key, *strikes, request, places).map(Reply::Ban),
-            Operation::Unblock { .. } => {
-                self.forget(places);
-                Ok(Reply::Unblock)
-            }
-            other => Err(other.unsupported()),
+    /// The cells of an operation on the keys at these places.
+    pub(super) const fn of<'a>(&'a mut self, places: &'a Places) -> Operated<'a> {
+        Operated {
+            snapshot: self,
+            places,
         }
     }
+}
 
-    /// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
-    fn decide<T>(
-        &mut self,
-        check: &Check,
-        count: u16,
-        places: &Places,
-        answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let now_ms = self.now_ms;
-        if let Some(blocked) = self.blocked(check, places)? {
-            let blocked = BatchOutcome {
-                blocked: Some(blocked),
-                ..BatchOutcome::new(check, count, 0, now_ms, &[])
-            };
-            return answer(blocked, None);
-        }
-        let (admitted, counts) = self.check_batch(check.charges(), &places.charges, count)?;
-        let shadows = check.shadow_check();
-        let shadows = shadows.as_ref().and_then(|shadows| {
-            // An error of the shadows changes nothing else.
-            let batch = self.check_batch(shadows.charges(), &places.shadows, admitted);
-            batch.ok().map(|batch| (shadows, batch))
-        });
-        let shadows = shadows.as_ref().map(|(check, (fitting, counts))| {
-            BatchOutcome::new(check, admitted, *fitting, now_ms, counts)
-        });
-        let filled = BatchOutcome::new(check, count, admitted, now_ms, &counts);
-        answer(filled, shadows)
+/// The keys of one operation.
+pub(super) struct Operated<'a> {
+    snapshot: &'a mut Snapshot,
+    places: &'a Places,
+}
+
+impl Operated<'_> {
+    fn counts(&mut self, cell: usize) -> &mut Value<Entry> {
+        let Places {
+            charges, shadows, ..
+        } = self.places;
+        let place = charges.get(cell);
+        &mut self.snapshot.counts[*place.unwrap_or_else(|| &shadows[cell - charges.len()])]
     }
 
-    /// The current block that ends last, among those of the check's identities.
-    fn blocked(&self, check: &Check, places: &Places) -> Result<Option<Blocked>, StoreError> {
-        let mut keys = check.keys().zip(&places.blocks);
+    fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {
+        let held = self.snapshot.blocks[place].get()?.as_ref();
+        let block = held.map(|(block, _)| *block);
+        Ok(block.filter(|block| block.holds(self.snapshot.now_ms)))
+    }
+}
+
+impl Cells for Operated<'_> {
+    fn blocked(&mut self, check: &Check) -> Result<Option<Blocked>, StoreError> {
+        let mut keys = check.keys().zip(&self.places.blocks);
         keys.try_fold(None, |latest: Option<Blocked>, (key, place)| {
             let block = self.held_block(*place)?;
-            let blocked = block.map(|block| Blocked::new(key.clone(), block, self.now_ms));
+            let now_ms = self.snapshot.now_ms;
+            let blocked = block.map(|block| Blocked::new(key.clone(), block, now_ms));
             Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
         })
     }
 
-    fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {
-        let held = self.blocks[place].get()?.as_ref();
-        let block = held.map(|(block, _)| *block);
-        Ok(block.filter(|block| block.holds(self.now_ms)))
+    fn now_ms(&self) -> u64 {
+        self.snapshot.now_ms
     }
 
-    /// Charges as many of `count` identical checks as fit, and returns their number. The counts are taken after the
-    /// charge; if some checks did not fit, the counts show when one more does.
-    fn check_batch(
+    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
+        self.counts(cell).get().map(read)
+    }
+
+    fn write(
         &mut self,
-        charges: &[Charge],
-        places: &[usize],
-        count: u16,
-    ) -> Result<(u16, Vec<Count>), StoreError> {
-        let (fitting, mut counts) = self.look(charges, places)?;
-        let admitted = fitting.min(count);
-        if admitted > 0 {
-            self.charge(charges, places, admitted, &mut counts)?;
-            if admitted < count {
-                counts = self.look(charges, places)?.1;
-            }
-        }
-        Ok((admitted, counts))
-    }
-
-    /// How many of the checks fit, and the count under each rule.
-    fn look(&self, charges: &[Charge], places: &[usize]) -> Result<(u16, Vec<Count>), StoreError> {
-        let (mut fitting, mut counts) = (u16::MAX, Vec::new());
-        for (charge, place) in charges.iter().zip(places) {
-            let mut own = vec![Count::default(); charge.policy().rules().len()];
-            let entry = self.counts[*place].get()?;
-            fitting = fitting.min(entry.look(charge, self.now_ms, &mut own));
-            counts.append(&mut own);
-        }
-        Ok((fitting, counts))
-    }
-
-    /// Adds each cost `times` times, and updates the counts that this changes. Cannot fail after `look` has succeeded
-    /// for these charges.
-    fn charge(
-        &mut self,
-        charges: &[Charge],
-        places: &[usize],
-        times: u16,
+        cell: usize,
+        _rules: impl Iterator<Item = Rule> + Clone,
         counts: &mut [Count],
+        change: impl FnOnce(&mut Entry, &mut [Count]),
     ) -> Result<(), StoreError> {
-        let now_ms = self.now_ms;
-        for (charge, place, counts) in by_charge(charges, places, counts) {
-            let units = charge.cost() * u64::from(times); // all of them fit a limit
-            if units > 0 {
-                let (entry, policy) = (self.counts[place].get_mut()?, charge.policy());
-                entry.charge(policy, units, now_ms, counts);
-            }
-        }
+        let entry = self.counts(cell).get_mut()?;
+        change(entry, counts);
         Ok(())
     }
+}
 
-    fn settle(&mut self, settlement: &Settlement, places: &Places) -> Result<Usage, StoreError> {
-        let check = settlement.check().without_shadows();
-        let (_, mut counts) = self.look(check.charges(), &places.charges)?;
-        let now_ms = self.now_ms;
-        let charged = settlement.usage().policies().zip(settlement.costs());
-        let charges = by_charge(check.charges(), &places.charges, &mut counts);
-        for ((charge, place, counts), (usage, cost)) in charges.zip(charged) {
-            let difference = cost.cast_signed() - charge.cost().cast_signed();
-            if self.counts[place]
-                .get()?
-                .would_settle(usage, now_ms, difference)
-            {
-                let entry = self.counts[place].get_mut()?;
-                entry.settle(usage, now_ms, difference, counts);
-            }
-        }
-        Usage::settled(&check, now_ms, &counts)
-    }
-
-    fn renew(&mut self, renewal: &Renewal, places: &Places) -> Result<Renewed, StoreError> {
-        let (check, usage, now_ms) = (renewal.check(), renewal.usage(), self.now_ms);
-        let (_, mut counts) = self.look(check.charges(), &places.charges)?;
-        let mut is_renewed = true;
-        let slots = check.charges().iter().zip(&places.charges);
-        for ((charge, place), usage) in slots.zip(usage.policies()) {
-            is_renewed &= self.counts[*place].get()?.has(usage, now_ms, charge.cost());
-        }
-        if is_renewed {
-            let charges = by_charge(check.charges(), &places.charges, &mut counts);
-            for ((charge, place, counts), usage) in charges.zip(usage.policies()) {
-                let entry = self.counts[place].get_mut()?;
-                entry.renew(usage, now_ms, charge.cost(), counts);
-            }
-        }
-        renewal.reply(is_renewed, now_ms, &counts)
-    }
-
-    /// Adds a block, unless a current one ends later. Returns the block that applies.
-    fn block(&mut self, request: &BlockRequest, places: &Places) -> Result<Block, StoreError> {
-        let (place, now_ms) = (places.blocks[0], self.now_ms);
+impl StoreCells for Operated<'_> {
+    fn block(&mut self, _key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
+        let (place, now_ms) = (self.places.blocks[0], self.snapshot.now_ms);
         let block = Block::begin(request.until(), request.source(), now_ms);
         let known = self.held_block(place)?;
         if let Some(known) = known.filter(|known| known.or_later(block) == *known) {
@@ -250,46 +138,23 @@ impl Snapshot {
         }
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
-            self.blocks[place].set(Some((block, details)));
+            self.snapshot.blocks[place].set(Some((block, details)));
         }
         Ok(block)
     }
 
-    fn ban(
-        &mut self,
-        key: &Key,
-        strikes: Rule,
-        request: &BlockRequest,
-        places: &Places,
-    ) -> Result<Option<Block>, StoreError> {
-        let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
-        let (_, counts) = self.look(&[look], &places.charges)?;
-        if counts[0].used < strikes.limit() {
-            return Ok(None);
-        }
-        let block = self.block(request, places)?;
-        self.forget_counts(places);
-        Ok(Some(block))
-    }
-
-    /// Removes the values of these keys, whatever they hold.
-    fn forget(&mut self, places: &Places) {
-        self.forget_counts(places);
-        for place in &places.blocks {
-            let block = &mut self.blocks[*place];
-            if !matches!(block.content, Ok(None)) {
-                block.set(None);
-            }
+    fn unblock(&mut self, _key: &Key) {
+        let block = &mut self.snapshot.blocks[self.places.blocks[0]];
+        if !matches!(block.content, Ok(None)) {
+            block.set(None);
         }
     }
 
-    fn forget_counts(&mut self, places: &Places) {
-        for place in &places.charges {
-            let counts = &mut self.counts[*place];
-            let is_nothing = |entry: &Entry| entry.sections().is_empty();
-            if !counts.content.as_ref().is_ok_and(is_nothing) {
-                counts.set(Entry::new());
-            }
+    fn forget(&mut self, _policy: &str, _key: &Key) {
+        let counts = self.counts(0);
+        let is_nothing = |entry: &Entry| entry.sections().is_empty();
+        if !counts.content.as_ref().is_ok_and(is_nothing) {
+            counts.set(Entry::new());
         }
     }
 }

@@ -1,0 +1,334 @@
+//! The operations on counts that this process can read and write, each written once, over [`Cells`].
+//!
+//! The memory store, the transactions over Redis and the operators' tool are cells. The arithmetic is that of
+//! [`Entry`].
+
+use std::slice;
+
+use smallvec::SmallVec;
+
+use crate::{
+    domain::{
+        block::{Block, BlockRequest, STRIKES},
+        charge::Charge,
+        check::Check,
+        decision::{BatchOutcome, Blocked, Count, Decision, RuleUsage, Usage},
+        error::StoreError,
+        key::Key,
+        operation::{Operation, Reply},
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+        slots::{Renewal, Renewed},
+    },
+    store::entry::Entry,
+};
+
+/// A count for each rule. Most checks fit on the stack.
+type Counts = SmallVec<[Count; 4]>;
+
+/// The counts that an operation reads and writes: a cell for each of its charges, numbered from 0.
+///
+/// An operation looks at all of its cells before it writes to the first. So it fails before it has changed anything.
+pub(super) trait Cells {
+    /// The latest block of an identity that the check charges.
+    fn blocked(&mut self, _check: &Check) -> Result<Option<Blocked>, StoreError> {
+        Ok(None)
+    }
+
+    /// Finds the cells of these charges. Until the end, no other operation changes them.
+    fn begin(&mut self, _charges: &[Charge]) {}
+
+    /// The store's time, in ms, from the beginning on.
+    fn now_ms(&self) -> u64;
+
+    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError>;
+
+    /// Makes room for each of these cells, or for none.
+    fn reserve(&mut self, _cells: impl Iterator<Item = usize> + Clone) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Changes a cell that has room. `counts` are those of `rules`, and the change replaces them.
+    fn write(
+        &mut self,
+        cell: usize,
+        rules: impl Iterator<Item = Rule> + Clone,
+        counts: &mut [Count],
+        change: impl FnOnce(&mut Entry, &mut [Count]),
+    ) -> Result<(), StoreError>;
+
+    /// Lets other operations change the cells.
+    fn end(&mut self) {}
+}
+
+/// Cells of a store, which also keeps blocks.
+pub(super) trait StoreCells: Cells {
+    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError>;
+
+    fn unblock(&mut self, key: &Key);
+
+    /// Forgets the counts of a key under the policy of this name.
+    fn forget(&mut self, policy: &str, key: &Key);
+}
+
+pub(super) fn check(check: &Check, cells: &mut impl Cells) -> Result<Decision, StoreError> {
+    decide(check, 1, cells, |filled, shadows| filled.decision(shadows))
+}
+
+/// Executes an operation about keys.
+///
+/// # Errors
+///
+/// If the operation cannot be done. Then nothing has changed.
+pub(super) fn execute(
+    operation: &Operation,
+    cells: &mut impl StoreCells,
+) -> Result<Reply, StoreError> {
+    match operation {
+        Operation::Check(check) => self::check(check, cells).map(Reply::Check),
+        Operation::CheckBatch { check, count } => {
+            let decisions = decide(check, *count, cells, |filled, shadows| {
+                filled.decisions(shadows)
+            });
+            decisions.map(Reply::CheckBatch)
+        }
+        Operation::Settle(settlement) => settle(settlement, cells).map(Reply::Settle),
+        Operation::Renew(renewal) => renew(renewal, cells).map(Reply::Renew),
+        Operation::Reset { policy, key } => {
+            cells.forget(policy.name(), key);
+            Ok(Reply::Reset)
+        }
+        Operation::Block { key, request } => cells.block(key, request).map(Reply::Block),
+        Operation::Ban {
+            key,
+            strikes,
+            request,
+        } => ban(key, *strikes, request, cells).map(Reply::Ban),
+        Operation::Unblock { key } => {
+            cells.unblock(key);
+            cells.forget(STRIKES, key);
+            Ok(Reply::Unblock)
+        }
+        other => Err(other.unsupported()),
+    }
+}
+
+/// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
+fn decide<T>(
+    check: &Check,
+    count: u16,
+    cells: &mut impl Cells,
+    answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    if check.enforces_blocks()
+        && let Some(blocked) = cells.blocked(check)?
+    {
+        let now_ms = blocked.decided_at_ms();
+        let filled = BatchOutcome {
+            blocked: Some(blocked),
+            ..BatchOutcome::new(check, count, 0, now_ms, &[])
+        };
+        return answer(filled, None);
+    }
+    let shadows = check.shadow_check();
+    let mut counts = counts(check.all_charges());
+    let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
+    let (admitted, shadow_admitted) = within(cells, check.all_charges(), |cells| {
+        let admitted = fill(cells, 0, check.charges(), count, counts)?;
+        let (first, charges) = (check.charges().len(), check.shadow_charges());
+        // An error of the shadows changes nothing else.
+        let of_shadows = fill(cells, first, charges, admitted, shadow_counts);
+        Ok((admitted, of_shadows.ok()))
+    })?;
+    let now_ms = cells.now_ms();
+    let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
+    let shadows = shadows.as_ref().zip(shadow_admitted);
+    let shadows = shadows.map(|(check, shadow_admitted)| {
+        BatchOutcome::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
+    });
+    answer(filled, shadows)
+}
+
+/// Charges as many of `count` identical checks as fit, and returns how many. `counts` then hold the usage after the
+/// charge. If some checks did not fit, `counts` also say when one more fits.
+fn fill(
+    cells: &mut impl Cells,
+    first: usize,
+    charges: &[Charge],
+    count: u16,
+    counts: &mut [Count],
+) -> Result<u16, StoreError> {
+    if charges.is_empty() {
+        return Ok(count);
+    }
+    let fitting = look(cells, first, charges, counts)?;
+    let admitted = fitting.min(count);
+    if admitted > 0 {
+        // A charge without cost changes no counts, so its cell needs no room.
+        let charged = charges.iter().zip(first..).filter(|(it, _)| it.cost() > 0);
+        cells.reserve(charged.map(|(_, cell)| cell))?;
+        charge(cells, first, charges, admitted, counts)?;
+        if admitted < count {
+            // A charge returns no time at which more fits, so look for it.
+            look(cells, first, charges, counts)?;
+        }
+    }
+    Ok(admitted)
+}
+
+/// Counts under each rule. Returns how many times the costs fit.
+fn look(
+    cells: &mut impl Cells,
+    first: usize,
+    charges: &[Charge],
+    counts: &mut [Count],
+) -> Result<u16, StoreError> {
+    let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
+    for (cell, charge, counts) in by_charge(first, charges, counts) {
+        let fits = cells.look(cell, |entry| entry.look(charge, now_ms, counts))?;
+        fitting = fitting.min(fits);
+    }
+    Ok(fitting)
+}
+
+/// Adds each cost `times` times, and replaces the counts that this changes.
+fn charge(
+    cells: &mut impl Cells,
+    first: usize,
+    charges: &[Charge],
+    times: u16,
+    counts: &mut [Count],
+) -> Result<(), StoreError> {
+    let now_ms = cells.now_ms();
+    for (cell, charge, counts) in by_charge(first, charges, counts) {
+        let units = charge.cost() * u64::from(times); // all of them fit a limit
+        if units > 0 {
+            let policy = charge.policy();
+            let rules = policy.rules().iter().copied();
+            cells.write(cell, rules, counts, |entry, counts| {
+                entry.charge(policy, units, now_ms, counts);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, StoreError> {
+    let check = settlement.check();
+    let mut counts = counts(check.charges());
+    within(cells, check.charges(), |cells| {
+        let now_ms = cells.now_ms();
+        let settled = || {
+            let charged = settlement.usage().policies().zip(settlement.costs());
+            let charged = charged.zip(check.charges());
+            charged.map(|((usage, cost), charge)| {
+                (usage, cost.cast_signed() - charge.cost().cast_signed())
+            })
+        };
+        // A cell needs room only if its counts change. Reserve all of them before the first change: all or nothing.
+        let mut changed = SmallVec::<[bool; 8]>::new();
+        let all = by_charge(0, check.charges(), &mut counts).zip(settled());
+        for ((cell, charge, counts), (usage, difference)) in all {
+            changed.push(cells.look(cell, |entry| {
+                let changes = entry.would_settle(usage, now_ms, difference);
+                if !changes {
+                    entry.look(charge, now_ms, counts);
+                }
+                changes
+            })?);
+        }
+        let all = changed.iter().enumerate().filter(|(_, changes)| **changes);
+        cells.reserve(all.map(|(cell, _)| cell))?;
+        let all = by_charge(0, check.charges(), &mut counts).zip(settled());
+        for ((cell, _, counts), (usage, difference)) in all.filter(|((cell, ..), _)| changed[*cell])
+        {
+            let rules = usage.rules().iter().map(RuleUsage::rule);
+            cells.write(cell, rules, counts, |entry, counts| {
+                entry.settle(usage, now_ms, difference, counts);
+            })?;
+        }
+        Ok(())
+    })?;
+    Usage::settled(check, cells.now_ms(), &counts)
+}
+
+fn renew(renewal: &Renewal, cells: &mut impl Cells) -> Result<Renewed, StoreError> {
+    let (charges, usage) = (renewal.check().charges(), renewal.usage());
+    let mut counts = counts(charges);
+    let is_renewed = within(cells, charges, |cells| {
+        let now_ms = cells.now_ms();
+        let mut is_renewed = true;
+        let all = by_charge(0, charges, &mut counts).zip(usage.policies());
+        for ((cell, charge, counts), usage) in all {
+            is_renewed &= cells.look(cell, |entry| {
+                entry.look(charge, now_ms, counts);
+                entry.has(usage, now_ms, charge.cost())
+            })?;
+        }
+        let all = by_charge(0, charges, &mut counts).zip(usage.policies());
+        for ((cell, charge, counts), usage) in all.filter(|_| is_renewed) {
+            let rules = usage.rules().iter().map(RuleUsage::rule);
+            cells.write(cell, rules, counts, |entry, counts| {
+                entry.renew(usage, now_ms, charge.cost(), counts);
+            })?;
+        }
+        Ok(is_renewed)
+    })?;
+    renewal.reply(is_renewed, cells.now_ms(), &counts)
+}
+
+fn ban(
+    key: &Key,
+    strikes: Rule,
+    request: &BlockRequest,
+    cells: &mut impl StoreCells,
+) -> Result<Option<Block>, StoreError> {
+    let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
+    let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
+    within(cells, charge, |cells| look(cells, 0, charge, &mut counts))?;
+    if counts[0].used < strikes.limit() {
+        return Ok(None);
+    }
+    let block = cells.block(key, request)?;
+    cells.forget(STRIKES, key);
+    Ok(Some(block))
+}
+
+/// Does some work on the cells of these charges. Cells can hold locks until the end, so answers, which allocate, are
+/// built afterwards.
+fn within<C: Cells, T>(
+    cells: &mut C,
+    charges: &[Charge],
+    work: impl FnOnce(&mut C) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    cells.begin(charges);
+    let done = work(cells);
+    cells.end();
+    done
+}
+
+/// A count for each rule.
+fn counts(charges: &[Charge]) -> Counts {
+    let mut counts = Counts::new();
+    for charge in charges {
+        let rules = charge.policy().rules().len();
+        counts.resize(counts.len() + rules, Count::default());
+    }
+    counts
+}
+
+/// Each charge with its cell and the counts of its rules.
+fn by_charge<'a>(
+    first: usize,
+    charges: &'a [Charge],
+    mut counts: &'a mut [Count],
+) -> impl Iterator<Item = (usize, &'a Charge, &'a mut [Count])> {
+    charges.iter().zip(first..).map(move |(charge, cell)| {
+        let rules = charge.policy().rules().len();
+        let own;
+        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+        (cell, charge, own)
+    })
+}
