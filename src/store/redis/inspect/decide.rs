@@ -11,6 +11,7 @@ use crate::{
     store::{
         engine::{self, Cells},
         entry::Entry,
+        redis::value::MAX_TIME_MS,
     },
 };
 
@@ -38,7 +39,7 @@ pub fn decide(
         Entry::of(sections.map(|it| it.counted().clone()).collect())
     });
     let mut stored = Stored {
-        now_ms: now_ms.min(super::value::MAX_TIME_MS),
+        now_ms: now_ms.min(MAX_TIME_MS),
         entries: entries.collect(),
     };
     engine::check(&check.without_shadows(), &mut stored)

@@ -18,16 +18,20 @@ use tokio::{
 };
 
 use super::{
-    plan::{Plan, identities},
     queue::{Group, Queue},
     session::Session,
-    snapshot::Snapshot,
+    snapshot::{Snapshot, names_of},
 };
 use crate::{
-    domain::error::{StoreError, StoreErrorKind},
+    domain::{
+        charge::Charge,
+        check::Check,
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+    },
     store::{
         Operation, Reply, engine,
-        redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
+        redis::{RedisStore, error::SHUT_DOWN},
         sent::Sent,
     },
 };
@@ -52,8 +56,8 @@ pub(super) struct OptimisticRunner {
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) pool: Pool<RedisConnectionManager>,
-    pub(super) names: Names,
-    pub(super) clock: SetClock,
+    /// Over the same pool, with the same names and clock: writes and reads the index of blocks.
+    pub(super) store: RedisStore,
 }
 
 /// The operations of one caller.
@@ -148,7 +152,7 @@ impl OptimisticRunner {
 }
 
 /// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
-pub(super) async fn renew(mut session: Session, runner: Weak<OptimisticRunner>) {
+async fn renew(mut session: Session, runner: Weak<OptimisticRunner>) {
     while let Some(settings) = runner.upgrade().map(|runner| runner.settings.clone()) {
         if session.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
@@ -191,7 +195,7 @@ impl Drop for Place {
 
 impl Settings {
     /// The deadline of an attempt that begins now.
-    pub(super) fn end() -> Instant {
+    fn end() -> Instant {
         Instant::now() + TIMEOUT
     }
 
@@ -202,15 +206,16 @@ impl Settings {
         jobs: &[Job],
         end: Instant,
     ) -> Result<Vec<Replies>, StoreError> {
-        let plan = Plan::new(&self.names, jobs.iter().flat_map(|job| &job.operations));
-        if plan.keys.is_empty() {
-            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, Vec::new(), 0)));
+        let operations = jobs.iter().flat_map(|job| &job.operations);
+        let names = names_of(&self.store.names, operations);
+        if names.is_empty() {
+            return Ok(decide(jobs, &mut self.snapshot(0, Vec::new(), Vec::new())));
         }
         // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
         let mut was_lost = false;
         loop {
-            let reading = match session.read(&plan.keys, end).await {
+            let reading = match session.read(&names, end).await {
                 // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
                 Err(_) if session.is_lost() && !was_lost && Instant::now() < end => {
                     was_lost = true;
@@ -220,15 +225,14 @@ impl Settings {
                 }
                 reading => reading.map_err(StoreError::unsent)?,
             };
-            let now_ms = self.now_ms(reading.now_ms);
-            let mut snapshot = Snapshot::new(now_ms, reading.values, plan.block_count);
-            let replies = decide(jobs, &plan, &mut snapshot);
-            let mut changes = snapshot.changes().peekable();
+            let now_ms = self.store.clock.now_ms().unwrap_or(reading.now_ms);
+            let mut snapshot = self.snapshot(now_ms, names.clone(), reading.values);
+            let replies = decide(jobs, &mut snapshot);
+            let changes = snapshot.changes();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
-            if changes.peek().is_none() {
+            if changes.is_empty() {
                 return Ok(replies);
             }
-            let changes = changes.map(|(place, change)| (&*plan.keys[place], change));
             let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
             if session.write(changes, ttl_ms, end).await? {
                 return Ok(replies);
@@ -239,14 +243,20 @@ impl Settings {
         }
     }
 
-    pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
-        self.clock.now_ms().unwrap_or(server_ms)
+    fn snapshot(
+        &self,
+        now_ms: u64,
+        names: Vec<Vec<u8>>,
+        values: Vec<Result<Option<Vec<u8>>, StoreError>>,
+    ) -> Snapshot<'_> {
+        let values = names.into_iter().zip(values);
+        Snapshot::new(&self.store.names, now_ms, values)
     }
 
     /// How long a key is kept, in ms from the write, which is no earlier than the read.
     fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
         let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
-        match self.clock.now_ms() {
+        match self.store.clock.now_ms() {
             Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
             None => ttl_ms,
         }
@@ -254,17 +264,20 @@ impl Settings {
 }
 
 /// Executes the operations of all jobs whose callers still wait.
-fn decide(jobs: &[Job], plan: &Plan, snapshot: &mut Snapshot) -> Vec<Replies> {
-    let mut places = plan.places.iter();
+fn decide(jobs: &[Job], snapshot: &mut Snapshot<'_>) -> Vec<Replies> {
     let replies = jobs.iter().map(|job| {
-        let places = places.by_ref().take(job.operations.len());
         let has_left = job.has_left();
-        let todo = job.operations.iter().zip(places);
-        let todo = todo.filter(|_| !has_left);
-        todo.map(|(operation, places)| engine::execute(operation, &mut snapshot.of(places)))
+        let todo = job.operations.iter().filter(|_| !has_left);
+        todo.map(|operation| engine::execute(operation, snapshot))
             .collect()
     });
     replies.collect()
+}
+
+/// The identities of an operation, possibly with duplicates.
+fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
+    let charges = operation.check().into_iter().flat_map(Check::all_charges);
+    charges.map(Charge::key).chain(operation.key())
 }
 
 const CONTENDED: StoreError = StoreError::new(
