@@ -136,11 +136,11 @@ fn decide<T>(
     let mut counts = counts(check.all_charges());
     let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
     let (admitted, shadow_admitted) = within(cells, check.all_charges(), |cells| {
-        let admitted = fill(cells, 0, check.charges(), count, counts)?;
-        let (first, charges) = (check.charges().len(), check.shadow_charges());
+        let admitted = Part::new(0, check.charges(), counts).fill(cells, count)?;
+        let first = check.charges().len();
+        let mut shadows = Part::new(first, check.shadow_charges(), shadow_counts);
         // An error of the shadows changes nothing else.
-        let of_shadows = fill(cells, first, charges, admitted, shadow_counts);
-        Ok((admitted, of_shadows.ok()))
+        Ok((admitted, shadows.fill(cells, admitted).ok()))
     })?;
     let now_ms = cells.now_ms();
     let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
@@ -151,102 +151,109 @@ fn decide<T>(
     answer(filled, shadows)
 }
 
-/// Charges as many of `count` identical checks as fit, and returns how many. `counts` then hold the usage after the
-/// charge. If some checks did not fit, `counts` also say when one more fits.
-fn fill(
-    cells: &mut impl Cells,
+/// Charges of an operation, with a count for each of their rules: the cell of the first charge is `first`.
+struct Part<'a> {
     first: usize,
-    charges: &[Charge],
-    count: u16,
-    counts: &mut [Count],
-) -> Result<u16, StoreError> {
-    if charges.is_empty() {
-        return Ok(count);
-    }
-    let fitting = look(cells, first, charges, counts)?;
-    let admitted = fitting.min(count);
-    if admitted > 0 {
-        // A charge without cost changes no counts, so its cell needs no room.
-        let charged = charges.iter().zip(first..).filter(|(it, _)| it.cost() > 0);
-        cells.reserve(charged.map(|(_, cell)| cell))?;
-        charge(cells, first, charges, admitted, counts)?;
-        if admitted < count {
-            // A charge returns no time at which more fits, so look for it.
-            look(cells, first, charges, counts)?;
-        }
-    }
-    Ok(admitted)
+    charges: &'a [Charge],
+    counts: &'a mut [Count],
 }
 
-/// Counts under each rule. Returns how many times the costs fit.
-fn look(
-    cells: &mut impl Cells,
-    first: usize,
-    charges: &[Charge],
-    counts: &mut [Count],
-) -> Result<u16, StoreError> {
-    let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
-    for (cell, charge, counts) in by_charge(first, charges, counts) {
-        let fits = cells.look(cell, |entry| entry.look(charge, now_ms, counts))?;
-        fitting = fitting.min(fits);
-    }
-    Ok(fitting)
-}
-
-/// Adds each cost `times` times, and replaces the counts that this changes.
-fn charge(
-    cells: &mut impl Cells,
-    first: usize,
-    charges: &[Charge],
-    times: u16,
-    counts: &mut [Count],
-) -> Result<(), StoreError> {
-    let now_ms = cells.now_ms();
-    for (cell, charge, counts) in by_charge(first, charges, counts) {
-        let units = charge.cost() * u64::from(times); // all of them fit a limit
-        if units > 0 {
-            let policy = charge.policy();
-            let rules = policy.rules().iter().copied();
-            cells.write(cell, rules, counts, |entry, counts| {
-                entry.charge(policy, units, now_ms, counts);
-            })?;
+impl<'a> Part<'a> {
+    const fn new(first: usize, charges: &'a [Charge], counts: &'a mut [Count]) -> Self {
+        Self {
+            first,
+            charges,
+            counts,
         }
     }
-    Ok(())
+
+    /// Each charge with its cell and the counts of its rules.
+    fn each(&mut self) -> impl Iterator<Item = (usize, &'a Charge, &mut [Count])> {
+        let mut counts = &mut *self.counts;
+        self.charges
+            .iter()
+            .zip(self.first..)
+            .map(move |(charge, cell)| {
+                let rules = charge.policy().rules().len();
+                let own;
+                (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+                (cell, charge, own)
+            })
+    }
+
+    /// Charges as many of `count` identical checks as fit, and returns how many. The counts are then those after the
+    /// charge. If some checks did not fit, the counts also say when one more fits.
+    fn fill(&mut self, cells: &mut impl Cells, count: u16) -> Result<u16, StoreError> {
+        if self.charges.is_empty() {
+            return Ok(count);
+        }
+        let admitted = self.look(cells)?.min(count);
+        if admitted > 0 {
+            // A charge without cost changes no counts, so its cell needs no room.
+            let charged = self.charges.iter().zip(self.first..);
+            let charged = charged.filter(|(charge, _)| charge.cost() > 0);
+            cells.reserve(charged.map(|(_, cell)| cell))?;
+            self.charge(cells, admitted)?;
+            if admitted < count {
+                // A charge returns no time at which more fits, so look for it.
+                self.look(cells)?;
+            }
+        }
+        Ok(admitted)
+    }
+
+    /// Counts under each rule. Returns how many times the costs fit.
+    fn look(&mut self, cells: &mut impl Cells) -> Result<u16, StoreError> {
+        let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
+        for (cell, charge, counts) in self.each() {
+            let fits = cells.look(cell, |entry| entry.look(charge, now_ms, counts))?;
+            fitting = fitting.min(fits);
+        }
+        Ok(fitting)
+    }
+
+    /// Adds each cost `times` times, and replaces the counts that this changes.
+    fn charge(&mut self, cells: &mut impl Cells, times: u16) -> Result<(), StoreError> {
+        let now_ms = cells.now_ms();
+        for (cell, charge, counts) in self.each() {
+            let units = charge.cost() * u64::from(times); // all of them fit a limit
+            if units > 0 {
+                let policy = charge.policy();
+                let rules = policy.rules().iter().copied();
+                cells.write(cell, rules, counts, |entry, counts| {
+                    entry.charge(policy, units, now_ms, counts);
+                })?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, StoreError> {
     let check = settlement.check();
     let mut counts = counts(check.charges());
+    let mut part = Part::new(0, check.charges(), &mut counts);
+    let usages = || settlement.usage().policies().zip(settlement.costs());
+    let difference = |charge: &Charge, cost: &u64| cost.cast_signed() - charge.cost().cast_signed();
     within(cells, check.charges(), |cells| {
         let now_ms = cells.now_ms();
-        let settled = || {
-            let charged = settlement.usage().policies().zip(settlement.costs());
-            let charged = charged.zip(check.charges());
-            charged.map(|((usage, cost), charge)| {
-                (usage, cost.cast_signed() - charge.cost().cast_signed())
-            })
-        };
         // A cell needs room only if its counts change. Reserve all of them before the first change: all or nothing.
         let mut changed = SmallVec::<[bool; 8]>::new();
-        let all = by_charge(0, check.charges(), &mut counts).zip(settled());
-        for ((cell, charge, counts), (usage, difference)) in all {
+        for ((cell, charge, counts), (usage, cost)) in part.each().zip(usages()) {
             changed.push(cells.look(cell, |entry| {
-                let changes = entry.would_settle(usage, now_ms, difference);
+                let changes = entry.would_settle(usage, now_ms, difference(charge, cost));
                 if !changes {
                     entry.look(charge, now_ms, counts);
                 }
                 changes
             })?);
         }
-        let all = changed.iter().enumerate().filter(|(_, changes)| **changes);
-        cells.reserve(all.map(|(cell, _)| cell))?;
-        let all = by_charge(0, check.charges(), &mut counts).zip(settled());
-        for ((cell, _, counts), (usage, difference)) in all.filter(|((cell, ..), _)| changed[*cell])
-        {
+        cells.reserve((0..changed.len()).filter(|cell| changed[*cell]))?;
+        let all = part.each().zip(usages());
+        for ((cell, charge, counts), (usage, cost)) in all.filter(|it| changed[it.0.0]) {
             let rules = usage.rules().iter().map(RuleUsage::rule);
             cells.write(cell, rules, counts, |entry, counts| {
-                entry.settle(usage, now_ms, difference, counts);
+                entry.settle(usage, now_ms, difference(charge, cost), counts);
             })?;
         }
         Ok(())
@@ -257,17 +264,16 @@ fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, Stor
 fn renew(renewal: &Renewal, cells: &mut impl Cells) -> Result<Renewed, StoreError> {
     let (charges, usage) = (renewal.check().charges(), renewal.usage());
     let mut counts = counts(charges);
+    let mut part = Part::new(0, charges, &mut counts);
     let is_renewed = within(cells, charges, |cells| {
-        let now_ms = cells.now_ms();
-        let mut is_renewed = true;
-        let all = by_charge(0, charges, &mut counts).zip(usage.policies());
-        for ((cell, charge, counts), usage) in all {
+        let (now_ms, mut is_renewed) = (cells.now_ms(), true);
+        for ((cell, charge, counts), usage) in part.each().zip(usage.policies()) {
             is_renewed &= cells.look(cell, |entry| {
                 entry.look(charge, now_ms, counts);
                 entry.has(usage, now_ms, charge.cost())
             })?;
         }
-        let all = by_charge(0, charges, &mut counts).zip(usage.policies());
+        let all = part.each().zip(usage.policies());
         for ((cell, charge, counts), usage) in all.filter(|_| is_renewed) {
             let rules = usage.rules().iter().map(RuleUsage::rule);
             cells.write(cell, rules, counts, |entry, counts| {
@@ -287,7 +293,8 @@ fn ban(
 ) -> Result<Option<Block>, StoreError> {
     let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
     let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
-    within(cells, charge, |cells| look(cells, 0, charge, &mut counts))?;
+    let mut part = Part::new(0, charge, &mut counts);
+    within(cells, charge, |cells| part.look(cells))?;
     if counts[0].used < strikes.limit() {
         return Ok(None);
     }
@@ -317,18 +324,4 @@ fn counts(charges: &[Charge]) -> Counts {
         counts.resize(counts.len() + rules, Count::default());
     }
     counts
-}
-
-/// Each charge with its cell and the counts of its rules.
-fn by_charge<'a>(
-    first: usize,
-    charges: &'a [Charge],
-    mut counts: &'a mut [Count],
-) -> impl Iterator<Item = (usize, &'a Charge, &'a mut [Count])> {
-    charges.iter().zip(first..).map(move |(charge, cell)| {
-        let rules = charge.policy().rules().len();
-        let own;
-        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
-        (cell, charge, own)
-    })
 }

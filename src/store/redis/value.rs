@@ -1,6 +1,6 @@
 //! The stored values, in the format that `lua/README.md` describes: the counts of a key under a policy, and a block.
 //!
-//! The script reads what is written here, on its fast path too, and what the script writes is read here.
+//! The script reads the values that this file writes, on its fast path too, and this file reads those of the script.
 
 use std::{error::Error, fmt};
 
@@ -32,20 +32,25 @@ pub(super) const MAX_TIME_MS: u64 = 1 << 48;
 pub(super) struct Counts {
     /// A section for each rule of the process that wrote last, in their order, and then those of other processes.
     pub(super) entry: Entry,
-    /// The sections of kinds of rules that a later version has added.
-    later: Vec<Later>,
+    /// The sections of kinds of rules that a later version has added, which are carried along until the key expires.
+    later: Vec<Part>,
     /// When the key expires, in ms of the store's clock.
     pub(super) expires_ms: u64,
 }
 
-/// A section of an unknown kind, which is carried along until the key expires.
+/// A section as it is stored.
 #[derive(Debug)]
-struct Later {
+struct Part {
     label: [u64; 2],
     used: u64,
     due_ms: u64,
-    /// The head and the queue.
-    body: Vec<u8>,
+    newest_ms: u64,
+    first_ms: u64,
+    base: u64,
+    width: u64,
+    /// The bytes of the queue, and for how many there is room.
+    queue: Vec<u8>,
+    room: usize,
 }
 
 /// Why the value of a key cannot be read.
@@ -110,24 +115,12 @@ fn read(mut bytes: &[u8]) -> Option<Counts> {
     let (mut sections, mut later) = (Vec::with_capacity(count), Vec::new());
     for (used, due_ms) in used.into_iter().zip(dues) {
         let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
-        let body = bodies;
-        let head = Head::read(&mut bodies)?;
+        let part = Part::read(label, used, due_ms, &mut bodies)?;
         if is_of_a_later_kind(label) {
-            let body = body[..body.len() - bodies.len()].to_vec();
-            later.push(Later {
-                label,
-                used,
-                due_ms,
-                body,
-            });
-            continue;
+            later.push(part);
+        } else {
+            sections.push(part.section()?);
         }
-        sections.push(match labelled(label)? {
-            Spec::Steps(spec) => Section::Steps(queue(spec, used, &head)?),
-            Spec::Bucket(spec) => Section::Bucket(bucket(spec, used, due_ms, &head)?),
-            Spec::Concurrency(spec) => Section::Concurrency(queue(spec, used, &head)?),
-            Spec::Calendar(spec) => Section::Calendar(period(spec, used, &head)?),
-        });
     }
     (count > 0 && bodies.is_empty()).then(|| Counts {
         entry: Entry::of(sections),
@@ -136,19 +129,10 @@ fn read(mut bytes: &[u8]) -> Option<Counts> {
     })
 }
 
-/// The head of a section, with the entries of its queue.
-struct Head<'a> {
-    newest_ms: u64,
-    first_ms: u64,
-    base: u64,
-    width: u64,
-    entries: &'a [u8],
-}
-
-impl<'a> Head<'a> {
-    fn read(bytes: &mut &'a [u8]) -> Option<Self> {
-        let newest_ms = number(bytes, 6)?;
-        let first_ms = number(bytes, 6)?;
+impl Part {
+    /// Reads a head, and the queue behind it.
+    fn read(label: [u64; 2], used: u64, due_ms: u64, bytes: &mut &[u8]) -> Option<Self> {
+        let [newest_ms, first_ms] = [number(bytes, 6)?, number(bytes, 6)?];
         let base = number(bytes, 7)?;
         let length = usize::try_from(number(bytes, 4)?).ok()?;
         let room = usize::try_from(number(bytes, 4)?).ok()?;
@@ -156,56 +140,68 @@ impl<'a> Head<'a> {
         let (queue, rest) = bytes.split_at_checked(room)?;
         *bytes = rest;
         Some(Self {
+            label,
+            used,
+            due_ms,
             newest_ms,
             first_ms,
             base,
             width,
-            entries: queue.get(..length)?,
+            queue: queue.get(..length)?.to_vec(),
+            room,
         })
     }
-}
 
-/// The steps of a section with `used` units.
-fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
-    if used == 0 {
-        return Some(StepQueue::new(spec));
+    fn section(&self) -> Option<Section> {
+        Some(match labelled(self.label)? {
+            Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
+            Spec::Bucket(spec) => Section::Bucket(self.bucket(spec)?),
+            Spec::Concurrency(spec) => Section::Concurrency(self.steps(spec)?),
+            Spec::Calendar(spec) => Section::Calendar(self.period(spec)?),
+        })
     }
-    let newest_ms = head.newest_ms;
-    let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
-    is_step.then_some(())?;
 
-    // Both numbers of an entry are stored modulo `wrap`: step numbers relative to the newest, totals relative to the
-    // base.
-    let (half, wrap) = entry_format(head.width)?;
-    let mut entries = head.entries;
-    let newest = newest_ms / spec.step_ms;
-    let mut steps: Vec<(u64, u64)> = Vec::new();
-    let mut total_before = 0;
-    while !entries.is_empty() {
-        let step = number(&mut entries, half)?;
-        let total = modulo(number(&mut entries, half)?, head.base, wrap);
-        let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
-        let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
-        let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
-        (follows && 0 < end_ms && end_ms < newest_ms).then_some(())?;
-        steps.push((end_ms, units));
-        total_before = total;
+    fn steps(&self, spec: StepSpec) -> Option<StepQueue> {
+        let (used, newest_ms) = (self.used, self.newest_ms);
+        if used == 0 {
+            return Some(StepQueue::new(spec));
+        }
+        let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
+        is_step.then_some(())?;
+
+        // Both numbers of an entry are stored modulo `wrap`: step numbers relative to the newest, totals relative to
+        // the base.
+        let (half, wrap) = entry_format(self.width)?;
+        let mut entries = &*self.queue;
+        let newest = newest_ms / spec.step_ms;
+        let mut steps: Vec<(u64, u64)> = Vec::new();
+        let mut total_before = 0;
+        while !entries.is_empty() {
+            let step = number(&mut entries, half)?;
+            let total = modulo(number(&mut entries, half)?, self.base, wrap);
+            let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
+            let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
+            let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
+            (follows && 0 < end_ms && end_ms < newest_ms).then_some(())?;
+            steps.push((end_ms, units));
+            total_before = total;
+        }
+        let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
+        steps.push((newest_ms, units));
+        (steps[0].0 == self.first_ms).then(|| StepQueue::from_steps(spec, steps))
     }
-    let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
-    steps.push((newest_ms, units));
-    (steps[0].0 == head.first_ms).then(|| StepQueue::from_steps(spec, steps))
-}
 
-/// The bucket of a section with this deficit at this time.
-fn bucket(spec: BucketSpec, deficit: u64, at_ms: u64, head: &Head<'_>) -> Option<Bucket> {
-    let is_bucket = head.entries.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
-    is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
-}
+    fn bucket(&self, spec: BucketSpec) -> Option<Bucket> {
+        let (deficit, at_ms) = (self.used, self.due_ms);
+        let is_bucket = self.queue.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
+        is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
+    }
 
-/// The count of a section's period.
-fn period(spec: CalendarSpec, used: u64, head: &Head<'_>) -> Option<PeriodCount> {
-    let is_count = head.entries.is_empty() && used <= MAX_UNITS && head.newest_ms <= MAX_TIME_MS;
-    is_count.then(|| PeriodCount::from_parts(spec, used, head.newest_ms))
+    fn period(&self, spec: CalendarSpec) -> Option<PeriodCount> {
+        let (used, end_ms) = (self.used, self.newest_ms);
+        let is_count = self.queue.is_empty() && used <= MAX_UNITS && end_ms <= MAX_TIME_MS;
+        is_count.then(|| PeriodCount::from_parts(spec, used, end_ms))
+    }
 }
 
 /// The size in bytes of each of the two numbers of an entry, and their modulus.
@@ -260,12 +256,12 @@ impl From<UnreadableValue> for StoreError {
 /// What the transactions write.
 #[cfg(feature = "bb8")]
 mod write {
-    use super::{BlockDetails, Counts, Entry, Later, entry_format};
+    use super::{BlockDetails, Counts, Entry, Part, entry_format};
     use crate::{
         domain::{
             block::Block,
             rule::Rule,
-            window::{Bucket, BucketSpec, BucketState, PeriodCount, Section, Spec, StepQueue},
+            window::{Section, Spec, StepQueue},
         },
         store::redis::wire::{VERSION, label, push_number},
     };
@@ -273,16 +269,13 @@ mod write {
     /// A key may live this much longer than its last section, in ms, so that most new steps need no new expiry.
     const A_MINUTE_MS: u64 = 60_000;
 
-    /// The longest time that a key is kept, in ms.
-    const FOR_EVER_MS: u64 = 1 << 47;
-
     /// The latest time of six bytes, in ms.
     const LAST_MS: u64 = (1 << 48) - 1;
 
-    /// The least room of the queue of a rule with a queue, in bytes.
+    /// The least room for the steps of a sliding rule, in bytes.
     const ROOM: usize = 32;
 
-    /// The greatest number of sections: sections of other processes beyond are dropped.
+    /// The greatest number of sections: those of other processes beyond are dropped.
     const MOST_SECTIONS: usize = 255;
 
     impl Counts {
@@ -295,46 +288,71 @@ mod write {
             }
         }
 
-        /// The value after a change by a process with these rules, and when the key expires; `None` if nothing counts.
+        /// The value after a change by a process with these rules; `None` if nothing counts. Sets the expiry.
         pub(in crate::store::redis) fn write(
-            &self,
-            rules: &[Rule],
+            &mut self,
+            rules: impl Iterator<Item = Rule>,
             now_ms: u64,
-        ) -> Option<(Vec<u8>, u64)> {
-            let mut columns = Columns::default();
-            let mut sections: Vec<&Section> = self.entry.sections().iter().collect();
+        ) -> Option<Vec<u8>> {
+            let mut value = Value::default();
+            let mut others: Vec<&Section> = self.entry.sections().iter().collect();
             for rule in rules {
-                let spec = Spec::of(rule);
-                let own = sections.iter().position(|it| it.spec() == spec);
-                let section = own.map(|place| sections.remove(place));
-                let new = Section::new(spec);
-                columns.push(label(spec), &Part::of(section.unwrap_or(&new), Some(rule)));
+                let spec = Spec::of(&rule);
+                let own = others.iter().position(|it| it.spec() == spec);
+                let own = own.map(|place| others.remove(place));
+                value.add_section(own.unwrap_or(&Section::new(spec)), Some(&rule));
             }
-            for section in sections.into_iter().filter(|it| !it.is_empty()) {
-                columns.push(label(section.spec()), &Part::of(section, None));
+            for section in others.into_iter().filter(|it| !it.is_empty()) {
+                value.add_section(section, None);
             }
-            for later in &self.later {
-                columns.push(later.label, &later.part(now_ms, self.expires_ms));
+            for part in &self.later {
+                value.add(part, now_ms, (self.expires_ms, 0));
             }
-            columns.join(self.expires_ms)
+            let Some((release_ms, window_ms)) = value.latest else {
+                *self = Self::nothing(0);
+                return None;
+            };
+            if !(release_ms..=release_ms.saturating_add(A_MINUTE_MS)).contains(&self.expires_ms) {
+                let expires_ms = release_ms.saturating_add(window_ms.min(A_MINUTE_MS));
+                self.expires_ms = expires_ms.min(LAST_MS);
+            }
+            Some(value.join(self.expires_ms))
         }
     }
 
-    /// The parts of all sections, as they stand side by side.
+    /// A value to which sections are added. Each field is written for all sections side by side.
     #[derive(Default)]
-    struct Columns {
+    struct Value {
         count: u8,
         used: Vec<u8>,
         dues: Vec<u8>,
+        since_ms: u64,
         bodies: Vec<u8>,
         labels: Vec<u8>,
-        since_ms: u64,
         /// The last release, and how much longer the key may live.
         latest: Option<(u64, u64)>,
     }
 
-    impl Columns {
-        fn push(&mut self, label: [u64; 2], part: &Part) {
+    impl Value {
+        /// `rule` is that of the process that writes, if it has one for this section.
+        fn add_section(&mut self, section: &Section, rule: Option<&Rule>) {
+            let part = Part::of(section);
+            let (start_ms, window_ms) = match (section.spec(), rule) {
+                (Spec::Steps(spec) | Spec::Concurrency(spec), _) => (
+                    part.newest_ms.saturating_sub(spec.step_ms),
+                    spec.retention_ms.max(spec.step_ms),
+                ),
+                (Spec::Bucket(spec), Some(rule)) => {
+                    let full_ms = rule.limit().saturating_mul(spec.window_ms) / spec.refill;
+                    (part.newest_ms, full_ms)
+                }
+                (Spec::Bucket(_), None) => (part.newest_ms, 0),
+                (Spec::Calendar(_), _) => (0, 0),
+            };
+            self.add(&part, start_ms, (section.release_ms(), window_ms));
+        }
+
+        fn add(&mut self, part: &Part, start_ms: u64, latest: (u64, u64)) {
             if usize::from(self.count) == MOST_SECTIONS {
                 return;
             }
@@ -342,165 +360,85 @@ mod write {
             self.count += 1;
             push_number(&mut self.used, part.used, 7);
             push_number(&mut self.dues, if counts { part.due_ms } else { 0 }, 7);
-            self.bodies.extend_from_slice(&part.body);
-            for number in label {
+            part.push_body(&mut self.bodies);
+            for number in part.label {
                 push_number(&mut self.labels, number, 6);
             }
             if counts {
-                self.since_ms = self.since_ms.max(part.start_ms);
-                if self
-                    .latest
-                    .is_none_or(|(last_ms, _)| part.release_ms > last_ms)
-                {
-                    self.latest = Some((part.release_ms, part.window_ms));
+                self.since_ms = self.since_ms.max(start_ms);
+                if self.latest.is_none_or(|it| it.0 < latest.0) {
+                    self.latest = Some(latest);
                 }
             }
         }
 
-        fn join(self, expires_ms: u64) -> Option<(Vec<u8>, u64)> {
-            let (release_ms, window_ms) = self.latest?;
-            let will_do = release_ms..=release_ms.saturating_add(A_MINUTE_MS);
-            let expires_ms = match will_do.contains(&expires_ms) {
-                true => expires_ms,
-                false => release_ms
-                    .saturating_add(window_ms.min(A_MINUTE_MS))
-                    .min(LAST_MS),
-            };
-            let mut value = vec![self.count];
-            value.extend(self.used);
-            value.extend(self.dues);
-            push_number(&mut value, self.since_ms, 6);
-            push_number(&mut value, expires_ms, 6);
-            value.extend(self.bodies);
-            value.extend(self.labels);
-            value.push(VERSION);
-            Some((value, expires_ms))
+        fn join(self, expires_ms: u64) -> Vec<u8> {
+            let mut times = Vec::new();
+            push_number(&mut times, self.since_ms, 6);
+            push_number(&mut times, expires_ms, 6);
+            let (count, version) = (vec![self.count], vec![VERSION]);
+            let (used, dues) = (self.used, self.dues);
+            [count, used, dues, times, self.bodies, self.labels, version].concat()
         }
-    }
-
-    /// The parts of one section.
-    struct Part {
-        used: u64,
-        due_ms: u64,
-        start_ms: u64,
-        release_ms: u64,
-        window_ms: u64,
-        /// The head and the queue.
-        body: Vec<u8>,
     }
 
     impl Part {
-        /// `rule` is that of the process that writes, if it has one for this section.
-        fn of(section: &Section, rule: Option<&Rule>) -> Self {
-            match section {
-                Section::Steps(queue) | Section::Concurrency(queue) => Self::of_steps(queue),
-                Section::Bucket(bucket) => Self::of_bucket(bucket, rule),
-                Section::Calendar(count) => Self::of_period(count),
-            }
-        }
-
-        fn of_steps(queue: &StepQueue) -> Self {
-            let (spec, newest_ms) = (queue.spec(), queue.kept().newest_end_ms);
-            let mut steps = queue.steps();
-            let first_ms = steps.next().map_or(0, |(end_ms, _)| end_ms);
-            let (width, entries) = entries(queue);
-            let least = if spec.retention_ms > 0 { ROOM } else { 0 };
-            Self {
-                used: queue.kept().used,
-                due_ms: newest_ms.min(spec.release(first_ms)),
-                start_ms: newest_ms.saturating_sub(spec.step_ms),
-                release_ms: spec.release(newest_ms),
-                window_ms: spec.retention_ms.max(spec.step_ms),
-                body: body(newest_ms, first_ms, width, &entries, least),
-            }
-        }
-
-        fn of_bucket(bucket: &Bucket, rule: Option<&Rule>) -> Self {
-            let BucketSpec { window_ms, refill } = bucket.spec();
-            let BucketState { deficit, at_ms } = bucket.state();
-            Self {
-                used: deficit,
-                due_ms: at_ms,
-                start_ms: at_ms,
-                release_ms: at_ms + deficit.div_ceil(refill).min(FOR_EVER_MS),
-                window_ms: rule.map_or(0, |it| it.limit().saturating_mul(window_ms) / refill),
-                body: body(at_ms, 0, 0, &[], 0),
-            }
-        }
-
-        fn of_period(count: &PeriodCount) -> Self {
-            let kept = count.kept();
-            let end_ms = kept.newest_end_ms;
-            Self {
+        fn of(section: &Section) -> Self {
+            let kept = section.kept();
+            let mut part = Self {
+                label: label(section.spec()),
                 used: kept.used,
-                due_ms: end_ms,
-                start_ms: 0,
-                release_ms: end_ms,
-                window_ms: 0,
-                body: body(end_ms, end_ms, 0, &[], 0),
+                due_ms: kept.newest_end_ms,
+                newest_ms: kept.newest_end_ms,
+                first_ms: 0,
+                base: 0,
+                width: 0,
+                queue: Vec::new(),
+                room: 0,
+            };
+            match section {
+                Section::Steps(queue) | Section::Concurrency(queue) => part.set_steps(queue),
+                Section::Calendar(_) => part.first_ms = part.newest_ms,
+                Section::Bucket(_) => {}
             }
+            part
         }
-    }
 
-    impl Later {
-        fn part(&self, now_ms: u64, expires_ms: u64) -> Part {
-            Part {
-                used: self.used,
-                due_ms: self.due_ms,
-                start_ms: now_ms,
-                release_ms: expires_ms,
-                window_ms: 0,
-                body: self.body.clone(),
+        /// Leaves room for more steps, so that the script can add some in place.
+        fn set_steps(&mut self, queue: &StepQueue) {
+            let (spec, steps) = (queue.spec(), queue.steps().collect::<Vec<_>>());
+            self.room = if spec.retention_ms > 0 { ROOM } else { 0 };
+            let Some((&(newest_ms, units), older)) = steps.split_last() else {
+                return;
+            };
+            self.first_ms = steps[0].0;
+            self.due_ms = newest_ms.min(spec.release(self.first_ms));
+            if older.is_empty() {
+                return;
             }
+            // The totals of entries, and the numbers of steps that count, which span a window and a step.
+            let most = (self.used - units).max(spec.retention_ms / spec.step_ms + 1);
+            self.width = 1 + u64::from(most >= 1 << 16) + u64::from(most >= 1 << 32);
+            let (half, wrap) = entry_format(self.width).unwrap_or((7, 1 << 53));
+            let mut total = 0;
+            for (end_ms, units) in older {
+                total += units;
+                push_number(&mut self.queue, end_ms / spec.step_ms % wrap, half);
+                push_number(&mut self.queue, total % wrap, half);
+            }
+            self.room = self.queue.len().next_power_of_two().max(ROOM);
         }
-    }
 
-    /// The width of a queue's entries, and the entries: of all steps before the newest.
-    fn entries(queue: &StepQueue) -> (u64, Vec<u8>) {
-        let (spec, mut total, mut bytes) = (queue.spec(), 0, Vec::new());
-        let Some(older) = queue
-            .steps()
-            .len()
-            .checked_sub(1)
-            .filter(|older| *older > 0)
-        else {
-            return (0, bytes);
-        };
-        let before: u64 = queue.steps().take(older).map(|(_, units)| units).sum();
-        // The numbers of all steps that count span a window and a step.
-        let most = before.max(spec.retention_ms / spec.step_ms + 1);
-        let formats = (1..).map_while(|width| Some((width, entry_format(width)?)));
-        let wide = formats.filter(|(_, (_, wrap))| most < *wrap).next();
-        let (width, (half, wrap)) = wide.unwrap_or((3, (7, 1 << 53)));
-        for (end_ms, units) in queue.steps().take(older) {
-            total += units;
-            push_number(&mut bytes, end_ms / spec.step_ms % wrap, half);
-            push_number(&mut bytes, total % wrap, half);
+        fn push_body(&self, bytes: &mut Vec<u8>) {
+            push_number(bytes, self.newest_ms, 6);
+            push_number(bytes, self.first_ms, 6);
+            push_number(bytes, self.base, 7);
+            push_number(bytes, self.queue.len() as u64, 4);
+            push_number(bytes, self.room as u64, 4);
+            push_number(bytes, self.width, 1);
+            bytes.extend_from_slice(&self.queue);
+            bytes.resize(bytes.len() + self.room - self.queue.len(), 0);
         }
-        (width, bytes)
-    }
-
-    /// A head, and a queue with a room of at least so many bytes, so that the script can add steps in place.
-    fn body(newest_ms: u64, first_ms: u64, width: u64, entries: &[u8], least: usize) -> Vec<u8> {
-        let length = entries.len();
-        let room = match length {
-            0 => least,
-            _ => length.next_power_of_two().max(ROOM),
-        };
-        let (mut bytes, base) = (Vec::new(), 0);
-        for (number, size) in [
-            (newest_ms, 6),
-            (first_ms, 6),
-            (base, 7),
-            (length as u64, 4),
-            (room as u64, 4),
-            (width, 1),
-        ] {
-            push_number(&mut bytes, number, size);
-        }
-        bytes.extend_from_slice(entries);
-        bytes.resize(bytes.len() + room - length, 0);
-        bytes
     }
 
     /// Writes the block of an identity.
@@ -551,6 +489,8 @@ mod tests {
 
     #[cfg(feature = "bb8")]
     mod of_transactions {
+        use std::iter;
+
         use super::*;
         use crate::domain::{
             block::{BlockRequest, Until},
@@ -602,9 +542,10 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read() {
-            let (value, expires_ms) = counts(sections()).write(&[], NOW_MS).unwrap();
+            let mut counts = counts(sections());
+            let value = counts.write(iter::empty(), NOW_MS).unwrap();
             let read = Counts::read(&value).unwrap();
-            assert_eq!(read.expires_ms, expires_ms);
+            assert_eq!(read.expires_ms, counts.expires_ms);
             for (read, written) in read.entry.sections().iter().zip(sections()) {
                 assert_eq!(format!("{read:?}"), format!("{written:?}"));
             }
@@ -618,25 +559,26 @@ mod tests {
 
         #[test]
         fn a_section_of_a_later_kind_is_carried_along_as_it_is() {
-            let (mut value, _) = counts(sections()).write(&[], NOW_MS).unwrap();
+            let mut value = counts(sections()).write(iter::empty(), NOW_MS).unwrap();
             let label = value.len() - 1 - 6 * LABEL..value.len() - 1 - 5 * LABEL;
             value[label.clone()][5] = 3 << 4; // the kind of the second section
             let label = value[label].to_vec();
-            let read = Counts::read(&value).unwrap();
+            let mut read = Counts::read(&value).unwrap();
             assert_eq!(read.entry.sections().len(), sections().len() - 1);
-            let rule: Rule = "9/1m".parse().unwrap();
-            let (written, expires_ms) = read.write(&[rule], NOW_MS).unwrap();
-            assert_eq!(expires_ms, read.expires_ms);
+            let (rule, expires_ms): (Rule, _) = ("9/1m".parse().unwrap(), read.expires_ms);
+            let written = read.write(iter::once(rule), NOW_MS).unwrap();
+            assert_eq!(read.expires_ms, expires_ms);
             assert_eq!(written[written.len() - 1 - LABEL..][..LABEL], label);
             let again = Counts::read(&written).unwrap();
-            assert_eq!(again.later[0].body, read.later[0].body);
+            assert_eq!(format!("{:?}", again.later), format!("{:?}", read.later));
             assert_eq!(again.later[0].used, 13);
         }
 
         #[test]
         fn a_key_in_which_nothing_counts_is_not_kept() {
             let rule: Rule = "9/1m".parse().unwrap();
-            assert_eq!(counts(Vec::new()).write(&[rule], NOW_MS), None);
+            let written = counts(Vec::new()).write(iter::once(rule), NOW_MS);
+            assert_eq!(written, None);
         }
     }
 }

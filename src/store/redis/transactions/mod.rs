@@ -18,7 +18,7 @@ use crate::{
     },
     store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
 };
-use runner::{OptimisticRunner, Settings};
+use runner::OptimisticRunner;
 
 mod queue;
 mod runner;
@@ -32,7 +32,7 @@ impl RedisStore {
     pub fn transactions(pool: Pool<RedisConnectionManager>) -> TransactionStore {
         let store = Self::from_source(pool.clone());
         TransactionStore {
-            runner: OptimisticRunner::new(Settings { pool, store }),
+            runner: OptimisticRunner::new(pool, store),
         }
     }
 }
@@ -71,10 +71,9 @@ impl TransactionStore {
 
     /// Makes a new queue, because waiting jobs use the old names and clock.
     fn with(self, change: impl FnOnce(RedisStore) -> RedisStore) -> Self {
-        let Settings { pool, store } = self.runner.settings.clone();
-        let store = change(store);
+        let OptimisticRunner { pool, store, .. } = &*self.runner;
         Self {
-            runner: OptimisticRunner::new(Settings { pool, store }),
+            runner: OptimisticRunner::new(pool.clone(), change(store.clone())),
         }
     }
 
@@ -90,7 +89,7 @@ impl TransactionStore {
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = &self.runner.settings.store;
+        let store = &self.runner.store;
         let index = operations.iter();
         let index = index.flat_map(|operation| store.index_operation(operation));
         let index = index.collect();
@@ -107,7 +106,7 @@ impl Store for TransactionStore {
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
-            Operation::ListBlocks { .. } => self.runner.settings.store.execute(operation),
+            Operation::ListBlocks { .. } => self.runner.store.execute(operation),
             operation if !operation.is_of_keys() => {
                 StoreFuture::ready(Err(operation.unsupported()))
             }

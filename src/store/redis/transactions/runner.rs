@@ -48,16 +48,11 @@ pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 
 /// Executes operations over the connections of a pool.
 pub(super) struct OptimisticRunner {
-    pub(super) settings: Settings,
+    pub(super) pool: Pool<RedisConnectionManager>,
+    /// Over the same pool, with the names and the clock: writes and reads the index of blocks.
+    pub(super) store: RedisStore,
     queue: Queue<Job>,
     hasher: RandomState,
-}
-
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) pool: Pool<RedisConnectionManager>,
-    /// Over the same pool, with the same names and clock: writes and reads the index of blocks.
-    pub(super) store: RedisStore,
 }
 
 /// The operations of one caller.
@@ -82,9 +77,10 @@ impl fmt::Debug for OptimisticRunner {
 }
 
 impl OptimisticRunner {
-    pub(super) fn new(settings: Settings) -> Arc<Self> {
+    pub(super) fn new(pool: Pool<RedisConnectionManager>, store: RedisStore) -> Arc<Self> {
         Arc::new(Self {
-            settings,
+            pool,
+            store,
             queue: Queue::new(),
             hasher: RandomState::new(),
         })
@@ -122,21 +118,20 @@ impl OptimisticRunner {
             mut jobs,
         } = group;
         let runtime = jobs[0].runtime.clone();
-        let runner = Arc::downgrade(self);
+        let runner = Arc::clone(self);
         let place = Place {
             runner: Arc::clone(self),
             identities,
         };
         runtime.spawn(async move {
-            let settings = &place.runner.settings.clone();
-            let end = Settings::end();
+            let end = end();
             jobs.retain(|job| !job.has_left() && job.sent.begin());
-            let session = Session::check_out(&settings.pool, end).await;
+            let session = Session::check_out(&runner.pool, end).await;
             let (session, replies) = match session {
                 // All callers left while waiting for the connection.
                 Ok(session) if jobs.iter().all(Job::has_left) => (Some(session), Ok(Vec::new())),
                 Ok(mut session) => {
-                    let replies = settings.attempt(&mut session, &jobs, end).await;
+                    let replies = runner.attempt(&mut session, &jobs, end).await;
                     (Some(session), replies)
                 }
                 Err(error) => (None, Err(error.unsent())),
@@ -145,58 +140,10 @@ impl OptimisticRunner {
             drop(place);
             answer(jobs, replies);
             if let Some(session) = session.filter(Session::is_lost) {
-                renew(session, runner).await;
+                let (pool, runner) = (runner.pool.clone(), Arc::downgrade(&runner));
+                renew(session, pool, runner).await;
             }
         });
-    }
-}
-
-/// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
-async fn renew(mut session: Session, runner: Weak<OptimisticRunner>) {
-    while let Some(settings) = runner.upgrade().map(|runner| runner.settings.clone()) {
-        if session.renew(&settings.pool, Settings::end()).await.is_ok() {
-            return;
-        }
-        drop(settings);
-        sleep(RECONNECT_PAUSE).await;
-    }
-}
-
-/// Sends each job its replies. An error of the whole attempt goes to every job.
-fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
-    match replies {
-        Ok(replies) => {
-            for (job, replies) in jobs.into_iter().zip(replies) {
-                let _ = job.reply.send(Ok(replies));
-            }
-        }
-        Err(error) => {
-            for job in jobs {
-                let _ = job.reply.send(Err(error.clone()));
-            }
-        }
-    }
-}
-
-/// The identities of a group under way. Dropping this frees them for the next group.
-struct Place {
-    runner: Arc<OptimisticRunner>,
-    identities: Vec<u64>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let identities = mem::take(&mut self.identities);
-        for group in self.runner.queue.end(identities, Job::has_left) {
-            self.runner.begin(group);
-        }
-    }
-}
-
-impl Settings {
-    /// The deadline of an attempt that begins now.
-    fn end() -> Instant {
-        Instant::now() + TIMEOUT
     }
 
     /// Reads, decides and writes, repeatedly until no other process has written in between.
@@ -209,7 +156,8 @@ impl Settings {
         let operations = jobs.iter().flat_map(|job| &job.operations);
         let names = names_of(&self.store.names, operations);
         if names.is_empty() {
-            return Ok(decide(jobs, &mut self.snapshot(0, Vec::new(), Vec::new())));
+            let mut nothing = Snapshot::new(&self.store.names, 0, &[], Vec::new());
+            return Ok(decide(jobs, &mut nothing));
         }
         // A later retry would hardly end in time, and then the outcome would be unknown.
         let last_begin = end - TIMEOUT / 4;
@@ -226,15 +174,15 @@ impl Settings {
                 reading => reading.map_err(StoreError::unsent)?,
             };
             let now_ms = self.store.clock.now_ms().unwrap_or(reading.now_ms);
-            let mut snapshot = self.snapshot(now_ms, names.clone(), reading.values);
+            let mut snapshot = Snapshot::new(&self.store.names, now_ms, &names, reading.values);
             let replies = decide(jobs, &mut snapshot);
-            let changes = snapshot.changes();
+            let changes = snapshot.into_changes();
             // A denial needs no write and no transaction: it depends on one key, which was read at one time.
             if changes.is_empty() {
                 return Ok(replies);
             }
             let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
-            if session.write(changes, ttl_ms, end).await? {
+            if session.write(&changes, ttl_ms, end).await? {
                 return Ok(replies);
             }
             if Instant::now() >= last_begin {
@@ -243,22 +191,55 @@ impl Settings {
         }
     }
 
-    fn snapshot(
-        &self,
-        now_ms: u64,
-        names: Vec<Vec<u8>>,
-        values: Vec<Result<Option<Vec<u8>>, StoreError>>,
-    ) -> Snapshot<'_> {
-        let values = names.into_iter().zip(values);
-        Snapshot::new(&self.store.names, now_ms, values)
-    }
-
     /// How long a key is kept, in ms from the write, which is no earlier than the read.
     fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
         let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
         match self.store.clock.now_ms() {
             Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
             None => ttl_ms,
+        }
+    }
+}
+
+/// The deadline of an attempt that begins now.
+fn end() -> Instant {
+    Instant::now() + TIMEOUT
+}
+
+/// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one. Ends with the
+/// last user of the store.
+async fn renew(
+    mut session: Session,
+    pool: Pool<RedisConnectionManager>,
+    runner: Weak<OptimisticRunner>,
+) {
+    while runner.strong_count() > 0 && session.renew(&pool, end()).await.is_err() {
+        sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// Sends each job its replies. An error of the whole attempt goes to every job.
+fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
+    let replies = match replies {
+        Ok(replies) => replies.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error); jobs.len()],
+    };
+    for (job, replies) in jobs.into_iter().zip(replies) {
+        let _ = job.reply.send(replies);
+    }
+}
+
+/// The identities of a group under way. Dropping this frees them for the next group.
+struct Place {
+    runner: Arc<OptimisticRunner>,
+    identities: Vec<u64>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let identities = mem::take(&mut self.identities);
+        for group in self.runner.queue.end(identities, Job::has_left) {
+            self.runner.begin(group);
         }
     }
 }

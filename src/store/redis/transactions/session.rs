@@ -10,7 +10,7 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::snapshot::Change;
+use super::snapshot::Changes;
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
@@ -93,13 +93,6 @@ impl Session {
         let mut replies = replies.into_iter();
         let watch = replies.next().unwrap_or_else(|| Err(closed()));
         watch.and(multi).map_err(|error| self.failed(&error))?;
-        self.reading(replies)
-    }
-
-    fn reading(
-        &mut self,
-        mut replies: impl DoubleEndedIterator<Item = RedisResult<Value>>,
-    ) -> Result<Reading, StoreError> {
         let time = replies.next_back().unwrap_or_else(|| Err(closed()));
         let values = replies
             .map(|reply| self.value(reply))
@@ -115,18 +108,18 @@ impl Session {
     /// After an error of the connection the write may have happened, so a caller that charges must not retry.
     pub(super) async fn write(
         &mut self,
-        changes: Vec<(&[u8], Change)>,
+        changes: &Changes,
         ttl_ms: impl Fn(u64) -> u64,
         end: Instant,
     ) -> Result<bool, StoreError> {
         let mut cmds = Pipeline::new();
         for (name, change) in changes {
             match change {
-                Change::Set { value, expires_ms } => {
+                Some((value, expires_ms)) => {
                     let cmd = cmds.cmd("SET").arg(name).arg(value);
-                    cmd.arg("PX").arg(ttl_ms(expires_ms));
+                    cmd.arg("PX").arg(ttl_ms(*expires_ms));
                 }
-                Change::Delete => {
+                None => {
                     cmds.cmd("DEL").arg(name);
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::{
     domain::{
-        block::{BLOCKS, Block, BlockDetails, BlockRequest, STRIKES},
+        block::{BLOCKS, Block, BlockRequest, STRIKES},
         charge::Charge,
         check::Check,
         decision::{Blocked, Count},
@@ -25,28 +25,19 @@ use crate::{
     },
 };
 
-/// The values of some keys, by name.
+/// The values of some keys, by name: each `None` for no value, or the reason why a value cannot be used.
 pub(super) struct Snapshot<'a> {
     names: &'a Names,
     now_ms: u64,
-    blocks: HashMap<Vec<u8>, Value<Option<(Block, BlockDetails)>>>,
-    counts: HashMap<Vec<u8>, Value<Counts>>,
+    blocks: HashMap<Vec<u8>, Result<Option<Block>, StoreError>>,
+    counts: HashMap<Vec<u8>, Result<Counts, StoreError>>,
     /// The names of the cells of the operation under way.
     cells: Vec<Vec<u8>>,
+    changes: Changes,
 }
 
-struct Value<T> {
-    content: Result<T, StoreError>,
-    is_changed: bool,
-    /// The rules of the last change.
-    rules: Vec<Rule>,
-}
-
-/// A change to write to a key.
-pub(super) enum Change {
-    Set { value: Vec<u8>, expires_ms: u64 },
-    Delete,
-}
+/// The new values of keys by name, and when they expire, in ms; `None` for keys to delete.
+pub(super) type Changes = HashMap<Vec<u8>, Option<(Vec<u8>, u64)>>;
 
 /// The names of the keys that some operations use, each once.
 pub(super) fn names_of<'a>(
@@ -54,30 +45,15 @@ pub(super) fn names_of<'a>(
     operations: impl Iterator<Item = &'a Operation>,
 ) -> Vec<Vec<u8>> {
     let mut all = BTreeSet::new();
-    let mut add = |policy: &str, key: &Key| {
-        all.insert(names.name(policy, key));
-    };
     for operation in operations {
+        let mut add = |policy: &str, key: &Key| all.insert(names.name(policy, key));
         let charges = match operation {
             Operation::Check(check) | Operation::CheckBatch { check, .. } => {
                 // A check that enforces no blocks reads and watches no key for them.
-                if check.enforces_blocks() {
-                    check.keys().for_each(|key| add(BLOCKS, key));
+                for key in check.keys().filter(|_| check.enforces_blocks()) {
+                    add(BLOCKS, key);
                 }
                 check.all_charges()
-            }
-            Operation::Reset { policy, key } => {
-                add(policy.name(), key);
-                &[]
-            }
-            Operation::Block { key, .. } => {
-                add(BLOCKS, key);
-                &[]
-            }
-            Operation::Ban { key, .. } | Operation::Unblock { key } => {
-                add(BLOCKS, key);
-                add(STRIKES, key);
-                &[]
             }
             // A settlement or a renewal.
             other => other.check().map_or(&[][..], Check::charges),
@@ -85,80 +61,63 @@ pub(super) fn names_of<'a>(
         for charge in charges {
             add(charge.policy().name(), charge.key());
         }
+        match (operation, operation.key()) {
+            (Operation::Reset { policy, key }, _) => {
+                add(policy.name(), key);
+            }
+            (_, Some(key)) => {
+                add(BLOCKS, key);
+                add(STRIKES, key);
+            }
+            (_, None) => {}
+        }
     }
     all.into_iter().collect()
 }
 
 impl<'a> Snapshot<'a> {
-    /// The values of keys of these names at this time: `None` for no value, or the reason why a value cannot be used.
+    /// The values of these keys at this time.
     pub(super) fn new(
         names: &'a Names,
         now_ms: u64,
-        values: impl Iterator<Item = (Vec<u8>, Result<Option<Vec<u8>>, StoreError>)>,
+        keys: &[Vec<u8>],
+        values: Vec<Result<Option<Vec<u8>>, StoreError>>,
     ) -> Self {
-        let (mut blocks, mut counts) = (HashMap::new(), HashMap::new());
-        let of_block = ["}:", BLOCKS].concat();
-        for (name, value) in values {
-            if name.ends_with(of_block.as_bytes()) {
-                blocks.insert(name, Value::new(value.and_then(block)));
-            } else {
-                let value = value.and_then(|value| counts_at(now_ms, value));
-                counts.insert(name, Value::new(value));
-            }
-        }
-        Self {
+        let mut snapshot = Self {
             names,
             now_ms,
-            blocks,
-            counts,
+            blocks: HashMap::new(),
+            counts: HashMap::new(),
             cells: Vec::new(),
-        }
-    }
-
-    /// The changes, by the names of their keys.
-    pub(super) fn changes(&self) -> Vec<(&[u8], Change)> {
-        let blocks = self.blocks.iter().filter(|(_, value)| value.is_changed);
-        let blocks = blocks.map(|(name, value)| match &value.content {
-            Ok(Some((block, details))) => {
-                let change = Change::Set {
-                    value: write_block(*block, details),
-                    expires_ms: block.stored_until_ms(),
-                };
-                (&**name, change)
+            changes: Changes::new(),
+        };
+        let of_block = ["}:", BLOCKS].concat();
+        for (name, value) in keys.iter().cloned().zip(values) {
+            if name.ends_with(of_block.as_bytes()) {
+                snapshot.blocks.insert(name, value.and_then(block));
+            } else {
+                let counts = value.and_then(|value| counts_at(now_ms, value));
+                snapshot.counts.insert(name, counts);
             }
-            _ => (&**name, Change::Delete),
-        });
-        let counts = self.counts.iter().filter(|(_, value)| value.is_changed);
-        let counts = counts.map(|(name, value)| {
-            let counts = value.content.as_ref().ok();
-            let written = counts.and_then(|counts| counts.write(&value.rules, self.now_ms));
-            let change = written.map_or(Change::Delete, |(value, expires_ms)| Change::Set {
-                value,
-                expires_ms,
-            });
-            (&**name, change)
-        });
-        blocks.chain(counts).collect()
+        }
+        snapshot
     }
 
-    fn block_of(
-        &mut self,
-        key: &Key,
-    ) -> Result<&mut Value<Option<(Block, BlockDetails)>>, StoreError> {
-        let name = self.names.name(BLOCKS, key);
-        self.blocks.get_mut(&name).ok_or(UNREADABLE)
+    pub(super) fn into_changes(self) -> Changes {
+        self.changes
     }
 
-    /// The block of an identity that holds now.
-    fn held_block(&mut self, key: &Key) -> Result<Option<Block>, StoreError> {
-        let now_ms = self.now_ms;
-        let held = self.block_of(key)?.get()?.as_ref().map(|(block, _)| *block);
-        Ok(held.filter(|block| block.holds(now_ms)))
+    fn held_block(&self, key: &Key) -> Result<Option<Block>, StoreError> {
+        let block = self.blocks.get(&self.names.name(BLOCKS, key));
+        let block = block.cloned().unwrap_or(Err(UNREADABLE))?;
+        Ok(block.filter(|block| block.holds(self.now_ms)))
     }
 
-    fn counts_of(&mut self, cell: usize) -> Result<&mut Value<Counts>, StoreError> {
-        let counts = self.counts.get_mut(&self.cells[cell]);
-        counts.ok_or(UNREADABLE)
+    fn counts(&mut self, cell: usize) -> Result<&mut Counts, StoreError> {
+        match self.counts.get_mut(&self.cells[cell]) {
+            Some(counts) => counts.as_mut().map_err(|error| error.clone()),
+            None => Err(UNREADABLE),
+        }
     }
 }
 
@@ -182,7 +141,7 @@ impl Cells for Snapshot<'_> {
     }
 
     fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
-        Ok(read(&self.counts_of(cell)?.get()?.entry))
+        Ok(read(&self.counts(cell)?.entry))
     }
 
     fn write(
@@ -192,11 +151,12 @@ impl Cells for Snapshot<'_> {
         counts: &mut [Count],
         change: impl FnOnce(&mut Entry, &mut [Count]),
     ) -> Result<(), StoreError> {
-        let value = self.counts_of(cell)?;
-        let held = value.content.as_mut().map_err(|error| error.clone())?;
-        change(&mut held.entry, counts);
-        value.is_changed = true;
-        value.rules = rules.collect();
+        let now_ms = self.now_ms;
+        let stored = self.counts(cell)?;
+        change(&mut stored.entry, counts);
+        let value = stored.write(rules, now_ms);
+        let value = value.map(|value| (value, stored.expires_ms));
+        self.changes.insert(self.cells[cell].clone(), value);
         Ok(())
     }
 }
@@ -211,51 +171,36 @@ impl StoreCells for Snapshot<'_> {
         }
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
-            self.block_of(key)?.set(Some((block, details)));
+            let (name, value) = (self.names.name(BLOCKS, key), write_block(block, &details));
+            let value = Some((value, block.stored_until_ms()));
+            self.changes.insert(name.clone(), value);
+            self.blocks.insert(name, Ok(Some(block)));
         }
         Ok(block)
     }
 
     fn unblock(&mut self, key: &Key) {
-        if let Ok(block) = self.block_of(key)
-            && !matches!(block.content, Ok(None))
-        {
-            block.set(None);
+        let name = self.names.name(BLOCKS, key);
+        if !matches!(self.blocks.get(&name), Some(Ok(None))) {
+            self.blocks.insert(name.clone(), Ok(None));
+            self.changes.insert(name, None);
         }
     }
 
     fn forget(&mut self, policy: &str, key: &Key) {
         let name = self.names.name(policy, key);
+        // Without a key there is nothing to delete.
         let is_no_key = |counts: &Counts| counts.expires_ms == 0;
-        if let Some(counts) = self.counts.get_mut(&name)
-            && (counts.is_changed || !counts.content.as_ref().is_ok_and(is_no_key))
-        {
-            counts.set(Counts::nothing(0));
+        if !matches!(self.counts.get(&name), Some(Ok(counts)) if is_no_key(counts)) {
+            self.counts.insert(name.clone(), Ok(Counts::nothing(0)));
+            self.changes.insert(name, None);
         }
     }
 }
 
-impl<T> Value<T> {
-    const fn new(content: Result<T, StoreError>) -> Self {
-        Self {
-            content,
-            is_changed: false,
-            rules: Vec::new(),
-        }
-    }
-
-    fn get(&self) -> Result<&T, StoreError> {
-        self.content.as_ref().map_err(Clone::clone)
-    }
-
-    fn set(&mut self, content: T) {
-        self.content = Ok(content);
-        self.is_changed = true;
-    }
-}
-
-fn block(value: Option<Vec<u8>>) -> Result<Option<(Block, BlockDetails)>, StoreError> {
-    Ok(value.as_deref().map(read_block).transpose()?)
+fn block(value: Option<Vec<u8>>) -> Result<Option<Block>, StoreError> {
+    let held = value.as_deref().map(read_block).transpose()?;
+    Ok(held.map(|(block, _)| block))
 }
 
 /// The counts of a key, of which nothing counts any more when the key expires.
