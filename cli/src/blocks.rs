@@ -29,10 +29,9 @@ Examples:
   sluicegate blocks --json | jq -r '.blocks[].identity'
 
 The tool shows a secret as its hash, and reads the blocks from an index. The
-index lacks the blocks of older versions, of services that decide by
-transactions, and of services without the right to write to it. --scan finds
-them: it scans all keys of the server, slowly enough that other clients do not
-notice.
+index lacks the blocks of older versions, and of services without the right to
+write to it. --scan finds them: it scans all keys of the server, slowly enough
+that other clients do not notice.
 
 Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE
 instead of ZSCAN. Nothing is written.";

@@ -121,10 +121,7 @@ impl Operation {
             _ => None,
         }
     }
-}
 
-#[cfg(feature = "redis")]
-impl Operation {
     /// Whether it is done on the keys of identities, together with others in one step.
     pub(crate) const fn is_of_keys(&self) -> bool {
         matches!(
@@ -139,9 +136,11 @@ impl Operation {
                 | Self::Unblock { .. }
         )
     }
+}
 
+#[cfg(any(feature = "bb8", feature = "cluster"))]
+impl Operation {
     /// The key that it resets, blocks, bans or unblocks.
-    #[cfg(any(feature = "bb8", feature = "cluster"))]
     pub(crate) const fn key(&self) -> Option<&Key> {
         match self {
             Self::Reset { key, .. }

@@ -414,8 +414,7 @@ impl Limiter {
     /// Lists blocked identities, at most `most`, in no order.
     ///
     /// For operators, not for requests: Redis reads an index, in time proportional to the number of blocks, and leaves
-    /// out blocks that could not be indexed. A store that decides by [transactions](crate::store::redis::transactions)
-    /// scans all keys of the server instead, in small steps with pauses. The limiter's timeout does not apply.
+    /// out blocks that could not be indexed. The limiter's timeout does not apply.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! [`Entry`]: the counts of one policy and one key. The memory store keeps entries, and transactions decide with them.
+//! [`Entry`]: the counts of one policy and one key, with which the [engine](super::engine) decides.
 
 use smallvec::SmallVec;
 
@@ -17,7 +17,7 @@ pub(super) struct Entry {
     sections: SmallVec<[Section; 1]>,
 }
 
-#[cfg(feature = "bb8")]
+#[cfg(feature = "redis")]
 impl Entry {
     /// An entry with these sections. Each has another spec.
     pub(super) fn of(sections: Vec<Section>) -> Self {
@@ -26,6 +26,7 @@ impl Entry {
         }
     }
 
+    #[cfg(feature = "bb8")]
     pub(super) fn sections(&self) -> &[Section] {
         &self.sections
     }
@@ -179,20 +180,6 @@ impl Entry {
             section.release_ms() > now_ms
         });
     }
-}
-
-/// Each charge with its place or token, and with the counts of its rules.
-pub(super) fn by_charge<'a, P: Copy>(
-    charges: &'a [Charge],
-    places: &'a [P],
-    mut counts: &'a mut [Count],
-) -> impl Iterator<Item = (&'a Charge, P, &'a mut [Count])> {
-    charges.iter().zip(places).map(move |(charge, place)| {
-        let rules = charge.policy().rules().len();
-        let own;
-        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
-        (charge, *place, own)
-    })
 }
 
 fn spec(usage: &RuleUsage) -> Spec {

@@ -28,6 +28,7 @@ use crate::{
     },
 };
 
+mod engine;
 mod entry;
 pub(crate) mod ext;
 mod layers;

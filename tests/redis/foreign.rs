@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use bb8_redis::RedisConnectionManager;
 use proptest::{collection::vec, prelude::*, sample::select};
 use sluicegate::{
     Charge, Decision, Key, Policy, RedisStore, Store,
@@ -98,7 +99,7 @@ fn check(policy: &Policy, user: &str, cost: u64) -> Check {
 
 /// Stores the value before each operation. The other operations of the call succeed.
 async fn play(
-    store: &RedisStore,
+    store: &dyn Store,
     own: &Policy,
     others: &Policy,
     value: &[u8],
@@ -158,6 +159,10 @@ fn operations_on_any_value_are_answered_or_fail_alone() {
     let connection = RefCell::new(client.get_connection().unwrap());
     let store = runtime.block_on(RedisStore::connect(server.url())).unwrap();
     let store = store.clock(ManualClock::new(NOW_MS));
+    let manager = RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).build(manager);
+    let transactions = RedisStore::transactions(runtime.block_on(pool).unwrap());
+    let transactions = transactions.clock(ManualClock::new(NOW_MS));
     let put = |value: Option<&[u8]>| {
         let cmd = match value {
             Some(value) => redis::Cmd::set(NAME, value),
@@ -166,10 +171,12 @@ fn operations_on_any_value_are_answered_or_fail_alone() {
         cmd.exec(&mut *connection.borrow_mut()).unwrap();
     };
     proptest!(|(value in values(), own in select(policies()), others in select(policies()))| {
-        runtime.block_on(play(&store, &own, &others, &value, &put));
-        let stored = redis::Cmd::get(NAME).query(&mut *connection.borrow_mut());
-        let stored: Option<Vec<u8>> = stored.unwrap();
-        look(&stored.unwrap_or_default());
+        for store in [&store as &dyn Store, &transactions] {
+            runtime.block_on(play(store, &own, &others, &value, &put));
+            let stored = redis::Cmd::get(NAME).query(&mut *connection.borrow_mut());
+            let stored: Option<Vec<u8>> = stored.unwrap();
+            look(&stored.unwrap_or_default());
+        }
     });
     assert!(server.info("memory", "used_memory_peak") < 1 << 26);
 }

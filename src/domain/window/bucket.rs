@@ -67,11 +67,6 @@ impl Bucket {
         Self { spec, state }
     }
 
-    #[cfg(feature = "bb8")]
-    pub(crate) const fn state(&self) -> BucketState {
-        self.state
-    }
-
     pub(crate) const fn spec(&self) -> BucketSpec {
         self.spec
     }

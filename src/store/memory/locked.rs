@@ -1,136 +1,174 @@
-//! [`Locked`]: the shards of one call, under their locks.
+//! [`Locked`]: the cells of one operation, under the locks of their shards.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
 use super::{
-    clock::Clock,
+    Inner,
     shard::{NO_ENTRY, Shard},
     token::Token,
 };
 use crate::{
-    domain::{charge::Charge, decision::Count},
-    store::entry::by_charge,
+    domain::{
+        block::{Block, BlockRequest},
+        charge::Charge,
+        check::Check,
+        decision::{Blocked, Count},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        rule::Rule,
+    },
+    store::{
+        engine::{Cells, StoreCells},
+        entry::Entry,
+    },
 };
 
-/// There is no place for a new key: all others are at their limits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Full;
-
-/// All shards of one call, locked together, so that a check over several keys is atomic.
+/// All shards of one operation, locked together, so that a check over several keys is atomic.
 pub(super) struct Locked<'a> {
+    store: &'a Inner,
     /// Read under the locks, so that the time of a key never steps back.
-    pub(super) now_ms: u64,
-    count: usize,
-    /// The tokens of all keys of the call. None of these keys is dropped to make room for another.
-    tokens: &'a [Token],
+    now_ms: u64,
+    /// The tokens of all keys of the operation. None of these keys is dropped to make room for another.
+    tokens: SmallVec<[Token; 2]>,
     /// In the order of the shards.
-    guards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,
+    guards: Guards<'a>,
+    /// Whether each key that was looked at has a place.
+    are_known: bool,
+    /// Whether a key found no place.
+    is_full: bool,
 }
 
+type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>;
+
 impl<'a> Locked<'a> {
-    /// Locks in the order of the shards, so that two calls never wait for each other.
+    /// Locks nothing yet.
+    pub(super) fn new(store: &'a Inner) -> Self {
+        Self {
+            store,
+            now_ms: 0,
+            tokens: SmallVec::new(),
+            guards: SmallVec::new(),
+            are_known: true,
+            is_full: false,
+        }
+    }
+
+    /// Locks in the order of the shards, so that two operations never wait for each other.
     ///
     /// Ignores poison: after a panic, the counts of all other keys are worth more than the half-done check of one.
-    pub(super) fn new(shards: &'a [Mutex<Shard>], tokens: &'a [Token], clock: &Clock) -> Self {
+    fn lock(&mut self) {
+        let shards = &self.store.shards;
         let count = shards.len();
-        let mut wanted = tokens
+        let mut wanted = self
+            .tokens
             .iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
-        let mut locked = Self {
-            now_ms: 0,
-            count,
-            tokens,
-            guards: SmallVec::new(),
-        };
         while wanted != 0 {
             let index = wanted.trailing_zeros() as usize;
             let shard = shards[index].lock();
             let shard = shard.unwrap_or_else(PoisonError::into_inner);
-            locked.guards.push((index, shard));
+            self.guards.push((index, shard));
             wanted &= wanted - 1;
         }
-        locked.now_ms = clock.now_ms();
-        locked
+        self.now_ms = self.store.clock.now_ms();
     }
 
-    pub(super) fn shard(&mut self, token: Token) -> &mut Shard {
-        let wanted = index(token, self.count);
-        match self.guards.iter_mut().find(|(index, _)| *index == wanted) {
-            Some((_, shard)) => shard,
-            None => unreachable!("the shard of every token was locked"),
-        }
+    fn shard(&mut self, token: Token) -> &mut Shard {
+        shard(&mut self.guards, index(token, self.store.shards.len()))
+    }
+}
+
+impl Cells for Locked<'_> {
+    fn blocked(&mut self, check: &Check) -> Result<Option<Blocked>, StoreError> {
+        let store = self.store;
+        Ok(store.blocks.blocked(check, || store.clock.now_ms()))
     }
 
-    /// Charges as many of `count` identical checks as fit, and returns how many. `counts` then hold the usage after the
-    /// charge. If some checks did not fit, `counts` also say when one more fits.
-    pub(super) fn fill(
-        &mut self,
-        charges: &[Charge],
-        tokens: &[Token],
-        count: u16,
-        counts: &mut [Count],
-    ) -> Result<u16, Full> {
-        if charges.is_empty() {
-            return Ok(count);
+    fn begin(&mut self, charges: &[Charge]) {
+        for charge in charges {
+            let (policy, key) = (charge.policy().name(), charge.key());
+            self.tokens.push(self.store.tokens.token(policy, key));
         }
-        let (fitting, are_known) = self.look(charges, tokens, counts);
-        let admitted = fitting.min(count);
-        if admitted > 0 {
-            if !are_known {
-                // A charge without cost changes no counts, so its key needs no place.
-                let charged = charges.iter().zip(tokens).filter(|(it, _)| it.cost() > 0);
-                self.reserve(charged.map(|(_, token)| *token))?;
-            }
-            self.charge(charges, tokens, admitted, counts);
-            if admitted < count {
-                // A charge returns no time at which more fits, so look for it.
-                self.look(charges, tokens, counts);
-            }
-        }
-        Ok(admitted)
+        self.lock();
     }
 
-    /// Reserves a place for each of these keys, all or none.
-    pub(super) fn reserve(
-        &mut self,
-        tokens: impl Iterator<Item = Token> + Clone,
-    ) -> Result<(), Full> {
-        let (spared, now_ms) = (self.tokens, self.now_ms);
-        let mut wanted = tokens.clone();
-        if wanted.all(|token| self.shard(token).reserve(token, spared, now_ms)) {
+    fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
+        let token = self.tokens[cell];
+        let known = self.shard(token).get(token);
+        let (is_known, found) = (known.is_some(), read(known.unwrap_or(&NO_ENTRY)));
+        self.are_known &= is_known;
+        Ok(found)
+    }
+
+    fn reserve(&mut self, cells: impl Iterator<Item = usize> + Clone) -> Result<(), StoreError> {
+        if self.are_known {
             return Ok(());
         }
-        tokens.for_each(|token| self.shard(token).cancel(token));
-        Err(Full)
+        let (now_ms, count) = (self.now_ms, self.store.shards.len());
+        let (tokens, guards) = (&*self.tokens, &mut self.guards);
+        let places = cells.map(|cell| (tokens[cell], index(tokens[cell], count)));
+        let mut wanted = places.clone();
+        if wanted.all(|(token, index)| shard(guards, index).reserve(token, tokens, now_ms)) {
+            return Ok(());
+        }
+        for (token, index) in places {
+            shard(guards, index).cancel(token);
+        }
+        self.is_full = true;
+        Err(FULL)
     }
 
-    /// Counts under each rule. Returns how many times the costs fit, and whether each key has a place.
-    fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> (u16, bool) {
-        let (mut fitting, mut are_known, now_ms) = (u16::MAX, true, self.now_ms);
-        for (charge, token, counts) in by_charge(charges, tokens, counts) {
-            let known = self.shard(token).get(token);
-            are_known &= known.is_some();
-            let entry = known.unwrap_or(&NO_ENTRY);
-            fitting = fitting.min(entry.look(charge, now_ms, counts));
-        }
-        (fitting, are_known)
+    fn write(
+        &mut self,
+        cell: usize,
+        rules: impl Iterator<Item = Rule> + Clone,
+        counts: &mut [Count],
+        change: impl FnOnce(&mut Entry, &mut [Count]),
+    ) -> Result<(), StoreError> {
+        let (token, now_ms) = (self.tokens[cell], self.now_ms);
+        self.shard(token).write(token, |entry| {
+            change(entry, counts);
+            entry.standing(rules, counts, now_ms)
+        });
+        Ok(())
     }
 
-    /// Adds each cost `times` times, and replaces the counts that this changes.
-    fn charge(&mut self, charges: &[Charge], tokens: &[Token], times: u16, counts: &mut [Count]) {
-        let now_ms = self.now_ms;
-        for (charge, token, counts) in by_charge(charges, tokens, counts) {
-            let units = charge.cost() * u64::from(times); // all of them fit a limit
-            if units > 0 {
-                let (shard, policy) = (self.shard(token), charge.policy());
-                shard.write(token, |entry| {
-                    entry.charge(policy, units, now_ms, counts);
-                    entry.standing(policy.rules().iter().copied(), counts, now_ms)
-                });
-            }
+    fn end(&mut self) {
+        self.guards.clear();
+        if self.is_full {
+            self.store.warn_full(self.now_ms);
         }
+    }
+}
+
+impl StoreCells for Locked<'_> {
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
+        let now_ms = self.store.clock.now_ms();
+        self.store.blocks.block(key.clone(), request, now_ms)
+    }
+
+    fn unblock(&mut self, key: &Key) {
+        self.store.blocks.unblock(key);
+    }
+
+    fn forget(&mut self, policy: &str, key: &Key) {
+        let token = self.store.tokens.token(policy, key);
+        let shard = self.store.shards[index(token, self.store.shards.len())].lock();
+        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+        shard.remove(token);
+    }
+}
+
+fn shard<'a>(guards: &'a mut Guards<'_>, wanted: usize) -> &'a mut Shard {
+    match guards.iter_mut().find(|(index, _)| *index == wanted) {
+        Some((_, shard)) => shard,
+        None => unreachable!("the shard of every token was locked"),
     }
 }
 
@@ -139,22 +177,37 @@ fn index(token: Token, count: usize) -> usize {
     (token.0 & 0xFFFF) as usize & (count - 1)
 }
 
+const FULL: StoreError = StoreError::new(
+    StoreErrorKind::Full,
+    "the store has no room for another key: all others are at their limits",
+)
+.unsent();
+
 #[cfg(test)]
 mod tests {
+    use crate::{
+        domain::{key::Key, policy::Policy},
+        store::memory::MemoryStore,
+    };
+
     use super::*;
 
     #[test]
     fn a_panic_under_a_lock_does_not_end_the_store() {
-        let shards = [Mutex::new(Shard::new(1))];
+        let store = MemoryStore::new().capacity(1);
+        let policy = Policy::parse("p", "1/1s").unwrap();
+        let charge = [Charge::new(&policy, Key::new("user", "alice"), 1)];
         std::thread::scope(|scope| {
             let panics = scope.spawn(|| {
-                let _locked = Locked::new(&shards, &[(0, 0)], &Clock::system());
+                let mut locked = Locked::new(&store.inner);
+                locked.begin(&charge);
                 panic!("on purpose");
             });
             assert!(panics.join().is_err());
         });
-        assert!(shards[0].is_poisoned());
-        let mut locked = Locked::new(&shards, &[(0, 0)], &Clock::system());
-        assert_eq!(locked.shard((0, 0)).len(), 0);
+        assert!(store.inner.shards[0].is_poisoned());
+        let mut locked = Locked::new(&store.inner);
+        locked.begin(&charge);
+        assert!(locked.look(0, Entry::is_empty).unwrap());
     }
 }

@@ -14,32 +14,19 @@ use std::{
     },
 };
 
-use smallvec::SmallVec;
-
 use self::{
-    blocks::Blocks,
-    clock::Clock,
-    locked::{Full, Locked},
-    reports::Reported,
-    shard::Shard,
-    token::{Token, Tokens},
+    blocks::Blocks, clock::Clock, locked::Locked, reports::Reported, shard::Shard, token::Tokens,
 };
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest, STRIKES},
-        charge::Charge,
         check::Check,
-        decision::{BatchOutcome, Count, Decision, RuleUsage, Usage},
-        error::{StoreError, StoreErrorKind},
-        key::Key,
+        decision::Decision,
+        error::StoreError,
         operation::{Operation, Reply},
-        policy::Policy,
-        rule::Rule,
-        settlement::Settlement,
     },
-    store::{Store, StoreFuture, entry::by_charge},
+    store::{Store, StoreFuture, engine},
     warning,
 };
 
@@ -48,7 +35,6 @@ mod clock;
 mod locked;
 mod reports;
 mod shard;
-mod slots;
 mod standing;
 mod token;
 
@@ -62,10 +48,6 @@ const MIN_SHARD: usize = 1_024;
 
 /// A call that finds no place logs a warning if no other did for this time.
 const QUIET_MS: u64 = 60_000;
-
-/// The token of each charge, and a count for each rule. Most checks fit on the stack.
-type CheckTokens = SmallVec<[Token; 2]>;
-type Counts = SmallVec<[Count; 4]>;
 
 /// Keeps the counts in the memory of this process; cheap to clone. Clones share their counts.
 ///
@@ -194,170 +176,22 @@ impl MemoryStore {
 }
 
 impl Inner {
-    fn check(&self, check: &Check) -> Result<Decision, StoreError> {
-        self.decide(check, 1, |filled, shadows| filled.decision(shadows))
+    fn execute(&self, operation: &Operation) -> Result<Reply, StoreError> {
+        if !operation.is_of_keys() {
+            return self.report(operation);
+        }
+        let counts_strikes = matches!(operation, Operation::Ban { .. } | Operation::Unblock { .. });
+        let lock = || self.bans.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = counts_strikes.then(lock);
+        engine::execute(operation, &mut Locked::new(self))
     }
 
-    /// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
-    fn decide<T>(
-        &self,
-        check: &Check,
-        count: u16,
-        answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        if check.enforces_blocks()
-            && let Some(blocked) = self.blocks.blocked(check, || self.clock.now_ms())
-        {
-            let now_ms = blocked.decided_at_ms();
-            let filled = BatchOutcome {
-                blocked: Some(blocked),
-                ..BatchOutcome::new(check, count, 0, now_ms, &[])
-            };
-            return answer(filled, None);
-        }
-        let shadows = check.shadow_check();
-        let tokens = self.tokens(check);
-        let mut counts = counts(check);
-        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
-        let now_ms = shards.now_ms;
-        let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
-        let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
-        let admitted = shards.fill(check.charges(), tokens, count, counts);
-        let charges = check.shadow_charges();
-        let shadow_admitted = admitted
-            .and_then(|admitted| shards.fill(charges, shadow_tokens, admitted, shadow_counts));
-        // Building the answers allocates, so release the locks first.
-        drop(shards);
-        let admitted = admitted.map_err(|Full| self.full(now_ms))?;
-        let shadow_admitted = shadow_admitted.map_err(|Full| self.full(now_ms)).ok();
-        let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
-        let shadows = shadows.as_ref().zip(shadow_admitted);
-        let shadows = shadows.map(|(check, shadow_admitted)| {
-            BatchOutcome::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
-        });
-        answer(filled, shadows)
-    }
-
-    fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
-        let check = settlement.check().without_shadows();
-        let tokens = self.tokens(&check);
-        let mut counts = counts(&check);
-        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
-        let now_ms = shards.now_ms;
-        let usages = settlement.usage().policies().zip(settlement.costs());
-        let charged = || {
-            let charged = check.charges().iter().zip(usages.clone());
-            charged.map(|(it, (usage, cost))| (usage, cost.cast_signed() - it.cost().cast_signed()))
-        };
-        // Only a key whose counts change needs a place. Reserve all of them before the first change: all or nothing.
-        let mut changed = CheckTokens::new();
-        for (token, (usage, difference)) in tokens.iter().zip(charged()) {
-            let entry = shards.shard(*token).entry(*token);
-            if entry.would_settle(usage, now_ms, difference) {
-                changed.push(*token);
-            }
-        }
-        let places = shards.reserve(changed.iter().copied());
-        places.map_err(|Full| self.full(now_ms).unsent())?; // nothing has changed, so it can be tried again
-        let charges = by_charge(check.charges(), &tokens, &mut counts);
-        for ((charge, token, counts), (usage, difference)) in charges.zip(charged()) {
-            let shard = shards.shard(token);
-            if changed.contains(&token) {
-                shard.write(token, |entry| {
-                    entry.settle(usage, now_ms, difference, counts);
-                    entry.standing(usage.rules().iter().map(RuleUsage::rule), counts, now_ms)
-                });
-            } else {
-                shard.entry(token).look(charge, now_ms, counts);
-            }
-        }
-        drop(shards);
-        Usage::settled(settlement.check(), now_ms, &counts)
-    }
-
-    /// The error of a call that found no place. Logs one warning, unless another call found no place a moment ago.
+    /// Logs one warning about a call that found no place, unless another call found none a moment ago.
     #[cold]
-    fn full(&self, now_ms: u64) -> StoreError {
+    fn warn_full(&self, now_ms: u64) {
         let last_ms = self.full_at_ms.swap(now_ms, Relaxed);
         if last_ms.abs_diff(now_ms) > QUIET_MS {
             warning::memory_full();
-        }
-        StoreError::new(
-            StoreErrorKind::Full,
-            "the store has no room for another key: all others are at their limits",
-        )
-        .unsent()
-    }
-
-    /// Forgets the counts of a key under the policy of this name.
-    fn forget(&self, policy: &str, key: &Key) {
-        let token = self.tokens.token(policy, key);
-        let tokens = [token];
-        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
-        shards.shard(token).remove(token);
-    }
-
-    fn block(&self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
-        self.blocks.block(key.clone(), request, self.clock.now_ms())
-    }
-
-    fn ban(
-        &self,
-        key: &Key,
-        strikes: Rule,
-        request: &BlockRequest,
-    ) -> Result<Option<Block>, StoreError> {
-        let _alone = self.bans.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.strikes(key, strikes) < strikes.limit() {
-            return Ok(None);
-        }
-        let block = self.block(key, request)?;
-        self.forget(STRIKES, key);
-        Ok(Some(block))
-    }
-
-    fn strikes(&self, key: &Key, strikes: Rule) -> u64 {
-        let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
-        let token = self.tokens.token(STRIKES, key);
-        let tokens = [token];
-        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
-        let (now_ms, mut counts) = (shards.now_ms, [Count::default()]);
-        let entry = shards.shard(token).entry(token);
-        entry.look(&look, now_ms, &mut counts);
-        counts[0].used
-    }
-
-    fn unblock(&self, key: &Key) {
-        let _alone = self.bans.lock().unwrap_or_else(PoisonError::into_inner);
-        self.blocks.unblock(key);
-        self.forget(STRIKES, key);
-    }
-
-    fn execute(&self, operation: &Operation) -> Result<Reply, StoreError> {
-        match operation {
-            Operation::Check(check) => self.check(check).map(Reply::Check),
-            Operation::CheckBatch { check, count } => {
-                let decisions =
-                    self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
-                decisions.map(Reply::CheckBatch)
-            }
-            Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
-            Operation::Renew(renewal) => self.renew(renewal).map(Reply::Renew),
-            Operation::Reset { policy, key } => {
-                self.forget(policy.name(), key);
-                Ok(Reply::Reset)
-            }
-            Operation::Block { key, request } => self.block(key, request).map(Reply::Block),
-            Operation::Ban {
-                key,
-                strikes,
-                request,
-            } => self.ban(key, *strikes, request).map(Reply::Ban),
-            Operation::Unblock { key } => {
-                self.unblock(key);
-                Ok(Reply::Unblock)
-            }
-            other => self.report(other),
         }
     }
 
@@ -377,30 +211,11 @@ impl Inner {
             other => return Err(other.unsupported()),
         })
     }
-
-    /// The token of each charge, shadows last.
-    fn tokens(&self, check: &Check) -> CheckTokens {
-        let mut tokens = CheckTokens::new();
-        for charge in check.all_charges() {
-            tokens.push(self.tokens.token(charge.policy().name(), charge.key()));
-        }
-        tokens
-    }
-}
-
-/// A count for each rule, those of shadows last.
-fn counts(check: &Check) -> Counts {
-    let mut counts = Counts::new();
-    for charge in check.all_charges() {
-        let rules = charge.policy().rules().len();
-        counts.resize(counts.len() + rules, Count::default());
-    }
-    counts
 }
 
 impl Store for MemoryStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        StoreFuture::ready(self.inner.check(check))
+        StoreFuture::ready(engine::check(check, &mut Locked::new(&self.inner)))
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {

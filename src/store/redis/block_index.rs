@@ -10,7 +10,7 @@
 //! cluster than the block, so separate commands write it, just before the block. A crash in between leaves an extra
 //! identity, which is not listed and expires. An error here changes no block.
 
-use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::time::timeout;
@@ -30,18 +30,18 @@ use crate::{
 /// How long after its end a block may stay in the index, in ms, because clients' clocks write the index.
 const SLACK_MS: u64 = 3_600_000;
 
-/// How much longer to wait for the index than for the answer about the block.
-const PATIENCE: Duration = Duration::from_millis(25);
-
-/// How much longer the commands to the index may take when the caller waits no more, such as for a new connection.
-const LATEST: Duration = Duration::from_secs(1);
+/// How long the index may hold up a block: half of the default timeout of limiters.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 impl RedisStore {
-    /// Sends commands to the index before the block's call, and returns the answer of that call.
+    /// Sends commands to the index, and then makes the block's call.
+    ///
+    /// An index on a slow node holds up the block for a short time only. The node still executes the commands that it
+    /// got.
     pub(super) fn with_index<T: Send + 'static>(
         &self,
         commands: Vec<Cmd>,
-        mut answer: StoreFuture<T>,
+        answer: StoreFuture<T>,
     ) -> StoreFuture<T> {
         if commands.is_empty() {
             return answer;
@@ -49,35 +49,12 @@ impl RedisStore {
         let (transport, name) = (self.transport.clone(), self.names.block_index());
         let sent = answer.sent.clone();
         let both = StoreFuture::pending(async move {
-            let mut index = Box::pin(async move {
-                let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
-                send_all(&transport, &commands.collect::<Vec<_>>()).await
-            });
-            let mut written = None;
-            // Each poll drives the index first, so that its commands are sent first; only the block's answer ends the
-            // wait.
-            let answer = poll_fn(|cx| {
-                if written.is_none()
-                    && let Poll::Ready(replies) = index.as_mut().poll(cx)
-                {
-                    written = Some(replies);
-                }
-                Pin::new(&mut answer).poll(cx)
-            });
-            let answer = answer.await;
-            if written.is_none() {
-                written = timeout(PATIENCE, &mut index).await.ok();
+            let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
+            let commands: Vec<_> = commands.collect();
+            if let Ok(replies) = timeout(PATIENCE, send_all(&transport, &commands)).await {
+                note(replies.into_iter());
             }
-            match written {
-                Some(replies) => note(replies.into_iter()),
-                // The caller does not wait for a slow node any longer, but the block still has to be listed.
-                None => drop(tokio::spawn(async move {
-                    if let Ok(replies) = timeout(LATEST, index).await {
-                        note(replies.into_iter());
-                    }
-                })),
-            }
-            answer
+            answer.await
         });
         both.queued(sent)
     }

@@ -99,7 +99,7 @@ impl RedisStore {
         Ok(Self::from_source(sentinels))
     }
 
-    fn from_source(source: impl Source) -> Self {
+    pub(super) fn from_source(source: impl Source) -> Self {
         let connection = ReconnectingConnection::new(source);
         let server = SingleServer::Reconnecting(connection);
         Self::over(Transport::Server(server), IN_FLIGHT)

@@ -36,6 +36,7 @@ mod tls;
 #[cfg(feature = "bb8")]
 pub mod transactions;
 mod transport;
+mod value;
 mod wire;
 
 #[doc(hidden)] // The argument of the constructors, which say what converts to it.

@@ -5,6 +5,9 @@ mod encode;
 mod label;
 
 pub(super) use decode::{Replies, no_reply, number, read_replies};
-pub(super) use encode::Call;
-pub(super) use encode::VERSION;
+#[cfg(feature = "bb8")]
+pub(super) use encode::push_number;
+pub(super) use encode::{Call, VERSION};
+#[cfg(feature = "bb8")]
+pub(super) use label::label;
 pub(super) use label::{is_of_a_later_kind, labelled};

@@ -1,19 +1,15 @@
-//! Reads blocks in the format that `lua/README.md` describes.
+//! Reads blocks, and the index of blocks.
 
 use std::collections::BTreeMap;
 
 use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored};
 use crate::{
     domain::{
-        block::{BLOCKS, Block, BlockDetails, BlockedBy, BlockedIdentity},
+        block::{BLOCKS, Block, BlockDetails, BlockedIdentity},
         error::StoreError,
         key::Key,
     },
-    store::redis::{
-        error::store_error,
-        reports::send_all,
-        wire::{VERSION, number},
-    },
+    store::redis::{error::store_error, reports::send_all, value::read_block},
 };
 
 /// The block of an identity: `None` if there is none, or the reason why it cannot be read.
@@ -32,7 +28,10 @@ impl Inspector {
     pub async fn block(&self, key: &Key) -> Result<StoredBlock, StoreError> {
         let name = StoredName::write(&self.store.names, key, BLOCKS);
         let name = name.as_bytes();
-        stored(self.send(redis::cmd("GET").arg(name), name).await, read)
+        stored(
+            self.send(redis::cmd("GET").arg(name), name).await,
+            read_block,
+        )
     }
 
     /// The keys that hold blocks.
@@ -95,7 +94,7 @@ impl Inspector {
         let replies = send_all(&self.store.transport, &gets);
         let replies = self.in_time(async { Ok(replies.await) }).await?;
         let replies = replies.into_iter();
-        replies.map(|reply| stored(reply, read)).collect()
+        replies.map(|reply| stored(reply, read_block)).collect()
     }
 
     /// The current blocks, up to a maximum number.
@@ -135,72 +134,7 @@ impl Server {
         let replies = self.get_all(names).await?;
         replies
             .into_iter()
-            .map(|reply| stored(reply, read))
+            .map(|reply| stored(reply, read_block))
             .collect()
-    }
-}
-
-fn read(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
-    let Some((&[a, b, c, d, e, f, by, version], details)) = value.split_first_chunk() else {
-        return Err(UnreadableValue::Malformed);
-    };
-    // A block has no details, or at least the time and the lengths of the texts.
-    if !details.is_empty() && details.len() < 10 {
-        return Err(UnreadableValue::Malformed);
-    }
-    if version != VERSION {
-        return Err(UnreadableValue::OtherVersion(version));
-    }
-    let Some(by) = BlockedBy::of_code(by) else {
-        return Err(UnreadableValue::Malformed);
-    };
-    let block = Block::new(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), by);
-    Ok((block, read_details(details)))
-}
-
-/// An unknown format, of a block of an older version, is no error, because no check reads the details.
-fn read_details(mut bytes: &[u8]) -> BlockDetails {
-    match number(&mut bytes, 6) {
-        Some(created_ms) => BlockDetails::read_texts(created_ms, bytes).unwrap_or_default(),
-        None => BlockDetails::default(),
-    }
-}
-
-impl From<UnreadableValue> for StoreError {
-    fn from(error: UnreadableValue) -> Self {
-        Self::protocol("a block cannot be read").with_source(error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_the_script_writes_is_a_block() {
-        let (block, details) = read(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
-        assert_eq!(details, BlockDetails::default());
-        assert_eq!(
-            (block.until_ms(), block.source()),
-            (Some(513), BlockedBy::Ban)
-        );
-        let (for_ever, _) = read(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
-        assert_eq!(
-            (for_ever.until_ms(), for_ever.source()),
-            (None, BlockedBy::Operator)
-        );
-        assert_eq!(
-            read(&[1, 2, 0, 0, 0, 0, 2, 9]),
-            Err(UnreadableValue::OtherVersion(9))
-        );
-        for bytes in [
-            &[][..],
-            &[VERSION],
-            &[0; 8],
-            &[0, 0, 0, 0, 0, 2, VERSION],
-            &[1, 2, 0, 0, 0, 0, 9, VERSION],
-        ] {
-            assert!(read(bytes).is_err(), "{bytes:?}");
-        }
     }
 }

@@ -1,12 +1,18 @@
 //! [`decide`]: computes the script's decision without the server.
 
 use super::StoredValue;
-use crate::domain::{
-    check::Check,
-    decision::Decision,
-    error::StoreError,
-    rule::Rule,
-    window::{Section, Spec},
+use crate::{
+    domain::{
+        check::Check,
+        decision::{Count, Decision},
+        error::StoreError,
+        rule::Rule,
+    },
+    store::{
+        engine::{self, Cells},
+        entry::Entry,
+        redis::value::MAX_TIME_MS,
+    },
 };
 
 /// Returns the decision for a check at this time of the store's clock, in ms, without charging anything.
@@ -27,34 +33,43 @@ pub fn decide(
             "each charge of a check needs what is stored for it",
         ));
     }
-    let now_ms = now_ms.min(super::value::MAX_TIME_MS);
-    let (mut counts, mut charged) = (Vec::new(), Vec::new());
-    let mut fits = true;
-    for (charge, value) in check.charges().iter().zip(values) {
-        for rule in charge.policy().rules() {
-            let mut section = section(*value, rule);
-            let count = section.look(now_ms, rule.limit(), charge.cost());
-            let room = rule.limit().checked_sub(charge.cost());
-            fits &= room.is_some_and(|room| count.units(rule) <= room);
-            counts.push(count);
-            // These counts are used only if every rule has room, so charge while all rules so far have.
-            charged.push(if fits && charge.cost() > 0 {
-                section.charge(now_ms, rule.limit(), charge.cost());
-                section.kept()
-            } else {
-                count
-            });
-        }
-    }
-    Decision::new(check, fits, now_ms, if fits { &charged } else { &counts })
+    let values = values.iter();
+    let entries = values.map(|value| {
+        let sections = value.map_or(&[][..], StoredValue::sections).iter();
+        Entry::of(sections.map(|it| it.counted().clone()).collect())
+    });
+    let mut stored = Stored {
+        now_ms: now_ms.min(MAX_TIME_MS),
+        entries: entries.collect(),
+    };
+    engine::check(&check.without_shadows(), &mut stored)
 }
 
-fn section(value: Option<&StoredValue>, rule: &Rule) -> Section {
-    let stored = value.and_then(|value| value.section(rule));
-    stored.map_or_else(
-        || Section::new(Spec::of(rule)),
-        |section| section.counted().clone(),
-    )
+/// Copies of the stored counts of each charge.
+struct Stored {
+    now_ms: u64,
+    entries: Vec<Entry>,
+}
+
+impl Cells for Stored {
+    fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError> {
+        Ok(read(&self.entries[cell]))
+    }
+
+    fn write(
+        &mut self,
+        cell: usize,
+        _rules: impl Iterator<Item = Rule> + Clone,
+        counts: &mut [Count],
+        change: impl FnOnce(&mut Entry, &mut [Count]),
+    ) -> Result<(), StoreError> {
+        change(&mut self.entries[cell], counts);
+        Ok(())
+    }
 }
 
 #[cfg(test)]

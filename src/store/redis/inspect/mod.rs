@@ -47,11 +47,12 @@ use crate::domain::{
     report::Account,
 };
 
+pub use super::value::UnreadableValue;
 pub use blocks::StoredBlock;
 pub use decide::decide;
 pub use name::StoredName;
 pub use server::{Selection, Server};
-pub use value::{Section, Step, StoredValue, UnreadableValue};
+pub use value::{Section, Step, StoredValue};
 
 /// The key of an identity of which you know only the stored hash: for `header=#5877…`, use the kind `header` and the
 /// token `#5877…`, with 32 digits. `None` if the token has another form.

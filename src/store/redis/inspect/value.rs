@@ -1,24 +1,15 @@
-//! [`StoredValue`]: the script's value for one policy and key, in the format that `lua/README.md` describes.
+//! [`StoredValue`]: what is stored for one policy and key, for operators.
 
-use std::{error::Error, fmt, time::Duration};
+use std::time::Duration;
 
 use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
-        window::{
-            self, Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Spec, StepQueue,
-            StepSpec,
-        },
+        window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
     },
-    store::redis::wire::{VERSION, is_of_a_later_kind, labelled, number},
+    store::redis::value::{Counts, MAX_TIME_MS, UnreadableValue},
 };
-
-/// The bytes of one label.
-const LABEL: usize = 12;
-
-/// The latest time of a server, in ms: later ones could not be stored.
-pub(super) const MAX_TIME_MS: u64 = 1 << 48;
 
 /// The value of one key under one policy, with a section for each rule.
 ///
@@ -50,18 +41,6 @@ pub struct Step {
     pub release_ms: u64,
 }
 
-/// Why the value of a key cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum UnreadableValue {
-    /// The value is no string, so this crate has not written it.
-    WrongType,
-    /// The value has this version of the layout: another version of this crate wrote it, or something else.
-    OtherVersion(u8),
-    /// The value has a form that this crate does not write.
-    Malformed,
-}
-
 impl StoredValue {
     /// Reads a value.
     ///
@@ -69,11 +48,12 @@ impl StoredValue {
     ///
     /// If the value is not one that this version of the script writes.
     pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
-        match value.split_last() {
-            Some((&VERSION, sections)) => read(sections).ok_or(UnreadableValue::Malformed),
-            Some((&version, _)) => Err(UnreadableValue::OtherVersion(version)),
-            None => Err(UnreadableValue::Malformed),
-        }
+        let counts = Counts::read(value)?;
+        let sections = counts.entry.sections().iter().cloned();
+        Ok(Self {
+            sections: sections.map(|counted| Section { counted }).collect(),
+            expires_ms: counts.expires_ms,
+        })
     }
 
     /// The sections: first those of the process that wrote last, in the order of its rules, then those of other
@@ -191,141 +171,3 @@ impl Section {
         &self.counted
     }
 }
-
-fn read(mut bytes: &[u8]) -> Option<StoredValue> {
-    let count = usize::try_from(number(&mut bytes, 1)?).ok()?;
-    let used: Vec<u64> = numbers(&mut bytes, count, 7)?;
-    let dues = numbers(&mut bytes, count, 7)?;
-    let _since = number(&mut bytes, 6)?;
-    let expires_ms = number(&mut bytes, 6)?;
-    // The labels come last, so split them off before reading the sections in front of them.
-    let labels_at = bytes.len().checked_sub(count * LABEL)?;
-    let (mut bodies, mut labels) = bytes.split_at(labels_at);
-    let mut sections = Vec::with_capacity(count);
-    for (used, due_ms) in used.into_iter().zip(dues) {
-        let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
-        let head = Head::read(&mut bodies)?;
-        if is_of_a_later_kind(label) {
-            continue;
-        }
-        let counted = match labelled(label)? {
-            Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
-            Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, due_ms, &head)?),
-            Spec::Concurrency(spec) => window::Section::Concurrency(queue(spec, used, &head)?),
-            Spec::Calendar(spec) => window::Section::Calendar(period(spec, used, &head)?),
-        };
-        sections.push(Section { counted });
-    }
-    (count > 0 && bodies.is_empty()).then_some(StoredValue {
-        sections,
-        expires_ms,
-    })
-}
-
-/// The head of a section, with the entries of its queue.
-struct Head<'a> {
-    newest_ms: u64,
-    first_ms: u64,
-    base: u64,
-    width: u64,
-    entries: &'a [u8],
-}
-
-impl<'a> Head<'a> {
-    fn read(bytes: &mut &'a [u8]) -> Option<Self> {
-        let newest_ms = number(bytes, 6)?;
-        let first_ms = number(bytes, 6)?;
-        let base = number(bytes, 7)?;
-        let length = usize::try_from(number(bytes, 4)?).ok()?;
-        let room = usize::try_from(number(bytes, 4)?).ok()?;
-        let width = number(bytes, 1)?;
-        let (queue, rest) = bytes.split_at_checked(room)?;
-        *bytes = rest;
-        Some(Self {
-            newest_ms,
-            first_ms,
-            base,
-            width,
-            entries: queue.get(..length)?,
-        })
-    }
-}
-
-/// The steps of a section with `used` units.
-fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
-    if used == 0 {
-        return Some(StepQueue::new(spec));
-    }
-    let newest_ms = head.newest_ms;
-    let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
-    is_step.then_some(())?;
-
-    // Both numbers of an entry are stored modulo `wrap`: step numbers relative to the newest, totals relative to the
-    // base.
-    let (half, wrap) = entry_format(head.width)?;
-    let mut entries = head.entries;
-    let newest = newest_ms / spec.step_ms;
-    let mut steps: Vec<(u64, u64)> = Vec::new();
-    let mut total_before = 0;
-    while !entries.is_empty() {
-        let step = number(&mut entries, half)?;
-        let total = modulo(number(&mut entries, half)?, head.base, wrap);
-        let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
-        let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
-        let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
-        (follows && 0 < end_ms && end_ms < newest_ms).then_some(())?;
-        steps.push((end_ms, units));
-        total_before = total;
-    }
-    let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
-    steps.push((newest_ms, units));
-    (steps[0].0 == head.first_ms).then(|| StepQueue::from_steps(spec, steps))
-}
-
-/// The bucket of a section with this deficit at this time.
-fn bucket(spec: BucketSpec, deficit: u64, at_ms: u64, head: &Head<'_>) -> Option<Bucket> {
-    let is_bucket = head.entries.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
-    is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
-}
-
-/// The count of a section's period.
-fn period(spec: CalendarSpec, used: u64, head: &Head<'_>) -> Option<PeriodCount> {
-    let is_count = head.entries.is_empty() && used <= MAX_UNITS && head.newest_ms <= MAX_TIME_MS;
-    is_count.then(|| PeriodCount::from_parts(spec, used, head.newest_ms))
-}
-
-/// The size in bytes of each of the two numbers of an entry, and their modulus.
-const fn entry_format(width: u64) -> Option<(usize, u64)> {
-    match width {
-        0 | 1 => Some((2, 1 << 16)),
-        2 => Some((4, 1 << 32)),
-        3 => Some((7, 1 << 53)),
-        _ => None,
-    }
-}
-
-/// How far a number is ahead of an origin.
-const fn modulo(number: u64, origin: u64, wrap: u64) -> u64 {
-    number.wrapping_sub(origin) % wrap
-}
-
-fn numbers(bytes: &mut &[u8], count: usize, size: usize) -> Option<Vec<u64>> {
-    (0..count).map(|_| number(bytes, size)).collect()
-}
-
-impl fmt::Display for UnreadableValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WrongType => f.write_str("a value of another type, not written by this crate"),
-            Self::OtherVersion(version) => write!(
-                f,
-                "a value of version {version}, written by another version of this crate or not by it"
-            ),
-            Self::Malformed => {
-                f.write_str("a value that cannot be read, not written by this crate")
-            }
-        }
-    }
-}
-
-impl Error for UnreadableValue {}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, key_names::Names, set_clock::SetClock};
+use super::RedisStore;
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
@@ -18,11 +18,8 @@ use crate::{
     },
     store::{CallFuture, Store, StoreFuture, ext::ANOTHER_REPLY, one_by_one, sent::Sent},
 };
-use runner::{OptimisticRunner, Settings};
+use runner::OptimisticRunner;
 
-mod blocks;
-mod layout;
-mod plan;
 mod queue;
 mod runner;
 mod session;
@@ -33,13 +30,9 @@ impl RedisStore {
     /// [`transactions`](super::transactions).
     #[must_use]
     pub fn transactions(pool: Pool<RedisConnectionManager>) -> TransactionStore {
-        let settings = Settings {
-            pool,
-            names: Names::new("sluicegate"),
-            clock: SetClock::default(),
-        };
+        let store = Self::from_source(pool.clone());
         TransactionStore {
-            runner: OptimisticRunner::new(settings),
+            runner: OptimisticRunner::new(pool, store),
         }
     }
 }
@@ -60,28 +53,28 @@ impl TransactionStore {
     /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
-        self.with(|settings| settings.names.set_prefix(prefix))
+        self.with(|store| store.prefix(prefix))
     }
 
     /// Sets the secret that keys the hashes of identities, as [`RedisStore::secret`] does.
     #[must_use]
     pub fn secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|settings| settings.names.set_secret(secret.as_ref()))
+        self.with(|store| store.secret(secret))
     }
 
     /// Decides by this clock instead of the server's.
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(self, clock: ManualClock) -> Self {
-        self.with(|settings| settings.clock.clock = Some(clock))
+        self.with(|store| store.clock(clock))
     }
 
     /// Makes a new queue, because waiting jobs use the old names and clock.
-    fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = self.runner.settings.clone();
-        change(&mut settings);
-        let runner = OptimisticRunner::new(settings);
-        Self { runner }
+    fn with(self, change: impl FnOnce(RedisStore) -> RedisStore) -> Self {
+        let OptimisticRunner { pool, store, .. } = &*self.runner;
+        Self {
+            runner: OptimisticRunner::new(pool.clone(), change(store.clone())),
+        }
     }
 
     fn execute_one<T: Send + 'static>(
@@ -96,9 +89,13 @@ impl TransactionStore {
     }
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = &self.runner.store;
+        let index = operations.iter();
+        let index = index.flat_map(|operation| store.index_operation(operation));
+        let index = index.collect();
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
-        StoreFuture::pending(replies).queued(Some(sent))
+        store.with_index(index, StoreFuture::pending(replies).queued(Some(sent)))
     }
 }
 
@@ -109,10 +106,7 @@ impl Store for TransactionStore {
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         match operation {
-            Operation::ListBlocks { most } => {
-                let blocks = blocks::list(Arc::clone(&self.runner), most);
-                StoreFuture::pending(blocks).map(Reply::ListBlocks)
-            }
+            Operation::ListBlocks { .. } => self.runner.store.execute(operation),
             operation if !operation.is_of_keys() => {
                 StoreFuture::ready(Err(operation.unsupported()))
             }

@@ -18,16 +18,20 @@ use tokio::{
 };
 
 use super::{
-    plan::{Plan, identities},
     queue::{Group, Queue},
     session::Session,
-    snapshot::Snapshot,
+    snapshot::{Snapshot, names_of},
 };
 use crate::{
-    domain::error::{StoreError, StoreErrorKind},
+    domain::{
+        charge::Charge,
+        check::Check,
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+    },
     store::{
-        Operation, Reply,
-        redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
+        Operation, Reply, engine,
+        redis::{RedisStore, error::SHUT_DOWN},
         sent::Sent,
     },
 };
@@ -44,16 +48,11 @@ pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 
 /// Executes operations over the connections of a pool.
 pub(super) struct OptimisticRunner {
-    pub(super) settings: Settings,
+    pub(super) pool: Pool<RedisConnectionManager>,
+    /// Over the same pool, with the names and the clock: writes and reads the index of blocks.
+    pub(super) store: RedisStore,
     queue: Queue<Job>,
     hasher: RandomState,
-}
-
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) pool: Pool<RedisConnectionManager>,
-    pub(super) names: Names,
-    pub(super) clock: SetClock,
 }
 
 /// The operations of one caller.
@@ -78,9 +77,10 @@ impl fmt::Debug for OptimisticRunner {
 }
 
 impl OptimisticRunner {
-    pub(super) fn new(settings: Settings) -> Arc<Self> {
+    pub(super) fn new(pool: Pool<RedisConnectionManager>, store: RedisStore) -> Arc<Self> {
         Arc::new(Self {
-            settings,
+            pool,
+            store,
             queue: Queue::new(),
             hasher: RandomState::new(),
         })
@@ -118,21 +118,20 @@ impl OptimisticRunner {
             mut jobs,
         } = group;
         let runtime = jobs[0].runtime.clone();
-        let runner = Arc::downgrade(self);
+        let runner = Arc::clone(self);
         let place = Place {
             runner: Arc::clone(self),
             identities,
         };
         runtime.spawn(async move {
-            let settings = &place.runner.settings.clone();
-            let end = Settings::end();
+            let end = end();
             jobs.retain(|job| !job.has_left() && job.sent.begin());
-            let session = Session::check_out(&settings.pool, end).await;
+            let session = Session::check_out(&runner.pool, end).await;
             let (session, replies) = match session {
                 // All callers left while waiting for the connection.
                 Ok(session) if jobs.iter().all(Job::has_left) => (Some(session), Ok(Vec::new())),
                 Ok(mut session) => {
-                    let replies = settings.attempt(&mut session, &jobs, end).await;
+                    let replies = runner.attempt(&mut session, &jobs, end).await;
                     (Some(session), replies)
                 }
                 Err(error) => (None, Err(error.unsent())),
@@ -141,36 +140,92 @@ impl OptimisticRunner {
             drop(place);
             answer(jobs, replies);
             if let Some(session) = session.filter(Session::is_lost) {
-                renew(session, runner).await;
+                let (pool, runner) = (runner.pool.clone(), Arc::downgrade(&runner));
+                renew(session, pool, runner).await;
             }
         });
     }
+
+    /// Reads, decides and writes, repeatedly until no other process has written in between.
+    async fn attempt(
+        &self,
+        session: &mut Session,
+        jobs: &[Job],
+        end: Instant,
+    ) -> Result<Vec<Replies>, StoreError> {
+        let operations = jobs.iter().flat_map(|job| &job.operations);
+        let names = names_of(&self.store.names, operations);
+        if names.is_empty() {
+            let mut nothing = Snapshot::new(&self.store.names, 0, &[], Vec::new());
+            return Ok(decide(jobs, &mut nothing));
+        }
+        // A later retry would hardly end in time, and then the outcome would be unknown.
+        let last_begin = end - TIMEOUT / 4;
+        let mut was_lost = false;
+        loop {
+            let reading = match session.read(&names, end).await {
+                // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
+                Err(_) if session.is_lost() && !was_lost && Instant::now() < end => {
+                    was_lost = true;
+                    let renewed = session.renew(&self.pool, end).await;
+                    renewed.map_err(StoreError::unsent)?;
+                    continue;
+                }
+                reading => reading.map_err(StoreError::unsent)?,
+            };
+            let now_ms = self.store.clock.now_ms().unwrap_or(reading.now_ms);
+            let mut snapshot = Snapshot::new(&self.store.names, now_ms, &names, reading.values);
+            let replies = decide(jobs, &mut snapshot);
+            let changes = snapshot.into_changes();
+            // A denial needs no write and no transaction: it depends on one key, which was read at one time.
+            if changes.is_empty() {
+                return Ok(replies);
+            }
+            let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
+            if session.write(&changes, ttl_ms, end).await? {
+                return Ok(replies);
+            }
+            if Instant::now() >= last_begin {
+                return Err(CONTENDED.unsent());
+            }
+        }
+    }
+
+    /// How long a key is kept, in ms from the write, which is no earlier than the read.
+    fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
+        let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
+        match self.store.clock.now_ms() {
+            Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
+            None => ttl_ms,
+        }
+    }
 }
 
-/// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one.
-pub(super) async fn renew(mut session: Session, runner: Weak<OptimisticRunner>) {
-    while let Some(settings) = runner.upgrade().map(|runner| runner.settings.clone()) {
-        if session.renew(&settings.pool, Settings::end()).await.is_ok() {
-            return;
-        }
-        drop(settings);
+/// The deadline of an attempt that begins now.
+fn end() -> Instant {
+    Instant::now() + TIMEOUT
+}
+
+/// Holds a lost connection until a new one replaces it, so that the pool cannot hand out the lost one. Ends with the
+/// last user of the store.
+async fn renew(
+    mut session: Session,
+    pool: Pool<RedisConnectionManager>,
+    runner: Weak<OptimisticRunner>,
+) {
+    while runner.strong_count() > 0 && session.renew(&pool, end()).await.is_err() {
         sleep(RECONNECT_PAUSE).await;
     }
 }
 
 /// Sends each job its replies. An error of the whole attempt goes to every job.
 fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
-    match replies {
-        Ok(replies) => {
-            for (job, replies) in jobs.into_iter().zip(replies) {
-                let _ = job.reply.send(Ok(replies));
-            }
-        }
-        Err(error) => {
-            for job in jobs {
-                let _ = job.reply.send(Err(error.clone()));
-            }
-        }
+    let replies = match replies {
+        Ok(replies) => replies.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error); jobs.len()],
+    };
+    for (job, replies) in jobs.into_iter().zip(replies) {
+        let _ = job.reply.send(replies);
     }
 }
 
@@ -189,82 +244,21 @@ impl Drop for Place {
     }
 }
 
-impl Settings {
-    /// The deadline of an attempt that begins now.
-    pub(super) fn end() -> Instant {
-        Instant::now() + TIMEOUT
-    }
-
-    /// Reads, decides and writes, repeatedly until no other process has written in between.
-    async fn attempt(
-        &self,
-        session: &mut Session,
-        jobs: &[Job],
-        end: Instant,
-    ) -> Result<Vec<Replies>, StoreError> {
-        let plan = Plan::new(&self.names, jobs.iter().flat_map(|job| &job.operations));
-        if plan.keys.is_empty() {
-            return Ok(decide(jobs, &plan, &mut Snapshot::new(0, Vec::new(), 0)));
-        }
-        // A later retry would hardly end in time, and then the outcome would be unknown.
-        let last_begin = end - TIMEOUT / 4;
-        let mut was_lost = false;
-        loop {
-            let reading = match session.read(&plan.keys, end).await {
-                // Nothing was written yet. The connection may have ended while it was idle, so try a new one.
-                Err(_) if session.is_lost() && !was_lost && Instant::now() < end => {
-                    was_lost = true;
-                    let renewed = session.renew(&self.pool, end).await;
-                    renewed.map_err(StoreError::unsent)?;
-                    continue;
-                }
-                reading => reading.map_err(StoreError::unsent)?,
-            };
-            let now_ms = self.now_ms(reading.now_ms);
-            let mut snapshot = Snapshot::new(now_ms, reading.values, plan.block_count);
-            let replies = decide(jobs, &plan, &mut snapshot);
-            let mut changes = snapshot.changes().peekable();
-            // A denial needs no write and no transaction: it depends on one key, which was read at one time.
-            if changes.peek().is_none() {
-                return Ok(replies);
-            }
-            let changes = changes.map(|(place, change)| (&*plan.keys[place], change));
-            let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
-            if session.write(changes, ttl_ms, end).await? {
-                return Ok(replies);
-            }
-            if Instant::now() >= last_begin {
-                return Err(CONTENDED.unsent());
-            }
-        }
-    }
-
-    pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
-        self.clock.now_ms().unwrap_or(server_ms)
-    }
-
-    /// How long a key is kept, in ms from the write, which is no earlier than the read.
-    fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
-        let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
-        match self.clock.now_ms() {
-            Some(_) => ttl_ms + 86_400_000, // a clock that is set by hand must not meet real expiry
-            None => ttl_ms,
-        }
-    }
-}
-
 /// Executes the operations of all jobs whose callers still wait.
-fn decide(jobs: &[Job], plan: &Plan, snapshot: &mut Snapshot) -> Vec<Replies> {
-    let mut places = plan.places.iter();
+fn decide(jobs: &[Job], snapshot: &mut Snapshot<'_>) -> Vec<Replies> {
     let replies = jobs.iter().map(|job| {
-        let places = places.by_ref().take(job.operations.len());
         let has_left = job.has_left();
-        let todo = job.operations.iter().zip(places);
-        let todo = todo.filter(|_| !has_left);
-        todo.map(|(operation, places)| snapshot.execute(operation, places))
+        let todo = job.operations.iter().filter(|_| !has_left);
+        todo.map(|operation| engine::execute(operation, snapshot))
             .collect()
     });
     replies.collect()
+}
+
+/// The identities of an operation, possibly with duplicates.
+fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
+    let charges = operation.check().into_iter().flat_map(Check::all_charges);
+    charges.map(Charge::key).chain(operation.key())
 }
 
 const CONTENDED: StoreError = StoreError::new(

@@ -10,7 +10,7 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::snapshot::Change;
+use super::snapshot::Changes;
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
@@ -81,7 +81,11 @@ impl Session {
     ) -> Result<Reading, StoreError> {
         let mut cmds = Pipeline::with_capacity(names.len() + 4);
         cmds.cmd("WATCH").arg(names);
-        add_look(&mut cmds, names);
+        for name in names {
+            cmds.cmd("GET").arg(name);
+        }
+        // After the values: a value that was read was decided no later than this time.
+        cmds.cmd("TIME");
         cmds.cmd("MULTI");
         self.in_transaction = true;
         let mut replies = self.send(&cmds, end).await?;
@@ -89,37 +93,6 @@ impl Session {
         let mut replies = replies.into_iter();
         let watch = replies.next().unwrap_or_else(|| Err(closed()));
         watch.and(multi).map_err(|error| self.failed(&error))?;
-        self.reading(replies)
-    }
-
-    /// Reads these keys without a transaction.
-    pub(super) async fn look(
-        &mut self,
-        names: &[Vec<u8>],
-        end: Instant,
-    ) -> Result<Reading, StoreError> {
-        let mut cmds = Pipeline::with_capacity(names.len() + 1);
-        add_look(&mut cmds, names);
-        let replies = self.send(&cmds, end).await?;
-        self.reading(replies.into_iter())
-    }
-
-    /// Sends one command.
-    pub(super) async fn ask<T: FromRedisValue>(
-        &mut self,
-        cmd: &Pipeline,
-        end: Instant,
-    ) -> Result<T, StoreError> {
-        let reply = self.send(cmd, end).await?.pop();
-        let reply = reply.unwrap_or_else(|| Err(closed()));
-        let reply = reply.and_then(|reply| Ok(T::from_redis_value(reply)?));
-        reply.map_err(|error| self.failed(&error))
-    }
-
-    fn reading(
-        &mut self,
-        mut replies: impl DoubleEndedIterator<Item = RedisResult<Value>>,
-    ) -> Result<Reading, StoreError> {
         let time = replies.next_back().unwrap_or_else(|| Err(closed()));
         let values = replies
             .map(|reply| self.value(reply))
@@ -133,20 +106,20 @@ impl Session {
     /// the write happened.
     ///
     /// After an error of the connection the write may have happened, so a caller that charges must not retry.
-    pub(super) async fn write<'a>(
+    pub(super) async fn write(
         &mut self,
-        changes: impl Iterator<Item = (&'a [u8], Change)>,
+        changes: &Changes,
         ttl_ms: impl Fn(u64) -> u64,
         end: Instant,
     ) -> Result<bool, StoreError> {
         let mut cmds = Pipeline::new();
         for (name, change) in changes {
             match change {
-                Change::Set { value, expires_ms } => {
+                Some((value, expires_ms)) => {
                     let cmd = cmds.cmd("SET").arg(name).arg(value);
-                    cmd.arg("PX").arg(ttl_ms(expires_ms));
+                    cmd.arg("PX").arg(ttl_ms(*expires_ms));
                 }
-                Change::Delete => {
+                None => {
                     cmds.cmd("DEL").arg(name);
                 }
             }
@@ -248,14 +221,6 @@ fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
     let mut handle = connection.clone();
     handle.set_response_timeout(NO_TIMEOUT);
     handle
-}
-
-/// A GET of each key, and then TIME: a value that was read was decided no later than that time.
-fn add_look(cmds: &mut Pipeline, names: &[Vec<u8>]) {
-    for name in names {
-        cmds.cmd("GET").arg(name);
-    }
-    cmds.cmd("TIME");
 }
 
 const NO_CONNECTION: StoreError = StoreError::new(

@@ -356,6 +356,6 @@ fn joined(place: usize) -> u8 {
 }
 
 /// The lowest byte first.
-fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
+pub(in crate::store::redis) fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
     bytes.extend_from_slice(&number.to_le_bytes()[..size]);
 }

@@ -1,0 +1,327 @@
+//! The operations on counts that this process can read and write, each written once, over [`Cells`].
+//!
+//! The memory store, the transactions over Redis and the operators' tool are cells. The arithmetic is that of
+//! [`Entry`].
+
+use std::slice;
+
+use smallvec::SmallVec;
+
+use crate::{
+    domain::{
+        block::{Block, BlockRequest, STRIKES},
+        charge::Charge,
+        check::Check,
+        decision::{BatchOutcome, Blocked, Count, Decision, RuleUsage, Usage},
+        error::StoreError,
+        key::Key,
+        operation::{Operation, Reply},
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+        slots::{Renewal, Renewed},
+    },
+    store::entry::Entry,
+};
+
+/// A count for each rule. Most checks fit on the stack.
+type Counts = SmallVec<[Count; 4]>;
+
+/// The counts that an operation reads and writes: a cell for each of its charges, numbered from 0.
+///
+/// An operation looks at all of its cells before it writes to the first. So it fails before it has changed anything.
+pub(super) trait Cells {
+    /// The latest block of an identity that the check charges.
+    fn blocked(&mut self, _check: &Check) -> Result<Option<Blocked>, StoreError> {
+        Ok(None)
+    }
+
+    /// Finds the cells of these charges. Until the end, no other operation changes them.
+    fn begin(&mut self, _charges: &[Charge]) {}
+
+    /// The store's time, in ms, from the beginning on.
+    fn now_ms(&self) -> u64;
+
+    fn look<T>(&mut self, cell: usize, read: impl FnOnce(&Entry) -> T) -> Result<T, StoreError>;
+
+    /// Makes room for each of these cells, or for none.
+    fn reserve(&mut self, _cells: impl Iterator<Item = usize> + Clone) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Changes a cell that has room. `counts` are those of `rules`, and the change replaces them.
+    fn write(
+        &mut self,
+        cell: usize,
+        rules: impl Iterator<Item = Rule> + Clone,
+        counts: &mut [Count],
+        change: impl FnOnce(&mut Entry, &mut [Count]),
+    ) -> Result<(), StoreError>;
+
+    /// Lets other operations change the cells.
+    fn end(&mut self) {}
+}
+
+/// Cells of a store, which also keeps blocks.
+pub(super) trait StoreCells: Cells {
+    /// Adds a block, unless the identity has one that ends later. Returns the block that is in force.
+    fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError>;
+
+    fn unblock(&mut self, key: &Key);
+
+    /// Forgets the counts of a key under the policy of this name.
+    fn forget(&mut self, policy: &str, key: &Key);
+}
+
+pub(super) fn check(check: &Check, cells: &mut impl Cells) -> Result<Decision, StoreError> {
+    decide(check, 1, cells, |filled, shadows| filled.decision(shadows))
+}
+
+/// Executes an operation about keys.
+///
+/// # Errors
+///
+/// If the operation cannot be done. Then nothing has changed.
+pub(super) fn execute(
+    operation: &Operation,
+    cells: &mut impl StoreCells,
+) -> Result<Reply, StoreError> {
+    match operation {
+        Operation::Check(check) => self::check(check, cells).map(Reply::Check),
+        Operation::CheckBatch { check, count } => {
+            let decisions = decide(check, *count, cells, |filled, shadows| {
+                filled.decisions(shadows)
+            });
+            decisions.map(Reply::CheckBatch)
+        }
+        Operation::Settle(settlement) => settle(settlement, cells).map(Reply::Settle),
+        Operation::Renew(renewal) => renew(renewal, cells).map(Reply::Renew),
+        Operation::Reset { policy, key } => {
+            cells.forget(policy.name(), key);
+            Ok(Reply::Reset)
+        }
+        Operation::Block { key, request } => cells.block(key, request).map(Reply::Block),
+        Operation::Ban {
+            key,
+            strikes,
+            request,
+        } => ban(key, *strikes, request, cells).map(Reply::Ban),
+        Operation::Unblock { key } => {
+            cells.unblock(key);
+            cells.forget(STRIKES, key);
+            Ok(Reply::Unblock)
+        }
+        other => Err(other.unsupported()),
+    }
+}
+
+/// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
+fn decide<T>(
+    check: &Check,
+    count: u16,
+    cells: &mut impl Cells,
+    answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    if check.enforces_blocks()
+        && let Some(blocked) = cells.blocked(check)?
+    {
+        let now_ms = blocked.decided_at_ms();
+        let filled = BatchOutcome {
+            blocked: Some(blocked),
+            ..BatchOutcome::new(check, count, 0, now_ms, &[])
+        };
+        return answer(filled, None);
+    }
+    let shadows = check.shadow_check();
+    let mut counts = counts(check.all_charges());
+    let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
+    let (admitted, shadow_admitted) = within(cells, check.all_charges(), |cells| {
+        let admitted = Part::new(0, check.charges(), counts).fill(cells, count)?;
+        let first = check.charges().len();
+        let mut shadows = Part::new(first, check.shadow_charges(), shadow_counts);
+        // An error of the shadows changes nothing else.
+        Ok((admitted, shadows.fill(cells, admitted).ok()))
+    })?;
+    let now_ms = cells.now_ms();
+    let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
+    let shadows = shadows.as_ref().zip(shadow_admitted);
+    let shadows = shadows.map(|(check, shadow_admitted)| {
+        BatchOutcome::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
+    });
+    answer(filled, shadows)
+}
+
+/// Charges of an operation, with a count for each of their rules: the cell of the first charge is `first`.
+struct Part<'a> {
+    first: usize,
+    charges: &'a [Charge],
+    counts: &'a mut [Count],
+}
+
+impl<'a> Part<'a> {
+    const fn new(first: usize, charges: &'a [Charge], counts: &'a mut [Count]) -> Self {
+        Self {
+            first,
+            charges,
+            counts,
+        }
+    }
+
+    /// Each charge with its cell and the counts of its rules.
+    fn each(&mut self) -> impl Iterator<Item = (usize, &'a Charge, &mut [Count])> {
+        let mut counts = &mut *self.counts;
+        self.charges
+            .iter()
+            .zip(self.first..)
+            .map(move |(charge, cell)| {
+                let rules = charge.policy().rules().len();
+                let own;
+                (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+                (cell, charge, own)
+            })
+    }
+
+    /// Charges as many of `count` identical checks as fit, and returns how many. The counts are then those after the
+    /// charge. If some checks did not fit, the counts also say when one more fits.
+    fn fill(&mut self, cells: &mut impl Cells, count: u16) -> Result<u16, StoreError> {
+        if self.charges.is_empty() {
+            return Ok(count);
+        }
+        let admitted = self.look(cells)?.min(count);
+        if admitted > 0 {
+            // A charge without cost changes no counts, so its cell needs no room.
+            let charged = self.charges.iter().zip(self.first..);
+            let charged = charged.filter(|(charge, _)| charge.cost() > 0);
+            cells.reserve(charged.map(|(_, cell)| cell))?;
+            self.charge(cells, admitted)?;
+            if admitted < count {
+                // A charge returns no time at which more fits, so look for it.
+                self.look(cells)?;
+            }
+        }
+        Ok(admitted)
+    }
+
+    /// Counts under each rule. Returns how many times the costs fit.
+    fn look(&mut self, cells: &mut impl Cells) -> Result<u16, StoreError> {
+        let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
+        for (cell, charge, counts) in self.each() {
+            let fits = cells.look(cell, |entry| entry.look(charge, now_ms, counts))?;
+            fitting = fitting.min(fits);
+        }
+        Ok(fitting)
+    }
+
+    /// Adds each cost `times` times, and replaces the counts that this changes.
+    fn charge(&mut self, cells: &mut impl Cells, times: u16) -> Result<(), StoreError> {
+        let now_ms = cells.now_ms();
+        for (cell, charge, counts) in self.each() {
+            let units = charge.cost() * u64::from(times); // all of them fit a limit
+            if units > 0 {
+                let policy = charge.policy();
+                let rules = policy.rules().iter().copied();
+                cells.write(cell, rules, counts, |entry, counts| {
+                    entry.charge(policy, units, now_ms, counts);
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, StoreError> {
+    let check = settlement.check();
+    let mut counts = counts(check.charges());
+    let mut part = Part::new(0, check.charges(), &mut counts);
+    let usages = || settlement.usage().policies().zip(settlement.costs());
+    let difference = |charge: &Charge, cost: &u64| cost.cast_signed() - charge.cost().cast_signed();
+    within(cells, check.charges(), |cells| {
+        let now_ms = cells.now_ms();
+        // A cell needs room only if its counts change. Reserve all of them before the first change: all or nothing.
+        let mut changed = SmallVec::<[bool; 8]>::new();
+        for ((cell, charge, counts), (usage, cost)) in part.each().zip(usages()) {
+            changed.push(cells.look(cell, |entry| {
+                let changes = entry.would_settle(usage, now_ms, difference(charge, cost));
+                if !changes {
+                    entry.look(charge, now_ms, counts);
+                }
+                changes
+            })?);
+        }
+        cells.reserve((0..changed.len()).filter(|cell| changed[*cell]))?;
+        let all = part.each().zip(usages());
+        for ((cell, charge, counts), (usage, cost)) in all.filter(|it| changed[it.0.0]) {
+            let rules = usage.rules().iter().map(RuleUsage::rule);
+            cells.write(cell, rules, counts, |entry, counts| {
+                entry.settle(usage, now_ms, difference(charge, cost), counts);
+            })?;
+        }
+        Ok(())
+    })?;
+    Usage::settled(check, cells.now_ms(), &counts)
+}
+
+fn renew(renewal: &Renewal, cells: &mut impl Cells) -> Result<Renewed, StoreError> {
+    let (charges, usage) = (renewal.check().charges(), renewal.usage());
+    let mut counts = counts(charges);
+    let mut part = Part::new(0, charges, &mut counts);
+    let is_renewed = within(cells, charges, |cells| {
+        let (now_ms, mut is_renewed) = (cells.now_ms(), true);
+        for ((cell, charge, counts), usage) in part.each().zip(usage.policies()) {
+            is_renewed &= cells.look(cell, |entry| {
+                entry.look(charge, now_ms, counts);
+                entry.has(usage, now_ms, charge.cost())
+            })?;
+        }
+        let all = part.each().zip(usage.policies());
+        for ((cell, charge, counts), usage) in all.filter(|_| is_renewed) {
+            let rules = usage.rules().iter().map(RuleUsage::rule);
+            cells.write(cell, rules, counts, |entry, counts| {
+                entry.renew(usage, now_ms, charge.cost(), counts);
+            })?;
+        }
+        Ok(is_renewed)
+    })?;
+    renewal.reply(is_renewed, cells.now_ms(), &counts)
+}
+
+fn ban(
+    key: &Key,
+    strikes: Rule,
+    request: &BlockRequest,
+    cells: &mut impl StoreCells,
+) -> Result<Option<Block>, StoreError> {
+    let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
+    let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
+    let mut part = Part::new(0, charge, &mut counts);
+    within(cells, charge, |cells| part.look(cells))?;
+    if counts[0].used < strikes.limit() {
+        return Ok(None);
+    }
+    let block = cells.block(key, request)?;
+    cells.forget(STRIKES, key);
+    Ok(Some(block))
+}
+
+/// Does some work on the cells of these charges. Cells can hold locks until the end, so answers, which allocate, are
+/// built afterwards.
+fn within<C: Cells, T>(
+    cells: &mut C,
+    charges: &[Charge],
+    work: impl FnOnce(&mut C) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    cells.begin(charges);
+    let done = work(cells);
+    cells.end();
+    done
+}
+
+/// A count for each rule.
+fn counts(charges: &[Charge]) -> Counts {
+    let mut counts = Counts::new();
+    for charge in charges {
+        let rules = charge.policy().rules().len();
+        counts.resize(counts.len() + rules, Count::default());
+    }
+    counts
+}
