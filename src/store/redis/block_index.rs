@@ -21,7 +21,7 @@ use std::{
 use redis::{Cmd, RedisResult, Value};
 use tokio::time::timeout;
 
-use super::{RedisStore, contributors::send_all, error::store_error};
+use super::{RedisStore, background, contributors::send_all, error::store_error};
 use crate::{
     domain::{
         block::{Block, BlockRequest},
@@ -76,11 +76,11 @@ impl RedisStore {
             match written {
                 Some(replies) => note(replies.into_iter()),
                 // The caller does not wait for a slow node any longer, but the block still has to be listed.
-                None => drop(tokio::spawn(async move {
+                None => background::spawn(async move {
                     if let Ok(replies) = timeout(LATEST, index).await {
                         note(replies.into_iter());
                     }
-                })),
+                }),
             }
             answer
         });

@@ -11,9 +11,12 @@ use super::{
     runner::{OptimisticRunner, Settings, renew},
     session::Session,
 };
-use crate::domain::{
-    block::{BLOCKS, BlockedIdentity},
-    error::StoreError,
+use crate::{
+    domain::{
+        block::{BLOCKS, BlockedIdentity},
+        error::StoreError,
+    },
+    store::redis::background,
 };
 
 /// The number of keys per scan.
@@ -35,7 +38,7 @@ pub(super) async fn list(
         listed => listed,
     };
     if held.is_lost() {
-        tokio::spawn(renew(held, Arc::downgrade(&attempts)));
+        background::spawn(renew(held, Arc::downgrade(&attempts)));
     }
     listed
 }

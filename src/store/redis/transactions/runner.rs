@@ -27,7 +27,12 @@ use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::{
         Operation, Reply,
-        redis::{error::SHUT_DOWN, key_names::Names, set_clock::SetClock},
+        redis::{
+            background,
+            error::{NO_RUNTIME, SHUT_DOWN},
+            key_names::Names,
+            set_clock::SetClock,
+        },
         sent::Sent,
     },
 };
@@ -123,7 +128,7 @@ impl OptimisticRunner {
             runner: Arc::clone(self),
             identities,
         };
-        runtime.spawn(async move {
+        background::spawn_in(&runtime, async move {
             let settings = &place.runner.settings.clone();
             let end = Settings::end();
             jobs.retain(|job| !job.has_left() && job.sent.begin());
@@ -270,8 +275,4 @@ fn decide(jobs: &[Job], plan: &Plan, snapshot: &mut Snapshot) -> Vec<Replies> {
 const CONTENDED: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "others have changed the same keys at each attempt",
-);
-const NO_RUNTIME: StoreError = StoreError::new(
-    StoreErrorKind::Unavailable,
-    "the store was called outside of a tokio runtime",
 );
