@@ -1,4 +1,5 @@
-//! The walls in ARCHITECTURE.md: the rooms of `src` that a room may import from, and the parts that may name a crate.
+//! The walls in ARCHITECTURE.md: the rooms of `src` that a room may import from, the parts that may name a crate, and
+//! the file that spawns.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -224,4 +225,16 @@ fn crates_are_named_only_where_they_belong() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn one_file_spawns_for_the_store_over_redis() {
+    let spawns = |source: &Source| {
+        let ways = ["tokio::spawn", ".spawn(", "JoinSet"];
+        ways.iter().any(|way| source.code.contains(way))
+    };
+    let mut files = files_in_rooms();
+    files.retain(|source| source.path.starts_with("store/redis/") && spawns(source));
+    let paths: Vec<_> = files.iter().map(|source| &source.path[..]).collect();
+    assert_eq!(paths, ["store/redis/background.rs"]);
 }

@@ -72,18 +72,6 @@ async fn after_a_restart_without_traffic_the_very_next_requests_work() {
     }
 }
 
-/// The manager learns from a failed command that its connection has ended.
-#[tokio::test]
-async fn a_manager_of_the_users_own_works_again_after_requests_that_fail() {
-    let mut server = Server::start();
-    let limiter = patient(&stores::manager(&server).await).probe_interval(Duration::ZERO);
-    charge_one(&limiter).await.unwrap();
-    server.kill();
-    server.restart();
-    charge_one(&limiter).await.unwrap_err();
-    charge_one(&limiter).await.unwrap();
-}
-
 #[tokio::test]
 async fn requests_fail_soon_while_the_server_is_down_and_work_at_once_when_it_is_back() {
     let mut server = Server::start();
@@ -275,16 +263,6 @@ async fn a_unix_socket_will_do() {
 }
 
 #[tokio::test]
-async fn a_users_own_connection_will_do() {
-    let server = Server::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
-    let limiter = limiter(RedisStore::from_connection(connection));
-    assert_eq!(charge_one(&limiter).await.unwrap(), 0);
-    assert_eq!(charge_one(&limiter).await.unwrap(), 1);
-}
-
-#[tokio::test]
 async fn an_idle_connection_is_looked_at_without_a_round_trip() {
     let server = Server::start();
     let limiter = limiter(RedisStore::connect(server.url()).await.unwrap());
@@ -315,29 +293,6 @@ fn a_store_outlives_the_runtime_it_was_made_in() {
     assert_eq!(block_on(Some(store)).unwrap().1, 1);
 }
 
-/// A job's `block_on` ended while it connected. Nothing drives its runtime any more.
-#[test]
-fn a_runtime_that_is_parked_while_it_connects_does_not_keep_others_from_deciding() {
-    let server = Server::start();
-    let (runs, parked) = (support::runtime(), support::runtime());
-    let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let limiter = limiter(store);
-    parked.block_on(async {
-        let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.check(charge(1)).await });
-        tokio::task::yield_now().await;
-    });
-    let start = Instant::now();
-    while runs.block_on(charge_one(&limiter)).is_err() {
-        assert!(start.elapsed() < SOON, "the parked runtime is waited for");
-    }
-    for _ in 0..8 {
-        runs.block_on(charge_one(&limiter)).unwrap();
-    }
-    drop(parked);
-    runs.block_on(charge_one(&limiter)).unwrap();
-}
-
 #[test]
 fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
     let server = Server::start();
@@ -350,6 +305,23 @@ fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
     });
     drop(goes);
     runs.block_on(charge_one(&limiter)).unwrap();
+}
+
+#[test]
+fn a_store_that_is_called_outside_of_a_runtime_answers_with_an_error() {
+    let url = "redis://127.0.0.1:1/";
+    for store in [
+        RedisStore::connect_lazy(url).unwrap(),
+        RedisStore::connect_lazy_cluster([url]).unwrap(),
+    ] {
+        let policy = Policy::parse("api", "9/1d").unwrap();
+        let charges = ["alice", "bob"].map(|user| Charge::new(&policy, Key::new("user", user), 1));
+        let check = Check::new(charges).unwrap();
+        let error = futures::executor::block_on(store.check(&check)).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(error.to_string().contains("outside of a tokio runtime"));
+        assert!(error.is_unsent(), "{error}");
+    }
 }
 
 /// A proxy that loses all replies once `is_silent`, except those of later connections.

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::join_all;
 use proptest::prelude::*;
-use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
+use redis::{Client, IntoConnectionInfo, RedisConnectionInfo};
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, StoreError,
     error::StoreErrorKind, manual_clock::ManualClock,
@@ -125,16 +125,11 @@ async fn every_kind_of_connection_works() {
     let quiet = RedisConnectionInfo::default().set_skip_set_lib_name();
     let info = proxy.url().into_connection_info().unwrap();
     let info = info.set_redis_settings(quiet);
-    let client = || Client::open(info.clone()).unwrap();
-    let manager = client()
-        .get_connection_manager_with_config(ConnectionManagerConfig::new())
-        .await;
     let bb8 = bb8_redis::RedisConnectionManager::new(info.clone()).unwrap();
     let pool = bb8::Pool::builder().max_size(2).build(bb8).await;
     for store in [
         RedisStore::connect_lazy(proxy.url()).unwrap(),
         RedisStore::from(Client::open(proxy.url()).unwrap()),
-        RedisStore::from_connection(manager.unwrap()),
         RedisStore::from(pool.unwrap()),
     ] {
         assert_eq!(charge_all(&patient(store.in_flight(0))).await, []);

@@ -1,10 +1,10 @@
 //! The constructors of [`RedisStore`].
 
-#[cfg(feature = "cluster")]
+#[cfg(any(feature = "cluster", feature = "manual-clock"))]
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, aio::ConnectionLike};
+use redis::Client;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -14,7 +14,7 @@ use super::{
     IN_FLIGHT, RedisStore,
     connection::{BAD_URL, ReconnectingConnection, RedisServer, Source, client, within},
     error::store_error,
-    transport::{SingleServer, Transport, is_known},
+    transport::Transport,
 };
 use crate::domain::error::StoreError;
 
@@ -101,8 +101,7 @@ impl RedisStore {
 
     pub(super) fn from_source(source: impl Source) -> Self {
         let connection = ReconnectingConnection::new(source);
-        let server = SingleServer::Reconnecting(connection);
-        Self::over(Transport::Server(server), IN_FLIGHT)
+        Self::over(Transport::Server(connection), IN_FLIGHT)
     }
 
     /// Connects to a [cluster](super::deployment#cluster) through these nodes: URLs (`redis://`, `rediss://`) or
@@ -136,19 +135,13 @@ impl RedisStore {
         Ok(Self::over(cluster, IN_FLIGHT))
     }
 
-    /// Uses this connection, which should reconnect without help, for tests that look at each command or break the
-    /// connection.
-    ///
-    /// Services pass a URL or a `Client`. Over such a connection the store does not find a lost connection before
-    /// sending, does not replace a connection that is open without answering, and does not apply the limiter's timeout
-    /// to attempts to connect. The store recognises a `redis::cluster_async::ClusterConnection`, and sends it the keys
-    /// of one slot at a time.
+    /// Uses this connection, one call for each operation: for tests that look at each command, or that need no server.
+    #[cfg(feature = "manual-clock")]
     #[doc(hidden)]
     pub fn from_connection(
-        connection: impl ConnectionLike + Clone + Send + Sync + 'static,
+        connection: impl redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        let in_flight = if is_known(&connection) { IN_FLIGHT } else { 0 };
-        Self::over(Transport::custom(connection), in_flight)
+        Self::over(Transport::OfTest(Arc::new(connection)), 0)
     }
 }
 

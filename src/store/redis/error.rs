@@ -305,6 +305,11 @@ pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",
 );
+pub(super) const NO_RUNTIME: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "the store was called outside of a tokio runtime",
+)
+.unsent();
 
 /// The error of a connection that ended.
 pub(super) fn closed() -> RedisError {

@@ -121,8 +121,8 @@ impl RedisStore {
     /// up to this number while at least 256 renewals wait.
     ///
     /// A shared call has keys of several identities, all of which must be on one server: turn sharing off behind [a
-    /// proxy that spreads them](deployment#twemproxy). Over a connection of your own sharing is off unless the
-    /// connection has a redis-rs type. Clones share their calls until you change a setting of one of them.
+    /// proxy that spreads them](deployment#twemproxy). Clones share their calls until you change a setting of one of
+    /// them.
     ///
     /// ```
     /// # fn main() -> Result<(), sluicegate::StoreError> {

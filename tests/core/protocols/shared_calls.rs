@@ -52,7 +52,7 @@ impl Calls {
 
     fn gathering(most: usize, full: usize, shut_down: bool) -> Arc<Self> {
         Arc::new(Self {
-            queue: CallQueue::new(most, gather).gathering(full),
+            queue: CallQueue::new(most, full, gather),
             shut_down,
         })
     }
@@ -217,7 +217,7 @@ fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, V
 #[test]
 fn calls_share_what_waits_now_without_those_who_have_left() {
     every_order(|| {
-        let line = CallQueue::new(4, gather_share);
+        let line = CallQueue::new(4, 0, gather_share);
         let enter = |charges| line.enter(Caller::new(), charges);
         for _ in 0..4 {
             let (_, call) = enter(3);

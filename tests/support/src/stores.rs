@@ -1,8 +1,6 @@
 //! A `RedisStore` over each kind of connection.
 
-use std::time::Duration;
-
-use redis::{Client, aio::ConnectionManagerConfig};
+use redis::Client;
 use sluicegate::RedisStore;
 
 use super::redis::Server;
@@ -17,17 +15,6 @@ pub async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
         ),
         ("pool", pool(server).await),
     ]
-}
-
-/// A store over a manager with the settings that the documentation recommends.
-pub async fn manager(server: &Server) -> RedisStore {
-    let config = ConnectionManagerConfig::new()
-        .set_number_of_retries(0)
-        .set_connection_timeout(Some(Duration::from_millis(500)))
-        .set_response_timeout(Some(Duration::from_millis(500)));
-    let client = Client::open(server.url()).unwrap();
-    let manager = client.get_connection_manager_with_config(config).await;
-    RedisStore::from_connection(manager.unwrap())
 }
 
 /// A store over a pool of four open connections.

@@ -6,7 +6,7 @@ use redis::cluster_routing::Slot;
 
 use super::{
     cross_slot::check_batch,
-    hash_slots::{Slots, TOO_LATE, in_time, join_usages},
+    hash_slots::{Slots, TOO_LATE, answered, in_time, join_usages},
 };
 use crate::{
     domain::{
@@ -21,7 +21,7 @@ use crate::{
         CallFuture, Store, StoreFuture,
         ext::{ANOTHER_REPLY, read},
         maybe_ready::join_all,
-        redis::{RedisStore, background},
+        redis::RedisStore,
     },
 };
 
@@ -150,7 +150,7 @@ impl RedisStore {
     ) -> Result<Vec<T>, StoreError> {
         let answers = parts.map(|part| Box::pin(in_time(self.execute_one(part, read))));
         let answers = join_all(answers.collect());
-        let answered = background::answered(|caller| async move {
+        let answered = answered(|caller| async move {
             let _ = caller.send(Ok(answers.await));
         });
         let answers = answered.await?;

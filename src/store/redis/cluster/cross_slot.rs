@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::hash_slots::{Slots, TOO_LATE, in_time, join_usages};
+use super::hash_slots::{Slots, TOO_LATE, answered, in_time, join_usages};
 use crate::{
     domain::{
         charge::Charge,
@@ -31,7 +31,7 @@ use crate::{
         operation::{Operation, answer_of},
         settlement::Settlement,
     },
-    store::redis::{RedisStore, background},
+    store::redis::RedisStore,
 };
 
 /// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
@@ -69,7 +69,7 @@ pub(super) async fn check_batch(
         blocked: None,
         error: None,
     };
-    background::answered(|caller| checks.decide(caller)).await
+    answered(|caller| checks.decide(caller)).await
 }
 
 struct CrossSlot {

@@ -1,7 +1,7 @@
 //! Groups the charges of a check by slot, and joins the answers of several slots.
 
 use redis::cluster_routing::Slot;
-use tokio::time::timeout;
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
     domain::{
@@ -14,7 +14,11 @@ use crate::{
     },
     store::{
         StoreFuture,
-        redis::{RedisStore, connection::PART_TIMEOUT},
+        redis::{
+            RedisStore, background,
+            connection::PART_TIMEOUT,
+            error::{NO_RUNTIME, SHUT_DOWN},
+        },
     },
 };
 
@@ -70,6 +74,20 @@ impl RedisStore {
     pub(super) fn slot(&self, key: &Key) -> Slot {
         Slot::for_key(self.names.name("", key))
     }
+}
+
+/// Runs a task that answers, and waits for the answer. When the caller leaves, the task goes on, and finds its sender
+/// closed. When the runtime ends, the caller gets an error at once.
+pub(super) async fn answered<T, F>(
+    task: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+    let (caller, answer) = oneshot::channel();
+    background::spawn_in(&runtime, task(caller));
+    answer.await.unwrap_or(Err(SHUT_DOWN))
 }
 
 /// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.

@@ -13,6 +13,7 @@ use redis::{
 use crate::store::redis::{
     connection::{ReconnectingConnection, Reply},
     error::closed,
+    transport::SingleServer,
 };
 
 /// One node and a connection, which opens at the first use.
@@ -57,15 +58,23 @@ impl Node {
         }))
     }
 
-    pub(in crate::store::redis) const fn address(&self) -> &NodeAddress {
+    pub(super) const fn address(&self) -> &NodeAddress {
         &self.address
+    }
+
+    /// The node alone, whatever its slots.
+    pub(in crate::store::redis) fn server(&self) -> SingleServer {
+        SingleServer {
+            connection: Arc::clone(&self.connection),
+            address: Some(self.address.to_string()),
+        }
     }
 
     /// Sends one command, once. Use `asking` for a slot that is being moved to this node. The outer error says that
     /// there was no connection.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
-    pub(in crate::store::redis) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {
+    pub(super) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {
         let result = if asking {
             Ok(self.send_asking(cmd).await)
         } else {
@@ -84,24 +93,11 @@ impl Node {
         // connection.
         let mut both = redis::Pipeline::with_capacity(2);
         both.cmd("ASKING").add_command(cmd.clone());
-        let mut replies = self.send_all(&both).await?.into_iter();
+        let mut replies = self.connection.send_all(&both).await?.into_iter();
         // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
         // back.
         replies.next().ok_or_else(closed)??;
         replies.next().ok_or_else(closed)?
-    }
-
-    /// The same with one kind of error.
-    pub(in crate::store::redis) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.try_send(cmd, false).await?
-    }
-
-    /// Sends these commands together. You get an error reply as one of the replies.
-    pub(in crate::store::redis) async fn send_all(
-        &self,
-        cmds: &redis::Pipeline,
-    ) -> RedisResult<Vec<RedisResult<Value>>> {
-        self.connection.send_all(cmds).await
     }
 
     /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
@@ -111,7 +107,9 @@ impl Node {
 
     /// Asks the node for the slots of each primary.
     pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
-        let reply = self.send(redis::cmd("CLUSTER").arg("SLOTS")).await?;
+        let reply = self
+            .try_send(redis::cmd("CLUSTER").arg("SLOTS"), false)
+            .await??;
         let ranges: Vec<Vec<Value>> = Vec::from_redis_value(reply)?;
         let ranges = ranges.into_iter().map(|range| self.range(range));
         let mut ranges: Vec<Range> = ranges.collect::<RedisResult<_>>()?;

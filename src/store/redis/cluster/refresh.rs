@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::RedisResult;
-use tokio::task::JoinSet;
 
 use super::{Cluster, node::Range, nodes::owners, unserved};
 use crate::store::redis::connection::{CONNECT_TIMEOUT, within};
@@ -39,21 +39,17 @@ impl Cluster {
     /// Asks one node after another, without waiting long for any, and uses the first useful answer.
     async fn ask_for_topology(&self) -> RedisResult<Vec<Range>> {
         let mut others = self.nodes().all().into_iter();
-        let mut asked = JoinSet::new();
+        let mut asked = FuturesUnordered::new();
         let mut why = unserved();
         loop {
             if let Some(node) = others.next() {
-                asked.spawn(async move { within(CONNECT_TIMEOUT, node.topology()).await });
+                asked.push(async move { within(CONNECT_TIMEOUT, node.topology()).await });
             } else if asked.is_empty() {
                 return Err(why);
             }
-            match tokio::time::timeout(HEDGE, asked.join_next()).await {
-                Ok(Some(Ok(Ok(ranges)))) if !ranges.is_empty() => {
-                    // Let the other requests finish: a later answer does not mean that a node is in trouble.
-                    asked.detach_all();
-                    return Ok(ranges);
-                }
-                Ok(Some(Ok(Err(error)))) => why = error,
+            match tokio::time::timeout(HEDGE, asked.next()).await {
+                Ok(Some(Ok(ranges))) if !ranges.is_empty() => return Ok(ranges),
+                Ok(Some(Err(error))) => why = error,
                 _ => {}
             }
         }

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::timeout::LOST_AFTER;
-use crate::store::redis::error::closed;
+use crate::store::redis::{background, error::closed};
 
 /// A caller starts an attempt only if there is none to wait for. The attempt runs in a task, so that callers can leave
 /// at their timeout without ending the attempt.
@@ -94,7 +94,7 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
                 started,
             };
             let work = work();
-            tokio::spawn(async move {
+            background::spawn(async move {
                 if started > Instant::now() {
                     sleep_until(started).await;
                 }

@@ -35,6 +35,7 @@ use redis::{
 };
 use tokio::{runtime::Handle, task::yield_now};
 
+use super::background;
 use health::ConnectionHealth;
 
 #[cfg(feature = "cluster")]
@@ -122,7 +123,7 @@ impl Connection {
             return;
         }
         let this = Arc::clone(self);
-        self.runtime.spawn(async move {
+        background::spawn_in(&self.runtime, async move {
             let mut multiplexed = this.multiplexed.clone();
             let ping = redis::cmd("PING");
             let sent = this.health.sent();

@@ -11,7 +11,7 @@ use super::{
     source::Source,
     timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
-use crate::store::redis::error::is_turned_away;
+use crate::store::redis::{background, error::is_turned_away};
 
 /// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
@@ -55,7 +55,6 @@ impl ReconnectingConnection {
     }
 
     /// The same with one kind of error.
-    #[cfg(feature = "sentinel")]
     pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
         self.try_send(cmd).await?
     }
@@ -142,7 +141,7 @@ impl ReconnectingConnection {
     fn follow(&self, connection: &Arc<Connection>) {
         if let Some(has_moved) = self.source.has_moved() {
             let connection = Arc::clone(connection);
-            tokio::spawn(async move {
+            background::spawn(async move {
                 if has_moved.await {
                     connection.health.mark_stale();
                 }

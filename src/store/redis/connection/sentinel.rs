@@ -6,14 +6,12 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{
     Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisFuture, RedisResult,
     ServerErrorKind, Value, aio::MultiplexedConnection,
 };
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     ReconnectingConnection,
@@ -90,6 +88,8 @@ enum Answer {
     Visited(Address, RedisResult<MultiplexedConnection>),
 }
 
+type Asked = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
 impl Sentinels {
     /// Asks all sentinels at once. An address is tried as soon as most sentinels name it, the other addresses when all
     /// have answered: a sentinel that is cut off together with an old primary misleads no caller while the other
@@ -105,13 +105,13 @@ impl Sentinels {
             {
                 (visits, is_late) = (visits + 1, false);
                 let this = Arc::clone(self);
-                under_way.spawn(async move {
+                under_way.push(Box::pin(async move {
                     let connection = this.log_in(&address).await;
                     Answer::Visited(address, connection)
-                });
+                }));
             }
-            match timeout(HEDGE, under_way.join_next()).await {
-                Ok(Some(Ok(Answer::Named(named)))) => {
+            match timeout(HEDGE, under_way.next()).await {
+                Ok(Some(Answer::Named(named))) => {
                     unanswered -= 1;
                     match named {
                         Ok(address) => ballot.add(address),
@@ -120,13 +120,13 @@ impl Sentinels {
                         Err(_) => {}
                     }
                 }
-                Ok(Some(Ok(Answer::Visited(address, Ok(connection))))) => {
+                Ok(Some(Answer::Visited(address, Ok(connection)))) => {
                     *self.found() = Some(address);
                     return Ok(connection);
                 }
-                Ok(Some(Ok(Answer::Visited(_, Err(error))))) => (visits, why) = (visits - 1, error),
+                Ok(Some(Answer::Visited(_, Err(error)))) => (visits, why) = (visits - 1, error),
                 Ok(None) => return Err(why),
-                Ok(Some(Err(_))) | Err(_) => is_late = true,
+                Err(_) => is_late = true,
             }
         }
     }
@@ -150,8 +150,8 @@ impl Sentinels {
         let mut under_way = self.ask();
         let mut ballot = Ballot::new(self.sentinels.len());
         let named = timeout(PRIMARY_CHECK_INTERVAL, async {
-            while let Some(answer) = under_way.join_next().await {
-                if let Ok(Answer::Named(Ok(address))) = answer {
+            while let Some(answer) = under_way.next().await {
+                if let Answer::Named(Ok(address)) = answer {
                     ballot.add(address);
                 }
                 if let Some(named) = ballot.next(false) {
@@ -168,17 +168,17 @@ impl Sentinels {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self) -> JoinSet<Answer> {
-        let ask = |sentinel: &Arc<ReconnectingConnection>| {
+    fn ask(&self) -> FuturesUnordered<Asked> {
+        let ask = |sentinel: &Arc<ReconnectingConnection>| -> Asked {
             let (sentinel, question) = (Arc::clone(sentinel), self.question.clone());
-            async move {
+            Box::pin(async move {
                 Answer::Named(match sentinel.send(&question).await {
                     Ok(Value::Nil) => Err(unknown()),
                     Ok(address) => redis::from_redis_value(address).map_err(RedisError::from),
                     Err(error) if is_no_sentinel(&error) => Err(unknown()),
                     Err(error) => Err(error),
                 })
-            }
+            })
         };
         self.sentinels.iter().map(ask).collect()
     }

@@ -207,7 +207,7 @@ impl Inspector {
     ///
     /// # Errors
     ///
-    /// If a cluster cannot be reached; and always over a connection of your own to a cluster.
+    /// If a cluster cannot be reached.
     pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
         let servers = within(self.timeout, self.store.transport.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();

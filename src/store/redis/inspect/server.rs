@@ -70,7 +70,7 @@ impl Server {
     /// `HOST:PORT` of a cluster node; `None` for a single server.
     #[must_use]
     pub fn node_address(&self) -> Option<String> {
-        self.to.node_address()
+        self.to.address.clone()
     }
 
     /// The server's time, in ms since the Unix epoch.
@@ -154,7 +154,7 @@ impl Server {
         for name in names {
             gets.cmd("GET").arg(name.as_bytes());
         }
-        let replies = within(self.inspector.timeout, self.to.send_all(&gets)).await;
+        let replies = within(self.inspector.timeout, self.to.connection.send_all(&gets)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
             Err(error) if has_moved(&error) => Ok(Value::Nil),
@@ -164,11 +164,11 @@ impl Server {
     }
 
     fn error(&self, error: &RedisError) -> StoreError {
-        unknown_to_proxies(error, self.to.node_address().is_some())
+        unknown_to_proxies(error, self.to.address.is_some())
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
-        within(self.inspector.timeout, self.to.send(cmd)).await
+        within(self.inspector.timeout, self.to.connection.send(cmd)).await
     }
 }
 

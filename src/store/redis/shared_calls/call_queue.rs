@@ -11,7 +11,7 @@ use super::sync::{Mutex, MutexGuard};
 /// A caller that arrives while fewer than `most` calls are in flight begins a call. A call that ends begins the next
 /// one with the callers that wait. One lock guards both, so no caller can begin to wait while the last call ends.
 ///
-/// A queue that [gathers](Self::gathering) begins a second call only when many charges wait.
+/// A queue for callers in no hurry begins a second call only when `full` charges wait.
 ///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
@@ -33,7 +33,11 @@ struct State<T> {
 }
 
 impl<T, C> CallQueue<T, C> {
-    pub(super) fn new(most: usize, gather: fn(&mut Waiting<T>, usize) -> Option<C>) -> Self {
+    pub(super) fn new(
+        most: usize,
+        full: usize,
+        gather: fn(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> Self {
         let state = State {
             waiting: Waiting::new(),
             in_flight: 0,
@@ -42,17 +46,10 @@ impl<T, C> CallQueue<T, C> {
         };
         Self {
             most,
-            full: 0,
+            full,
             gather,
             state: Mutex::new(state),
         }
-    }
-
-    /// The same queue for callers in no hurry: while a call is in flight, they wait until it ends or `full` charges
-    /// wait.
-    pub(super) const fn gathering(mut self, full: usize) -> Self {
-        self.full = full;
-        self
     }
 
     /// Adds a caller with this number of charges. Returns a ticket for [`leave`](Self::leave), and the call to begin

@@ -10,7 +10,7 @@ use std::{
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
 
-use super::SharedCalls;
+use super::{SharedCalls, call::MAX_CHARGES};
 use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
@@ -32,8 +32,8 @@ pub(in crate::store::redis) struct Pair {
 impl Pair {
     fn new(store: RedisStore, in_flight: usize) -> Self {
         Self {
-            renewals: SharedCalls::in_no_hurry(store.clone(), in_flight),
-            requests: SharedCalls::new(store, in_flight),
+            renewals: SharedCalls::new(store.clone(), in_flight, MAX_CHARGES),
+            requests: SharedCalls::new(store, in_flight, 0),
         }
     }
 

@@ -32,13 +32,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{RedisStore, error::SHUT_DOWN};
+use super::{
+    RedisStore, background,
+    error::{NO_RUNTIME, SHUT_DOWN},
+};
 use crate::{
     domain::error::StoreError,
     store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY, sent::Sent},
     warning,
 };
-use call::{MAX_CHARGES, Request, SharedCall, Waiter};
+use call::{Request, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
 
@@ -60,22 +63,11 @@ impl fmt::Debug for SharedCalls {
 }
 
 impl SharedCalls {
-    /// `in_flight` is the maximum number of calls at the same time.
-    fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        Self::of(store, CallQueue::new(in_flight, SharedCall::gather))
-    }
-
-    /// Calls for operations that no request waits for, and that come many at a time. The first is sent at once; those
-    /// that follow share the next call, or several full ones.
-    fn in_no_hurry(store: RedisStore, in_flight: usize) -> Arc<Self> {
-        let queue = CallQueue::new(in_flight, SharedCall::gather);
-        Self::of(store, queue.gathering(MAX_CHARGES))
-    }
-
-    fn of(store: RedisStore, queue: CallQueue<Request, SharedCall>) -> Arc<Self> {
+    /// `in_flight` is the maximum number of calls at the same time. A second one begins only when `full` charges wait.
+    fn new(store: RedisStore, in_flight: usize, full: usize) -> Arc<Self> {
         Arc::new(Self {
             store,
-            queue,
+            queue: CallQueue::new(in_flight, full, SharedCall::gather),
             warned: Once::new(),
         })
     }
@@ -91,14 +83,8 @@ impl SharedCalls {
         let (this, sent) = (Arc::clone(self), Sent::queued());
         let of_waiter = sent.clone();
         let answer = StoreFuture::pending(async move {
-            let reply = match Handle::try_current() {
-                Ok(runtime) => this.wait(operation, of_waiter, runtime).await?,
-                // Outside of any runtime there is no task to run a shared call in.
-                Err(_) => {
-                    of_waiter.begin();
-                    Box::pin(this.store.execute_alone(operation)).await?
-                }
-            };
+            let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+            let reply = this.wait(operation, of_waiter, runtime).await?;
             read(reply).ok_or(ANOTHER_REPLY)
         });
         answer.queued(Some(sent))
@@ -137,7 +123,7 @@ impl SharedCalls {
     fn begin(self: &Arc<Self>, call: SharedCall) {
         let (runtime, calls) = (call.runtime.clone(), Arc::clone(self));
         let place = Place(Arc::clone(self));
-        runtime.spawn(async move {
+        background::spawn_in(&runtime, async move {
             let store = &calls.store;
             let mut returned = pin!(call.send(|operations| store.execute_together(operations)));
             // Time to connect, and to lose that connection. Then other calls go over another one, while the callers of

@@ -31,7 +31,10 @@ use crate::{
     },
     store::{
         Operation, Reply, engine,
-        redis::{RedisStore, error::SHUT_DOWN},
+        redis::{
+            RedisStore, background,
+            error::{NO_RUNTIME, SHUT_DOWN},
+        },
         sent::Sent,
     },
 };
@@ -123,7 +126,7 @@ impl OptimisticRunner {
             runner: Arc::clone(self),
             identities,
         };
-        runtime.spawn(async move {
+        background::spawn_in(&runtime, async move {
             let end = end();
             jobs.retain(|job| !job.has_left() && job.sent.begin());
             let session = Session::check_out(&runner.pool, end).await;
@@ -264,8 +267,4 @@ fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
 const CONTENDED: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "others have changed the same keys at each attempt",
-);
-const NO_RUNTIME: StoreError = StoreError::new(
-    StoreErrorKind::Unavailable,
-    "the store was called outside of a tokio runtime",
 );
