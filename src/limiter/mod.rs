@@ -23,12 +23,7 @@ mod store_call;
 mod timeout;
 mod wait_queue;
 
-use std::{
-    fmt,
-    num::NonZeroU32,
-    sync::{Arc, Once},
-    time::Duration,
-};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -47,7 +42,7 @@ use crate::{
     },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     outage::Outage,
-    store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
+    store::{MemoryStore, Store, StoreExt, StoreFuture},
 };
 use breaker::Breaker;
 pub(crate) use decide::Resolution;
@@ -89,8 +84,6 @@ struct Inner {
     outage: Arc<Outage>,
     local: ScaledStore,
     timeout: Duration,
-    /// Whether the store knows the timeout.
-    noted_timeout: Arc<Once>,
     failure_policy: FailurePolicy,
     /// Whether undecided checks pass even if the failure policy is closed: for shadow layers.
     passes_undecided: bool,
@@ -119,8 +112,7 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
         // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
-        let fails_apart = properties(&*store).any(|part| part.fails_apart);
-        let interval = if fails_apart {
+        let interval = if store.fails_apart() {
             Duration::ZERO
         } else {
             DEFAULT_INTERVAL
@@ -138,7 +130,6 @@ impl Limiter {
                 replicas: NonZeroU32::MIN,
             },
             timeout: DEFAULT_TIMEOUT,
-            noted_timeout: Arc::new(Once::new()),
             failure_policy: FailurePolicy::default(),
             passes_undecided: false,
             observer: None,
@@ -181,11 +172,7 @@ impl Limiter {
             !timeout.is_zero(),
             "a timeout of zero leaves no time to decide"
         );
-        let timeout = timeout.min(FOR_EVER);
-        self.change(|inner| {
-            inner.timeout = timeout;
-            inner.noted_timeout = Arc::new(Once::new());
-        })
+        self.change(|inner| inner.timeout = timeout.min(FOR_EVER))
     }
 
     /// Sets the failure policy for policies without their own: what to do when the store [cannot

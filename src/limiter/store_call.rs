@@ -2,7 +2,6 @@
 
 use std::{
     pin::Pin,
-    sync::atomic::Ordering::Relaxed,
     task::{Context, Poll},
     time::Duration,
 };
@@ -18,12 +17,11 @@ use crate::{
         decision::Decision,
         denials::DeniedIdentity,
         error::{StoreError, StoreErrorKind},
-        rule::millis,
         slots::Renewed,
     },
     observe::{CallInfo, PollScope, Timing},
     store::maybe_ready::MaybeReady,
-    store::{Store, StoreFuture, properties},
+    store::{Store, StoreFuture},
 };
 
 pin_project! {
@@ -103,30 +101,15 @@ impl Limiter {
                 let timing = self.note(&result, permit, start);
                 MaybeReady::ready(Answer { result, timing })
             }
-            None => {
-                self.note_timeout();
-                MaybeReady::pending(Call {
-                    limiter: self.clone(),
-                    permit: permit.map(|permit| self.inner.breaker.begin_wait(permit)),
-                    answer,
-                    timeout: LazySleep::new(timeout),
-                    scope,
-                    start,
-                })
-            }
+            None => MaybeReady::pending(Call {
+                limiter: self.clone(),
+                permit: permit.map(|permit| self.inner.breaker.begin_wait(permit)),
+                answer,
+                timeout: LazySleep::new(timeout),
+                scope,
+                start,
+            }),
         }
-    }
-
-    /// Leaves the timeout where stores want to know it. They learn it from the first call that has to wait: a limiter
-    /// that is still being built may get another one.
-    fn note_timeout(&self) {
-        let inner = &self.inner;
-        inner.noted_timeout.call_once(|| {
-            for shortest_ms in properties(&*inner.store).filter_map(|part| part.shortest_timeout_ms)
-            {
-                shortest_ms.fetch_min(millis(inner.timeout), Relaxed);
-            }
-        });
     }
 
     fn start(&self) -> Option<Instant> {
