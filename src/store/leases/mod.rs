@@ -42,7 +42,6 @@ use crate::{
 mod clock;
 mod endings;
 mod entry;
-mod hot;
 mod lease;
 mod question;
 mod table;

@@ -6,7 +6,6 @@ use super::{
     Entries,
     clock::Clock,
     entry::{Entry, HOT, is_too_large, span},
-    hot::HotCounts,
 };
 use crate::{
     bounded::Sets,
@@ -16,10 +15,21 @@ use crate::{
 /// The maximum number of identities with leases.
 const MAX_ENTRIES: usize = 4_096;
 
+/// More than leases, so that many identities can become hot at the same time.
+const MAX_COUNTED: usize = 8_192;
+
+/// How often an identity was checked in a span.
+#[derive(Debug)]
+struct Counted {
+    span_ends_ms: u64,
+    checks: u64,
+}
+
 /// The hot identities, in bounded memory.
 #[derive(Debug)]
 pub(super) struct Table {
-    counts: HotCounts,
+    /// Identities that are not hot yet. In a full set, the rarest of the oldest span leaves.
+    counts: Sets<Counted>,
     /// By the policy's name and the key. If two have the same hash, the second is never hot.
     entries: Sets<Arc<Entry>>,
 }
@@ -27,7 +37,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new() -> Self {
         Self {
-            counts: HotCounts::new(),
+            counts: Sets::new(MAX_COUNTED),
             entries: Sets::new(MAX_ENTRIES),
         }
     }
@@ -56,8 +66,7 @@ impl Table {
             return None;
         }
         let now = clock.now();
-        let number = millis(now.monotonic) / millis(span).max(1);
-        if self.counts.count(hash, number) < HOT || !may_lease() {
+        if self.count(hash, millis(now.monotonic), millis(span)) < HOT || !may_lease() {
             return None;
         }
         // A full set makes no room: entries leave when they cool down, and until then the store decides about this
@@ -65,6 +74,23 @@ impl Table {
         let entry = || Arc::new(Entry::new(charge, span, now));
         let entry = self.entries.get_or_insert(hash, entry)?;
         entry.is_of(charge).then_some(entry)
+    }
+
+    /// Counts a check of an identity. Returns the number of its checks in this span.
+    fn count(&self, hash: u64, now_ms: u64, span_ms: u64) -> u64 {
+        let span_ms = span_ms.max(1);
+        let span_ends_ms = now_ms - now_ms % span_ms + span_ms;
+        let mut checks = 1;
+        let rank = |counted: &Counted| (counted.span_ends_ms, counted.checks);
+        self.counts.update(hash, rank, |last| {
+            let same = last.filter(|last| last.span_ends_ms == span_ends_ms);
+            checks += same.map_or(0, |last| last.checks);
+            Some(Counted {
+                span_ends_ms,
+                checks,
+            })
+        });
+        checks
     }
 
     /// The entries of a check's charges, without counting it.
@@ -99,5 +125,33 @@ impl Table {
             is_kept
         });
         kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_span_is_counted_on_its_own() {
+        let table = Table::new();
+        let counted = [1, 500, 999, 1_000, 1_999].map(|ms| table.count(7, ms, 1_000));
+        assert_eq!(counted, [1, 2, 3, 1, 2]);
+    }
+
+    #[test]
+    fn a_hot_identity_is_found_among_any_number_of_others() {
+        let table = Table::new();
+        let hot = table.counts.hash("hot");
+        let mut most = 0;
+        for other in 0..200_000_u32 {
+            let now_ms = u64::from(other) / 100;
+            // From older spans.
+            table.count(table.counts.hash(other), now_ms, 100);
+            if other % 1_000 == 0 {
+                most = most.max(table.count(hot, now_ms, 1_000));
+            }
+        }
+        assert!(most >= HOT, "{most}");
     }
 }
