@@ -84,6 +84,31 @@ impl<V> Sets<V> {
         true
     }
 
+    /// Returns the value of this hash, or else a new one; `None` if the set is full.
+    pub(crate) fn get_or_insert(&self, hash: u64, new: impl FnOnce() -> V) -> Option<V>
+    where
+        V: Clone,
+    {
+        let sets = self.sets.get_or_init(|| new_sets(self.number));
+        let mut set = self.set(sets, hash);
+        if let Some((_, value)) = set.iter().find(|(of, _)| *of == hash) {
+            return Some(value.clone());
+        }
+        (set.len() < MOST).then(|| {
+            let value = new();
+            set.push((hash, value.clone()));
+            value
+        })
+    }
+
+    /// Calls `is_kept` with each value, and drops the others.
+    pub(crate) fn retain(&self, mut is_kept: impl FnMut(&V) -> bool) {
+        for set in self.sets.get().into_iter().flatten() {
+            let mut set = set.lock().unwrap_or_else(PoisonError::into_inner);
+            set.retain(|(_, value)| is_kept(value));
+        }
+    }
+
     /// Removes the value of this hash, if `is_over` says so.
     pub(crate) fn remove_if(&self, hash: u64, is_over: impl FnOnce(&V) -> bool) {
         let Some(sets) = self.sets.get() else {
@@ -150,6 +175,10 @@ mod tests {
         assert_eq!(sets.len(), MOST);
         sets.remove_if(3, |it| *it == 10);
         assert_eq!(sets.read(3, |it| *it), None);
-        assert_eq!(sets.len(), MOST - 1);
+        assert_eq!(sets.get_or_insert(3, || 11), Some(11));
+        assert_eq!(sets.get_or_insert(3, || 12), Some(11));
+        assert_eq!(sets.get_or_insert(12, || 12), None, "the set is full");
+        sets.retain(|it| *it == 11);
+        assert_eq!((sets.read(3, |it| *it), sets.len()), (Some(11), 1));
     }
 }

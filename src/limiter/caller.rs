@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Once, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -23,12 +23,11 @@ use crate::{
         decision::Decision,
         error::{StoreError, StoreErrorKind},
         report::Ranking,
-        rule::millis,
         slots::Renewed,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
     store::maybe_ready::MaybeReady,
-    store::{Store, StoreFuture, properties},
+    store::{Store, StoreFuture},
 };
 
 /// A store, and how to call it.
@@ -37,8 +36,6 @@ pub(super) struct Caller {
     pub(super) store: Arc<dyn Store>,
     pub(super) breaker: Arc<Breaker>,
     timeout: Duration,
-    /// Whether the store knows the timeout.
-    noted_timeout: Arc<Once>,
     pub(super) events: Events,
 }
 
@@ -77,8 +74,7 @@ pub(super) struct Answer<T> {
 impl Caller {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
         // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
-        let fails_apart = properties(&*store).any(|part| part.fails_apart);
-        let interval = if fails_apart {
+        let interval = if store.fails_apart() {
             Duration::ZERO
         } else {
             DEFAULT_INTERVAL
@@ -87,7 +83,6 @@ impl Caller {
             store,
             breaker: Arc::new(Breaker::new(interval)),
             timeout: DEFAULT_TIMEOUT,
-            noted_timeout: Arc::new(Once::new()),
             events: Events::default(),
         }
     }
@@ -98,7 +93,6 @@ impl Caller {
 
     pub(super) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout.min(FOR_EVER);
-        self.noted_timeout = Arc::new(Once::new());
     }
 
     /// Calls the store if the breaker permits it.
@@ -129,7 +123,6 @@ impl Caller {
             let timing = self.note(&result, permit, start);
             return MaybeReady::ready(Answer { result, timing });
         }
-        self.note_timeout();
         let timeout = match to {
             To::StoreFor(timeout) => timeout,
             To::Store | To::Local(_) => self.timeout,
@@ -171,17 +164,6 @@ impl Caller {
         };
         let interval = interval.min(FOR_EVER);
         interval / 2 + jitter::random_up_to(interval)
-    }
-
-    /// Leaves the timeout where stores want to know it. They learn it from the first call that has to wait: a limiter
-    /// that is still being built may get another one.
-    fn note_timeout(&self) {
-        self.noted_timeout.call_once(|| {
-            let noting = properties(&*self.store).filter_map(|part| part.shortest_timeout_ms);
-            for shortest_ms in noting {
-                shortest_ms.fetch_min(millis(self.timeout), Relaxed);
-            }
-        });
     }
 
     fn start(&self) -> Option<Instant> {

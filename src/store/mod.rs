@@ -7,7 +7,7 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, atomic::AtomicU64},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -31,14 +31,14 @@ use crate::{
 mod engine;
 mod entry;
 pub(crate) mod ext;
-mod layers;
+mod leases;
 pub(crate) mod maybe_ready;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub(crate) mod sent;
 
-pub use layers::Leases;
+pub use leases::Leases;
 pub use memory::MemoryStore;
 
 /// Keeps the counts and decides atomically.
@@ -82,34 +82,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// The store that this layer wraps. The default is `None`: not a layer.
     ///
-    /// A [`Limiter`](crate::Limiter) follows this chain to read the properties of the stores of this crate.
+    /// A [`Limiter`](crate::Limiter) looks through this chain for what it has to know of the stores of this crate.
     fn inner(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// The properties of this store alone, without those of the store that it wraps. Only for the stores of this crate.
-    #[doc(hidden)]
-    fn properties(&self) -> Properties<'_> {
-        Properties::default()
-    }
-}
-
-/// The properties of a store that a [`Limiter`](crate::Limiter) uses. It asks each layer directly, so a layer need not
-/// forward the properties of the store that it wraps.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Properties<'a> {
     /// Whether the store has several parts that fail independently, so that a failure of one says nothing about the
-    /// others.
-    pub(crate) fails_apart: bool,
-    /// Each limiter reduces this to its timeout, in ms, for a store that uses it: several may share the store.
-    pub(crate) shortest_timeout_ms: Option<&'a AtomicU64>,
-}
-
-/// The properties of a store and of all stores that it wraps, the outermost first.
-pub(crate) fn properties(store: &dyn Store) -> impl Iterator<Item = Properties<'_>> {
-    let layers = std::iter::successors(Some(store), |layer| layer.inner());
-    layers.map(Store::properties)
+    /// others. By default, the answer of the store that this layer wraps.
+    #[doc(hidden)]
+    fn fails_apart(&self) -> bool {
+        self.inner().is_some_and(Store::fails_apart)
+    }
 }
 
 /// Executes operations one after the other. The returned future is ready if all replies are.
@@ -153,8 +136,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).inner()
     }
 
-    fn properties(&self) -> Properties<'_> {
-        (**self).properties()
+    fn fails_apart(&self) -> bool {
+        (**self).fails_apart()
     }
 }
 

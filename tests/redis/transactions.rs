@@ -50,23 +50,21 @@ mod without_rights_to_scripts {
     support::kinds!(start);
 }
 
-/// Compares each repeated refusal with the decision of the store with leases.
-mod under_a_cache_around_leases {
+mod under_leases {
     use sluicegate::store::Leases;
 
     use std::sync::Arc;
 
     use super::{ManualClock, Served, Server, TransactionStore, start};
-    use support::verified::Verified;
 
     support::contract!(apart new);
     support::calls!(new);
     support::blocks!(new);
     support::kinds!(new);
 
-    async fn new() -> (Verified<Leases>, ManualClock) {
+    async fn new() -> (Leases, ManualClock) {
         let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;
-        Verified::new((Leases::new(store).clock(clock.clone()), clock))
+        (Leases::new(store).clock(clock.clone()), clock)
     }
 }
 

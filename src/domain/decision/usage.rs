@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 
 use smallvec::SmallVec;
@@ -32,14 +32,25 @@ struct Inner {
     has_slots: AtomicBool,
     /// When the slots were asked for, by the clock of their holder, plus 1; 0 if no limiter asked.
     asked_at_ms: AtomicU64,
-    local: AtomicBool,
-    leased: AtomicBool,
-    may_be_repeated: AtomicBool,
+    /// An [`Origin`].
+    origin: AtomicU8,
     has_unseen_blocks: AtomicBool,
     /// The indexes of the rules of which this usage is a notice.
     near_limit: OnceLock<Box<[usize]>>,
-    /// Whether this is a repeated denial.
-    is_cached: bool,
+}
+
+/// How a decision was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Store,
+    /// The store has decided while this process held charged units, into which the check may fit.
+    StoreWithLeases,
+    /// This process's memory.
+    Local,
+    /// A repeated denial.
+    Cached,
+    /// Only leased units were spent.
+    Leased,
 }
 
 /// The usage under each rule. A single rule is stored inline, without another allocation; more would be slow to move.
@@ -54,9 +65,7 @@ impl Clone for Inner {
             may_settle: copy(&self.may_settle),
             has_slots: copy(&self.has_slots),
             asked_at_ms: AtomicU64::new(self.asked_at_ms.load(Ordering::Relaxed)),
-            local: copy(&self.local),
-            leased: copy(&self.leased),
-            may_be_repeated: copy(&self.may_be_repeated),
+            origin: AtomicU8::new(self.origin.load(Ordering::Relaxed)),
             has_unseen_blocks: copy(&self.has_unseen_blocks),
             near_limit: self.near_limit.clone(),
             ..*self
@@ -129,12 +138,9 @@ impl Usage {
                 may_settle: AtomicBool::new(may_settle),
                 has_slots: AtomicBool::new(may_settle),
                 asked_at_ms: AtomicU64::new(0),
-                local: AtomicBool::new(false),
-                leased: AtomicBool::new(false),
-                may_be_repeated: AtomicBool::new(true),
+                origin: AtomicU8::new(Origin::Store as u8),
                 has_unseen_blocks: AtomicBool::new(false),
                 near_limit: OnceLock::new(),
-                is_cached: false,
             }),
             shadow: None,
         }
@@ -229,7 +235,7 @@ impl Usage {
     /// share of the rules that you checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
     pub fn is_local(&self) -> bool {
-        self.inner.local.load(Ordering::Relaxed)
+        self.is(Origin::Local)
     }
 
     /// Returns whether a [deny cache](crate::Limiter::cache_denials) repeated a denial, without another call of the store.
@@ -238,21 +244,30 @@ impl Usage {
     /// that answer, or the limit if all units have been released since.
     #[must_use]
     pub fn is_cached(&self) -> bool {
-        self.inner.is_cached
+        self.is(Origin::Cached)
+    }
+
+    fn is(&self, origin: Origin) -> bool {
+        self.inner.origin.load(Ordering::Relaxed) == origin as u8
+    }
+
+    fn set_origin(&self, origin: Origin) {
+        self.inner.origin.store(origin as u8, Ordering::Relaxed);
     }
 
     /// Returns whether the store was not called, so that the answer says nothing about the store's health: a denial was
     /// repeated, or leased units were spent.
     pub(crate) fn spares_call(&self) -> bool {
-        self.is_cached() || self.inner.leased.load(Ordering::Relaxed)
+        self.is_cached() || self.is(Origin::Leased)
     }
 
     /// Notes that only leased units were spent.
     pub(super) fn mark_leased(&self) {
-        self.inner.leased.store(true, Ordering::Relaxed);
+        self.set_origin(Origin::Leased);
     }
 
     /// Notes that the store did not look up all blocks, because it decided only a part of the check.
+    #[cfg(feature = "cluster")]
     pub(crate) fn note_unseen_blocks(&self) {
         self.inner.has_unseen_blocks.store(true, Ordering::Relaxed);
     }
@@ -268,18 +283,18 @@ impl Usage {
 
     /// Forbids to repeat the denial: this process holds charged units, and the check may fit into them.
     pub(crate) fn forbid_repeats(&self) {
-        self.inner.may_be_repeated.store(false, Ordering::Relaxed);
+        self.set_origin(Origin::StoreWithLeases);
     }
 
     pub(crate) fn may_be_repeated(&self) -> bool {
-        self.inner.may_be_repeated.load(Ordering::Relaxed)
+        !self.is(Origin::StoreWithLeases)
     }
 
     /// Marks this usage, and that of the shadows, as decided by this process's memory.
     pub(crate) fn local(self) -> Self {
-        self.inner.local.store(true, Ordering::Relaxed);
+        self.set_origin(Origin::Local);
         if let Some(shadow) = self.shadow() {
-            shadow.usage().inner.local.store(true, Ordering::Relaxed);
+            shadow.usage().set_origin(Origin::Local);
         }
         self
     }
@@ -328,9 +343,13 @@ impl Usage {
     pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
         let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);
+        let repeated = self.copy(check, decided_at_ms, rules);
+        if !self.is_local() {
+            repeated.set_origin(Origin::Cached);
+        }
         Self {
             shadow: None,
-            ..self.copy(check, decided_at_ms, rules, true)
+            ..repeated
         }
     }
 
@@ -343,8 +362,7 @@ impl Usage {
     /// Returns a copy to be shown; it cannot be settled.
     pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
-        let is_cached = self.inner.is_cached;
-        self.copy(self.check(), self.decided_at_ms(), rules, is_cached)
+        self.copy(self.check(), self.decided_at_ms(), rules)
     }
 
     pub(super) fn with_slot_wait(&self, wait_ms: u64) -> Self {
@@ -352,12 +370,11 @@ impl Usage {
             .rules()
             .map(|rule| rule.with_slot_wait(wait_ms))
             .collect();
-        let is_cached = self.inner.is_cached;
-        self.copy(self.check(), self.decided_at_ms(), rules, is_cached)
+        self.copy(self.check(), self.decided_at_ms(), rules)
     }
 
     /// Returns a copy with other figures; it cannot be settled.
-    fn copy(&self, check: &Check, decided_at_ms: u64, rules: RuleUsages, is_cached: bool) -> Self {
+    fn copy(&self, check: &Check, decided_at_ms: u64, rules: RuleUsages) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
@@ -367,12 +384,9 @@ impl Usage {
                 may_settle: AtomicBool::new(false),
                 has_slots: AtomicBool::new(false),
                 asked_at_ms: AtomicU64::new(0),
-                local: AtomicBool::new(self.is_local()),
-                leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
-                may_be_repeated: AtomicBool::new(self.may_be_repeated()),
+                origin: AtomicU8::new(self.inner.origin.load(Ordering::Relaxed)),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 near_limit: self.inner.near_limit.clone(),
-                is_cached,
             }),
             shadow: self.shadow.clone(),
         }
@@ -451,16 +465,19 @@ mod tests {
             fits_at_ms: 61_000,
         };
         let denied = Decision::new(&check, false, 0, &[full]).unwrap();
-        denied.usage().mark_leased();
+        let moved = |usage: &Decision| {
+            let by = Duration::from_secs(1);
+            [usage.later(by), usage.aged(by)]
+        };
+        assert!(moved(&denied).iter().all(|it| it.usage().may_be_repeated()));
         denied.usage().forbid_repeats();
-        let repeated = denied.repeated(&check, 5).local();
-        for moved in [
-            repeated.later(Duration::from_secs(1)),
-            repeated.aged(Duration::from_secs(1)),
-        ] {
-            let usage = moved.usage();
-            assert!(usage.is_local() && usage.is_cached());
-            assert!(usage.spares_call() && !usage.may_be_repeated());
+        assert!(!moved(&denied).iter().any(|it| it.usage().may_be_repeated()));
+        let repeated = denied.repeated(&check, 5);
+        for usage in moved(&repeated).iter().map(Decision::usage) {
+            assert!(usage.is_cached() && usage.spares_call() && !usage.is_local());
+        }
+        for local in moved(&denied.local().repeated(&check, 5)) {
+            assert!(local.usage().is_local());
         }
     }
 }

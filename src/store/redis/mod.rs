@@ -7,7 +7,7 @@ use redis::{RedisResult, Value};
 
 use crate::{
     domain::{check::Check, decision::Decision},
-    store::{CallFuture, Operation, Properties, Reply, Store, StoreFuture, one_by_one},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
 };
 
 mod background;
@@ -199,11 +199,8 @@ impl Store for RedisStore {
         self.with_index(index, self.call_one_slot(operations))
     }
 
-    fn properties(&self) -> Properties<'_> {
-        Properties {
-            fails_apart: self.transport.is_cluster(),
-            ..Properties::default()
-        }
+    fn fails_apart(&self) -> bool {
+        self.transport.is_cluster()
     }
 }
 

@@ -553,6 +553,9 @@ async fn a_repeated_refusal_does_not_close_the_breaker() {
     }
     let error = limiter.check([charge(&api, "bob")]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
+    // What the store has denied a moment ago, it would still deny.
+    let denied = limiter.check([charge(&api, "alice")]).await.unwrap();
+    assert!(is_cached(&denied));
 }
 
 #[tokio::test(start_paused = true)]

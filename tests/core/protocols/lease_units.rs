@@ -1,7 +1,5 @@
-//! A state machine of the units of a lease, searched exhaustively: claims of checks with other charges for the store,
-//! ends of steps, a reset and the end of the process, each while others are under way.
-//!
-//! A check charges a shared identity, which is leased, and a second identity, which the store counts.
+//! A state machine of the units of a lease, searched exhaustively: checks that spend, and put back what they spent if
+//! another lease has not enough, ends of steps, a reset and the end of the process, each while others are under way.
 
 use stateright::{Checker, Model, Property};
 
@@ -14,12 +12,12 @@ const MOST: u8 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
-    /// Takes units before the rest is decided, and puts them back if their lease still exists.
-    TakesEarly,
-    /// Does not refund the rest if the lease has ended and the whole check is denied.
-    KeepsTheRest,
-    /// Drops a check when the caller leaves.
-    LeavesWithTheCaller,
+    /// Lets a lease end while a check that has spent from it may put units back.
+    ClosesUnderCheck,
+    /// Does not put back what a check has spent that another lease cannot pay.
+    KeepsWhatItSpent,
+    /// Returns a lease that a reset has found on its way, or in its place.
+    ReturnsAfterReset,
     /// Fetches leases during a reset, and drops them after it.
     FetchesDuringReset,
     /// Begins a fetch, and only then makes it known to the tasks that end leases.
@@ -38,13 +36,6 @@ enum Fetch {
     Charged,
 }
 
-/// A check with a claim of the lease with this number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Check {
-    Sent { lease: u8 },
-    Decided { lease: u8, is_admitted: bool },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
     Before,
@@ -54,18 +45,17 @@ enum Phase {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// The counts of the store, and the right counts at the end.
-    shared: u8,
-    own: u8,
+    /// The count of the store, and the right count at the end.
+    charged: u8,
     spent: u8,
-    own_spent: u8,
     lease: Option<u8>,
     leases: u8,
     fetch: Option<Fetch>,
     fetch_is_to_be_returned: bool,
     /// Returns that are on their way.
     returns: Vec<u8>,
-    check: Option<Check>,
+    /// A check that has spent a unit of the lease with this number, and looks at another lease.
+    check: Option<u8>,
     checks: u8,
     reset: Phase,
     reset_is_sent: bool,
@@ -79,10 +69,8 @@ enum Action {
     Charge,
     Install,
     Check,
-    DecideRest(bool),
-    /// The rest has been decided. If the lease has ended, the store decides the whole check in this way.
+    /// Whether the other lease can pay.
     Finish(bool),
-    Leave,
     EndStep,
     Return(usize),
     Reset,
@@ -107,39 +95,6 @@ impl State {
         let is_seen = self.fetch.is_some_and(|it| it != Fetch::Unseen);
         self.fetch_is_to_be_returned = is_seen;
     }
-
-    fn has_lease(&self, number: u8) -> bool {
-        self.lease.is_some() && self.leases == number
-    }
-
-    fn spend(&mut self) {
-        self.spent += 1;
-        self.own_spent += 1;
-    }
-}
-
-impl Units {
-    fn finish(&self, state: &mut State, lease: u8, is_admitted: bool, is_whole_admitted: bool) {
-        let took_early = self.0 == Code::TakesEarly;
-        let unspent = state.lease.filter(|_| state.has_lease(lease));
-        match (is_admitted, unspent) {
-            (true, _) if took_early => state.spend(),
-            (true, Some(unspent)) => {
-                state.lease = Some(unspent - 1);
-                state.spend();
-            }
-            (true, None) => {
-                if is_whole_admitted {
-                    state.shared += 1;
-                    state.spend();
-                } else if self.0 != Code::KeepsTheRest {
-                    state.own -= 1;
-                }
-            }
-            (false, Some(unspent)) if took_early => state.lease = Some(unspent + 1),
-            (false, _) => {}
-        }
-    }
 }
 
 impl Model for Units {
@@ -148,10 +103,8 @@ impl Model for Units {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            shared: 0,
-            own: 0,
+            charged: 0,
             spent: 0,
-            own_spent: 0,
             lease: None,
             leases: 0,
             fetch: None,
@@ -179,20 +132,16 @@ impl Model for Units {
             Some(Fetch::Charged) => actions.push(Action::Install),
             None => {}
         }
+        // A check holds the lock of the lease that it spends from.
+        let may_close = state.check.is_none() || self.0 == Code::ClosesUnderCheck;
         match state.check {
             None if is_running && state.checks < MOST && state.lease.is_some_and(|it| it > 0) => {
                 actions.push(Action::Check);
             }
             None => {}
-            Some(Check::Sent { .. }) => {
-                actions.extend([true, false].map(Action::DecideRest));
-            }
-            Some(Check::Decided { .. }) => actions.extend([true, false].map(Action::Finish)),
+            Some(_) => actions.extend([true, false].map(Action::Finish)),
         }
-        if state.check.is_some() && self.0 == Code::LeavesWithTheCaller {
-            actions.push(Action::Leave);
-        }
-        if state.lease.is_some() {
+        if state.lease.is_some() && may_close {
             actions.push(Action::EndStep);
         }
         actions.extend((0..state.returns.len()).map(Action::Return));
@@ -200,14 +149,17 @@ impl Model for Units {
             actions.push(Action::Reset);
         }
         if state.reset == Phase::UnderWay {
-            let may_send = is_idle || self.0 == Code::ResetsWithoutWaiting;
-            actions.push(match state.reset_is_sent {
-                true => Action::Forget,
-                false if may_send || self.0 == Code::FetchesDuringReset => Action::SendReset,
-                false => return,
-            });
+            let waits = !matches!(
+                self.0,
+                Code::ResetsWithoutWaiting | Code::FetchesDuringReset
+            );
+            if state.reset_is_sent {
+                actions.push(Action::Forget);
+            } else if may_close && (is_idle || !waits) {
+                actions.push(Action::SendReset);
+            }
         }
-        if is_running && state.check.is_none() && state.reset != Phase::UnderWay {
+        if is_running && may_close && state.reset != Phase::UnderWay {
             actions.push(Action::Shutdown);
         }
         let waits = self.0 != Code::EndsWithoutWaiting;
@@ -227,7 +179,7 @@ impl Model for Units {
             }
             Action::Send => state.fetch = Some(Fetch::Sent),
             Action::Charge => {
-                state.shared += UNITS;
+                state.charged += UNITS;
                 state.fetch = Some(Fetch::Charged);
             }
             Action::Install => {
@@ -241,39 +193,31 @@ impl Model for Units {
             }
             Action::Check => {
                 state.checks += 1;
-                state.check = Some(Check::Sent {
-                    lease: state.leases,
-                });
-                if self.0 == Code::TakesEarly {
-                    state.lease = state.lease.map(|unspent| unspent - 1);
+                state.check = Some(state.leases);
+                state.lease = state.lease.map(|unspent| unspent - 1);
+            }
+            Action::Finish(is_paid) => {
+                let lease = state.check.take()?;
+                match state.lease {
+                    _ if is_paid => state.spent += 1,
+                    Some(unspent) if lease == state.leases && self.0 != Code::KeepsWhatItSpent => {
+                        state.lease = Some(unspent + 1);
+                    }
+                    _ => {}
                 }
             }
-            Action::DecideRest(is_admitted) => {
-                let Check::Sent { lease } = state.check? else {
-                    return None;
-                };
-                state.own += u8::from(is_admitted);
-                state.check = Some(Check::Decided { lease, is_admitted });
-            }
-            Action::Finish(is_whole_admitted) => {
-                let Check::Decided { lease, is_admitted } = state.check.take()? else {
-                    return None;
-                };
-                self.finish(&mut state, lease, is_admitted, is_whole_admitted);
-            }
-            Action::Leave => state.check = None,
             Action::EndStep => state.close(),
             Action::Return(index) => {
                 let units = state.returns.remove(index);
-                state.shared = state.shared.saturating_sub(units);
+                state.charged = state.charged.saturating_sub(units);
             }
-            Action::Reset => {
-                state.revoke();
-                state.reset = Phase::UnderWay;
-            }
+            Action::Reset => state.reset = Phase::UnderWay,
             Action::SendReset => {
-                (state.shared, state.spent) = (0, 0);
+                (state.charged, state.spent) = (0, 0);
                 state.reset_is_sent = true;
+                if self.0 != Code::ReturnsAfterReset {
+                    state.lease = None;
+                }
             }
             Action::Forget => {
                 state.reset = Phase::Done;
@@ -293,13 +237,7 @@ impl Model for Units {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("what was spent is charged", |_, state: &State| {
-                let is_exact = state.shared == state.spent && state.own == state.own_spent;
-                state.shutdown != Phase::Done || is_exact
-            }),
-            Property::sometimes("a lease ends under a check", |_, state: &State| {
-                let is_admitted = matches!(state.check, Some(Check::Decided { is_admitted: true, lease })
-                        if !state.has_lease(lease));
-                is_admitted && state.reset == Phase::UnderWay
+                state.shutdown != Phase::Done || state.charged == state.spent
             }),
             Property::sometimes("units are spent after a reset", |_, state: &State| {
                 state.shutdown == Phase::Done && state.reset == Phase::Done && state.spent > 0
@@ -322,9 +260,9 @@ fn at_the_end_the_store_counts_exactly_what_was_spent() {
 #[test]
 fn each_known_mutant_loses_units_or_counts_too_few() {
     let mutants = [
-        Code::TakesEarly,
-        Code::KeepsTheRest,
-        Code::LeavesWithTheCaller,
+        Code::ClosesUnderCheck,
+        Code::KeepsWhatItSpent,
+        Code::ReturnsAfterReset,
         Code::FetchesDuringReset,
         Code::BeginsUnseen,
         Code::ResetsWithoutWaiting,

@@ -1,7 +1,6 @@
 //! The protocols between processes as small state machines that are searched exhaustively, and the concurrent code
 //! inside a process under every order of its steps. No server is needed.
 
-mod balance;
 mod cross_slot;
 mod deny_cache;
 mod deny_cache_notes;

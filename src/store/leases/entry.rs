@@ -2,23 +2,28 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        TryLockError,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed},
+        },
     },
     time::Duration,
 };
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use super::{
-    balance::MOST,
     clock::Moment,
-    lease::{Claim, LONGEST, Lease, LeasedUnits, was_behind},
-    transfer::{Transfer, Transfers, Unspent},
+    lease::{LONGEST, Lease, was_behind},
 };
 use crate::domain::{
     charge::Charge,
     check::Check,
     decision::{PolicyUsage, Usage},
     key::Key,
+    operation::Operation,
     policy::Policy,
     rule::millis,
     settlement::Settlement,
@@ -46,12 +51,15 @@ pub(super) struct Entry {
     /// The requests since `State::since`, decided here or in the store.
     checks: AtomicU64,
     units: AtomicU64,
-    lease: RwLock<Option<Arc<Lease>>>,
+    /// Whoever spends its units holds the lock, so that it is not closed meanwhile.
+    lease: RwLock<Option<Lease>>,
     /// Whether the last check could not reach the store. Then no units are spent, so that the caller notices the
     /// failure.
     is_failing: AtomicBool,
-    transfers: Arc<Transfers>,
-    slot: usize,
+    /// Its permit is free while no units are on their way between the store and this process, and no reset is.
+    turn: Arc<Semaphore>,
+    /// How many turns have ended.
+    turns: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -61,20 +69,12 @@ struct State {
     known: Option<Known>,
     /// A pause in which no lease is fetched, because the last fetch failed.
     pause: Option<(Moment, Duration)>,
-    /// The fate of the lease that is being fetched.
-    fetching: Option<OnArrival>,
+    /// How often the leases were ended. A lease that is being fetched meanwhile is returned on arrival.
+    generation: u64,
+    /// A lease of an older generation is not even returned: its units may have been reset.
+    lost_before: u64,
     /// Whether the table has dropped this entry. Checks that still hold it fetch no lease.
     is_dropped: bool,
-}
-
-/// The fate of a lease that is being fetched; later variants prevail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum OnArrival {
-    Install,
-    /// All leases have been revoked.
-    Return,
-    /// The counts have been reset in the meantime, perhaps with the units of this lease.
-    Forget,
 }
 
 /// The last report of the store about this identity.
@@ -89,27 +89,30 @@ struct Known {
 
 /// The span of a policy's leases: its shortest step, or [`LONGEST`]. `None` if its charges are never leased: the steps
 /// of `@exact` rules and buckets are too short, a small limit never leaves enough room, and slots stay in their steps.
-pub(super) fn span(charge: &Charge) -> Option<Duration> {
-    let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
+pub(super) fn span(policy: &Policy) -> Option<Duration> {
     let mut span = LONGEST;
-    for rule in charge.policy().rules() {
+    for rule in policy.rules() {
         let is_too_fine = rule.step() <= Duration::from_millis(1);
-        if rule.limit() < few || is_too_fine || rule.is_concurrency() {
+        if rule.limit() < FEWEST * PART_OF_ROOM || is_too_fine || rule.is_concurrency() {
             return None;
         }
         span = span.min(rule.step());
     }
-    (charge.cost() > 0).then_some(span)
+    Some(span)
+}
+
+/// Whether a limit never leaves enough room for a lease that pays this charge.
+pub(super) fn is_too_large(charge: &Charge) -> bool {
+    let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
+    charge
+        .policy()
+        .rules()
+        .iter()
+        .any(|rule| rule.limit() < few)
 }
 
 impl Entry {
-    pub(super) fn new(
-        charge: &Charge,
-        span: Duration,
-        now: Moment,
-        transfers: &Arc<Transfers>,
-        slot: usize,
-    ) -> Self {
+    pub(super) fn new(charge: &Charge, span: Duration, now: Moment) -> Self {
         Self {
             policy: charge.policy().clone(),
             key: charge.key().clone(),
@@ -119,13 +122,14 @@ impl Entry {
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
             is_failing: AtomicBool::new(false),
-            transfers: Arc::clone(transfers),
-            slot,
+            turn: Arc::new(Semaphore::new(1)),
+            turns: AtomicU64::new(0),
             state: Mutex::new(State {
                 since: now,
                 known: None,
                 pause: None,
-                fetching: None,
+                generation: 0,
+                lost_before: 0,
                 is_dropped: false,
             }),
         }
@@ -140,20 +144,24 @@ impl Entry {
         self.key == *key
     }
 
-    /// Counts a check with this cost.
+    /// Counts a check with this cost, unless it is a look.
     pub(super) fn count(&self, cost: u64) {
-        self.checks.fetch_add(1, Relaxed);
+        self.checks.fetch_add(cost.min(1), Relaxed);
         self.units.fetch_add(cost, Relaxed);
     }
 
-    /// Spends units of the lease, if there are enough.
-    pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<LeasedUnits> {
-        Lease::spend(self.spendable()?.as_ref()?, cost, now())
-    }
-
-    /// Claims units of the lease, if there are enough.
-    pub(super) fn claim(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Claim> {
-        Lease::claim(self.spendable()?.as_ref()?, cost, now())
+    /// The lease, held in its place. `None` if there is none, or it is about to change, or the store is failing.
+    pub(super) fn spendable(&self) -> Option<RwLockReadGuard<'_, Option<Lease>>> {
+        if self.is_failing.load(Relaxed) {
+            return None;
+        }
+        // A check holds several, so none must wait for a lock.
+        let lease = match self.lease.try_read() {
+            Ok(lease) => lease,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        lease.is_some().then_some(lease)
     }
 
     pub(super) fn set_failing(&self, is_failing: bool) {
@@ -182,38 +190,57 @@ impl Entry {
         }
     }
 
+    pub(super) fn is_paused(&self, now: Moment) -> bool {
+        let pause = self.state().pause;
+        pause.is_some_and(|(since, time)| now.since(since) < time)
+    }
+
     /// Fetches no lease for a span.
     pub(super) fn pause(&self, now: Moment) {
         self.state().pause = Some((now, self.span));
     }
 
-    /// Begins to fetch a lease that is large enough for `cost`. `None` if another fetch is under way, or a lease is not
+    /// Begins to fetch a lease that is large enough for `cost`. `None` if units are on their way, or a lease is not
     /// worth a call.
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
-        // Until the fate is set: a reset stops fetches before it looks for one, so it either stops this one or finds
-        // it.
-        let mut state = self.state();
+        let state = self.state();
         let units = self.plan(&state, cost, now)?;
-        let transfer = self.transfers.begin_fetch(self.slot)?;
-        state.fetching = Some(OnArrival::Install);
+        let turn = self.take_turn()?;
         Some(Fetch {
-            entry: Arc::clone(self),
             units,
             sent: now,
-            _transfer: transfer,
+            generation: state.generation,
+            last: self.place().take().and_then(|lease| lease.close()),
+            turn,
         })
+    }
+
+    /// Begins to move units. `None` while others are on their way.
+    pub(super) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
+        let permit = Arc::clone(&self.turn).try_acquire_owned().ok()?;
+        Some(self.turn_with(permit))
+    }
+
+    /// The same, and waits for it.
+    pub(super) async fn wait_for_turn(self: &Arc<Self>) -> Option<Turn> {
+        let permit = Arc::clone(&self.turn).acquire_owned().await.ok()?;
+        Some(self.turn_with(permit))
+    }
+
+    fn turn_with(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Turn {
+        Turn {
+            entry: Arc::clone(self),
+            _permit: permit,
+        }
     }
 
     /// The units to lease: the rate times the rest of the step, plus a quarter, but at most a fraction of the remaining
     /// units.
     fn plan(&self, state: &State, cost: u64, now: Moment) -> Option<u64> {
-        let paused = |(since, time): (Moment, Duration)| now.since(since) < time;
         // Another task may have fetched a lease since the caller found too few units.
-        let is_enough = |lease: &Arc<Lease>| !lease.is_over(now) && !lease.is_used_up(cost);
+        let is_enough = |lease: &Lease| !lease.is_over(now) && lease.unspent() >= cost;
         if self.is_failing.load(Relaxed)
             || state.is_dropped
-            || state.fetching.is_some()
-            || state.pause.is_some_and(paused)
             || self.lease().as_ref().is_some_and(is_enough)
         {
             return None;
@@ -235,50 +262,58 @@ impl Entry {
         let seen = u128::from(self.units.load(Relaxed));
         let wanted = seen * u128::from(rest_ms) * 5 / 4 / u128::from(millis(elapsed).max(1));
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
-        let units = wanted.min(known.room / PART_OF_ROOM).min(MOST);
+        let units = wanted.min(known.room / PART_OF_ROOM);
         (units >= cost.saturating_mul(FEWEST)).then_some(units)
     }
 
     /// Ends the lease. A lease that is being fetched is returned on arrival. Returns the settlement that gives the
     /// unspent units back.
-    pub(super) fn end(&self) -> Option<Unspent> {
-        self.on_arrival(OnArrival::Return);
-        self.close()
-    }
-
-    /// Neither spends nor returns the lease that is being fetched.
-    pub(super) fn forget_fetch(&self) {
-        self.on_arrival(OnArrival::Forget);
-    }
-
-    fn on_arrival(&self, then: OnArrival) {
+    pub(super) fn end(self: &Arc<Self>) -> Option<Unspent> {
         let mut state = self.state();
-        state.fetching = state.fetching.max(state.fetching.and(Some(then)));
+        state.generation += 1;
+        self.close(&state)
     }
 
-    /// Ends the lease. Returns the settlement that gives the unspent units back.
-    pub(super) fn close(&self) -> Option<Unspent> {
-        let transfer = self.transfers.begin(self.slot);
-        let mut lease = self.lease.write().unwrap_or_else(PoisonError::into_inner);
+    /// Ends the lease, and forgets its units and those of a lease that is being fetched: a reset deletes them. It should
+    /// have a turn, so that nothing is on its way.
+    pub(super) fn forget(&self) {
+        let mut state = self.state();
+        state.generation += 1;
+        state.lost_before = state.generation;
+        *self.place() = None;
+    }
+
+    /// Closes the lease if it has been over for so long that its successor should have arrived.
+    pub(super) fn close_overdue(self: &Arc<Self>, now: Moment) -> Option<Unspent> {
+        let state = self.state();
+        let is_overdue = |lease: &Lease| lease.is_over_for(now, self.span / 4);
+        let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
+        is_overdue.then(|| self.close(&state))?
+    }
+
+    /// Takes the turn before the units, so that the entry never looks as if it had none.
+    fn close(self: &Arc<Self>, _: &MutexGuard<'_, State>) -> Option<Unspent> {
+        // A lease is in its place only while no units are on their way.
+        let turn = self.take_turn()?;
+        let lease = self.place().take()?;
         Some(Unspent {
-            settlement: lease.take()?.close()?,
-            _transfer: transfer,
+            settlement: lease.close()?,
+            _turn: turn,
         })
     }
 
-    /// Like [`close`](Self::close), but only if the lease has been over for so long that its successor should have
-    /// arrived.
-    pub(super) fn close_overdue(&self, now: Moment) -> Option<Unspent> {
-        let is_overdue = |lease: &Arc<Lease>| lease.is_over_for(now, self.span / 4);
-        let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
-        is_overdue.then(|| self.close()).flatten()
+    /// How many turns have ended. Read this before you ask the store.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns.load(Acquire)
     }
 
-    /// Whether charged units can be spent here. They leave the lease after a transfer has begun, and arrive before the
-    /// transfer ends. So call this first, and look for [`Transfers`] afterwards.
-    pub(super) fn has_units(&self) -> bool {
-        let lease = self.lease();
-        lease.as_ref().is_some_and(|lease| lease.unspent() > 0)
+    /// Whether units may make a check fit that the store has denied: units that can be spent here, that are on their
+    /// way, or that have arrived since `turns` was read.
+    ///
+    /// The order matters: units leave the lease after a turn has begun, and arrive before it is counted and ends.
+    pub(super) fn may_have_units(&self, turns: u64) -> bool {
+        let has_units = self.lease().as_ref().is_some_and(|it| it.unspent() > 0);
+        has_units || self.turn.available_permits() == 0 || self.turns() != turns
     }
 
     /// The charged units that can be spent here.
@@ -303,18 +338,17 @@ impl Entry {
         state.since.monotonic += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
         let lease = self.lease();
-        let is_idle = lease.is_none() && !self.transfers.is_under_way(self.slot);
+        let is_idle = lease.is_none() && self.turn.available_permits() > 0;
         state.is_dropped = is_cold && is_idle;
         state.is_dropped
     }
 
-    /// The lease, unless the store is failing.
-    fn spendable(&self) -> Option<RwLockReadGuard<'_, Option<Arc<Lease>>>> {
-        (!self.is_failing.load(Relaxed)).then(|| self.lease())
+    fn lease(&self) -> RwLockReadGuard<'_, Option<Lease>> {
+        self.lease.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lease(&self) -> RwLockReadGuard<'_, Option<Arc<Lease>>> {
-        self.lease.read().unwrap_or_else(PoisonError::into_inner)
+    fn place(&self) -> RwLockWriteGuard<'_, Option<Lease>> {
+        self.lease.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -322,55 +356,88 @@ impl Entry {
     }
 }
 
-/// A lease that is being fetched. An entry has at most one.
+/// Units of an identity on their way from the store to a lease, or back; or a reset. An identity has one at a time.
+///
+/// Meanwhile units may be charged that cannot be spent. A check that is denied in this time may fit as soon as they
+/// arrive, so that denial must not be repeated.
+#[derive(Debug)]
+pub(super) struct Turn {
+    entry: Arc<Entry>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.entry.turns.fetch_add(1, AcqRel);
+    }
+}
+
+/// The settlement that returns the unspent units of a lease.
+#[derive(Debug)]
+pub(super) struct Unspent {
+    pub(super) settlement: Settlement,
+    _turn: Turn,
+}
+
+/// A lease that is being fetched.
 #[derive(Debug)]
 pub(super) struct Fetch {
-    entry: Arc<Entry>,
     units: u64,
     sent: Moment,
-    _transfer: Transfer,
+    generation: u64,
+    /// Gives the unspent units of the last lease back.
+    last: Option<Settlement>,
+    turn: Turn,
 }
 
 impl Fetch {
     pub(super) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
+        &self.turn.entry
     }
 
-    /// The check that charges all units of the lease.
-    pub(super) fn check(&self) -> Check {
+    /// Returns the units of the last lease, and charges all units of this one. They are never returned twice: if the call
+    /// fails, they stay charged.
+    pub(super) fn operations(&self) -> Vec<Operation> {
         let entry = self.entry();
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
         // A blocked identity gets no lease.
-        Check::of_one(charge).enforce_blocks(true)
+        let check = Check::of_one(charge).enforce_blocks(true);
+        let returned = self.last.iter().cloned().map(Operation::Settle);
+        returned.chain([Operation::Check(check)]).collect()
     }
 
     /// Turns the charged units into a lease. Returns a settlement that gives them back if they cannot be spent: the
-    /// answer came too late, the store's clock had stepped back, or all leases have been revoked in the meantime.
-    pub(super) fn install(&self, usage: &Usage, now: Moment) -> Option<Settlement> {
-        let entry = self.entry();
+    /// answer came too late, the store's clock had stepped back, or all leases have been ended in the meantime.
+    pub(super) fn install(self, usage: &Usage, now: Moment) -> Option<Unspent> {
+        let Self {
+            units,
+            sent,
+            generation,
+            turn,
+            ..
+        } = self;
+        let entry = Arc::clone(&turn.entry);
         if let Some(of_policy) = usage.policies().next() {
-            entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
+            entry.learn(of_policy, usage.decided_at_ms(), sent, now);
         }
-        let lease = Lease::new(usage.clone(), self.units, self.sent);
+        let lease = Lease::new(usage.clone(), units, sent);
         if was_behind(usage) {
             entry.pause(now);
         }
         let state = entry.state();
-        match state.fetching {
-            Some(OnArrival::Forget) => None,
-            Some(OnArrival::Install) if !lease.is_over(now) => {
-                let mut place = entry.lease.write().unwrap_or_else(PoisonError::into_inner);
-                *place = Some(Arc::new(lease));
-                None
-            }
-            _ => lease.close(),
+        if generation < state.lost_before {
+            return None;
         }
-    }
-}
-
-impl Drop for Fetch {
-    fn drop(&mut self) {
-        self.entry.state().fetching = None;
+        if generation < state.generation || lease.is_over(now) {
+            return Some(Unspent {
+                settlement: lease.close()?,
+                _turn: turn,
+            });
+        }
+        *entry.place() = Some(lease);
+        // Before the state is unlocked, since the end of the lease takes a turn.
+        drop(turn);
+        None
     }
 }
 
@@ -388,7 +455,7 @@ mod tests {
     fn entry() -> Arc<Entry> {
         let policy = Policy::parse("api", "100000/1h").unwrap();
         let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
-        let entry = Entry::new(&charge, LONGEST, ZERO, &Arc::new(Transfers::new()), 0);
+        let entry = Entry::new(&charge, LONGEST, ZERO);
         entry.state().known = Some(Known {
             room: 100_000,
             decided_at_ms: 0,
@@ -421,10 +488,11 @@ mod tests {
                 for round in 1..=ROUNDS {
                     begun.store(round, SeqCst);
                     (0..round % 128).for_each(|_| hint::spin_loop());
-                    let _bar = entry.transfers.bar(0);
-                    entry.end();
+                    let turn = entry.take_turn();
+                    entry.forget();
                     reset.store(round, SeqCst);
                     wait_for(round, &done);
+                    drop(turn);
                 }
             });
             let mut lost = 0;
@@ -432,8 +500,8 @@ mod tests {
                 wait_for(round, &begun);
                 let fetch = entry.begin(1, ZERO);
                 wait_for(round, &reset);
-                lost += u32::from(entry.state().fetching == Some(OnArrival::Install));
-                drop(fetch);
+                let generation = entry.state().generation;
+                lost += u32::from(fetch.is_some_and(|it| it.generation == generation));
                 done.store(round, SeqCst);
             }
             assert_eq!(lost, 0);

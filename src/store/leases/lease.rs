@@ -10,9 +10,15 @@
 //! The store decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since m0,
 //! the step has not ended, whatever the clocks show and however long the answer took.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire},
+    },
+    time::Duration,
+};
 
-use super::{balance::Balance, clock::Moment};
+use super::clock::Moment;
 use crate::domain::{
     decision::{RuleUsage, Usage},
     rule::millis,
@@ -34,24 +40,17 @@ pub(super) struct Lease {
     time: Duration,
     /// The shortest step among the rules.
     step: Duration,
-    balance: Balance,
+    /// Many tasks spend from these without a lock.
+    unspent: AtomicU64,
 }
 
-/// Units that were spent, or the state of a lease when none were.
+/// Units that were spent.
 #[derive(Debug)]
-pub(super) struct LeasedUnits {
-    lease: Arc<Lease>,
-    /// The unspent units of the lease at that time.
+pub(super) struct LeasedUnits<'a> {
+    lease: &'a Lease,
+    /// The unspent units of the lease afterwards.
     unspent: u64,
     now: Moment,
-}
-
-/// Units to spend when the store has admitted the rest of the check. A claim takes nothing: a lease that ends first
-/// returns the claimed units, too.
-#[derive(Debug)]
-pub(super) struct Claim {
-    lease: Arc<Lease>,
-    units: u64,
 }
 
 impl Lease {
@@ -62,7 +61,7 @@ impl Lease {
         Self {
             time: spending_time(&usage),
             step: steps.min().unwrap_or_default(),
-            balance: Balance::new(units),
+            unspent: AtomicU64::new(units),
             usage,
             units,
             sent,
@@ -79,76 +78,40 @@ impl Lease {
         now.is_past(self.sent, self.time + time, self.step + time)
     }
 
-    /// Whether another lease is needed to spend this number of units.
-    pub(super) fn is_used_up(&self, units: u64) -> bool {
-        self.balance.is_used_up(units)
-    }
-
     pub(super) fn unspent(&self) -> u64 {
-        self.balance.unspent()
+        self.unspent.load(Acquire)
     }
 
-    /// Ends the lease. Returns the settlement that gives the unspent units back: once, and only if there are any.
-    pub(super) fn close(&self) -> Option<Settlement> {
-        let unspent = self.balance.close();
+    /// Ends the lease. Returns the settlement that gives the unspent units back, if there are any.
+    pub(super) fn close(self) -> Option<Settlement> {
+        let unspent = self.unspent();
         if unspent == 0 {
             return None;
         }
         Settlement::new(&self.usage, |_| self.units - unspent).ok()
     }
 
-    /// Read the clock after you found the lease.
-    pub(super) fn spend(this: &Arc<Self>, units: u64, now: Moment) -> Option<LeasedUnits> {
-        if this.is_over(now) {
+    /// Takes this number of units, all or none. Read the clock after you found the lease.
+    pub(super) fn spend(&self, units: u64, now: Moment) -> Option<LeasedUnits<'_>> {
+        if units == 0 || self.is_over(now) {
             return None;
         }
-        let unspent = this.balance.spend(units)?;
-        Some(LeasedUnits::new(this, unspent, now))
-    }
-
-    pub(super) fn claim(this: &Arc<Self>, units: u64, now: Moment) -> Option<Claim> {
-        let is_claimed = !this.is_over(now) && this.balance.claim(units);
-        is_claimed.then(|| Claim {
-            lease: Arc::clone(this),
-            units,
+        let take = |unspent: u64| unspent.checked_sub(units);
+        let last = self.unspent.fetch_update(AcqRel, Acquire, take).ok()?;
+        Some(LeasedUnits {
+            lease: self,
+            unspent: last - units,
+            now,
         })
     }
-}
 
-impl Claim {
-    /// Spends the units, unless the lease has ended.
-    pub(super) fn spend(mut self, now: Moment) -> Option<LeasedUnits> {
-        if self.lease.is_over(now) {
-            return None;
-        }
-        let unspent = self
-            .lease
-            .balance
-            .spend_claimed(mem::take(&mut self.units))?;
-        Some(LeasedUnits::new(&self.lease, unspent, now))
-    }
-
-    /// Gives up the claim. Returns the state of the lease.
-    pub(super) fn release(self, now: Moment) -> LeasedUnits {
-        LeasedUnits::new(&self.lease, self.lease.unspent(), now)
+    /// Puts units back that were spent.
+    pub(super) fn put_back(&self, units: u64) {
+        self.unspent.fetch_add(units, AcqRel);
     }
 }
 
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.lease.balance.release(self.units);
-    }
-}
-
-impl LeasedUnits {
-    fn new(lease: &Arc<Lease>, unspent: u64, now: Moment) -> Self {
-        Self {
-            lease: Arc::clone(lease),
-            unspent,
-            now,
-        }
-    }
-
+impl LeasedUnits<'_> {
     /// An upper limit of the store's clock, within the charged step.
     pub(super) fn now_ms(&self) -> u64 {
         self.lease.usage.decided_at_ms() + self.age_ms()

@@ -1,0 +1,98 @@
+//! [`Endings`]: operations that end leases of an identity in this process.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::{
+    Inner, RESET_WAITS,
+    entry::{Entry, Turn},
+};
+use crate::{domain::operation::Operation, store::StoreFuture};
+
+/// The entries whose leases some operations end.
+///
+/// A block or a settlement above the charge ends leases before the call of the store, and when this is dropped: after the
+/// answer, or when the caller has left. A reset deletes their units. Nothing is on its way during a reset, since it would
+/// be unknown whether that came before or after.
+pub(super) struct Endings {
+    inner: Arc<Inner>,
+    ended: Vec<Arc<Entry>>,
+    reset: Vec<Arc<Entry>>,
+}
+
+impl Endings {
+    pub(super) fn of(inner: &Arc<Inner>, operations: &[Operation]) -> Option<Self> {
+        let mut endings = Self {
+            inner: Arc::clone(inner),
+            ended: Vec::new(),
+            reset: Vec::new(),
+        };
+        for operation in operations {
+            endings.add(operation);
+        }
+        if endings.ended.is_empty() && endings.reset.is_empty() {
+            return None;
+        }
+        endings.end();
+        Some(endings)
+    }
+
+    fn add(&mut self, operation: &Operation) {
+        let table = &self.inner.table;
+        match operation {
+            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
+                self.ended.extend(table.all(|entry| entry.is_of_key(key)));
+            }
+            Operation::Settle(settlement) => {
+                let charges = settlement.check().charges().iter();
+                let costs = charges.zip(settlement.costs());
+                let raised = costs.filter(|(charge, cost)| **cost > charge.cost());
+                let leased = raised.filter_map(|(it, _)| table.of(it.policy(), it.key()));
+                let before = self.ended.len();
+                self.ended.extend(leased);
+                // The next settlement would end another lease, too.
+                let now = self.inner.clock.now();
+                self.ended[before..]
+                    .iter()
+                    .for_each(|entry| entry.pause(now));
+            }
+            Operation::Reset { policy, key } => self.reset.extend(table.of(policy, key)),
+            _ => {}
+        }
+    }
+
+    fn end(&self) {
+        let unspent = self.ended.iter().filter_map(Entry::end);
+        self.inner.give_back(unspent);
+    }
+
+    /// Calls the store with the operations.
+    pub(super) fn call<T: Send + 'static>(
+        self,
+        call: impl FnOnce() -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        let turns = self.reset.iter().map(Entry::take_turn);
+        if let Some(turns) = turns.collect::<Option<Vec<Turn>>>() {
+            self.reset.iter().for_each(|entry| entry.forget());
+            return call().holding((self, turns));
+        }
+        let has_timers = self.inner.has_timers();
+        StoreFuture::pending(async move {
+            let mut turns = Vec::new();
+            for entry in &self.reset {
+                if has_timers {
+                    turns.push(timeout(RESET_WAITS, entry.wait_for_turn()).await);
+                }
+                entry.forget();
+            }
+            call().holding((self, turns)).await
+        })
+    }
+}
+
+impl Drop for Endings {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

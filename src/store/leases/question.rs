@@ -1,0 +1,125 @@
+//! [`Question`]: a check that the store decides, and what its answer says about leases.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Entries, clock::Moment, entry::Entry, table::Table};
+use crate::domain::{
+    decision::Decision,
+    error::{StoreError, StoreErrorKind},
+    operation::{Operation, Reply},
+};
+
+/// What was known of the charges of a check before the store was asked.
+pub(super) struct Seen {
+    entries: Entries,
+    /// The units of each charge that could be spent here.
+    unspent: SmallVec<[u64; 1]>,
+    turns: SmallVec<[u64; 1]>,
+}
+
+impl Seen {
+    pub(super) fn new(entries: Entries, now: Moment) -> Self {
+        let all = entries.iter().map(Option::as_ref);
+        Self {
+            unspent: all
+                .clone()
+                .map(|it| it.map_or(0, |it| it.unspent(now)))
+                .collect(),
+            turns: all.map(|it| it.map_or(0, |it| it.turns())).collect(),
+            entries,
+        }
+    }
+
+    fn hot(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.entries.iter().flatten()
+    }
+
+    pub(super) fn of(operation: &Operation, table: &Table, now: Moment) -> Self {
+        let entries = operation.check().map(|check| table.known(check));
+        Self::new(entries.unwrap_or_default(), now)
+    }
+
+    /// Forbids to repeat a denial if units of this process may make the check fit sooner.
+    fn look_at(&self, decision: &Decision) {
+        if let Decision::Denied(denial) = decision {
+            let charges = self.entries.iter().zip(&self.turns);
+            let mut denying = charges.zip(denial.usage().policies()).filter(|(_, usage)| {
+                let mut rules = usage.rules().iter();
+                rules.any(|rule| rule.is_exceeded())
+            });
+            let may_fit = |entry: &Arc<Entry>, turns| entry.may_have_units(turns);
+            if denying.any(|((it, turns), _)| it.as_ref().is_some_and(|it| may_fit(it, *turns))) {
+                denial.usage().forbid_repeats();
+            }
+        }
+    }
+
+    /// Notes the reply to another operation.
+    pub(super) fn note(&self, reply: &mut Reply) {
+        if let Some(decision) = reply.last_decision() {
+            self.look_at(decision);
+        }
+        reply.add_unspent(&self.unspent);
+    }
+}
+
+/// A check that the store decides. If it is dropped without an answer, its caller has left: perhaps since the store
+/// hangs.
+pub(super) struct Question {
+    sent: Moment,
+    seen: Seen,
+    is_answered: bool,
+}
+
+impl Question {
+    pub(super) fn new(entries: Entries, now: Moment) -> Self {
+        Self {
+            sent: now,
+            seen: Seen::new(entries, now),
+            is_answered: false,
+        }
+    }
+
+    /// Learns from the store's answer, which then counts as used the units that lie here unspent.
+    pub(super) fn answered(
+        &mut self,
+        result: &mut Result<Decision, StoreError>,
+        now: impl FnOnce() -> Moment,
+    ) {
+        self.is_answered = true;
+        let decision = match result {
+            Ok(decision) => decision,
+            Err(error) => {
+                // An error about one request, such as a value that cannot be read, says nothing about the store.
+                let kind = error.kind();
+                if matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable) {
+                    self.set_failing(true);
+                }
+                return;
+            }
+        };
+        self.set_failing(false);
+        let (usage, now) = (decision.usage(), now());
+        for (entry, of_policy) in self.seen.entries.iter().zip(usage.policies()) {
+            if let Some(entry) = entry {
+                entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
+            }
+        }
+        self.seen.look_at(decision);
+        decision.add_unspent(&self.seen.unspent);
+    }
+
+    fn set_failing(&self, is_failing: bool) {
+        self.seen.hot().for_each(|it| it.set_failing(is_failing));
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.set_failing(true);
+        }
+    }
+}
