@@ -22,9 +22,8 @@ use crate::{
         operation::{Operation, answer_of},
         report::{Account, Report},
     },
-    outage::Quiet,
     store::{Store, ext},
-    warning,
+    warning::{self, Quiet},
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);

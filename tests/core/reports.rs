@@ -447,7 +447,7 @@ impl Store for OneBroken {
             Account::Contributors { key, .. } => key.value() == b"7",
             Account::Denials => false,
         };
-        let are_broken: Vec<_> = sent.iter().map(|it| is_broken(it.account())).collect();
+        let are_broken: Vec<_> = sent.iter().map(|it| is_broken(&it.account)).collect();
         self.0.execute(operation).map(|reply| {
             let Reply::Report(mut answers) = reply else {
                 return reply;
@@ -610,7 +610,7 @@ async fn a_limiter_that_counts_no_denials_reports_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_deny_cache_repeats_and_what_is_decided_locally_counts() {
+async fn denials_of_a_deny_cache_and_of_this_process_count() {
     let probe = Probe::default();
     let cached = Limiter::new(DenyCache::new(probe.clone()));
     for _ in 0..5 {
@@ -622,8 +622,14 @@ async fn what_a_deny_cache_repeats_and_what_is_decided_locally_counts() {
     for _ in 0..3 {
         deny(&local, "alice").await;
     }
+    check(&local, "alice").await;
     probe.is_down.store(false, SeqCst);
     pass(2).await;
+    assert_eq!(
+        Contributor.known(&probe).await,
+        0,
+        "no contribution is local"
+    );
     assert_eq!(sums(&probe.denials().await.unwrap()), (8, 0));
 }
 
