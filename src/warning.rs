@@ -342,21 +342,12 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     );
 }
 
-/// Warns that the store did not accept a report of contributors. The next report is still tried; after a success, the
-/// next failure warns again.
-pub(crate) fn contributors_lost(error: &StoreError) {
+/// Warns that the store did not accept a report. The next one is still tried; after a success, the next failure warns
+/// again.
+pub(crate) fn reports_lost(error: &StoreError) {
     of_store(
         error,
-        "the store does not keep the contributors to a limit; checks are not affected",
-    );
-}
-
-/// Warns that the store did not accept a report of denials. The next report is still tried; after a success, the next
-/// failure warns again.
-pub(crate) fn denials_lost(error: &StoreError) {
-    of_store(
-        error,
-        "the store does not keep which identities are denied, so that operators cannot see them; checks are not \
-         affected: give its user the rights, or switch it off by `count_denials(false)`",
+        "the store does not keep the contributors to a limit, or which identities are denied, so that operators cannot \
+         see them; checks are not affected: give its user the rights, or switch denials off by `count_denials(false)`",
     );
 }

@@ -411,9 +411,10 @@ fn one_warning_says_that_a_store_keeps_no_contributors() {
             pass(2).await;
         }
     });
-    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
-                   kind=\"invalid_request\" error=the store keeps no contributors and no denials";
-    assert_eq!(lines, [warning]);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("WARN the store does not keep the contributors to a limit"));
+    let error = "kind=\"invalid_request\" error=the store keeps no contributors and no denials";
+    assert!(lines[0].ends_with(error), "{lines:?}");
 }
 
 #[test]
@@ -425,7 +426,7 @@ fn an_outage_gives_no_warning_of_reports() {
         check(&limiter, "alice").await;
         deny(&limiter, "alice").await;
         pass(6).await;
-        assert!(probe.told.load(SeqCst) >= 2);
+        assert_eq!(probe.told.load(SeqCst), 1);
     });
     assert_eq!(lines, [""; 0]);
 }
@@ -482,9 +483,8 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
             assert_eq!(told.unwrap().total(), ROUNDS, "{number}");
         }
     });
-    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
-                   kind=\"protocol\" error=a value of another type";
-    assert_eq!(lines, [warning]);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].ends_with("kind=\"protocol\" error=a value of another type"));
 }
 
 /// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.

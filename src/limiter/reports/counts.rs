@@ -59,7 +59,7 @@ pub(in crate::limiter) struct Counts {
 
 /// Keyed by a hash of policy and key, or by the number of a set. If two accounts share one of the 2^64 hashes, the
 /// second is not counted.
-type Tallies = BTreeMap<u64, Tally>;
+type Tallies = BTreeMap<u64, Box<Tally>>;
 
 impl Default for Counts {
     fn default() -> Self {
@@ -244,7 +244,7 @@ impl Counts {
     /// Whether there is something to report.
     pub(in crate::limiter) fn has_news(&self) -> bool {
         let mut shards = self.shards.iter();
-        shards.any(|shard| lock(shard).values().any(Tally::has_news))
+        shards.any(|shard| lock(shard).values().any(|tally| tally.has_news()))
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, Tallies> {
@@ -265,7 +265,7 @@ impl Counts {
         if tallies.len() >= MAX_TALLIES / SHARDS && !tallies.contains_key(&id) {
             make_room(tallies);
         }
-        let tally = tallies.entry(id).or_insert_with(new);
+        let tally = tallies.entry(id).or_insert_with(|| Box::new(new()));
         tally.used = self.flushes.load(Relaxed);
         tally
     }
