@@ -1,5 +1,4 @@
-//! [`Outage`]: when something that fails again and again began to fail, and when it works again. [`Quiet`]: the first
-//! failure since it worked.
+//! [`Outage`]: when something that fails again and again began to fail, and when it works again.
 
 use std::{
     sync::{
@@ -49,24 +48,5 @@ impl Outage {
         self.failed_at
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Lets the first failure be reported, and no other until it works again.
-#[derive(Debug, Default)]
-pub(crate) struct Quiet(AtomicBool);
-
-impl Quiet {
-    #[cfg(feature = "redis")]
-    pub(crate) const fn new() -> Self {
-        Self(AtomicBool::new(false))
-    }
-
-    /// Notes a result, and passes the first error since a success to `warn`.
-    pub(crate) fn note<E>(&self, result: &Result<(), E>, warn: impl FnOnce(&E)) {
-        let had_failed = self.0.swap(result.is_err(), Relaxed);
-        if let (Err(error), false) = (result, had_failed) {
-            warn(error);
-        }
     }
 }

@@ -3,12 +3,35 @@
 //! Each warning is written once for each cause. None holds a key, or any other data from a client. Without the feature
 //! `tracing`, nothing is written.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use crate::domain::{
     error::{ExtractError, StoreError},
     policies::Restart,
 };
+
+/// Warns about a first failure, and about no other until a success.
+#[derive(Debug, Default)]
+pub(crate) struct Quiet(AtomicBool);
+
+impl Quiet {
+    #[cfg(feature = "redis")]
+    pub(crate) const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Notes a result, and passes the first error since a success to `warn`.
+    pub(crate) fn note<E>(&self, result: &Result<(), E>, warn: impl FnOnce(&E)) {
+        let had_failed = self.0.swap(result.is_err(), Relaxed);
+        if let (Err(error), false) = (result, had_failed) {
+            warn(error);
+        }
+    }
+}
 
 /// Warns that a reload has given a policy calendar rules whose counts start empty.
 pub(crate) fn counts_restart(restart: &Restart) {
@@ -319,21 +342,12 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     );
 }
 
-/// Warns that the store did not accept a report of contributors. The next report is still tried; after a success, the
-/// next failure warns again.
-pub(crate) fn contributors_lost(error: &StoreError) {
+/// Warns that the store did not accept a report. The next one is still tried; after a success, the next failure warns
+/// again.
+pub(crate) fn reports_lost(error: &StoreError) {
     of_store(
         error,
-        "the store does not keep the contributors to a limit; checks are not affected",
-    );
-}
-
-/// Warns that the store did not accept a report of denials. The next report is still tried; after a success, the next
-/// failure warns again.
-pub(crate) fn denials_lost(error: &StoreError) {
-    of_store(
-        error,
-        "the store does not keep which identities are denied, so that operators cannot see them; checks are not \
-         affected: give its user the rights, or switch it off by `count_denials(false)`",
+        "the store does not keep the contributors to a limit, or which identities are denied, so that operators cannot \
+         see them; checks are not affected: give its user the rights, or switch denials off by `count_denials(false)`",
     );
 }

@@ -40,8 +40,9 @@
 //!
 //! # Accuracy and cost
 //!
-//! A process counts 4 096 identities. The counts are exact for about a thousand; with more, the process forgets the
-//! identities with the fewest denials. For each sixth of a minute and of an hour, a store keeps the 512 identities with
+//! A process counts up to 4 096 identities. The counts are exact for about a thousand. With more, a new identity
+//! displaces one with few denials, so that the counts of both may be too low; a flood of made-up identities does not
+//! displace those that are denied often. For each sixth of a minute and of an hour, a store keeps the 512 identities with
 //! the most denials: in Redis in at most 14 sorted sets that expire, together below 2 MB, however many processes and
 //! policies you have. Each report competes with these sums. So in a flood of more than 512 identities, a new identity
 //! is listed only with the last minute, until it has more denials in one second than the lowest of the 512 has in ten
@@ -50,8 +51,7 @@
 //!
 //! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
 //! load from memory; afterwards an admission costs a look into a table, and a denial some tens of nanoseconds. Threads
-//! wait for each other, for as short a time, only if a denial adds an identity or begins the next ten seconds. A tokio
-//! task sends the reports. It ends after ten seconds without any, but stays while it has policies to
+//! seldom wait for each other, for as short a time. A tokio task sends the reports. It ends after ten seconds without any, but stays while it has policies to
 //! [publish](crate::Limiter::publish_policies); outside of a runtime there is no task. Use
 //! [`Limiter::count_denials`](crate::Limiter::count_denials) to switch all of this off. For stores that keep no
 //! denials, such as
@@ -181,17 +181,14 @@ impl RequestCounts {
     }
 
     /// Returns the larger number of both, for each field.
-    const fn max(self, other: Self) -> Self {
-        const fn larger(a: u64, b: u64) -> u64 {
-            if a > b { a } else { b }
-        }
+    fn max(self, other: Self) -> Self {
         Self {
-            denied: larger(self.denied, other.denied),
-            admitted: larger(self.admitted, other.admitted),
+            denied: self.denied.max(other.denied),
+            admitted: self.admitted.max(other.admitted),
         }
     }
 
-    pub(crate) const fn plus(self, other: Self) -> Self {
+    const fn plus(self, other: Self) -> Self {
         Self {
             denied: self.denied.saturating_add(other.denied),
             admitted: self.admitted.saturating_add(other.admitted),

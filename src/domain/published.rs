@@ -103,23 +103,22 @@ impl PublishedPolicy {
     /// Returns the fields in which two definitions of one name can differ.
     pub(crate) fn definition(&self) -> String {
         let policy = &self.policy;
-        let mut text = format!("rules={policy}\n");
-        if let Some(ban) = policy.ban_config() {
-            text.push_str(&format!("ban={ban}\n"));
-        }
-        if policy.is_shadow() {
-            text.push_str("shadow=true\n");
-        }
-        if let Some(failure) = policy.failure_policy() {
-            text.push_str(&format!("on_failure={}\n", failure.as_str()));
-        }
-        if let Some(unit) = policy.set_unit() {
-            text.push_str(&format!("unit={unit}\n"));
-        }
-        if policy.is_hidden() {
-            text.push_str("hidden=true\n");
-        }
-        text
+        let yes = |is: bool| is.then(|| "true".to_owned());
+        let fields = [
+            ("rules", Some(policy.to_string())),
+            ("ban", policy.ban_config().map(|ban| ban.to_string())),
+            ("shadow", yes(policy.is_shadow())),
+            (
+                "on_failure",
+                policy.failure_policy().map(|it| it.as_str().to_owned()),
+            ),
+            ("unit", policy.set_unit().map(|unit| unit.to_string())),
+            ("hidden", yes(policy.is_hidden())),
+        ];
+        let lines = fields.into_iter();
+        lines
+            .filter_map(|(name, value)| Some(format!("{name}={}\n", value?)))
+            .collect()
     }
 
     /// Returns the whole entry in the stored form.

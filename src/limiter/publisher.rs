@@ -9,6 +9,7 @@
 
 use std::{
     collections::HashMap,
+    mem,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -30,9 +31,8 @@ use crate::{
         published::PublishedPolicy,
     },
     limiter::jitter,
-    outage::Quiet,
     store::Store,
-    warning,
+    warning::{self, Quiet},
 };
 
 /// How many policies a process publishes.
@@ -62,8 +62,6 @@ pub(super) struct Publisher {
 
 struct Known {
     policies: HashMap<Policy, Noted>,
-    /// The number of publications that have begun.
-    begun: u64,
     /// Seconds until the next publication.
     due_in: u64,
     /// Seconds from the next failure to the publication after it.
@@ -74,8 +72,8 @@ struct Noted {
     published: PublishedPolicy,
     /// Whether the policy was used since the last publication: one that a reload has replaced is not published again.
     is_used: bool,
-    /// How many publications had begun when the policy was new, or a kind of its keys.
-    new_after: u64,
+    /// Whether the last publication had the policy.
+    is_sent: bool,
 }
 
 impl Known {
@@ -94,7 +92,7 @@ impl Known {
             Noted {
                 published: PublishedPolicy::new(policy, enforces_blocks),
                 is_used: true,
-                new_after: self.begun,
+                is_sent: false,
             }
         });
         noted.is_used = true;
@@ -103,7 +101,6 @@ impl Known {
         }
         is_new |= noted.published.add_kind(charge.key().kind());
         if is_new {
-            noted.new_after = self.begun;
             self.due_in = self.due_in.min(DELAY);
         }
     }
@@ -121,7 +118,6 @@ impl Default for Publisher {
             seen: [const { AtomicU64::new(0) }; SEEN],
             known: Mutex::new(Known {
                 policies: HashMap::new(),
-                begun: 0,
                 due_in: DELAY,
                 retry_in: RETRY,
             }),
@@ -192,8 +188,7 @@ impl Publisher {
     /// Publishes if that is due, and returns whether some policy is still to be published.
     pub(super) async fn second_passed(&self, store: &dyn Store) -> bool {
         if self.is_due() {
-            let is_published = self.publish(store).await.is_ok();
-            self.lock().schedule(is_published);
+            let _ = self.publish(store).await;
         }
         self.has_news()
     }
@@ -214,7 +209,7 @@ impl Publisher {
         if self.is_off.load(Relaxed) {
             return Ok(());
         }
-        let (number, policies) = self.begin();
+        let policies = self.begin();
         if policies.is_empty() {
             return Ok(());
         }
@@ -228,46 +223,38 @@ impl Publisher {
             self.is_off.store(true, Relaxed);
             return Ok(());
         }
-        if result.is_ok() {
-            self.forget_uses(number);
-        }
+        self.end(result.is_ok());
         self.failures.note(&result, warning::policies_not_published);
         result
     }
 
-    /// Begins a publication: returns the number of this one, and the policies that were used since the last.
-    fn begin(&self) -> (u64, Vec<PublishedPolicy>) {
+    /// Begins a publication of the policies that were used since the last. The next request under each notes it again.
+    fn begin(&self) -> Vec<PublishedPolicy> {
         let mut known = self.lock();
-        known.begun += 1;
-        let used = known.policies.values().filter(|noted| noted.is_used);
-        let mut used: Vec<_> = used.map(|noted| noted.published.clone()).collect();
-        PublishedPolicy::note_shared_names(&mut used);
-        (known.begun, used)
-    }
-
-    /// Makes the next request under each policy note the policy again, after the publication of this number.
-    fn forget_uses(&self, number: u64) {
-        let mut known = self.lock();
-        let policies = known.policies.values_mut();
-        let published = policies.filter(|noted| noted.new_after < number);
-        published.for_each(|noted| noted.is_used = false);
+        known.due_in = jitter::around(REFRESH).as_secs();
+        let mut used = Vec::new();
+        for noted in known.policies.values_mut() {
+            noted.is_sent = mem::take(&mut noted.is_used);
+            used.extend(noted.is_sent.then(|| noted.published.clone()));
+        }
         self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
+        PublishedPolicy::note_shared_names(&mut used);
+        used
     }
-}
 
-impl Known {
-    /// Sets the time of the next publication: after a failure in twice as long as after the one before, but no longer
-    /// than usual; soon, if the last one came too early for a new policy.
-    fn schedule(&mut self, is_published: bool) {
-        let mut policies = self.policies.values();
-        let due_in = match policies.any(|noted| noted.new_after == self.begun) {
-            true => DELAY,
-            false => jitter::around(REFRESH).as_secs(),
-        };
-        (self.due_in, self.retry_in) = match is_published {
-            true => (due_in, RETRY),
-            false => (self.retry_in, (self.retry_in * 2).min(REFRESH.as_secs())),
-        };
+    /// After a failure, publishes the same policies again, in twice as long as after the one before, but no longer than
+    /// usual.
+    fn end(&self, is_published: bool) {
+        let mut known = self.lock();
+        if is_published {
+            known.retry_in = RETRY;
+            return;
+        }
+        for noted in known.policies.values_mut() {
+            noted.is_used |= noted.is_sent;
+        }
+        known.due_in = known.due_in.min(known.retry_in);
+        known.retry_in = (known.retry_in * 2).min(REFRESH.as_secs());
     }
 }
 

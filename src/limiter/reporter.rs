@@ -22,9 +22,8 @@ use crate::{
         operation::{Operation, answer_of},
         report::{Account, Report},
     },
-    outage::Quiet,
     store::{Store, ext},
-    warning,
+    warning::{self, Quiet},
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -44,8 +43,7 @@ pub(super) struct Reports {
     pub(super) policies: Publisher,
     /// Held during a report. Reports must not overlap: the store's answer is about the newest.
     turn: Mutex<()>,
-    contributors_lost: Quiet,
-    denials_lost: Quiet,
+    losses: Quiet,
     /// Its permit is free while no task runs.
     task: Arc<Semaphore>,
     background: Arc<BackRoom>,
@@ -58,8 +56,7 @@ impl Reporter {
             counts: Counts::default(),
             policies: Publisher::default(),
             turn: Mutex::default(),
-            contributors_lost: Quiet::default(),
-            denials_lost: Quiet::default(),
+            losses: Quiet::default(),
             task: Arc::new(Semaphore::new(1)),
             background: Arc::clone(background),
         }))
@@ -100,19 +97,10 @@ impl Reports {
         let Ok(_turn) = timeout(TIMEOUT, self.turn.lock()).await else {
             return true;
         };
-        let contributions = self.counts.take(|account| !account.is_of_denials());
-        let denials = self.counts.take(Account::is_of_denials);
-        if !contributions.is_empty() {
-            let result = self.send_all(contributions).await;
-            note(&self.contributors_lost, &result, warning::contributors_lost);
-        }
-        if !denials.is_empty() {
-            let result = self.send_all(denials).await;
-            if kind(&result) == Some(StoreErrorKind::InvalidRequest) {
-                self.counts.switch_denials_off();
-            } else {
-                note(&self.denials_lost, &result, warning::denials_lost);
-            }
+        let reports = self.counts.take(|_| true);
+        if !reports.is_empty() {
+            let contributes = reports.iter().any(|it| !it.account.is_of_denials());
+            self.note(contributes, &self.send_all(reports).await);
         }
         self.counts.end_flush()
     }
@@ -160,21 +148,26 @@ impl Reports {
         result
     }
 
+    /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth
+    /// a warning only if charges name contributors, since denials are counted by default.
+    fn note(&self, contributes: bool, result: &Result<(), StoreError>) {
+        use StoreErrorKind::{InvalidRequest, Timeout, Unavailable};
+        match result.as_ref().map_err(StoreError::kind) {
+            Err(Timeout | Unavailable) => return,
+            Err(InvalidRequest) => {
+                self.counts.switch_denials_off();
+                if !contributes {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.losses.note(result, warning::reports_lost);
+    }
+
     fn has_news(&self) -> bool {
         self.counts.has_news() || self.policies.has_news()
     }
-}
-
-/// Warns about the first loss since a success. An outage has its own warnings.
-fn note(quiet: &Quiet, result: &Result<(), StoreError>, warn: fn(&StoreError)) {
-    use StoreErrorKind::{Timeout, Unavailable};
-    if !matches!(kind(result), Some(Timeout | Unavailable)) {
-        quiet.note(result, warn);
-    }
-}
-
-fn kind(result: &Result<(), StoreError>) -> Option<StoreErrorKind> {
-    result.as_ref().err().map(StoreError::kind)
 }
 
 /// Reports once a second until the limiter is dropped or idle.

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use sluicegate::{
-    Charge, FailurePolicy, Key, Limiter, Policy, RedisStore, contributors::Contributors,
-    error::StoreErrorKind, manual_clock::ManualClock,
+    Charge, Key, Limiter, Policy, RedisStore, contributors::Contributors, error::StoreErrorKind,
+    manual_clock::ManualClock,
 };
 use support::{
     redis::Server,
@@ -150,28 +150,6 @@ async fn while_the_server_is_gone_checks_pass_and_afterwards_contributors_are_ke
     let told = told(&limiter).await;
     let list: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
     assert_eq!(list, [("user=alice", 7)]);
-}
-
-#[tokio::test]
-async fn what_was_decided_locally_is_no_contribution() {
-    let mut server = Server::start();
-    let limiter = limiter(&server.url())
-        .await
-        .timeout(Duration::from_millis(300));
-    let limiter = limiter.on_failure(FailurePolicy::Local);
-    server.kill();
-    let decision = limiter.check(charge("alice", 5)).await.unwrap();
-    assert!(decision.usage().is_local());
-    server.restart();
-    let start = Instant::now();
-    while limiter.contributors(&policy(), &acme()).await.is_err() {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "it never answers"
-        );
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert!(sets(&server, CONTRIBUTIONS).is_empty());
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! [`Report`]: what a process has counted in a span. A store adds up the reports of all processes, keeps those with the
-//! most units, and lists them as a [`Ranking`].
+//! [`Report`]: the counts of a process in one span. A store adds up the reports of all processes, keeps the labels with
+//! the most units, and lists them as a [`Ranking`].
 
 use std::{cmp::Reverse, fmt, sync::Arc};
 
@@ -9,10 +9,10 @@ mod span;
 
 pub(crate) use span::{Span, longest};
 
-/// The rules in whose windows denials are counted.
+/// Denials are counted in the windows of these rules.
 pub(crate) const DENIED_WITHIN: [Rule; 2] = [Rule::per_minute(1), Rule::per_hour(1)];
 
-/// Whose units are counted.
+/// An account that units are added to.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub enum Account {
@@ -69,7 +69,7 @@ impl Account {
 }
 
 /// A contributor, or a denied identity.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Label {
     /// The policy that has denied the identity; `None` for a block, and for a contributor.
     pub(crate) policy: Option<Policy>,
@@ -79,9 +79,10 @@ pub(crate) struct Label {
 /// The units of an account in one span since the last report: the store adds these differences. For stores; see
 /// [`Operation::Report`](crate::store::Operation::Report).
 #[doc(hidden)]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Report {
-    pub(crate) account: Account,
+    /// The account that the units are added to.
+    pub account: Account,
     pub(crate) span: Span,
     /// The store's time of the newest decision in this report.
     pub(crate) latest_ms: u64,
@@ -94,12 +95,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the account that the units are added to.
-    #[must_use]
-    pub const fn account(&self) -> &Account {
-        &self.account
-    }
-
     /// Returns how long, in ms, a store still needs the report.
     pub(crate) const fn expires_in_ms(&self) -> u64 {
         let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
@@ -129,17 +124,6 @@ impl Report {
     }
 }
 
-/// Leaves out the keys: they are data of clients.
-impl fmt::Debug for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Report")
-            .field("start_ms", &self.span.start_ms)
-            .field("labels", &self.units.len())
-            .field("total", &self.total)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The part of a [`Report`] that a store has kept.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default)]
@@ -151,7 +135,7 @@ pub struct Kept {
     pub(crate) floor: u64,
 }
 
-/// What a store has kept of an account in one span.
+/// The labels of an account that a store has kept in one span.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Ranking {

@@ -61,7 +61,7 @@ impl Span {
     }
 }
 
-/// Returns the first of the longest rules, whose window counts.
+/// Returns the rule whose window counts: the longest, or the first of equal ones.
 pub(crate) fn longest(policy: &Policy) -> &Rule {
     let rules = policy.rules();
     let longest = rules.iter().rev().max_by_key(|rule| window(rule));

@@ -11,7 +11,7 @@ fn the_next_request_after_a_publication_notes_its_policy_again() {
     let policy = Policy::parse("api", "10/1m").unwrap();
     let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
     let (noted, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-    let publish = || publisher.forget_uses(publisher.begin().0);
+    let publish = || publisher.begin();
     thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Relaxed) {
@@ -29,7 +29,7 @@ fn the_next_request_after_a_publication_notes_its_policy_again() {
             }
             if !publisher.has_news() {
                 ended.store(true, Relaxed);
-                panic!("nobody notes the policy any more");
+                panic!("no request notes the policy any more");
             }
         }
         ended.store(true, Relaxed);

@@ -49,7 +49,7 @@ pub(in crate::limiter) struct Counts {
     shards: [Mutex<Tallies>; SHARDS],
     /// The number of flushes so far.
     flushes: AtomicU64,
-    /// For each set, the bits of the hashes of the identities in it, and of some that were.
+    /// For each set, the bits of the hashes of its identities, and of earlier ones.
     filters: [AtomicU64; SETS],
     /// The time of the newest denial, in whole seconds, so that few denials write it; 0 if no denial is remembered.
     newest_ms: AtomicU64,
@@ -59,7 +59,7 @@ pub(in crate::limiter) struct Counts {
 
 /// Keyed by a hash of policy and key, or by the number of a set. If two accounts share one of the 2^64 hashes, the
 /// second is not counted.
-type Tallies = BTreeMap<u64, Tally>;
+type Tallies = BTreeMap<u64, Box<Tally>>;
 
 impl Default for Counts {
     fn default() -> Self {
@@ -183,36 +183,25 @@ impl Counts {
         is_first
     }
 
-    /// Takes what there is to report of some accounts: of denials, a report for each span of both lengths.
+    /// Takes the unreported counts of some accounts. Denials have a report for each span of both lengths.
     pub(in crate::limiter) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
-        let (mut reports, mut short) = (Vec::new(), Vec::<Report>::new());
+        let (mut reports, mut denials) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             let mut tallies = lock(shard);
             for (id, tally) in tallies.iter_mut().filter(|it| is_asked(&it.1.account)) {
-                if !tally.account.is_of_denials() {
+                if tally.account.is_of_denials() {
+                    let bits = tally
+                        .hashes()
+                        .iter()
+                        .fold(0, |bits, hash| bits | bit(*hash));
+                    self.filter(*id).store(bits, Relaxed);
+                    denials.append(&mut tally.take_unsent());
+                } else {
                     reports.append(&mut tally.take_unsent());
-                    continue;
-                }
-                let bits = tally
-                    .hashes()
-                    .iter()
-                    .fold(0, |bits, hash| bits | bit(*hash));
-                self.filter(*id).store(bits, Relaxed);
-                for report in tally.take_unsent() {
-                    match short.iter_mut().find(|it| it.span == report.span) {
-                        Some(sum) => sum.join(report),
-                        None => short.push(report),
-                    }
                 }
             }
         }
-        short.iter_mut().for_each(Report::trim);
-        let long = short.iter().map(|report| Report {
-            span: Span::at(&DENIED_WITHIN[1], report.span.start_ms),
-            ..report.clone()
-        });
-        reports.extend(long);
-        reports.append(&mut short);
+        reports.extend(of_both_lengths(denials));
         reports
     }
 
@@ -255,7 +244,7 @@ impl Counts {
     /// Whether there is something to report.
     pub(in crate::limiter) fn has_news(&self) -> bool {
         let mut shards = self.shards.iter();
-        shards.any(|shard| lock(shard).values().any(Tally::has_news))
+        shards.any(|shard| lock(shard).values().any(|tally| tally.has_news()))
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, Tallies> {
@@ -273,10 +262,10 @@ impl Counts {
         id: u64,
         new: impl FnOnce() -> Tally,
     ) -> &'a mut Tally {
-        if !tallies.contains_key(&id) {
+        if tallies.len() >= MAX_TALLIES / SHARDS && !tallies.contains_key(&id) {
             make_room(tallies);
         }
-        let tally = tallies.entry(id).or_insert_with(new);
+        let tally = tallies.entry(id).or_insert_with(|| Box::new(new()));
         tally.used = self.flushes.load(Relaxed);
         tally
     }
@@ -286,14 +275,32 @@ fn lock(tallies: &Mutex<Tallies>) -> MutexGuard<'_, Tallies> {
     tallies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops the least recently used tally if the shard is full.
+/// Drops the least recently used tally.
 fn make_room(tallies: &mut Tallies) {
-    if tallies.len() >= MAX_TALLIES / SHARDS {
-        let oldest = tallies.iter().min_by_key(|(_, tally)| tally.used);
-        if let Some(id) = oldest.map(|(id, _)| *id) {
-            tallies.remove(&id);
+    let oldest = tallies.iter().min_by_key(|(_, tally)| tally.used);
+    if let Some(id) = oldest.map(|(id, _)| *id) {
+        tallies.remove(&id);
+    }
+}
+
+/// Joins the denials of all sets: a report for each span of both lengths, with the identities that were denied most.
+fn of_both_lengths(denials: Vec<Report>) -> impl Iterator<Item = Report> {
+    let mut short = Vec::<Report>::new();
+    for report in denials {
+        match short.iter_mut().find(|it| it.span == report.span) {
+            Some(sum) => sum.join(report),
+            None => short.push(report),
         }
     }
+    short.iter_mut().for_each(Report::trim);
+    short.into_iter().flat_map(|report| {
+        let span = Span::at(&DENIED_WITHIN[1], report.span.start_ms);
+        let long = Report {
+            span,
+            ..report.clone()
+        };
+        [report, long]
+    })
 }
 
 fn denied(policy: Option<&Policy>, key: &Key) -> Label {
@@ -308,7 +315,7 @@ const fn set_of(hash: u64) -> u64 {
     hash % SETS as u64
 }
 
-/// The bit of a hash in the filter of its set.
+/// The bit of a hash in a filter.
 const fn bit(hash: u64) -> u64 {
     1 << (hash >> 58)
 }

@@ -22,7 +22,7 @@ impl Default for IdentityHasher {
 }
 
 impl IdentityHasher {
-    /// The hash of an identity under a policy, or of its blocks.
+    /// The hash of an identity under a policy, of a blocked identity, or of a contributor.
     #[inline]
     pub(super) fn hash(&self, policy: Option<&Policy>, key: &Key) -> u64 {
         let hash = self.seeds[0] ^ u64::from(key.is_secret());

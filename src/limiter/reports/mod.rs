@@ -1,4 +1,4 @@
-//! Contributors and denials: counted in this process by [`Counts`], and reported to the store.
+//! Contributors and denials, counted in this process by [`Counts`] and reported to the store.
 //!
 //! ```text
 //!  decision ──▶ tally of its account ──▶ sketch        on the request's path: a lock, no waiting

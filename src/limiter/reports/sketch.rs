@@ -177,7 +177,14 @@ impl Sketch {
     }
 
     fn enter(&mut self, hash: u64, units: u64, label: Label) {
-        if self.counters.len() < self.most {
+        let length = self.counters.len();
+        if length < self.most {
+            if length == self.counters.capacity() {
+                // No more than can be of use.
+                let more = length.max(4).min(self.most - length);
+                self.hashes.reserve_exact(more);
+                self.counters.reserve_exact(more);
+            }
             self.hashes.push(hash);
             self.counters.push(Counter::new(label, units, self.lost));
             return;

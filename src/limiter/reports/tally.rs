@@ -64,8 +64,8 @@ impl Tally {
         self.sketch.hashes()
     }
 
-    /// Begins the span of this time, if it is a later one. Begins again if the store's clock was set back: the tally
-    /// would be so far ahead of `now_ms`, the store's time, that nothing counted.
+    /// Begins a later span with its first time. Begins again if the store's clock was set back: the tally would be so far
+    /// ahead of `now_ms`, the store's time, that nothing counted.
     pub(super) fn be_at(&mut self, rule: &Rule, now_ms: u64) {
         if now_ms >= self.latest_ms {
             self.go_on(rule, now_ms);
@@ -129,7 +129,7 @@ impl Tally {
         }
     }
 
-    /// Begins the span of this time, if it is a later one, and keeps the unreported units for the next flush.
+    /// Begins a later span with its first time, and keeps the unreported units for the next flush.
     fn go_on(&mut self, rule: &Rule, at_ms: u64) {
         if self.span.contains(at_ms) || at_ms < self.span.start_ms {
             return;

@@ -1,12 +1,12 @@
-//! What processes have reported, in the form that the Redis store uses: a table for each account and span.
+//! The reports of limiters, in the form that the Redis store uses: a table for each account and span.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use super::token::{Token, Tokens};
 use crate::domain::{
     contributors::label,
     key::Key,
@@ -22,19 +22,13 @@ const DROPPED_AT_ONCE: usize = 4;
 #[derive(Default)]
 pub(super) struct Reported {
     tables: Mutex<Tables>,
-    /// Hashes the keys that cannot be shown.
-    hasher: RandomState,
+    tokens: Tokens,
 }
 
-#[derive(Default)]
-struct Tables {
-    by_id: HashMap<Arc<TableId>, Table>,
-    /// All tables by the time at which they leave the window.
-    by_release: BTreeMap<u64, Vec<Arc<TableId>>>,
-}
+type Tables = BTreeMap<TableId, Table>;
 
-/// The name of the policy and the key of an account with contributors, and the span.
-type TableId = (Option<(Box<str>, Key)>, u64, u64);
+/// When the span leaves its window, its length, and the token of the account.
+type TableId = (u64, u64, Token);
 
 #[derive(Default)]
 struct Table {
@@ -45,14 +39,14 @@ struct Table {
 
 impl Reported {
     pub(super) fn add(&self, report: &Report, now_ms: u64) -> Kept {
-        let Report { account, span, .. } = report;
+        let account = &report.account;
         let units = report.units.iter().map(|(label, units)| {
             let key = label::text(&label.key, |key| self.hash(key));
             (account.member(label, key), *units)
         });
         let units: Vec<_> = units.collect();
         let mut tables = self.tables();
-        let table = tables.table(id(account, *span), span.release_ms(), now_ms);
+        let table = table(&mut tables, self.id(account, report.span), now_ms);
         table.total = table.total.saturating_add(report.total);
         table.error = table.error.saturating_add(report.error);
         table.add(units, account.kept())
@@ -62,7 +56,7 @@ impl Reported {
         let tables = self.tables();
         let spans = account.spans(now_ms).into_iter();
         let rankings = spans.filter_map(|span| {
-            let table = tables.by_id.get(&id(account, span))?;
+            let table = tables.get(&self.id(account, span))?;
             let members = table.units.iter();
             let members = members.map(|(member, units)| (member.clone(), positive(*units)));
             let (total, error) = (positive(table.total), positive(table.error));
@@ -75,43 +69,34 @@ impl Reported {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn id(&self, account: &Account, span: Span) -> TableId {
+        let token = match account {
+            Account::Contributors { policy, key } => self.tokens.token(policy.name(), key),
+            Account::Denials => (0, 0),
+        };
+        (span.release_ms(), span.length_ms, token)
+    }
+
     /// The hash has no meaning outside of this process.
     fn hash(&self, key: &Key) -> String {
-        let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, key)));
+        let (first, second) = self.tokens.token("", key);
         format!("{first:016x}{second:016x}")
     }
 }
 
-impl Tables {
-    /// The table of this span. A new table takes a free place, or replaces the table that leaves its window first.
-    fn table(&mut self, id: TableId, release_ms: u64, now_ms: u64) -> &mut Table {
-        let id = Arc::new(id);
-        if !self.by_id.contains_key(&id) {
-            self.make_room(now_ms);
-            let released = self.by_release.entry(release_ms).or_default();
-            released.push(Arc::clone(&id));
-        }
-        self.by_id.entry(id).or_default()
-    }
-
-    /// Drops a few tables that have left their window. If there are none and all places are taken, drops the table that
-    /// leaves first.
-    fn make_room(&mut self, now_ms: u64) {
+/// The table of this span. A new table drops a few that have left their window. If there are none and all places are
+/// taken, it replaces the table that leaves first.
+fn table(tables: &mut Tables, id: TableId, now_ms: u64) -> &mut Table {
+    if !tables.contains_key(&id) {
         for _ in 0..DROPPED_AT_ONCE {
-            let Some(mut first) = self.by_release.first_entry() else {
-                return;
-            };
-            if *first.key() > now_ms && self.by_id.len() < MAX_TABLES {
-                return;
-            }
-            if let Some(id) = first.get_mut().pop() {
-                self.by_id.remove(&id);
-            }
-            if first.get().is_empty() {
-                first.remove();
+            let is_full = tables.len() >= MAX_TABLES;
+            match tables.first_entry() {
+                Some(first) if is_full || first.key().0 <= now_ms => drop(first.remove()),
+                _ => break,
             }
         }
     }
+    tables.entry(id).or_default()
 }
 
 impl Table {
@@ -136,14 +121,6 @@ impl Table {
     }
 }
 
-fn id(account: &Account, span: Span) -> TableId {
-    let of = match account {
-        Account::Contributors { policy, key } => Some((policy.name().into(), key.clone())),
-        Account::Denials => None,
-    };
-    (of, span.start_ms, span.length_ms)
-}
-
 fn positive(units: i64) -> u64 {
     u64::try_from(units).unwrap_or(0)
 }
@@ -152,32 +129,26 @@ fn positive(units: i64) -> u64 {
 mod tests {
     use super::*;
 
-    fn table_id(number: u64) -> TableId {
-        let account = Key::new("account", number.to_string());
-        (Some(("api".into(), account)), 0, 0)
-    }
-
     #[test]
     fn a_new_table_drops_few_that_are_over_and_there_is_never_one_too_many() {
         let mut tables = Tables::default();
         let most = MAX_TABLES as u64;
+        let id = |release_ms, number| (release_ms, 0, (0, number));
         for number in 0..most {
-            tables.table(table_id(number), 1_000 + number % 7, 0);
+            table(&mut tables, id(1_000 + number % 7, number), 0);
         }
-        assert_eq!(tables.by_id.len(), MAX_TABLES);
-        // None is over: one of those that are the first to be so makes room, and one that is there needs none.
-        tables.table(table_id(most), 2_000, 0);
-        tables.table(table_id(most), 2_000, 0);
-        assert_eq!(tables.by_id.len(), MAX_TABLES);
-        assert_eq!(tables.by_release[&1_000].len(), MAX_TABLES.div_ceil(7) - 1);
+        assert_eq!(tables.len(), MAX_TABLES);
+        // No table is over: the one that will be over first makes room, and a table that is there needs none.
+        table(&mut tables, id(2_000, most), 0);
+        table(&mut tables, id(2_000, most), 0);
+        assert_eq!(tables.len(), MAX_TABLES);
+        assert!(!tables.contains_key(&id(1_000, 0)));
         // All are over.
         for number in 1..=MAX_TABLES {
-            tables.table(table_id(most + number as u64), 5_000, 3_000);
+            table(&mut tables, id(5_000, most + number as u64), 3_000);
             let dropped = DROPPED_AT_ONCE * number;
             let left = (MAX_TABLES + number).saturating_sub(dropped).max(number);
-            assert_eq!(tables.by_id.len(), left);
+            assert_eq!(tables.len(), left);
         }
-        let by_release = tables.by_release.values().map(Vec::len).sum::<usize>();
-        assert_eq!(by_release, MAX_TABLES);
     }
 }

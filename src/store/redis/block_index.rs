@@ -22,9 +22,8 @@ use crate::{
         key::Key,
         operation::Operation,
     },
-    outage::Quiet,
     store::StoreFuture,
-    warning,
+    warning::{self, Quiet},
 };
 
 /// How long after its end a block may stay in the index, in ms, because clients' clocks write the index.

@@ -1,4 +1,4 @@
-//! What processes have counted: a sorted set for each account and span, written by a separate script.
+//! The reports of all processes, added up: a sorted set for each account and span, written by a separate script.
 //!
 //! ```text
 //!   sluicegate:{account=acme}:api:by:<length>:<start>

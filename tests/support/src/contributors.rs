@@ -16,7 +16,6 @@ macro_rules! contributors {
         $crate::contributors! { @each $new:
             the_greatest_contributors_come_first
             what_is_denied_or_only_looked_at_is_no_contribution
-            a_charge_without_a_label_is_in_no_account
             settling_changes_what_was_contributed
             a_late_refund_goes_to_the_span_of_the_charge_and_further_units_to_that_of_now
             shadows_have_contributors_too
@@ -96,14 +95,6 @@ pub async fn what_is_denied_or_only_looked_at_is_no_contribution(
     limiter.peek([charge(&policy, "carol", 1)]).await.unwrap();
     check(&limiter, &policy, "dave", 0).await;
     assert_eq!(told(&limiter, &policy).await, "alice 6");
-}
-
-pub async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, policy) = (patient(store), policy("10/1m"));
-    let charge = Charge::new(&policy, acme(), 3);
-    limiter.check([charge]).await.unwrap();
-    let contributors = contributors(&limiter, &policy).await;
-    assert_eq!((contributors.iter().len(), contributors.total()), (0, 0));
 }
 
 pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: ManualClock) {

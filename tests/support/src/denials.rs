@@ -15,12 +15,9 @@ macro_rules! denials {
     ($new:path) => {
         $crate::denials! { @each $new:
             an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so
-            the_one_that_is_denied_most_comes_first
-            admissions_before_the_first_denial_do_not_count
             a_blocked_identity_is_listed_under_no_policy
             each_policy_that_denies_is_listed
             what_shadows_and_peeks_deny_is_not_listed
-            the_reports_of_two_processes_add_up
             a_minute_and_an_hour_later_denials_have_left
             an_identity_is_short_and_hides_what_is_secret
             of_many_identities_those_that_were_denied_most_are_kept
@@ -77,33 +74,6 @@ pub async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
     assert_eq!(listed(&limiter).await, ["api user=office 48/100 48/100"]);
 }
 
-pub async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, api) = (patient(store), policy("api", "2/1h"));
-    for (user, requests) in [("alice", 3), ("bob", 7), ("carol", 5), ("dave", 2)] {
-        for _ in 0..requests {
-            check(&limiter, &api, user, 1).await;
-        }
-    }
-    let expected = ["bob 5/5 5/5", "carol 3/3 3/3", "alice 1/1 1/1"];
-    let expected = expected.map(|it| format!("api user={it}"));
-    assert_eq!(listed(&limiter).await, expected);
-}
-
-pub async fn admissions_before_the_first_denial_do_not_count(
-    store: Arc<dyn Store>,
-    clock: ManualClock,
-) {
-    let (limiter, api) = (patient(store), policy("api", "3/1s"));
-    for _ in 0..4 {
-        check(&limiter, &api, "alice", 1).await;
-    }
-    clock.advance(Duration::from_secs(2));
-    for _ in 0..3 {
-        check(&limiter, &api, "alice", 1).await;
-    }
-    assert_eq!(listed(&limiter).await, ["api user=alice 1/4 1/4"]);
-}
-
 pub async fn a_blocked_identity_is_listed_under_no_policy(store: Arc<dyn Store>, _: ManualClock) {
     let (limiter, api) = (patient(store), policy("api", "1/1h"));
     check(&limiter, &api, "mallory", 1).await;
@@ -138,20 +108,6 @@ pub async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _:
     let charge = Charge::new(&full, Key::new("user", "alice"), 1);
     limiter.peek([charge]).await.unwrap();
     assert_eq!(listed(&limiter).await, [""; 0]);
-}
-
-pub async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: ManualClock) {
-    let (first, second) = (patient(store.clone()), patient(store));
-    let api = policy("api", "1/1h");
-    for (limiter, requests) in [(&first, 4), (&second, 7)] {
-        for _ in 0..requests {
-            check(limiter, &api, "alice", 1).await;
-        }
-    }
-    assert_eq!(listed(&first).await, ["api user=alice 3/3 3/3"]);
-    assert_eq!(listed(&second).await, ["api user=alice 10/10 10/10"]);
-    check(&first, &api, "alice", 1).await;
-    assert_eq!(listed(&first).await, ["api user=alice 11/11 11/11"]);
 }
 
 pub async fn a_minute_and_an_hour_later_denials_have_left(
