@@ -48,10 +48,16 @@ pub(crate) fn transactions(page: &mut Page) {
     );
     for processes in PROCESSES {
         let mut admitted = |at, keys| {
+            // Other names for each figure, so that none finds counts of another.
+            let by = if matches!(at, Where::Server(_)) {
+                "script"
+            } else {
+                "transactions"
+            };
+            let load = format!("{by}-{processes}-{keys}-");
             let job = Job {
                 keys,
-                // Other names in each row, so that no row finds counts of another.
-                ..Job::crowd(at, PLENTY, format!("plenty-{processes}-{keys}-"), TASKS)
+                ..Job::crowd(at, PLENTY, load, TASKS)
             };
             let records = Fleet::start(&job, processes).end_after(TIME);
             per_second(page, processes, &records)

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
-use tokio::time::timeout;
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{RedisStore, error::store_error, reports::send_all};
 use crate::{
@@ -50,7 +50,13 @@ impl RedisStore {
         let both = StoreFuture::pending(async move {
             let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
             let commands: Vec<_> = commands.collect();
-            if let Ok(replies) = timeout(PATIENCE, send_all(&transport, &commands)).await {
+            let replies = send_all(&transport, &commands);
+            let written = match Handle::try_current() {
+                Ok(_) => timeout(PATIENCE, replies).await.ok(),
+                // Only your own connection works outside of a runtime, where there are no timers.
+                Err(_) => Some(replies.await),
+            };
+            if let Some(replies) = written {
                 note(replies.into_iter());
             }
             answer.await

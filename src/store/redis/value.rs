@@ -243,10 +243,10 @@ impl Error for UnreadableValue {}
 impl From<UnreadableValue> for StoreError {
     fn from(error: UnreadableValue) -> Self {
         match error {
-            UnreadableValue::WrongType => StoreError::protocol(
-                "a key holds a value of another type, not written by this crate",
-            )
-            .unsent(),
+            UnreadableValue::WrongType => {
+                Self::protocol("a key holds a value of another type, not written by this crate")
+                    .unsent()
+            }
             UnreadableValue::OtherVersion(_) => OTHER_VERSION,
             UnreadableValue::Malformed => UNREADABLE,
         }

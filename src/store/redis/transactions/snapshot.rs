@@ -94,9 +94,11 @@ impl<'a> Snapshot<'a> {
         let of_block = ["}:", BLOCKS].concat();
         for (name, value) in keys.iter().cloned().zip(values) {
             if name.ends_with(of_block.as_bytes()) {
-                snapshot.blocks.insert(name, value.and_then(block));
+                snapshot
+                    .blocks
+                    .insert(name, value.and_then(|value| block(value.as_deref())));
             } else {
-                let counts = value.and_then(|value| counts_at(now_ms, value));
+                let counts = value.and_then(|value| counts_at(now_ms, value.as_deref()));
                 snapshot.counts.insert(name, counts);
             }
         }
@@ -198,14 +200,14 @@ impl StoreCells for Snapshot<'_> {
     }
 }
 
-fn block(value: Option<Vec<u8>>) -> Result<Option<Block>, StoreError> {
-    let held = value.as_deref().map(read_block).transpose()?;
+fn block(value: Option<&[u8]>) -> Result<Option<Block>, StoreError> {
+    let held = value.map(read_block).transpose()?;
     Ok(held.map(|(block, _)| block))
 }
 
 /// The counts of a key, of which nothing counts any more when the key expires.
-fn counts_at(now_ms: u64, value: Option<Vec<u8>>) -> Result<Counts, StoreError> {
-    let counts = value.as_deref().map(Counts::read).transpose()?;
+fn counts_at(now_ms: u64, value: Option<&[u8]>) -> Result<Counts, StoreError> {
+    let counts = value.map(Counts::read).transpose()?;
     let counts = counts.unwrap_or_else(|| Counts::nothing(0));
     if counts.expires_ms > now_ms {
         return Ok(counts);
