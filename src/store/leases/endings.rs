@@ -49,13 +49,9 @@ impl Endings {
                 let costs = charges.zip(settlement.costs());
                 let raised = costs.filter(|(charge, cost)| **cost > charge.cost());
                 let leased = raised.filter_map(|(it, _)| table.of(it.policy(), it.key()));
-                let before = self.ended.len();
-                self.ended.extend(leased);
                 // The next settlement would end another lease, too.
-                let now = self.inner.clock.now();
-                self.ended[before..]
-                    .iter()
-                    .for_each(|entry| entry.pause(now));
+                let paused = leased.inspect(|entry| entry.pause(self.inner.clock.now()));
+                self.ended.extend(paused);
             }
             Operation::Reset { policy, key } => self.reset.extend(table.of(policy, key)),
             _ => {}
