@@ -49,7 +49,7 @@ impl Reported {
         let table = table(&mut tables, self.id(account, report.span), now_ms);
         table.total = table.total.saturating_add(report.total);
         table.error = table.error.saturating_add(report.error);
-        table.add(units, account.kept())
+        table.add(&units, account.kept())
     }
 
     pub(super) fn rankings(&self, account: &Account, now_ms: u64) -> Vec<Ranking> {
@@ -101,8 +101,8 @@ fn table(tables: &mut Tables, id: TableId, now_ms: u64) -> &mut Table {
 
 impl Table {
     /// Adds units, and keeps the members with the most.
-    fn add(&mut self, added: Vec<(String, i64)>, most: usize) -> Kept {
-        for (member, units) in &added {
+    fn add(&mut self, added: &[(String, i64)], most: usize) -> Kept {
+        for (member, units) in added {
             let sum = self.units.entry(member.clone()).or_default();
             *sum = sum.saturating_add(*units);
         }
