@@ -17,8 +17,9 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Limiter, timeout::within};
+use super::{caller::Caller, refusals::Refusals, timeout::within};
 use crate::{
+    background::BackRoom,
     domain::{
         block::{Ban, BlockRequest, Until},
         charge::Charge,
@@ -40,20 +41,12 @@ const MAX_WAITING: usize = 1_024;
 const MAX_TOGETHER: u32 = 32;
 
 /// Strikes that wait to be counted.
-#[derive(Debug)]
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
     /// Its permit is free while no task runs; a task ends under the lock.
     task: Arc<Semaphore>,
-}
-
-impl Default for StrikeQueue {
-    fn default() -> Self {
-        Self {
-            waiting: Mutex::default(),
-            task: Arc::new(Semaphore::new(1)),
-        }
-    }
+    refusals: Arc<Refusals>,
+    background: Arc<BackRoom>,
 }
 
 #[derive(Debug, Default)]
@@ -81,39 +74,48 @@ struct Strike<'a> {
 }
 
 impl StrikeQueue {
+    pub(super) fn new(refusals: &Arc<Refusals>, background: &Arc<BackRoom>) -> Self {
+        Self {
+            waiting: Mutex::default(),
+            task: Arc::new(Semaphore::new(1)),
+            refusals: Arc::clone(refusals),
+            background: Arc::clone(background),
+        }
+    }
+
     /// Counts a strike for each identity that a policy with a ban denies.
-    pub(super) fn count(&self, decision: &Decision, limiter: &Limiter) {
+    pub(super) fn count(self: &Arc<Self>, decision: &Decision, caller: &Arc<Caller>) {
         if let Decision::Denied(denial) = decision
             && !denial.usage().is_local()
             && self.add(denial)
         {
-            self.start_counting(limiter);
+            self.start_counting(caller);
         }
     }
 
     /// Waits until the strikes so far are counted.
     #[cfg(feature = "manual-clock")]
-    pub(super) async fn counted(&self, limiter: &Limiter) {
+    pub(super) async fn counted(self: &Arc<Self>, caller: &Arc<Caller>) {
         loop {
             drop(self.task.acquire().await);
             if self.lock().by_identity.is_empty() {
                 return;
             }
-            self.start_counting(limiter); // a strike came while this held the permit
+            self.start_counting(caller); // a strike came while this held the permit
         }
     }
 
     #[cold]
-    fn start_counting(&self, limiter: &Limiter) {
-        let background = &limiter.inner.jobs.background;
+    fn start_counting(self: &Arc<Self>, caller: &Arc<Caller>) {
         let Ok(task) = Arc::clone(&self.task).try_acquire_owned() else {
-            return background.look();
+            return self.background.look();
         };
         let counting = Counting {
-            limiter: limiter.clone(),
+            queue: Arc::clone(self),
+            caller: Arc::clone(caller),
             task: Some(task),
         };
-        background.spawn(counting.run());
+        self.background.spawn(counting.run());
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -210,14 +212,15 @@ impl Waiting {
 /// The counting task. If its runtime ends, or there is none, the strikes that wait are forgotten: a request must not
 /// wait for a store call.
 struct Counting {
-    limiter: Limiter,
+    queue: Arc<StrikeQueue>,
+    caller: Arc<Caller>,
     /// `None` after the last strike.
     task: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        let mut waiting = self.limiter.inner.jobs.strikes.lock();
+        let mut waiting = self.queue.lock();
         if self.task.take().is_some() {
             *waiting = Waiting::default();
         }
@@ -226,13 +229,13 @@ impl Drop for Counting {
 
 impl Counting {
     async fn run(mut self) {
-        while let Some(waiting) = self.limiter.inner.jobs.strikes.take(&mut self.task) {
+        while let Some(waiting) = self.queue.take(&mut self.task) {
             let places = Arc::new(Semaphore::new(MAX_TOGETHER as usize));
             for (key, strikes) in waiting {
-                let (limiter, place) = (self.limiter.clone(), Arc::clone(&places));
-                let place = place.acquire_owned().await;
-                self.limiter.inner.jobs.background.spawn(async move {
-                    count(&limiter, key, strikes).await;
+                let place = Arc::clone(&places).acquire_owned().await;
+                let (caller, refusals) = (self.caller.clone(), self.queue.refusals.clone());
+                self.queue.background.spawn(async move {
+                    count(&caller, &refusals, key, strikes).await;
                     drop(place);
                 });
             }
@@ -245,12 +248,12 @@ impl Counting {
 /// next denial is a strike as well. Each call concerns one identity, because a proxy may keep two keys on two servers.
 ///
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
-async fn count(limiter: &Limiter, key: Key, mut strikes: Vec<Strikes>) {
+async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<Strikes>) {
     // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
     strikes.sort_by_key(|strikes| Reverse(order(&strikes.ban)));
     let checks = strikes.iter().map(|strikes| strikes.check(&key));
     let now = Instant::now();
-    let replies = call(limiter, checks.collect()).await;
+    let replies = call(caller, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(strikes, reply)| match reply {
         Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
@@ -269,20 +272,18 @@ async fn count(limiter: &Limiter, key: Key, mut strikes: Vec<Strikes>) {
         strikes: strikes.ban.strikes(),
         request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
     });
-    let replies = call(limiter, bans.collect()).await;
+    let replies = call(caller, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            let refusals = &limiter.inner.memory.refusals;
             refusals.note_made(&key, block, Some(*left), now);
             let policy = &strikes.policy;
-            limiter.events().report(|| Event::Ban { policy, block });
+            caller.events.report(|| Event::Ban { policy, block });
         }
     }
 }
 
 /// Skips the breaker: strikes follow from denials, so the store has just answered.
-async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-    let caller = &limiter.inner.caller;
+async fn call(caller: &Caller, operations: Vec<Operation>) -> Vec<Option<Reply>> {
     let replies = within(caller.timeout(), caller.store.call(operations)).await;
     let replies = replies.and_then(Result::ok).unwrap_or_default();
     replies.into_iter().map(Result::ok).collect()

@@ -39,6 +39,9 @@ use crate::{
     observe::{Event, Observer},
 };
 
+/// The average time between probes, by default: short enough to use a recovered store again within half a second.
+pub(crate) const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// More than one slow answer or lost connection, but few enough to notice an outage soon.
 const FAILURES: u32 = 5;
 

@@ -11,11 +11,10 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
-    DEFAULT_INTERVAL, DEFAULT_TIMEOUT, FOR_EVER,
-    breaker::{Breaker, Permit},
+    breaker::{Breaker, DEFAULT_INTERVAL, Permit},
     events::Events,
     jitter,
-    timeout::LazySleep,
+    timeout::{DEFAULT_TIMEOUT, FOR_EVER, LazySleep},
 };
 use crate::{
     domain::{

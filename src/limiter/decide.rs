@@ -1,9 +1,9 @@
-//! The one path of every decision, and [`Resolution`], the result.
+//! The one path of every decision.
 
 use std::{thread, time::Duration};
 
 use super::{
-    Limiter, WhereOpen,
+    Limiter, Resolution, WhereOpen,
     caller::{Answer, To},
     refusals::{KnownBefore, Question},
     slots, wait_queue,
@@ -19,35 +19,13 @@ use crate::{
     store::{Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
-/// The result of a check.
-#[derive(Debug)]
-pub(crate) enum Resolution {
-    /// Decided by the store, or by the memory of this process in its place.
-    Decided(Decision),
-    /// The store could not decide, and the failure policy lets the request pass.
-    Open(StoreError),
-    /// The store could not decide, and the request does not pass.
-    Closed(StoreError),
-}
-
-impl Resolution {
-    /// The decision; or the error, if the caller has to follow the failure policy.
-    pub(super) fn into_result(self) -> Result<Decision, StoreError> {
-        match self {
-            Self::Decided(decision) => Ok(decision),
-            Self::Open(error) | Self::Closed(error) => Err(error),
-        }
-    }
-}
-
 /// What was known before a call.
-#[derive(Clone, Copy)]
 struct Asked {
     known: KnownBefore,
     /// When slots were asked for.
     at_ms: Option<u64>,
-    /// `None` if a denial must not be remembered.
-    question: Option<Question>,
+    /// `None` if a denial must not be remembered. Boxed, since mostly none is.
+    question: Option<Box<Question>>,
 }
 
 impl Limiter {
@@ -156,7 +134,7 @@ impl Limiter {
     /// Counts the final outcome of a request; a denial may also be a strike.
     pub(crate) fn count_outcome(&self, decision: &Decision) {
         let jobs = &self.inner.jobs;
-        jobs.strikes.count(decision, self);
+        jobs.strikes.count(decision, &self.inner.caller);
         if self.inner.counts_denials {
             jobs.reporter.0.count(decision);
         }
@@ -181,7 +159,7 @@ impl Limiter {
         if inner.caches_denials {
             match refusals.recall(&check, &inner.denial_clock) {
                 Ok(denial) => repeated = Some(denial),
-                Err(question) => asked.question = question,
+                Err(question) => asked.question = question.map(Box::new),
             }
         }
         // From before the call: a slot may be released so long after.
@@ -228,7 +206,7 @@ impl Limiter {
             answer.result = answer.result.map(|decision| decision.about(check));
         }
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
-            refusals.remember_denial(check, decision, question, &self.inner.denial_clock);
+            refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
         }
         self.resolve(kind, check, answer, asked.at_ms)
     }

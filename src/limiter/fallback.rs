@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use super::{Resolution, refusals::Refusals};
+use super::{refusals::Refusals, resolution::Resolution};
 use crate::{
     domain::{
         FailurePolicy,

@@ -16,6 +16,7 @@ mod refusals;
 mod reload;
 mod reporter;
 mod reports;
+mod resolution;
 mod settle;
 mod slots;
 mod timeout;
@@ -43,27 +44,19 @@ use crate::{
     store::{MemoryStore, Store, StoreExt, StoreFuture, ext},
 };
 use breaker::Breaker;
+pub(crate) use breaker::DEFAULT_INTERVAL;
 use caller::{Caller, To};
-pub(crate) use decide::Resolution;
 pub(crate) use events::Events;
 use fallback::Fallback;
 #[cfg(feature = "obey")]
 pub(crate) use pauses::{Ask, Backoff, Sent};
-pub(crate) use settle::PATIENCE as SETTLING;
+pub(crate) use resolution::Resolution;
 pub use slots::{Slot, SlotWatch};
-pub(crate) use timeout::LazySleep;
+pub(crate) use timeout::{FOR_EVER, LazySleep, SETTLING};
 pub(crate) use wait_queue::WhereOpen;
-
-const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// A year: longer than any real wait, and far below the limit of `Instant`.
-pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
 /// As many as wait for a minute under a limit of 1,000 a minute.
 const DEFAULT_MAX_QUEUE: usize = 1_024;
-
-/// Short enough to use a recovered store again within half a second.
-pub(crate) const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
@@ -103,7 +96,7 @@ struct Memory {
 struct Jobs {
     background: Arc<BackRoom>,
     reporter: reporter::Reporter,
-    strikes: bans::StrikeQueue,
+    strikes: Arc<bans::StrikeQueue>,
     renewer: Arc<slots::Renewer>,
 }
 
@@ -112,10 +105,12 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
         let background = Arc::default();
+        let memory = Memory::default();
+        let strikes = bans::StrikeQueue::new(&memory.refusals, &background);
         let jobs = Jobs {
             reporter: reporter::Reporter::new(store.clone(), &background),
             background,
-            strikes: bans::StrikeQueue::default(),
+            strikes: Arc::new(strikes),
             renewer: Arc::default(),
         };
         let inner = Inner {
@@ -129,7 +124,7 @@ impl Limiter {
             caches_denials: false,
             denial_clock: refusals::Clock::system(),
             caller: Arc::new(Caller::new(store)),
-            memory: Arc::default(),
+            memory: Arc::new(memory),
             jobs: Arc::new(jobs),
         };
         Self {
@@ -347,7 +342,8 @@ impl Limiter {
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
     #[cfg(feature = "manual-clock")]
     pub async fn strikes_counted(&self) {
-        self.inner.jobs.strikes.counted(self).await;
+        let inner = &self.inner;
+        inner.jobs.strikes.counted(&inner.caller).await;
     }
 
     /// Blocks an identity until a time, unless already blocked for longer; returns the block that now holds. See

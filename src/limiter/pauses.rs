@@ -30,7 +30,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{FOR_EVER, Limiter, Resolution, jitter};
+use super::{Limiter, jitter, resolution::Resolution, timeout::FOR_EVER};
 #[cfg(feature = "obey")]
 pub(crate) use sent::{Ask, Backoff, Sent};
 

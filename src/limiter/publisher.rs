@@ -19,7 +19,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::reporter::TIMEOUT;
+use super::timeout::REPORTING;
 use crate::{
     domain::{
         FailurePolicy,
@@ -214,7 +214,7 @@ impl Publisher {
             return Ok(());
         }
         let answer = store.execute(Operation::Publish(policies));
-        let result = timeout(TIMEOUT, answer).await;
+        let result = timeout(REPORTING, answer).await;
         let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
         // A store that does not know this operation will not learn it.
         if let Err(error) = &result

@@ -14,22 +14,23 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{publisher::Publisher, reports::Counts};
+use super::{publisher::Publisher, reports::Counts, timeout::REPORTING};
 use crate::{
     background::BackRoom,
     domain::{
+        charge::Charge,
+        check::Check,
+        decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
         operation::{Operation, answer_of},
         report::{Account, Report},
+        settlement::Settlement,
     },
     store::{Store, ext},
     warning::{self, Quiet},
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long one call may take, before its reports count as lost: one interval.
-pub(super) const TIMEOUT: Duration = INTERVAL;
 
 /// How many reports one call has: some thousand commands.
 const CALL: usize = 64;
@@ -76,6 +77,53 @@ impl Drop for Reporter {
 }
 
 impl Reports {
+    /// Counts the final outcome of a request for the list of denials.
+    pub(super) fn count(self: &Arc<Self>, decision: &Decision) {
+        if self.counts.count(decision) {
+            self.ensure_running();
+        }
+    }
+
+    /// Counts an admission by the store for its contributors.
+    pub(super) fn contribute(self: &Arc<Self>, decision: &Decision, check: &Check) {
+        let Decision::Allowed(usage) = decision else {
+            return;
+        };
+        if usage.is_local() {
+            return;
+        }
+        self.record(check.charges(), usage);
+        if let Some(Decision::Allowed(shadow)) = usage.shadow() {
+            self.record(check.shadow_charges(), shadow);
+        }
+    }
+
+    fn record(self: &Arc<Self>, charges: &[Charge], usage: &Usage) {
+        let at_ms = usage.decided_at_ms();
+        for charge in charges {
+            let units = charge.cost().cast_signed();
+            self.counts.contribute(charge, at_ms, units, true);
+        }
+        self.ensure_running();
+    }
+
+    /// Counts the difference that a settlement makes: units that are given back in the span of the original charge, and
+    /// further ones in that of `settled`, the usage after the settlement.
+    pub(super) fn contribute_settled(self: &Arc<Self>, settlement: &Settlement, settled: &Usage) {
+        let usage = settlement.usage();
+        if !settlement.check().has_contributors() || usage.is_local() {
+            return;
+        }
+        let charges = settlement.check().charges().iter();
+        for (charge, cost) in charges.zip(settlement.costs()) {
+            let difference = cost.cast_signed() - charge.cost().cast_signed();
+            let is_now = difference > 0;
+            let at_ms = if is_now { settled } else { usage }.decided_at_ms();
+            self.counts.contribute(charge, at_ms, difference, is_now);
+        }
+        self.ensure_running();
+    }
+
     /// Spawns the task after a count, if none runs. Without a runtime, nothing is reported.
     pub(super) fn ensure_running(self: &Arc<Self>) {
         // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
@@ -94,7 +142,7 @@ impl Reports {
 
     /// Reports all counts, and returns whether to expect more soon.
     async fn flush(&self) -> bool {
-        let Ok(_turn) = timeout(TIMEOUT, self.turn.lock()).await else {
+        let Ok(_turn) = timeout(REPORTING, self.turn.lock()).await else {
             return true;
         };
         let reports = self.counts.take(|_| true);
@@ -123,7 +171,7 @@ impl Reports {
         while !reports.is_empty() {
             let rest = reports.split_off(reports.len().min(CALL));
             let call = mem::replace(&mut reports, rest);
-            let sent = timeout(TIMEOUT, self.send(call));
+            let sent = timeout(REPORTING, self.send(call));
             // An error may be about one account only, so go on with the others.
             result = result.and(sent.await.map_err(|_| TOO_LATE)?);
         }

@@ -23,9 +23,6 @@ use crate::{
 
 type Settled = Vec<Result<Usage, StoreError>>;
 
-/// How long a settlement that no request waits for is tried.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
 impl Limiter {
     /// Sets the final cost of each charge of an admitted check: the actual cost of the work, or 0 to refund the charge.
     ///

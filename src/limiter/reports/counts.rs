@@ -76,7 +76,13 @@ impl Default for Counts {
 
 impl Counts {
     /// Counts units for the contributor to a charge. `is_now` says that `at_ms` is the time of a decision just made.
-    pub(super) fn contribute(&self, charge: &Charge, at_ms: u64, units: i64, is_now: bool) {
+    pub(in crate::limiter) fn contribute(
+        &self,
+        charge: &Charge,
+        at_ms: u64,
+        units: i64,
+        is_now: bool,
+    ) {
         let Some(contributor) = charge.label().filter(|_| units != 0) else {
             return;
         };
@@ -100,7 +106,7 @@ impl Counts {
     }
 
     /// Counts the result of a check, and returns whether the task may have to be started.
-    pub(super) fn count(&self, decision: &Decision) -> bool {
+    pub(in crate::limiter) fn count(&self, decision: &Decision) -> bool {
         match decision {
             Decision::Allowed(usage) => self.newest_ms.load(Relaxed) > 0 && self.admitted(usage),
             _ if self.denials_are_off.load(Relaxed) => false,

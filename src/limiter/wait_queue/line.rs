@@ -13,7 +13,7 @@ use crate::{
         decision::{Decision, Denial},
         rule::millis,
     },
-    limiter::FOR_EVER,
+    limiter::timeout::FOR_EVER,
 };
 
 /// The shortest sleep. A store that denies and yet promises room now would otherwise make the caller spin.

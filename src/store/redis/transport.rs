@@ -8,7 +8,7 @@ use redis::{RedisFuture, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-use super::connection::{LOST_AFTER, ReconnectingConnection, Reply};
+use super::connection::{LOST_AFTER, ReconnectingConnection, Reply, SingleServer};
 
 /// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
@@ -19,13 +19,6 @@ pub(super) enum Transport {
     /// A connection of a test.
     #[cfg(feature = "manual-clock")]
     OfTest(Arc<dyn TestConnection>),
-}
-
-/// One server, or one of the nodes of a cluster.
-pub(super) struct SingleServer {
-    pub(super) connection: Arc<ReconnectingConnection>,
-    /// `HOST:PORT` of a node of a cluster.
-    pub(super) address: Option<String>,
 }
 
 impl Transport {
@@ -114,12 +107,6 @@ impl Transport {
             #[cfg(feature = "manual-clock")]
             Self::OfTest(_) => Ok(Vec::new()),
         }
-    }
-}
-
-impl fmt::Debug for SingleServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SingleServer")
     }
 }
 

@@ -11,9 +11,8 @@ use redis::{
 };
 
 use crate::store::redis::{
-    connection::{ReconnectingConnection, Reply},
+    connection::{ReconnectingConnection, Reply, SingleServer},
     error::closed,
-    transport::SingleServer,
 };
 
 /// One node and a connection, which opens at the first use.

@@ -22,6 +22,7 @@ mod source;
 mod timeout;
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -52,6 +53,19 @@ pub(super) use source::Source;
 #[cfg(feature = "cluster")]
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
 pub(super) use timeout::{LOST_AFTER, within};
+
+/// One server, or one of the nodes of a cluster.
+pub(super) struct SingleServer {
+    pub(super) connection: Arc<ReconnectingConnection>,
+    /// `HOST:PORT` of a node of a cluster.
+    pub(super) address: Option<String>,
+}
+
+impl fmt::Debug for SingleServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SingleServer")
+    }
+}
 
 /// An established connection and the record of replies.
 struct Connection {

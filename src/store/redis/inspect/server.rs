@@ -6,10 +6,9 @@ use super::{Inspector, StoredName, StoredResult, StoredValue, stored, unknown_to
 use crate::{
     domain::{error::StoreError, key::Key},
     store::redis::{
-        connection::within,
+        connection::{SingleServer, within},
         error::{code, store_error},
         milliseconds,
-        transport::SingleServer,
     },
 };
 
