@@ -56,7 +56,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
     /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
-    #[must_use]
     pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
     }
@@ -72,7 +71,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.
-    #[must_use]
     pub fn refund_unanswered(self) -> Self {
         self.change(|settings| settings.settle.refunds_unanswered = true)
     }

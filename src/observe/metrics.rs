@@ -427,14 +427,11 @@ impl Observer for MetricsObserver {
                     self.record_latency(call, *timing);
                 }
                 failures(call.kind, error.kind(), *outcome).increment(1);
-                count_settlement(
-                    call,
-                    if error.is_unsent() {
-                        "unsent"
-                    } else {
-                        "failed"
-                    },
-                );
+                let settlement = match error.is_unsent() {
+                    true => "unsent",
+                    false => "failed",
+                };
+                count_settlement(call, settlement);
             }
             Event::BreakerOpened { .. } => count_switch("open", 1.0),
             Event::BreakerClosed => count_switch("closed", -1.0),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use super::seconds::seconds;
+use super::{seconds::seconds, single_rule};
 use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
@@ -72,17 +72,12 @@ fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderNa
 }
 
 fn insert_rule(headers: &mut HeaderMap, usage: &RuleUsage, names: [HeaderName; 3]) {
-    let [limit, remaining, reset] = names;
-    headers.insert(limit, HeaderValue::from(usage.rule().limit()));
-    headers.insert(remaining, HeaderValue::from(usage.remaining()));
     let time = match usage.is_exceeded() {
         true => usage.retry_after(),
         false => Some(usage.reset_after()),
     };
-    match time.and_then(|time| HeaderValue::try_from(duration(time)).ok()) {
-        Some(time) => headers.insert(reset, time),
-        None => headers.remove(reset),
-    };
+    let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
+    single_rule::insert(headers, names, usage.share(), time);
 }
 
 /// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.

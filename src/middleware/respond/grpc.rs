@@ -55,19 +55,18 @@ use super::{MakeRejection, Rejection, StatusOnly, grpc_answer};
 /// # });
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[must_use]
 pub struct Grpc<R = StatusOnly> {
     others: R,
 }
 
 impl Grpc {
     /// Creates a rejection for gRPC calls; other requests get [`StatusOnly`].
-    #[must_use]
     pub const fn new() -> Self {
         Self { others: StatusOnly }
     }
 
     /// Sets the rejection of requests that are not gRPC calls, for a service of both kinds.
-    #[must_use]
     pub fn or<R>(self, others: R) -> Grpc<R> {
         Grpc { others }
     }

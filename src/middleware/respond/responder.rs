@@ -62,9 +62,10 @@ impl Answers {
             entry.or_insert_with(|| retry_after(wait()));
         }
         let outer = head.extensions.get::<Decisions>().cloned();
-        let decisions = match decision {
-            Some(denied) => Some(Decisions::within(outer, denied, false)),
-            None => outer,
+        let denied = decision.map(|denied| Decisions::new(denied, false, false));
+        let decisions = match (denied, outer) {
+            (Some(denied), Some(outer)) => Some(denied.within(outer)),
+            (denied, outer) => denied.or(outer),
         };
         if let Some(decisions) = decisions {
             response.extensions_mut().insert(decisions);
@@ -207,7 +208,7 @@ impl Rejection {
         head: &Parts,
         style: HeaderStyle,
     ) -> Response<B> {
-        let answers = Answers::new(style.unprepared());
+        let answers = Answers::new(style.prepare(None));
         answers.rejection(self, head, make, DEFAULT_INTERVAL)
     }
 }
