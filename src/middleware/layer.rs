@@ -488,9 +488,13 @@ impl<R, E> Clone for RateLimitLayer<R, E> {
 
 impl<R, E> fmt::Debug for RateLimitLayer<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings {
+            config, answers, ..
+        } = &self.shared.settings;
         f.debug_struct("RateLimitLayer")
-            .field("config", &self.shared.settings.config)
-            .field("headers", &self.shared.settings.answers.headers.style)
+            .field("limiter", &config.limiter)
+            .field("policies", &config.selectors().collect::<Vec<_>>())
+            .field("headers", &answers.headers.style)
             .finish_non_exhaustive()
     }
 }

@@ -1,8 +1,8 @@
 //! Settles admitted requests at the cost of their responses, and refunds those without a response.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
-use http::{Response, response::Parts};
+use http::response::Parts;
 use tokio::sync::Semaphore;
 
 use super::RateLimitLayer;
@@ -95,24 +95,4 @@ impl Default for Settle {
             places: Arc::new(Semaphore::new(MAX_IN_BACKGROUND)),
         }
     }
-}
-
-impl Settle {
-    /// Whether a request has to be settled with its head, or refunded without one.
-    pub(super) const fn is_set(&self) -> bool {
-        self.cost_of.is_some() || self.refunds_unanswered
-    }
-}
-
-/// Lends the head to a closure. A response cannot be split, since its body type has no placeholder value.
-pub(super) fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
-    let mut head = Response::new(()).into_parts().0;
-    head.status = response.status();
-    head.version = response.version();
-    mem::swap(&mut head.headers, response.headers_mut());
-    mem::swap(&mut head.extensions, response.extensions_mut());
-    let seen = look(&head);
-    mem::swap(&mut head.headers, response.headers_mut());
-    mem::swap(&mut head.extensions, response.extensions_mut());
-    seen
 }

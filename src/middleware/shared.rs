@@ -8,11 +8,11 @@ use std::sync::{
 use http::{Extensions, Method, Response, request::Parts};
 
 use super::{
-    Decisions, HeaderStyle, MakeRejection, Rejection,
+    Decisions, HeaderStyle, MakeRejection, PolicySelector, Rejection,
     admit::LayerConfig,
     respond::{self, Answers, Sent},
     response_end::{AtEnd, CostMeter, Ending, Followed},
-    settle::{Settle, with_head},
+    settle::Settle,
 };
 use crate::{
     domain::{
@@ -88,8 +88,10 @@ impl<R> Shared<R> {
     pub(super) fn introduce_policies(&self) {
         let config = &self.settings.config;
         if config.limiter.events().is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
-            let policies = config.known_policies();
-            policies.for_each(|policy| config.limiter.events().report(|| Event::Policy(&policy)));
+            for policy in config.selectors().flat_map(PolicySelector::known) {
+                let policy = config.as_charged(policy);
+                config.limiter.events().report(|| Event::Policy(&policy));
+            }
         }
     }
 
@@ -120,15 +122,10 @@ impl Settings {
         let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
         let in_response = self.decisions_in_response;
         let mut admitted = Decisions::new(decision, in_response, may_be_outermost);
-        // One look-up, also if there are none yet.
-        let mut has_outer = true;
-        let shared = extensions.get_or_insert_with(|| {
-            has_outer = false;
-            admitted.clone()
-        });
-        if has_outer {
-            admitted = admitted.within(shared.clone());
-            *shared = admitted.clone();
+        // One look-up for the usual request, which has no outer layer.
+        if let Some(outer) = extensions.insert(admitted.clone()) {
+            admitted = admitted.within(outer);
+            extensions.insert(admitted.clone());
         }
         admitted
     }
@@ -147,8 +144,9 @@ impl Settings {
     pub(super) fn guard(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
         let Some(at_end) = &self.at_end else {
             let admitted = admitted?;
+            let settle = &self.settle;
             let takes_slots = admitted.innermost().usage().asked_at_ms().is_some();
-            let is_needed = takes_slots || self.settle.is_set();
+            let is_needed = takes_slots || settle.refunds_unanswered || settle.cost_of.is_some();
             return is_needed.then(|| self.guard_to(None, head, admitted));
         };
         // An outer layer may be around the same handler.
@@ -182,25 +180,18 @@ impl Settings {
         admitted: &Decisions,
     ) -> Ending {
         let usage = admitted.innermost().usage();
-        let takes_slots = usage.check().takes_slots();
-        let slot = takes_slots.then(|| self.hold(usage, &mut head.extensions));
+        let slot = self.hold(usage, &mut head.extensions);
         let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-        Ending::new(
-            limiter,
-            usage,
-            slot.flatten(),
-            followed,
-            self.settle.clone(),
-        )
+        Ending::new(limiter, usage, slot, followed, self.settle.clone())
     }
 
-    /// Holds the slots of an admitted request, and lets the handler watch them. A layer that does not follow bodies
-    /// returns the slots of a policy of which it learned too late with the head.
+    /// Holds the slots of an admitted request, if there are any, and lets the handler watch them. A layer that does not
+    /// follow bodies returns the slots of a policy of which it learned too late with the head.
     fn hold(&self, usage: &Usage, extensions: &mut Extensions) -> Option<Slot> {
+        let slot = self.config.limiter.hold_usage(usage)?;
         if self.at_end.is_none() {
             self.config.warnings.slots_at_head();
         }
-        let slot = self.config.limiter.hold_usage(usage)?;
         // Also those of outer layers.
         let watch = match extensions.remove::<SlotWatch>() {
             Some(outer) => slot.watch().and(outer),
@@ -210,33 +201,9 @@ impl Settings {
         Some(slot)
     }
 
-    /// Completes the inner service's response, unless the charge has to be settled first: then returns `false`.
-    pub(super) fn answer<B>(
-        &self,
-        response: &mut Response<B>,
-        admitted: Option<&Decisions>,
-        mut ending: Option<&mut Ending>,
-    ) -> bool {
-        self.see_cost(response, admitted);
-        // A panic in your closure counts as no response.
-        let settles = match (&self.settle.cost_of, &mut ending) {
-            (Some(cost_of), Some(ending)) => with_head(response, |head| {
-                ending.settle_early(|charge| cost_of(head, charge))
-            }),
-            _ => false,
-        };
-        if let Some(ending) = ending {
-            ending.answered(response.status());
-        }
-        if let Some(admitted) = admitted.filter(|_| !settles) {
-            self.complete(response, admitted, None);
-        }
-        !settles
-    }
-
     /// Warns of a cost under an unknown policy. With several layers none can know: another layer may have the policy,
     /// but no limit of it may have applied to this request.
-    fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
+    pub(super) fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
         let extensions = response.extensions_mut();
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;

@@ -1,6 +1,6 @@
 //! [`LayerConfig`]: the settings of a layer by which requests are admitted.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -10,7 +10,7 @@ use super::{
     warnings::Warnings,
 };
 use crate::{
-    domain::{policies::PolicyHandle, policy::Policy},
+    domain::policy::Policy,
     extract::{ChargesFuture, KeyExtractor},
     limiter::Limiter,
     middleware::Rejection,
@@ -31,7 +31,7 @@ pub(in crate::middleware) struct LayerConfig {
     /// Extractors of identities whose blocks deny the request, but which are not charged.
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Whether a limit has to be looked up.
-    pub(super) looks_up: bool,
+    pub(in crate::middleware) looks_up: bool,
     /// The timeout of all look-ups of a request together.
     pub(in crate::middleware) look_up_timeout: Duration,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
@@ -103,30 +103,9 @@ impl LayerConfig {
         })
     }
 
-    /// Whether every policy is known before the first request.
-    pub(in crate::middleware) fn is_fixed(&self) -> bool {
-        !self.looks_up && self.selectors().all(|it| it.fixed().is_some())
-    }
-
-    /// The policies that do not depend on the request, as they are charged.
-    pub(in crate::middleware) fn fixed_policies(&self) -> impl Iterator<Item = Policy> {
-        let fixed = self.selectors().filter_map(PolicySelector::fixed);
-        fixed.map(|policy| self.as_charged(policy.clone()))
-    }
-
-    /// All policies that are known before the first request, as they are charged.
-    pub(in crate::middleware) fn known_policies(&self) -> impl Iterator<Item = Policy> {
-        let known = self.selectors().flat_map(PolicySelector::known);
-        known.map(|policy| self.as_charged(policy))
-    }
-
-    pub(super) fn as_charged(&self, policy: Policy) -> Policy {
+    /// A policy of this layer as it is charged.
+    pub(in crate::middleware) fn as_charged(&self, policy: Policy) -> Policy {
         if self.shadow { policy.shadow() } else { policy }
-    }
-
-    /// The policies that can be replaced while the service runs.
-    pub(in crate::middleware) fn handles(&self) -> impl Iterator<Item = &PolicyHandle> {
-        self.selectors().filter_map(PolicySelector::handle)
     }
 
     /// Whether a list exempts the request from all limits.
@@ -145,14 +124,5 @@ impl LayerConfig {
             ChargeSource::Head(..) => None,
         });
         look_ups::all(look_ups.collect(), self.look_up_timeout)
-    }
-}
-
-impl fmt::Debug for LayerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerConfig")
-            .field("limiter", &self.limiter)
-            .field("policies", &self.selectors().collect::<Vec<_>>())
-            .finish_non_exhaustive()
     }
 }

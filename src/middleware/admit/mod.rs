@@ -17,5 +17,6 @@ pub(super) use admission::Admission;
 use check_draft::CheckDraft;
 use layer_config::Limit;
 pub(super) use layer_config::{ChargeSource, LayerConfig};
+pub(super) use policy_selector::Source;
 pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};

@@ -54,12 +54,12 @@ use crate::domain::{
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct PolicySelector(Source);
+pub struct PolicySelector(pub(in crate::middleware) Source);
 
 type ChoosePolicy = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) enum Source {
+pub(in crate::middleware) enum Source {
     Fixed(Policy),
     Live(PolicyHandle),
     Closure(Arc<ChoosePolicy>),
@@ -92,22 +92,6 @@ impl PolicySelector {
         }
     }
 
-    /// The policy, if it is the same for all requests.
-    pub(super) const fn fixed(&self) -> Option<&Policy> {
-        match &self.0 {
-            Source::Fixed(policy) => Some(policy),
-            _ => None,
-        }
-    }
-
-    /// The handle of a replaceable policy.
-    pub(super) const fn handle(&self) -> Option<&PolicyHandle> {
-        match &self.0 {
-            Source::Live(handle) => Some(handle),
-            _ => None,
-        }
-    }
-
     /// All policies that are known before the first request.
     pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
         self.sources()
@@ -124,10 +108,10 @@ impl PolicySelector {
 
     /// Fails if a table of routes has an error.
     pub(in crate::middleware) fn check(&self) -> Result<(), ConfigError> {
-        match &self.0 {
-            Source::Routes(routes) => routes.check(),
-            Source::Fixed(_) | Source::Live(_) | Source::Closure(_) => Ok(()),
+        if let Source::Routes(routes) = &self.0 {
+            routes.check()?;
         }
+        Ok(())
     }
 
     /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.

@@ -15,7 +15,7 @@ use tower_layer::Layer;
 
 use crate::{
     domain::block::MAX_PAUSE,
-    extract::KeyExtractor,
+    extract::{KeyExtractor, Keys},
     limiter::{Backoff, FOR_EVER, Limiter, Sent},
     observe::{Event, RequestOutcome},
 };
@@ -136,21 +136,17 @@ impl ObeyLayer {
 impl Shared {
     /// Notes that a request leaves, for each of its accounts.
     fn send(&self, head: &Parts) -> SmallVec<[Sent; 1]> {
-        match self.keys.extract(head) {
-            Ok(keys) => keys
-                .into_iter()
-                .map(|key| Sent::begin(&self.limiter, key))
-                .collect(),
-            Err(error) => {
-                self.limiter.events().report(|| Event::MissingKey {
-                    policy: None,
-                    shadow: false,
-                    error: &error,
-                    outcome: RequestOutcome::Passed,
-                });
-                SmallVec::new()
-            }
-        }
+        let keys = self.keys.extract(head).unwrap_or_else(|error| {
+            self.limiter.events().report(|| Event::MissingKey {
+                policy: None,
+                shadow: false,
+                error: &error,
+                outcome: RequestOutcome::Passed,
+            });
+            Keys::skip()
+        });
+        let keys = keys.into_iter();
+        keys.map(|key| Sent::begin(&self.limiter, key)).collect()
     }
 }
 

@@ -80,10 +80,7 @@ where
             let answer = ready!(this.answer.as_mut().poll(cx));
             // However it ended, the next request may leave.
             let sent = std::mem::take(this.sent);
-            let response = match answer {
-                Ok(response) => response,
-                Err(error) => return Poll::Ready(Err(error)),
-            };
+            let response = answer?;
             match obey(this.shared, &sent, &response) {
                 Some(pausing) => *this.pausing = Some((pausing, response)),
                 None => return Poll::Ready(Ok(response)),

@@ -24,9 +24,15 @@ pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
         let Some(names) = names(unit) else {
             continue;
         };
-        if !adds || is_tighter_than_sent(rule, headers, &names) {
-            insert_rule(headers, rule, names);
+        if adds && !is_tighter_than_sent(rule, headers, &names) {
+            continue;
         }
+        let time = match rule.is_exceeded() {
+            true => rule.retry_after(),
+            false => Some(rule.reset_after()),
+        };
+        let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
+        single_rule::insert(headers, names, rule.share(), time);
     }
 }
 
@@ -69,15 +75,6 @@ fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderNa
         return true;
     };
     rule.share() < Share { left, limit }
-}
-
-fn insert_rule(headers: &mut HeaderMap, usage: &RuleUsage, names: [HeaderName; 3]) {
-    let time = match usage.is_exceeded() {
-        true => usage.retry_after(),
-        false => Some(usage.reset_after()),
-    };
-    let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
-    single_rule::insert(headers, names, usage.share(), time);
 }
 
 /// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.

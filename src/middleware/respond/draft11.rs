@@ -12,7 +12,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
     },
-    middleware::admit::LayerConfig,
+    middleware::admit::{LayerConfig, Source},
 };
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -66,19 +66,26 @@ type Fields = [Option<HeaderValue>; 2];
 impl Draft11 {
     /// Without a layer, no policy is known in advance.
     pub(super) fn new(config: Option<&LayerConfig>, shadows: bool) -> Self {
-        let Some(config) = config else {
-            return Self {
-                shadows,
-                ..Self::default()
-            };
-        };
-        Self {
-            known: List::of(config.fixed_policies(), shadows),
-            all_known: config.is_fixed(),
+        let mut draft = Self {
             shadows,
-            handles: config.handles().cloned().collect(),
-            is_shadow_layer: config.shadow,
+            ..Self::default()
+        };
+        let Some(config) = config else {
+            return draft;
+        };
+        draft.is_shadow_layer = config.shadow;
+        draft.all_known = !config.looks_up;
+        let mut fixed = Vec::new();
+        for selector in config.selectors() {
+            draft.all_known &= matches!(selector.0, Source::Fixed(_));
+            match &selector.0 {
+                Source::Fixed(policy) => fixed.push(config.as_charged(policy.clone())),
+                Source::Live(handle) => draft.handles.push(handle.clone()),
+                Source::Closure(_) | Source::Routes(_) => {}
+            }
         }
+        draft.known = List::of(fixed.into_iter(), shadows);
+        draft
     }
 
     /// Appends the fields, because nested layers each add their items. Policies chosen for this request go on a line of

@@ -45,8 +45,12 @@ impl Answers {
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
         }
-        if self.unavailable_without_slot {
-            rejection = rejection.or_unavailable();
+        // A limit of no slots stays a denial: waiting does not help.
+        if self.unavailable_without_slot
+            && let Rejection::Denied(denial) = &rejection
+            && denial.is_by_slots()
+        {
+            rejection = Rejection::NoSlot(denial.clone());
         }
         let mut response = make.make_rejection(&rejection, head);
         response
@@ -113,15 +117,6 @@ impl Rejection {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some(Self::Denied(denial.clone())),
             Decision::Blocked(blocked) => Some(Self::Blocked(blocked.clone())),
-        }
-    }
-
-    /// Makes a denial for lack of slots alone a [`NoSlot`](Self::NoSlot). A limit of no slots stays a denial: waiting
-    /// does not help.
-    fn or_unavailable(self) -> Self {
-        match self {
-            Self::Denied(denial) if denial.is_by_slots() => Self::NoSlot(denial),
-            other => other,
         }
     }
 
