@@ -217,6 +217,16 @@ pub struct ConfigError {
 /// The most characters of a text that a message shows.
 const MAX_SHOWN: usize = 64;
 
+/// Returns the value, or panics with the error, which the caller's code has caused.
+#[track_caller]
+pub(crate) fn valid<T>(made: Result<T, ConfigError>) -> T {
+    // Not in a closure, because a panic there would not show the caller's location.
+    match made {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 impl ConfigError {
     pub(crate) fn new(message: fmt::Arguments<'_>) -> Self {
         Self {

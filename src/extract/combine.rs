@@ -13,38 +13,20 @@ use crate::domain::{
 /// An extractor with a different answer for requests that do not identify a client.
 ///
 /// Made by [`KeyExtractor::or_skip`], [`KeyExtractor::or_shared`] and [`KeyExtractor::or_unauthorized`].
-#[derive(Clone, Debug)]
-pub struct OnMissing<E> {
-    extractor: E,
-    answer: Result<Keys, ExtractError>,
-}
+pub type OnMissing<E> = Or<E, Result<Keys, ExtractError>>;
 
-impl<E> OnMissing<E> {
-    pub(super) const fn new(extractor: E, answer: Result<Keys, ExtractError>) -> Self {
-        Self { extractor, answer }
-    }
-}
-
-impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
-    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        match self.extractor.extract(head) {
-            Err(error) if error.kind() == ExtractErrorKind::Missing => self.answer.clone(),
-            result => result,
-        }
+/// Returns these keys, or this error, for all requests.
+impl KeyExtractor for Result<Keys, ExtractError> {
+    fn extract(&self, _head: &Parts) -> Self {
+        self.clone()
     }
 }
 
 /// Uses the second extractor when the first one finds no client. Made by [`KeyExtractor::or`].
 #[derive(Clone, Debug)]
 pub struct Or<A, B> {
-    first: A,
-    second: B,
-}
-
-impl<A, B> Or<A, B> {
-    pub(super) const fn new(first: A, second: B) -> Self {
-        Self { first, second }
-    }
+    pub(super) first: A,
+    pub(super) second: B,
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
@@ -62,15 +44,11 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 /// the second.
 #[derive(Clone, Debug)]
 pub struct And<A, B> {
-    first: A,
-    second: B,
+    pub(super) first: A,
+    pub(super) second: B,
 }
 
 impl<A, B> And<A, B> {
-    pub(super) const fn new(first: A, second: B) -> Self {
-        Self { first, second }
-    }
-
     /// Returns the key of requests in which the two extractors find these keys. You use it to reset, peek or block from
     /// code.
     ///
@@ -124,17 +102,8 @@ fn both(first: &Key, second: &Key) -> Key {
 /// Limits some requests only. Made by [`KeyExtractor::only_when`].
 #[derive(Clone)]
 pub struct OnlyWhen<E, F> {
-    extractor: E,
-    condition: F,
-}
-
-impl<E, F> OnlyWhen<E, F> {
-    pub(super) const fn new(extractor: E, condition: F) -> Self {
-        Self {
-            extractor,
-            condition,
-        }
-    }
+    pub(super) extractor: E,
+    pub(super) condition: F,
 }
 
 impl<E, F> KeyExtractor for OnlyWhen<E, F>

@@ -6,7 +6,7 @@ use http::{header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
 use crate::domain::{
-    error::{ConfigError, ExtractError},
+    error::{ConfigError, ExtractError, valid},
     key::Key,
 };
 
@@ -31,6 +31,7 @@ use crate::domain::{
 /// # Ok::<(), sluicegate::error::ExtractError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Cookie {
     name: Arc<str>,
     repeated: RepeatedCookie,
@@ -58,13 +59,9 @@ impl Cookie {
     /// # Panics
     ///
     /// When `name` cannot be the name of a cookie: it is empty, or has `=`, `;`, a blank or a control character.
-    #[must_use]
     #[track_caller]
     pub fn new(name: &'static str) -> Self {
-        match name.parse() {
-            Ok(cookie) => cookie,
-            Err(error) => panic!("{error}"),
-        }
+        valid(name.parse())
     }
 
     /// Sets how to treat a request that has several cookies of this name.
@@ -86,7 +83,6 @@ impl Cookie {
     /// ```
     ///
     /// Or give the cookie a name that begins with `__Host-`: browsers let no other host set a cookie with such a name.
-    #[must_use]
     pub const fn repeated(mut self, repeated: RepeatedCookie) -> Self {
         self.repeated = repeated;
         self

@@ -6,7 +6,7 @@ use http::{HeaderName, request::Parts};
 
 use super::{KeyExtractor, Keys};
 use crate::domain::{
-    error::{ConfigError, ExtractError},
+    error::{ConfigError, ExtractError, valid},
     key::Key,
 };
 
@@ -52,10 +52,7 @@ impl Header {
     #[must_use]
     #[track_caller]
     pub fn new(name: &'static str) -> Self {
-        match name.parse() {
-            Ok(header) => header,
-            Err(error) => panic!("{error}"),
-        }
+        valid(name.parse())
     }
 
     /// Returns the key of requests whose header has this value. You use it to reset, peek or block from code.

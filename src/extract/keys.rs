@@ -17,12 +17,8 @@ pub struct Keys {
 impl Keys {
     /// No key: this limit does not apply to the request.
     #[must_use]
-    pub const fn skip() -> Self {
-        Self {
-            first: None,
-            others: Vec::new(),
-            of_peer: false,
-        }
+    pub fn skip() -> Self {
+        Self::default()
     }
 
     /// Marks keys made from the address at the other end of the connection: behind a proxy, all clients share that
@@ -52,8 +48,7 @@ impl From<Key> for Keys {
     fn from(key: Key) -> Self {
         Self {
             first: Some(key),
-            others: Vec::new(),
-            of_peer: false,
+            ..Self::skip()
         }
     }
 }
@@ -65,7 +60,7 @@ impl FromIterator<Key> for Keys {
         Self {
             first: keys.next(),
             others: keys.collect(),
-            of_peer: false,
+            ..Self::skip()
         }
     }
 }

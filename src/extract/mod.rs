@@ -64,7 +64,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        OnMissing::new(self, Ok(Keys::skip()))
+        self.or(Ok(Keys::skip()))
     }
 
     /// Charges all requests that do not identify a client ([`Missing`](crate::error::ExtractErrorKind::Missing)) to
@@ -73,7 +73,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        OnMissing::new(self, Ok(key.into()))
+        self.or(Ok(key.into()))
     }
 
     /// Answers requests that do not identify a client ([`Missing`](crate::error::ExtractErrorKind::Missing)) with a 401
@@ -96,7 +96,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Self: Sized,
     {
         let missing = ExtractError::missing("the client has to authenticate");
-        OnMissing::new(self, Err(missing.with_challenge(challenge)))
+        self.or(Err(missing.with_challenge(challenge)))
     }
 
     /// Uses the keys of `other` for requests in which this extractor finds no client
@@ -125,7 +125,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or::new(self, other)
+        Or {
+            first: self,
+            second: other,
+        }
     }
 
     /// Combines this key and the key of `other` into one: a user *at* an address, a user *of* a tenant.
@@ -153,7 +156,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        And::new(self, other)
+        And {
+            first: self,
+            second: other,
+        }
     }
 
     /// Applies this limit only to requests for which `condition` returns true; all others skip the limit.
@@ -172,7 +178,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Self: Sized,
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
     {
-        OnlyWhen::new(self, condition)
+        OnlyWhen {
+            extractor: self,
+            condition,
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pin_project! {
             undecided: Option<Box<Undecided<S, B>>>,
         },
         Rejected {
-            response: Option<Box<T>>,
+            response: Option<T>,
         },
         Serving {
             #[pin]
@@ -86,7 +86,7 @@ where
             Break(Err(rejection)) => {
                 take_ready(service);
                 State::Rejected {
-                    response: Some(Box::new(shared.reject(rejection, &head))),
+                    response: Some(shared.reject(rejection, &head)),
                 }
             }
             Continue(admission) => State::Deciding {
@@ -145,7 +145,7 @@ where
                     }
                 }
                 StateProj::Rejected { response } => {
-                    return Poll::Ready(Ok(E::follow(*taken(response), None)));
+                    return Poll::Ready(Ok(E::follow(taken(response), None)));
                 }
                 StateProj::Serving {
                     response,
@@ -159,8 +159,23 @@ where
                             return Poll::Ready(Err(error));
                         }
                     };
-                    // `ending` is still in the state, so that a panic in your closure counts as no response.
-                    if settings.answer(&mut response, admitted.as_ref(), ending.as_mut()) {
+                    let mut settles = false;
+                    if let (Some(cost_of), Some(ending)) =
+                        (&settings.settle.cost_of, ending.as_mut())
+                    {
+                        let (head, body) = response.into_parts();
+                        // `ending` is still in the state, so that a panic in your closure counts as no response.
+                        settles = ending.settle_early(|charge| cost_of(&head, charge));
+                        response = Response::from_parts(head, body);
+                    }
+                    settings.see_cost(&mut response, admitted.as_ref());
+                    if let Some(ending) = ending {
+                        ending.answered(response.status());
+                    }
+                    if !settles {
+                        if let Some(admitted) = admitted {
+                            settings.complete(&mut response, admitted, None);
+                        }
                         return Poll::Ready(Ok(E::follow(response, ending.take())));
                     }
                     State::Settling {

@@ -8,11 +8,15 @@ use http::request::Parts;
 use super::RateLimit;
 use super::{
     AtHead, PolicySelector, ProblemJson,
-    admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
+    admit::{ChargeSource, IntoPolicySelector},
     shared::{Settings, Shared},
 };
 use crate::{
-    domain::{error::ConfigError, key::Key, policy::Policy},
+    domain::{
+        error::{ConfigError, valid},
+        key::Key,
+        policy::Policy,
+    },
     extract::{ChargesFuture, IntoCharges, KeyExtractor},
     limiter::{FOR_EVER, IntoLimiter, Limiter},
 };
@@ -22,6 +26,7 @@ use crate::{
 /// In axum, add the layer *after* the routes: `Router::layer` covers only the routes added before.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to rejected requests.
+#[must_use]
 pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
     pub(super) shared: Arc<Shared<R>>,
     pub(super) end: PhantomData<fn() -> E>,
@@ -41,7 +46,6 @@ impl RateLimitLayer {
     /// ```
     ///
     /// The layer limits nothing until you call [`limit`](Self::limit).
-    #[must_use]
     pub fn new(limiter: impl IntoLimiter) -> Self {
         let shared = Shared::new(limiter.into_limiter(), ProblemJson::default());
         Self {
@@ -64,7 +68,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies), since both would share
     /// counts; or when a table of [`Routes`](super::Routes) has a name that is not a route. If you know policies and
     /// routes only at run time, use [`try_limit`](Self::try_limit).
-    #[must_use]
     #[track_caller]
     pub fn limit(self, policy: impl IntoPolicySelector, extractor: impl KeyExtractor) -> Self {
         valid(self.try_limit(policy, extractor))
@@ -91,11 +94,7 @@ impl<R, E> RateLimitLayer<R, E> {
         extractor: impl KeyExtractor,
     ) -> Result<Self, ConfigError> {
         let policy = self.without_mistake(policy.into_selector())?;
-        Ok(self.change(|settings| {
-            let limit = Limit::new(policy, Arc::new(extractor));
-            settings.config.limits.push(limit);
-            settings.config.newest = Newest::Limits;
-        }))
+        Ok(self.add_limit(ChargeSource::Head(policy, Arc::new(extractor))))
     }
 
     /// Labels the charges of the limit added last, so that [`Limiter::contributors`] can list the clients that used up
@@ -138,18 +137,17 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # Panics
     ///
     /// When the layer has no limit yet.
-    #[must_use]
     #[track_caller]
     pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
-        let mut is_set = false;
-        let layer = self.change(|settings| {
-            is_set = settings.config.set_contributor(Arc::new(extractor));
-        });
         assert!(
-            is_set,
+            !self.shared.settings.config.limits.is_empty(),
             "`contributors` is about the limit before it, and there is none"
         );
-        layer
+        self.change(|settings| {
+            if let Some(newest) = settings.config.limits.last_mut() {
+                newest.contributor = Some(Arc::new(extractor));
+            }
+        })
     }
 
     /// Adds a limit whose key comes from a look-up, with its policy and its cost, for instance from a user's tier in a
@@ -214,7 +212,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// Policies of one name share their counts. A request must not charge one key under two policies of one name that
     /// differ (rules, ban, failure policy or shadow): the response is a 500.
-    #[must_use]
     pub fn charge_async<F, C>(self, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = C> + Send + 'static,
@@ -224,13 +221,7 @@ impl<R, E> RateLimitLayer<R, E> {
             let answer = look_up(head);
             Box::pin(async { answer.await.into_charges() })
         };
-        self.change(|settings| {
-            settings
-                .config
-                .charge_look_ups
-                .push(ChargeLookUp::new(look_up));
-            settings.config.newest = Newest::ChargeLookUps;
-        })
+        self.add_limit(ChargeSource::LookUp(Arc::new(look_up)))
     }
 
     /// Like [`charge_async`](Self::charge_async), without waiting: one closure reads the head once, and chooses the
@@ -273,7 +264,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// The closure must not block. If no user is found, be clear about why: `None` is a
     /// [400](crate::error::ExtractError::missing), and a layer that is missing is
     /// [`misconfigured`](crate::error::ExtractError::misconfigured).
-    #[must_use]
     pub fn charge<C>(self, choose: impl Fn(&Parts) -> C + Send + Sync + 'static) -> Self
     where
         C: IntoCharges + Send + 'static,
@@ -281,13 +271,18 @@ impl<R, E> RateLimitLayer<R, E> {
         self.charge_async(move |head| ready(choose(head)))
     }
 
+    fn add_limit(self, source: ChargeSource) -> Self {
+        self.change(|settings| settings.config.add_limit(source))
+    }
+
     /// Checks the selector: its own errors, and policies that differ from another one of the same name.
     fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, ConfigError> {
+        let Settings { config, at_end, .. } = &self.shared.settings;
         selector.check()?;
-        let mut others = self.shared.settings.config.selectors();
+        let mut others = config.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
         for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
-            if self.shared.settings.at_end.is_none() {
+            if at_end.is_none() {
                 let problem = format_args!(
                     "policy `{}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \
                      end of the response",
@@ -295,12 +290,7 @@ impl<R, E> RateLimitLayer<R, E> {
                 );
                 return Err(ConfigError::new(problem));
             }
-            let too_early = self
-                .shared
-                .settings
-                .config
-                .limiter
-                .expires_too_early(&policy);
+            let too_early = config.limiter.expires_too_early(&policy);
             if let Some(error) = too_early.or_else(|| policy.idle_ban()) {
                 return Err(error);
             }
@@ -313,9 +303,8 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// For a list of networks, use a closure that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
-    #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.skipped.push(Arc::new(skips)))
+        self.change(|settings| settings.config.access_lists.skipped.push(Arc::new(skips)))
     }
 
     /// Skips keys, such as those on an allow list: no policy of this layer charges them.
@@ -324,18 +313,22 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// Other keys of the same request are still charged: a partner's skipped address does not free its user from the
     /// limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
-    #[must_use]
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
+        self.change(|settings| {
+            settings
+                .config
+                .access_lists
+                .skipped_keys
+                .push(Arc::new(skips))
+        })
     }
 
     /// Rejects requests with a 403, before any key is extracted or charged.
     ///
     /// This takes precedence over [`skip`](Self::skip). The response is made from
     /// [`Rejection::OnDenyList`](super::Rejection::OnDenyList).
-    #[must_use]
     pub fn deny(self, denies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.denied.push(Arc::new(denies)))
+        self.change(|settings| settings.config.access_lists.denied.push(Arc::new(denies)))
     }
 
     /// Rejects requests with a 403 when an extractor returns a matching key, for instance one on a deny list. None of
@@ -343,9 +336,14 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// This takes precedence over [`skip_keys`](Self::skip_keys), but not over [`skip`](Self::skip): a skipped request
     /// has no extracted keys.
-    #[must_use]
     pub fn deny_keys(self, denies: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|lists| lists.denied_keys.push(Arc::new(denies)))
+        self.change(|settings| {
+            settings
+                .config
+                .access_lists
+                .denied_keys
+                .push(Arc::new(denies))
+        })
     }
 
     /// Denies [blocked](crate::block#blocks) identities without limiting them: the keys that `extractor` finds join the
@@ -385,13 +383,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [`Limiter::enforce_blocks`]. When the store cannot decide and no limit applies to a request, the
     /// limiter's [failure policy](Limiter::on_failure) does; a shadow layer lets the request pass, unless this process
     /// [knows](crate::block#when-the-store-cannot-decide) the block.
-    #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|settings| settings.config.deny_blocked.push(Arc::new(extractor)))
-    }
-
-    fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|settings| add(&mut settings.config.access_lists))
     }
 
     /// Sets the cost of a request, from its head and the policy of a limit. The layer calls this once for each limit
@@ -432,7 +425,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A cost above a limit can never fit: the response is a 413 without a `Retry-After`. A limit of 0 denies every
     /// cost above 0, with a 429 and without a `Retry-After`. Use [`ProblemJson::status_if_never`] to set another status
     /// for both.
-    #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|settings| settings.config.cost = Some(Arc::new(cost)))
     }
@@ -447,7 +439,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # Panics
     ///
     /// When `timeout` is zero.
-    #[must_use]
     #[track_caller]
     pub fn look_up_timeout(self, timeout: Duration) -> Self {
         assert!(
@@ -460,7 +451,6 @@ impl<R, E> RateLimitLayer<R, E> {
 
     /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
     /// never reject a request. The [deny lists](Self::deny) still reject, since they are not policies.
-    #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|settings| {
             settings.config.limiter = Limiter::pass_undecided(settings.config.limiter.clone());
@@ -477,7 +467,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// If the store cannot be reached or does not answer, a request under [`Closed`](crate::FailurePolicy::Closed)
     /// keeps asking until its time is over. Under [`Open`](crate::FailurePolicy::Open) the request passes at once: an
     /// outage must not slow down each request by the longest wait.
-    #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|settings| settings.config.max_wait = Some(most))
     }
@@ -485,15 +474,6 @@ impl<R, E> RateLimitLayer<R, E> {
     pub(super) fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         Arc::make_mut(&mut self.shared).change(change);
         self
-    }
-}
-
-#[track_caller]
-pub(super) fn valid<T>(layer: Result<T, ConfigError>) -> T {
-    // Not in a closure, because a panic there would not show the caller's location.
-    match layer {
-        Ok(layer) => layer,
-        Err(error) => panic!("{error}"),
     }
 }
 
@@ -508,9 +488,13 @@ impl<R, E> Clone for RateLimitLayer<R, E> {
 
 impl<R, E> fmt::Debug for RateLimitLayer<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings {
+            config, answers, ..
+        } = &self.shared.settings;
         f.debug_struct("RateLimitLayer")
-            .field("config", &self.shared.settings.config)
-            .field("headers", &self.shared.settings.answers.headers.style)
+            .field("limiter", &config.limiter)
+            .field("policies", &config.selectors().collect::<Vec<_>>())
+            .field("headers", &answers.headers.style)
             .finish_non_exhaustive()
     }
 }

@@ -2,8 +2,6 @@
 
 use std::{
     fmt,
-    marker::PhantomData,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -11,17 +9,14 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{
-    AtHead, Follow, MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture, shared::Shared,
-};
+use super::{AtHead, Follow, MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture};
 
 /// Middleware that limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example.
 pub struct RateLimit<S, R = ProblemJson, E = AtHead> {
     inner: S,
-    shared: Arc<Shared<R>>,
-    end: PhantomData<fn() -> E>,
+    layer: RateLimitLayer<R, E>,
 }
 
 impl<S, R, E> RateLimit<S, R, E> {
@@ -29,11 +24,7 @@ impl<S, R, E> RateLimit<S, R, E> {
     #[must_use]
     pub fn new(inner: S, layer: RateLimitLayer<R, E>) -> Self {
         layer.shared.introduce_policies();
-        Self {
-            inner,
-            shared: layer.shared,
-            end: PhantomData,
-        }
+        Self { inner, layer }
     }
 
     /// Returns the inner service.
@@ -75,7 +66,7 @@ where
     }
 
     fn call(&mut self, request: Request<ReqB>) -> Self::Future {
-        ResponseFuture::new(&self.shared, &mut self.inner, request)
+        ResponseFuture::new(&self.layer.shared, &mut self.inner, request)
     }
 }
 
@@ -83,8 +74,7 @@ impl<S: Clone, R, E> Clone for RateLimit<S, R, E> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            shared: self.shared.clone(),
-            end: PhantomData,
+            layer: self.layer.clone(),
         }
     }
 }
@@ -93,7 +83,7 @@ impl<S: fmt::Debug, R, E> fmt::Debug for RateLimit<S, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("config", &self.shared.settings.config)
-            .finish_non_exhaustive()
+            .field("layer", &self.layer)
+            .finish()
     }
 }

@@ -1,8 +1,8 @@
 //! Settles admitted requests at the cost of their responses, and refunds those without a response.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
-use http::{Response, response::Parts};
+use http::response::Parts;
 use tokio::sync::Semaphore;
 
 use super::RateLimitLayer;
@@ -56,7 +56,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
     /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
-    #[must_use]
     pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
     }
@@ -72,7 +71,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.
-    #[must_use]
     pub fn refund_unanswered(self) -> Self {
         self.change(|settings| settings.settle.refunds_unanswered = true)
     }
@@ -97,24 +95,4 @@ impl Default for Settle {
             places: Arc::new(Semaphore::new(MAX_IN_BACKGROUND)),
         }
     }
-}
-
-impl Settle {
-    /// Whether a request has to be settled with its head, or refunded without one.
-    pub(super) const fn is_set(&self) -> bool {
-        self.cost_of.is_some() || self.refunds_unanswered
-    }
-}
-
-/// Lends the head to a closure. A response cannot be split, since its body type has no placeholder value.
-pub(super) fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
-    let mut head = Response::new(()).into_parts().0;
-    head.status = response.status();
-    head.version = response.version();
-    mem::swap(&mut head.headers, response.headers_mut());
-    mem::swap(&mut head.extensions, response.extensions_mut());
-    let seen = look(&head);
-    mem::swap(&mut head.headers, response.headers_mut());
-    mem::swap(&mut head.extensions, response.extensions_mut());
-    seen
 }

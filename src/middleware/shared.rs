@@ -5,14 +5,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use http::{Extensions, Response, request::Parts};
+use http::{Extensions, Method, Response, request::Parts};
 
 use super::{
-    Decisions, HeaderStyle, MakeRejection, Rejection,
+    Decisions, HeaderStyle, MakeRejection, PolicySelector, Rejection,
     admit::LayerConfig,
     respond::{self, Answers, Sent},
-    response_end::{Admitted, AtEnd, CostMeter, Ending, Followed},
-    settle::{Settle, with_head},
+    response_end::{AtEnd, CostMeter, Ending, Followed},
+    settle::Settle,
 };
 use crate::{
     domain::{
@@ -58,7 +58,7 @@ impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
         let config = LayerConfig::new(limiter);
         let settings = Settings {
-            answers: Answers::new(HeaderStyle::default().prepare(&config)),
+            answers: Answers::new(HeaderStyle::default().prepare(Some(&config))),
             config,
             settle: Settle::default(),
             at_end: None,
@@ -80,7 +80,7 @@ impl<R> Shared<R> {
         let settings = &mut self.settings;
         change(settings);
         let headers = &mut settings.answers.headers;
-        *headers = headers.style.prepare(&settings.config);
+        *headers = headers.style.prepare(Some(&settings.config));
         *self.introduced.get_mut() = false;
     }
 
@@ -88,8 +88,10 @@ impl<R> Shared<R> {
     pub(super) fn introduce_policies(&self) {
         let config = &self.settings.config;
         if config.limiter.events().is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
-            let policies = config.known_policies();
-            policies.for_each(|policy| config.limiter.events().report(|| Event::Policy(&policy)));
+            for policy in config.selectors().flat_map(PolicySelector::known) {
+                let policy = config.as_charged(policy);
+                config.limiter.events().report(|| Event::Policy(&policy));
+            }
         }
     }
 
@@ -118,17 +120,12 @@ impl Settings {
         let settles = self.settle.cost_of.is_some();
         let passed_undecided = |nested: &Nested| nested.passed_undecided;
         let may_be_outermost = settles && !extensions.get().is_some_and(passed_undecided);
-        let outer = extensions.get_mut::<Decisions>();
-        let is_outermost = may_be_outermost && outer.is_none();
-        let admitted = Decisions::within(
-            outer.as_deref().cloned(),
-            decision,
-            self.decisions_in_response,
-        )
-        .outermost(is_outermost);
-        match outer {
-            Some(outer) => *outer = admitted.clone(),
-            None => drop(extensions.insert(admitted.clone())),
+        let in_response = self.decisions_in_response;
+        let mut admitted = Decisions::new(decision, in_response, may_be_outermost);
+        // One look-up for the usual request, which has no outer layer.
+        if let Some(outer) = extensions.insert(admitted.clone()) {
+            admitted = admitted.within(outer);
+            extensions.insert(admitted.clone());
         }
         admitted
     }
@@ -147,19 +144,24 @@ impl Settings {
     pub(super) fn guard(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
         let Some(at_end) = &self.at_end else {
             let admitted = admitted?;
-            let takes_slots = admitted.innermost().usage().check().takes_slots();
-            let is_needed = takes_slots || self.settle.is_set();
+            let settle = &self.settle;
+            let takes_slots = admitted.innermost().usage().asked_at_ms().is_some();
+            let is_needed = takes_slots || settle.refunds_unanswered || settle.cost_of.is_some();
             return is_needed.then(|| self.guard_to(None, head, admitted));
         };
         // An outer layer may be around the same handler.
         let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
         let ending = admitted.map(|admitted| {
-            for name in at_end.metered.names() {
+            for name in &at_end.metered {
                 if admitted.by_policy(name).is_none() {
                     self.config.warn_of_unknown("meter_costs_under", name);
                 }
             }
-            let followed = Followed::new(at_end, meter.reading(), &head.method);
+            let followed = Followed {
+                at_end: at_end.clone(),
+                reading: meter.reading.clone(),
+                answers_head: head.method == Method::HEAD,
+            };
             let ending = self.guard_to(Some(followed), head, admitted);
             meter.add_ending(&ending);
             ending
@@ -178,22 +180,18 @@ impl Settings {
         admitted: &Decisions,
     ) -> Ending {
         let usage = admitted.innermost().usage();
-        let slot = if usage.check().takes_slots() {
-            self.hold(usage, &mut head.extensions)
-        } else {
-            None
-        };
+        let slot = self.hold(usage, &mut head.extensions);
         let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-        Admitted::new(limiter, usage, slot, followed, self.settle.clone()).into()
+        Ending::new(limiter, usage, slot, followed, self.settle.clone())
     }
 
-    /// Holds the slots of an admitted request, and lets the handler watch them. A layer that does not follow bodies
-    /// returns the slots of a policy of which it learned too late with the head.
+    /// Holds the slots of an admitted request, if there are any, and lets the handler watch them. A layer that does not
+    /// follow bodies returns the slots of a policy of which it learned too late with the head.
     fn hold(&self, usage: &Usage, extensions: &mut Extensions) -> Option<Slot> {
-        if self.at_end.is_none() {
-            self.config.warn_of_slots_at_head();
-        }
         let slot = self.config.limiter.hold_usage(usage)?;
+        if self.at_end.is_none() {
+            self.config.warnings.slots_at_head();
+        }
         // Also those of outer layers.
         let watch = match extensions.remove::<SlotWatch>() {
             Some(outer) => slot.watch().and(outer),
@@ -203,39 +201,15 @@ impl Settings {
         Some(slot)
     }
 
-    /// Completes the inner service's response, unless the charge has to be settled first: then returns `false`.
-    pub(super) fn answer<B>(
-        &self,
-        response: &mut Response<B>,
-        admitted: Option<&Decisions>,
-        mut ending: Option<&mut Ending>,
-    ) -> bool {
-        self.see_cost(response, admitted);
-        // A panic in your closure counts as no response.
-        let settles = match (&self.settle.cost_of, &mut ending) {
-            (Some(cost_of), Some(ending)) => with_head(response, |head| {
-                ending.settle_early(|charge| cost_of(head, charge))
-            }),
-            _ => false,
-        };
-        if let Some(ending) = ending {
-            ending.answered(response.status());
-        }
-        if let Some(admitted) = admitted.filter(|_| !settles) {
-            self.complete(response, admitted, None);
-        }
-        !settles
-    }
-
     /// Warns of a cost under an unknown policy. With several layers none can know: another layer may have the policy,
     /// but no limit of it may have applied to this request.
-    fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
+    pub(super) fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
         let extensions = response.extensions_mut();
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;
         };
         let cost_is_seen = |nested: &Nested| nested.cost_is_seen;
-        if let Some(admitted) = admitted.filter(|own| own.are_of_outermost())
+        if let Some(admitted) = admitted.filter(|own| own.of_outermost)
             && !extensions.get().is_some_and(cost_is_seen)
             && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
@@ -257,9 +231,8 @@ impl Settings {
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
         let inner = within.filter(is_own);
-        let sent = extensions
-            .get_mut()
-            .and_then(|nested: &mut Nested| nested.sent.take());
+        let nested = extensions.get_mut::<Nested>();
+        let sent = nested.and_then(|nested| nested.sent.take());
         let sent = sent.filter(|(_, by)| is_own(by)).map(|(sent, _)| sent);
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
@@ -270,12 +243,12 @@ impl Settings {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
             let shown = self.answers.shown(now);
             let sent = self.answers.headers.add(response, &shown, sent);
-            if let Some(sent) = sent.filter(|_| admitted.have_outer()) {
+            if let Some(sent) = sent.filter(|_| admitted.outer.is_some()) {
                 let nested: &mut Nested = response.extensions_mut().get_or_insert_default();
                 nested.sent = Some((sent, admitted.clone()));
             }
         }
-        if inner.is_none() && !admitted.are_in_response() {
+        if inner.is_none() && !admitted.in_response {
             return;
         }
         let mut decisions = inner.unwrap_or_else(|| admitted.clone());

@@ -1,6 +1,6 @@
 //! The events that an observer is notified of: views that give no access to a key.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -156,8 +156,9 @@ impl<'a> CallInfo<'a> {
 
     /// Returns the names of the policies, separated by commas.
     #[must_use]
-    pub fn names(&self) -> impl fmt::Display + use<'a> {
-        Names(*self)
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.policies().map(Policy::name).collect();
+        names.join(",")
     }
 }
 
@@ -173,18 +174,6 @@ pub(super) fn distinct<'a>(
             .all(|earlier| !earlier.is_same(policy));
         is_first.then_some(policy)
     })
-}
-
-struct Names<'a>(CallInfo<'a>);
-
-impl fmt::Display for Names<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, policy) in self.0.policies().enumerate() {
-            let separator = if index == 0 { "" } else { "," };
-            write!(f, "{separator}{}", policy.name())?;
-        }
-        Ok(())
-    }
 }
 
 /// A decision, without the keys.

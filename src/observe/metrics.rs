@@ -94,9 +94,6 @@ struct Handles {
 struct PolicyHandles {
     /// Indexed as [`OUTCOMES`].
     decisions: [OnceLock<Counter>; 3],
-    /// Indexed as [`OUTCOMES`].
-    local: [OnceLock<Counter>; 3],
-    cached: OnceLock<Counter>,
     charged: OnceLock<Counter>,
     /// For each rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
@@ -222,8 +219,7 @@ fn count(decision: DecisionView<'_>, shadow: bool, of_policies: &[&PolicyHandles
         if denying.peek().is_some() {
             handles.count(policy, outcome, decision.is_local());
             if decision.is_cached() {
-                let counter = handles.cached.get_or_init(|| of_policy(CACHED, policy));
-                counter.increment(1);
+                of_policy(CACHED, policy).increment(1);
             }
             denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
@@ -236,9 +232,7 @@ impl PolicyHandles {
         let counter = counter.get_or_init(|| by_outcome(DECISIONS, policy, OUTCOMES[outcome]));
         counter.increment(1);
         if local {
-            let counter = &self.local[outcome];
-            let counter = counter.get_or_init(|| by_outcome(LOCAL, policy, OUTCOMES[outcome]));
-            counter.increment(1);
+            by_outcome(LOCAL, policy, OUTCOMES[outcome]).increment(1);
         }
     }
 
@@ -427,14 +421,11 @@ impl Observer for MetricsObserver {
                     self.record_latency(call, *timing);
                 }
                 failures(call.kind, error.kind(), *outcome).increment(1);
-                count_settlement(
-                    call,
-                    if error.is_unsent() {
-                        "unsent"
-                    } else {
-                        "failed"
-                    },
-                );
+                let settlement = match error.is_unsent() {
+                    true => "unsent",
+                    false => "failed",
+                };
+                count_settlement(call, settlement);
             }
             Event::BreakerOpened { .. } => count_switch("open", 1.0),
             Event::BreakerClosed => count_switch("closed", -1.0),

@@ -560,12 +560,15 @@ async fn a_closure_settles_by_trailers_or_the_last_data() {
         let budget = Budget::new();
         let layer = budget.layer().settle_at_end(|end, charge| {
             assert_eq!(
-                (end.outcome(), end.status()),
+                (end.outcome, end.status),
                 (EndOutcome::Complete, Some(StatusCode::OK))
             );
-            let trailer = end.trailers().and_then(|trailers| trailers.get("x-tokens"));
+            let trailer = end
+                .trailers
+                .as_ref()
+                .and_then(|trailers| trailers.get("x-tokens"));
             let told = trailer.and_then(|tokens| tokens.to_str().ok());
-            let last = std::str::from_utf8(end.last_data()).unwrap();
+            let last = std::str::from_utf8(&end.last_data).unwrap();
             let tokens = told.or(last.strip_prefix("usage: "));
             tokens.map_or(charge.cost(), |tokens| tokens.parse().unwrap())
         });
@@ -580,8 +583,8 @@ async fn a_closure_learns_how_the_response_ended_and_what_was_sent() {
     let budget = Budget::new();
     let layer = budget
         .layer()
-        .settle_at_end(|end: &ResponseEnd, charge| match end.outcome() {
-            EndOutcome::Dropped => end.data_bytes(),
+        .settle_at_end(|end: &ResponseEnd, charge| match end.outcome {
+            EndOutcome::Dropped => end.data_bytes,
             _ => charge.cost(),
         });
     let stream = |_| Response::new(Frames::data(&["abcde", "f"]));
@@ -597,7 +600,7 @@ async fn a_body_that_is_dropped_after_its_length_is_complete() {
     let budget = Budget::new();
     let layer = budget
         .layer()
-        .settle_at_end(|end: &ResponseEnd, _| u64::from(end.outcome() == EndOutcome::Complete));
+        .settle_at_end(|end: &ResponseEnd, _| u64::from(end.outcome == EndOutcome::Complete));
     let stream = |_| {
         let mut response = Response::new(Frames::data(&["abc", "def", "not sent"]));
         response.headers_mut().insert("content-length", 6.into());

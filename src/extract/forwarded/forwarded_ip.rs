@@ -48,6 +48,7 @@ const TWICE: ExtractError =
 /// **Wrong about your proxies?** You get one warning for an extractor and all clones, if the first 10 000 requests show
 /// a mistake: see [the mistakes](super#what-goes-wrong).
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct ForwardedIp {
     source: Arc<Source>,
     ipv6_prefix: u8,
@@ -70,13 +71,11 @@ enum Found {
 
 impl ForwardedIp {
     /// Reads `X-Forwarded-For`: a list of addresses, to which each proxy appends the address of the caller.
-    #[must_use]
     pub fn x_forwarded_for(trusted: TrustedProxies) -> Self {
         Self::new(X_FORWARDED_FOR, Form::XForwardedFor, trusted)
     }
 
     /// Reads `Forwarded` (RFC 7239): a list of elements like `for="[2001:db8::7]:50000";proto=https`.
-    #[must_use]
     pub fn forwarded(trusted: TrustedProxies) -> Self {
         Self::new(FORWARDED, Form::Forwarded, trusted)
     }
@@ -99,7 +98,6 @@ impl ForwardedIp {
     /// # let _ = client;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn header(name: HeaderName, trusted: TrustedProxies) -> Self {
         Self::new(name, Form::Single, trusted)
     }
@@ -121,7 +119,6 @@ impl ForwardedIp {
     /// # Panics
     ///
     /// When `bits` is below 32 or above 128.
-    #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
@@ -161,7 +158,7 @@ impl KeyExtractor for ForwardedIp {
 
 impl Source {
     fn find(&self, head: &Parts) -> Result<Found, ExtractError> {
-        let ip = match &self.trusted.trust {
+        let ip = match &self.trusted.0 {
             Trust::Count(0) => return ip::peer(&head.extensions).map(Found::Peer),
             Trust::Count(proxies) => self.nth_from_right(head, *proxies)?,
             Trust::Networks(networks) => {
@@ -205,7 +202,7 @@ impl Source {
             return entries.next();
         }
         let mut entries = self.entries(head).ok()?.map_while(Result::ok);
-        match &self.trusted.trust {
+        match &self.trusted.0 {
             Trust::Count(proxies) => entries.nth(*proxies),
             Trust::Networks(networks) => {
                 let trusted = |ip| networks.iter().any(|cidr| cidr.contains_canonical(ip));

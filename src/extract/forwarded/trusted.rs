@@ -5,9 +5,8 @@ use crate::extract::Cidr;
 
 /// The proxies that you trust to report a client's address: all in some networks, or a number of them.
 #[derive(Clone, Debug)]
-pub struct TrustedProxies {
-    pub(super) trust: Trust,
-}
+#[must_use]
+pub struct TrustedProxies(pub(super) Trust);
 
 #[derive(Clone, Debug)]
 pub(super) enum Trust {
@@ -18,7 +17,7 @@ pub(super) enum Trust {
 impl TrustedProxies {
     /// Returns whether no proxy is trusted, so that no header is read.
     pub(super) fn is_none(&self) -> bool {
-        match &self.trust {
+        match &self.0 {
             Trust::Networks(networks) => networks.is_empty(),
             Trust::Count(proxies) => *proxies == 0,
         }
@@ -27,11 +26,8 @@ impl TrustedProxies {
     /// Trusts only the proxies in these networks: if the peer is in none of them, the header is ignored.
     ///
     /// Without any network, no header is ever read, and the peer is the client.
-    #[must_use]
     pub fn networks(networks: impl IntoIterator<Item = Cidr>) -> Self {
-        Self {
-            trust: Trust::Networks(networks.into_iter().collect()),
-        }
+        Self(Trust::Networks(networks.into_iter().collect()))
     }
 
     /// Trusts this number of proxies in a row: 1 is the peer alone, 2 the peer and the proxy that calls it.
@@ -46,14 +42,11 @@ impl TrustedProxies {
     /// # Panics
     ///
     /// When `proxies` is above 64, the most entries that are read.
-    #[must_use]
     pub const fn count_including_peer(proxies: usize) -> Self {
         assert!(
             proxies <= MAX_ENTRIES,
             "the number of trusted proxies must be at most 64"
         );
-        Self {
-            trust: Trust::Count(proxies),
-        }
+        Self(Trust::Count(proxies))
     }
 }

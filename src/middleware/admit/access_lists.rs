@@ -1,10 +1,14 @@
 //! The layer's allow and deny lists.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::{domain::key::Key, extract::Keys, middleware::Rejection};
+use crate::{
+    domain::{error::ExtractError, key::Key},
+    extract::Keys,
+    middleware::Rejection,
+};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
@@ -26,17 +30,20 @@ impl AccessLists {
         Ok(any(&self.skipped, head))
     }
 
-    /// Removes the keys that are not charged.
-    pub(super) fn filter(&self, keys: &mut Keys) -> Result<(), Rejection> {
+    /// The keys that an extractor has found, without those that are not charged. Inlined, because keys are large to move.
+    #[inline(always)]
+    pub(super) fn filter(&self, found: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
+        let keys = found.map_err(Rejection::MissingKey)?;
         if self.skipped_keys.is_empty() && self.denied_keys.is_empty() {
-            return Ok(());
+            return Ok(keys);
         }
-        if keys.iter().any(|key| any(&self.denied_keys, key)) {
-            return Err(Rejection::OnDenyList);
+        let mut charged = Vec::new();
+        for key in keys {
+            if self.charges(&key)? {
+                charged.push(key);
+            }
         }
-        let all = mem::take(keys).into_iter();
-        *keys = all.filter(|key| !any(&self.skipped_keys, key)).collect();
-        Ok(())
+        Ok(charged.into_iter().collect())
     }
 
     /// Whether to charge a key. Deny lists take precedence.

@@ -9,7 +9,7 @@ use std::{
 
 use http::request::Parts;
 
-use super::{CheckDraft, LayerConfig, look_ups::LookUps};
+use super::{CheckDraft, LayerConfig, look_ups::Found};
 use crate::{
     domain::{check::Check, decision::Decision},
     limiter::{Resolution, WhereOpen},
@@ -28,7 +28,7 @@ pub(in crate::middleware) type Admitted = Result<Option<Decision>, Rejection>;
 /// ```
 pub(in crate::middleware) enum Admission {
     LookingUp {
-        look_ups: Pin<Box<LookUps>>,
+        look_ups: Pin<Box<dyn Future<Output = Vec<Found>> + Send>>,
         draft: CheckDraft,
     },
     Deciding(MaybeReady<Resolution>),
@@ -48,7 +48,7 @@ impl Admission {
         let mut draft = CheckDraft::default();
         match draft.charge_known(config, head) {
             Err(rejection) => Self::reject(config, rejection),
-            Ok(()) if !config.looks_up() => Self::submit(config, draft.build()),
+            Ok(()) if !config.looks_up => Self::submit(config, draft.build()),
             Ok(()) => Continue(Self::LookingUp {
                 look_ups: Box::pin(config.look_up(head)),
                 draft,

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::request::Parts;
 
-use super::{LayerConfig, Limit, PolicySelector, look_ups::Found};
+use super::{ChargeSource, LayerConfig, Limit, PolicySelector, look_ups::Found};
 use crate::{
     domain::{
         charge::Charge,
@@ -45,8 +45,11 @@ impl CheckDraft {
             found
         };
         for limit in &config.limits {
-            let found = extract(&*limit.extractor);
-            self.charge(config, limit, found, head)?;
+            if let ChargeSource::Head(selector, extractor) = &limit.source {
+                let found = extract(&**extractor);
+                let contributor = || contributor(limit.contributor.as_ref(), head);
+                self.charge(config, selector, found, contributor, head)?;
+            }
         }
         for extractor in &config.deny_blocked {
             let found = extract(&**extractor);
@@ -62,13 +65,10 @@ impl CheckDraft {
         config: &LayerConfig,
         found: Result<Keys, ExtractError>,
     ) -> Result<(), Rejection> {
-        let mut keys = match found {
+        let keys = match config.access_lists.filter(found) {
             Ok(keys) => keys,
-            Err(error) => return config.fail(None, Rejection::MissingKey(error)),
+            Err(rejection) => return config.fail(None, rejection),
         };
-        if let Err(rejection) = config.access_lists.filter(&mut keys) {
-            return config.fail(None, rejection);
-        }
         for key in keys {
             if let Err(error) = self.charges.look_up(key) {
                 return config.fail(None, Rejection::Undecided(error));
@@ -84,7 +84,9 @@ impl CheckDraft {
         found: Vec<Found>,
         head: &Parts,
     ) -> Result<(), Rejection> {
-        for (limit, charges) in config.charge_look_ups.iter().zip(found) {
+        let is_looked_up = |limit: &&Limit| matches!(limit.source, ChargeSource::LookUp(_));
+        let limits = config.limits.iter().filter(is_looked_up);
+        for (limit, charges) in limits.zip(found) {
             let contributor = || contributor(limit.contributor.as_ref(), head);
             self.charge_as_found(config, charges, contributor)?;
         }
@@ -95,21 +97,15 @@ impl CheckDraft {
     fn charge(
         &mut self,
         config: &LayerConfig,
-        limit: &Limit,
+        selector: &PolicySelector,
         found: Result<Keys, ExtractError>,
+        contributor: impl FnOnce() -> Option<Arc<Key>>,
         head: &Parts,
     ) -> Result<(), Rejection> {
-        let selector = &limit.selector;
-        let mut keys = match found {
+        let keys = match config.access_lists.filter(found) {
             Ok(keys) => keys,
-            Err(error) => {
-                let rejection = Rejection::MissingKey(error);
-                return self.fail_without_keys(config, selector, head, rejection);
-            }
+            Err(rejection) => return self.fail_without_keys(config, selector, head, rejection),
         };
-        if let Err(rejection) = config.access_lists.filter(&mut keys) {
-            return self.fail_without_keys(config, selector, head, rejection);
-        }
         // The extractor skips the request: no policy may be selected, since the selector could fail.
         if keys.is_empty() {
             return Ok(());
@@ -121,10 +117,9 @@ impl CheckDraft {
                 return config.fail_without_policy(selector, Rejection::MissingKey(error));
             }
         };
-        let policy = if config.shadow {
-            Cow::Owned(policy.into_owned().shadow())
-        } else {
-            policy
+        let policy = match config.shadow {
+            true => Cow::Owned(policy.into_owned().shadow()),
+            false => policy,
         };
         let cost = match &config.cost {
             // A request holds one slot at any cost.
@@ -132,7 +127,7 @@ impl CheckDraft {
             Some(cost) => cost(head, &policy).saturating_mul(weight),
             None => weight,
         };
-        let contributor = contributor(limit.contributor.as_ref(), head);
+        let contributor = contributor();
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());
             self.add(config, &policy, charge)?;
@@ -157,13 +152,12 @@ impl CheckDraft {
                 Ok(false) => continue,
                 Err(rejection) => return config.fail(Some(charge.policy()), rejection),
             }
+            let policy = config.as_charged(charge.policy().clone());
             let charge = charge.or_label(&contributor);
-            let charge = if config.shadow {
-                charge.with_policy(&charge.policy().clone().shadow())
-            } else {
-                charge
+            let charge = match config.shadow {
+                true => charge.with_policy(&policy),
+                false => charge,
             };
-            let policy = charge.policy().clone();
             self.add(config, &policy, charge)?;
         }
         Ok(())

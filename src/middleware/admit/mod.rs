@@ -12,9 +12,11 @@ mod policy_selector;
 mod routes;
 mod warnings;
 
-pub(super) use access_lists::AccessLists;
+use access_lists::AccessLists;
 pub(super) use admission::Admission;
 use check_draft::CheckDraft;
-pub(super) use layer_config::{ChargeLookUp, LayerConfig, Limit, Newest};
+use layer_config::Limit;
+pub(super) use layer_config::{ChargeSource, LayerConfig};
+pub(super) use policy_selector::Source;
 pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};

@@ -6,55 +6,55 @@ use http::Method;
 const MAX_ROUTES: usize = 256;
 
 #[derive(Debug, Default)]
-pub(super) struct OtherRoutes {
-    routes: Vec<OtherRoute>,
-}
+pub(super) struct OtherRoutes(Vec<Template>);
 
+/// A route of the router, or the path of an entry.
 #[derive(Debug)]
-pub(super) struct OtherRoute {
+pub(super) struct Template {
     path: Box<str>,
-    erased: Box<str>,
+    /// The path without the names of its captures.
+    erased: String,
 }
 
 impl OtherRoutes {
     /// Adds a route, and returns whether the route is new.
     pub(super) fn add(&mut self, path: &str) -> bool {
-        let is_new =
-            self.routes.len() < MAX_ROUTES && !self.routes.iter().any(|route| *route.path == *path);
+        let is_known = || self.0.iter().any(|route| *route.path == *path);
+        let is_new = self.0.len() < MAX_ROUTES && !is_known();
         if is_new {
-            self.routes.push(OtherRoute::of(path));
+            self.0.push(Template::of(path));
         }
         is_new
     }
 
-    pub(super) fn all(&self) -> &[OtherRoute] {
-        &self.routes
+    pub(super) fn all(&self) -> &[Template] {
+        &self.0
     }
 
     /// The newest route.
-    pub(super) fn newest(&self) -> &[OtherRoute] {
-        &self.routes[self.routes.len().saturating_sub(1)..]
+    pub(super) fn newest(&self) -> &[Template] {
+        &self.0[self.0.len().saturating_sub(1)..]
     }
 }
 
-impl OtherRoute {
-    fn of(path: &str) -> Self {
+impl Template {
+    pub(super) fn of(path: &str) -> Self {
+        let segments = path.split('/').map(|segment| match segment {
+            capture if capture.starts_with("{*") => "{*}",
+            capture if capture.starts_with('{') && !capture.starts_with("{{") => "{}",
+            name => name,
+        });
         Self {
             path: path.into(),
-            erased: erased(path).into(),
+            erased: segments.collect::<Vec<_>>().join("/"),
         }
     }
 
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// Whether an entry for this path is probably meant for the route. `erased` is the path without the names of its
-    /// captures.
-    pub(super) fn is_meant(&self, path: &str, erased: &str, by_prefix: bool) -> bool {
-        let is_another = *self.path != *path;
-        let other_captures = *self.erased == *erased;
-        is_another && (other_captures || (by_prefix && self.has_other_prefix(erased)))
+    /// Whether the entry is probably meant for this route.
+    pub(super) fn is_meant(&self, entry: &Self, by_prefix: bool) -> bool {
+        let is_another = self.path != entry.path;
+        let other_captures = self.erased == entry.erased;
+        is_another && (other_captures || (by_prefix && self.has_other_prefix(&entry.erased)))
     }
 
     /// Whether path and route differ by a prefix, or by a slash at the end.
@@ -71,22 +71,11 @@ fn has_name(erased: &str) -> bool {
     segments.any(|segment| !segment.is_empty() && !segment.starts_with('{'))
 }
 
-/// The path without the names of its captures.
-pub(super) fn erased(path: &str) -> String {
-    let segments = path.split('/');
-    let erased = segments.map(|segment| match segment {
-        capture if capture.starts_with("{*") => "{*}",
-        capture if capture.starts_with('{') && !capture.starts_with("{{") => "{}",
-        name => name,
-    });
-    erased.collect::<Vec<_>>().join("/")
-}
-
 /// An entry as written in the code, and the route that is probably meant.
-pub(super) fn described(method: Option<&Method>, path: &str, meant: Option<&str>) -> String {
+pub(super) fn described(method: Option<&Method>, path: &str, meant: Option<&Template>) -> String {
     let method = method.map_or(String::new(), |method| format!("{method} "));
     match meant {
-        Some(meant) => format!("`{method}{path}` (the router has `{meant}`)"),
+        Some(meant) => format!("`{method}{path}` (the router has `{}`)", meant.path),
         None => format!("`{method}{path}`"),
     }
 }
@@ -128,8 +117,8 @@ mod tests {
         ] {
             let meant = |by_prefix| {
                 let mut routes = others.all().iter();
-                let route = routes.find(|route| route.is_meant(path, &erased(path), by_prefix));
-                route.map(OtherRoute::path)
+                let route = routes.find(|route| route.is_meant(&Template::of(path), by_prefix));
+                route.map(|route| &*route.path)
             };
             assert_eq!((meant(false), meant(true)), (captures, prefix), "{path}");
         }

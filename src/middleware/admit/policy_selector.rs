@@ -54,14 +54,12 @@ use crate::domain::{
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct PolicySelector {
-    source: Source,
-}
+pub struct PolicySelector(pub(in crate::middleware) Source);
 
 type ChoosePolicy = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 
 #[derive(Clone)]
-enum Source {
+pub(in crate::middleware) enum Source {
     Fixed(Policy),
     Live(PolicyHandle),
     Closure(Arc<ChoosePolicy>),
@@ -77,119 +75,91 @@ impl PolicySelector {
         head: &Parts,
         read: &mut PoliciesRead,
     ) -> Result<Choice<'_>, ExtractError> {
-        match &self.source {
-            Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
-            Source::Live(policy) => Ok(once(Cow::Owned(read.load(policy)))),
-            Source::Closure(choose) => Ok(once(Cow::Owned(choose(head)?))),
-            Source::Routes(routes) => routes.choose(head, read),
-        }
+        let policy = match &self.0 {
+            Source::Fixed(policy) => Cow::Borrowed(policy),
+            Source::Live(policy) => Cow::Owned(read.load(policy)),
+            Source::Closure(choose) => Cow::Owned(choose(head)?),
+            Source::Routes(routes) => return routes.choose(head, read),
+        };
+        Ok(Some((policy, 1)))
     }
 
-    /// The policy, if it is the same for all requests.
-    pub(in crate::middleware) const fn fixed(&self) -> Option<&Policy> {
-        match &self.source {
-            Source::Fixed(policy) => Some(policy),
-            _ => None,
-        }
-    }
-
-    /// The handle of a replaceable policy.
-    pub(in crate::middleware) const fn handle(&self) -> Option<&PolicyHandle> {
-        match &self.source {
-            Source::Live(handle) => Some(handle),
-            _ => None,
+    /// The source of the policy, or those of all routes.
+    pub(super) fn sources(&self) -> Vec<&Source> {
+        match &self.0 {
+            Source::Routes(routes) => routes.sources(),
+            source => vec![source],
         }
     }
 
     /// All policies that are known before the first request.
     pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
-        let sources = self.known_sources().into_iter();
-        sources.map(KnownPolicy::load).collect()
+        self.sources()
+            .into_iter()
+            .filter_map(Source::load)
+            .collect()
     }
 
     /// Whether the known policies are all that can be charged.
     pub(super) fn is_known(&self) -> bool {
-        match &self.source {
-            Source::Fixed(_) | Source::Live(_) => true,
-            Source::Closure(_) => false,
-            Source::Routes(routes) => routes.is_known(),
-        }
+        let sources = self.sources();
+        !sources.iter().any(|it| matches!(it, Source::Closure(_)))
     }
 
     /// Fails if a table of routes has an error.
     pub(in crate::middleware) fn check(&self) -> Result<(), ConfigError> {
-        match &self.source {
-            Source::Routes(routes) => routes.check(),
-            Source::Fixed(_) | Source::Live(_) | Source::Closure(_) => Ok(()),
-        }
-    }
-
-    /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.
-    pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
-        let others = other.known_sources();
-        for known in self.known_sources() {
-            others.iter().try_for_each(|one| known.agrees_with(*one))?;
+        if let Source::Routes(routes) = &self.0 {
+            routes.check()?;
         }
         Ok(())
     }
 
-    pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
-        match &self.source {
-            Source::Fixed(policy) => vec![KnownPolicy::Fixed(policy)],
-            Source::Live(policy) => vec![KnownPolicy::Live(policy)],
-            Source::Closure(_) => Vec::new(),
-            Source::Routes(routes) => routes.known_sources(),
+    /// Fails if a request could be charged under two policies of one name that differ, now or after a reload.
+    pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
+        let others = other.sources();
+        for source in self.sources() {
+            others.iter().try_for_each(|it| source.agrees_with(it))?;
         }
+        Ok(())
     }
 }
 
-/// A policy that is known before the first request.
-#[derive(Clone, Copy)]
-pub(super) enum KnownPolicy<'a> {
-    Fixed(&'a Policy),
-    Live(&'a PolicyHandle),
-}
-
-impl KnownPolicy<'_> {
-    fn load(self) -> Policy {
+impl Source {
+    /// The policy as it is now; `None` if it depends on the request.
+    fn load(&self) -> Option<Policy> {
         match self {
-            Self::Fixed(policy) => policy.clone(),
-            Self::Live(handle) => handle.load(),
+            Self::Fixed(policy) => Some(policy.clone()),
+            Self::Live(handle) => Some(handle.load()),
+            Self::Closure(_) | Self::Routes(_) => None,
         }
     }
 
-    fn agrees_with(self, other: KnownPolicy<'_>) -> Result<(), ConfigError> {
-        let policies = [self.load(), other.load()];
-        if policies[0].name() != policies[1].name() {
+    fn agrees_with(&self, other: &Self) -> Result<(), ConfigError> {
+        let (Some(policy), Some(twin)) = (self.load(), other.load()) else {
+            return Ok(());
+        };
+        if policy.name() != twin.name() {
             return Ok(());
         }
         match (self, other) {
             // A request reads each set once, so both policies are of the same version.
-            (Self::Live(one), KnownPolicy::Live(other)) if one.is_of_same_set(other) => Ok(()),
-            _ if policies[0] != policies[1] => {
-                let [one, other] = policies;
-                Err(ConfigError::new(format_args!(
-                    "two policies of one layer have the same name and differ: {one:?}, {other:?}"
-                )))
-            }
-            (Self::Fixed(_), KnownPolicy::Fixed(_)) => Ok(()),
+            (Self::Live(one), Self::Live(other)) if one.is_of_same_set(other) => Ok(()),
+            _ if policy != twin => Err(ConfigError::new(format_args!(
+                "two policies of one layer have the same name and differ: {policy:?}, {twin:?}"
+            ))),
+            (Self::Fixed(_), Self::Fixed(_)) => Ok(()),
             _ => Err(ConfigError::new(format_args!(
                 "two limits of one layer have a policy of the same name, `{}`, and a reload could change one of them \
                  alone: take both from one `ReloadablePolicies`",
-                policies[0].name()
+                policy.name()
             ))),
         }
     }
 }
 
-const fn once(policy: Cow<'_, Policy>) -> Choice<'_> {
-    Some((policy, 1))
-}
-
 impl From<Policy> for PolicySelector {
     fn from(policy: Policy) -> Self {
-        let source = Source::Fixed(policy);
-        Self { source }
+        Self(Source::Fixed(policy))
     }
 }
 
@@ -202,8 +172,7 @@ impl From<&Policy> for PolicySelector {
 
 impl From<PolicyHandle> for PolicySelector {
     fn from(policy: PolicyHandle) -> Self {
-        let source = Source::Live(policy);
-        Self { source }
+        Self(Source::Live(policy))
     }
 }
 
@@ -213,15 +182,14 @@ where
     R: IntoPolicy,
 {
     fn from(choose: F) -> Self {
-        let source = Source::Closure(Arc::new(move |head: &Parts| choose(head).into_policy()));
-        Self { source }
+        let choose = move |head: &Parts| choose(head).into_policy();
+        Self(Source::Closure(Arc::new(choose)))
     }
 }
 
 impl From<Routes> for PolicySelector {
     fn from(routes: Routes) -> Self {
-        let source = Source::Routes(Arc::new(routes));
-        Self { source }
+        Self(Source::Routes(Arc::new(routes)))
     }
 }
 
@@ -281,7 +249,7 @@ impl IntoPolicy for Result<Policy, ExtractError> {
 
 impl fmt::Debug for PolicySelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.source {
+        match &self.0 {
             Source::Fixed(policy) => policy.fmt(f),
             Source::Live(policy) => policy.fmt(f),
             Source::Closure(_) => f.write_str("Closure"),

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
@@ -10,8 +9,8 @@ use http::{Method, request::Parts};
 
 use super::{
     normal_path::normal_form,
-    other_routes::{OtherRoute, OtherRoutes, described, erased},
-    policy_selector::{Choice, IntoPolicySelector, KnownPolicy, PolicySelector},
+    other_routes::{OtherRoutes, Template, described},
+    policy_selector::{Choice, IntoPolicySelector, PolicySelector, Source},
 };
 use crate::{
     domain::{
@@ -65,20 +64,14 @@ use crate::{
 /// # let _ = layer;
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
+#[derive(Debug)]
+#[must_use]
 pub struct Routes {
     default: Route,
-    by_path: HashMap<Box<str>, Entries>,
+    by_path: HashMap<Box<str>, Vec<Entry>>,
     watch: Watch<OtherRoutes>,
     /// The first entry that could not be added.
     mistake: Option<ConfigError>,
-}
-
-/// The entries of one path.
-#[derive(Debug)]
-struct Entries {
-    /// The path without the names of its captures, to compare with routes.
-    erased: Box<str>,
-    by_method: Vec<Entry>,
 }
 
 #[derive(Debug)]
@@ -98,28 +91,28 @@ const PROBABLE: u32 = 1_000;
 
 /// The limit of one route.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Route {
-    limit: Option<(PolicySelector, u64)>,
-    /// Whether the route both skips and has a weight, which is an error.
-    has_idle_weight: bool,
+    /// `None` if requests are not counted.
+    selector: Option<PolicySelector>,
+    /// The factor of the cost, if it was set.
+    weight: Option<u64>,
 }
 
 impl Route {
     /// Requests are charged under this policy.
-    #[must_use]
     pub fn new(policy: impl IntoPolicySelector) -> Self {
         Self {
-            limit: Some((policy.into_selector(), 1)),
-            has_idle_weight: false,
+            selector: Some(policy.into_selector()),
+            weight: None,
         }
     }
 
     /// Requests pass this limit without being counted.
-    #[must_use]
     pub const fn skip() -> Self {
         Self {
-            limit: None,
-            has_idle_weight: false,
+            selector: None,
+            weight: None,
         }
     }
 
@@ -127,38 +120,29 @@ impl Route {
     /// a [concurrency policy](crate::Rule::concurrent), a request holds one slot at any weight.
     ///
     /// A route that [skips](Self::skip) must not have a weight: you get an error when you add the limit.
-    #[must_use]
     pub fn weight(mut self, weight: u64) -> Self {
-        match &mut self.limit {
-            Some((_, current)) => *current = weight,
-            None => self.has_idle_weight = true,
-        }
+        self.weight = Some(weight);
         self
     }
 
     fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
-        let Some((source, weight)) = &self.limit else {
+        let Some(selector) = &self.selector else {
             return Ok(None);
         };
-        let choice = source.choose(head, read)?;
-        Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
+        let weight = self.weight.unwrap_or(1);
+        let choice = selector.choose(head, read)?;
+        Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(weight))))
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        match &self.limit {
-            Some((source, _)) => source.check(),
-            None if self.has_idle_weight => {
+        match (&self.selector, self.weight) {
+            (Some(selector), _) => selector.check(),
+            (None, None) => Ok(()),
+            (None, Some(_)) => {
                 let problem = "has no weight: its requests are not counted";
                 Err(ConfigError::of_name("Route::skip()", problem))
             }
-            None => Ok(()),
         }
-    }
-
-    fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
-        let source = self.limit.as_ref();
-        let source = source.map(|(source, _)| source.known_sources());
-        source.unwrap_or_default()
     }
 }
 
@@ -170,7 +154,6 @@ impl<P: Into<PolicySelector>> From<P> for Route {
 
 impl Routes {
     /// Creates an empty table: `default` limits all requests.
-    #[must_use]
     pub fn new(default: impl Into<Route>) -> Self {
         Self {
             default: default.into(),
@@ -186,7 +169,6 @@ impl Routes {
     /// methods are case-sensitive), and captures as `{id}` or `{*rest}`, not as `/items/:id`. On the first invalid
     /// name, [`try_limit`](crate::RateLimitLayer::try_limit) with this table returns an error, and
     /// [`limit`](crate::RateLimitLayer::limit) panics.
-    #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
         if let Err(problem) = self.add(name, route.into()) {
             let mistake = ConfigError::of_name(name, problem);
@@ -197,13 +179,11 @@ impl Routes {
 
     fn add(&mut self, name: &str, route: Route) -> Result<(), &'static str> {
         let (method, path) = read(name)?;
-        let entries = self.by_path.entry(path.into());
-        let entries = entries.or_insert_with_key(|path| Entries::of(path));
-        let by_method = &mut entries.by_method;
-        if by_method.iter().any(|twin| twin.method == method) {
+        let entries = self.by_path.entry(path.into()).or_default();
+        if entries.iter().any(|twin| twin.method == method) {
             return Err("is a route that has an entry already");
         }
-        by_method.push(Entry {
+        entries.push(Entry {
             method,
             route,
             is_settled: AtomicBool::new(false),
@@ -221,7 +201,7 @@ impl Routes {
 
     /// The routes of all entries, and the default.
     fn all(&self) -> impl Iterator<Item = &Route> {
-        let entries = self.by_path.values().flat_map(|path| &path.by_method);
+        let entries = self.by_path.values().flatten();
         let routes = entries.map(|entry| &entry.route);
         routes.chain([&self.default])
     }
@@ -241,10 +221,10 @@ impl Routes {
         route.choose(head, read)
     }
 
-    /// Whether all policies are known before the first request.
-    pub(super) fn is_known(&self) -> bool {
-        let mut limits = self.all().filter_map(|route| route.limit.as_ref());
-        limits.all(|(selector, _)| selector.is_known())
+    /// The sources of the policies of all routes.
+    pub(super) fn sources(&self) -> Vec<&Source> {
+        let selectors = self.all().filter_map(|route| route.selector.as_ref());
+        selectors.flat_map(PolicySelector::sources).collect()
     }
 
     /// Warns of entries that no request meets. Watches the first requests only.
@@ -281,19 +261,21 @@ impl Routes {
         }
         let mut suspects = Vec::new();
         for (path, entries) in &self.by_path {
-            let mut unmet = entries.unmet().peekable();
+            let mut unmet = entries
+                .iter()
+                .filter(|entry| !entry.is_settled())
+                .peekable();
             if unmet.peek().is_none() {
                 continue;
             }
-            let is_meant =
-                |route: &&OtherRoute| route.is_meant(path, &entries.erased, requests >= PROBABLE);
+            let written = Template::of(path);
+            let is_meant = |route: &&Template| route.is_meant(&written, requests >= PROBABLE);
             let meant = routes.iter().find(is_meant);
             if meant.is_none() && !ends {
                 continue;
             }
             for entry in unmet {
                 entry.is_settled.store(true, Relaxed);
-                let meant = meant.map(OtherRoute::path);
                 suspects.push(described(entry.method.as_ref(), path, meant));
             }
         }
@@ -305,13 +287,8 @@ impl Routes {
         suspects
     }
 
-    /// All policies that are known before the first request.
-    pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
-        self.all().flat_map(Route::known_sources).collect()
-    }
-
     fn find(&self, method: &Method, path: &str) -> Option<&Entry> {
-        let entries = &self.by_path.get(path)?.by_method;
+        let entries = self.by_path.get(path)?;
         let of =
             |method: Option<&Method>| entries.iter().find(|entry| entry.method.as_ref() == method);
         of(Some(method))
@@ -335,22 +312,14 @@ impl Routes {
     fn find_normal(&self, method: &Method, path: &str) -> Option<&Entry> {
         let normal = normal_form(path)?;
         let entry = self.find(method, &normal)?;
-        entry.route.limit.is_some().then_some(entry)
+        entry.route.selector.is_some().then_some(entry)
     }
 }
 
-impl Entries {
-    fn of(path: &str) -> Self {
-        Self {
-            erased: erased(path).into(),
-            by_method: Vec::new(),
-        }
-    }
-
-    /// Entries that no request has met, and no warning has named.
-    fn unmet(&self) -> impl Iterator<Item = &Entry> {
-        let entries = self.by_method.iter();
-        entries.filter(|entry| !entry.is_settled.load(Relaxed))
+impl Entry {
+    /// Whether a request has met the entry, or a warning has named it.
+    fn is_settled(&self) -> bool {
+        self.is_settled.load(Relaxed)
     }
 }
 
@@ -445,15 +414,6 @@ fn sent_path(head: &Parts) -> &str {
 #[cfg(not(feature = "axum"))]
 fn sent_path(head: &Parts) -> &str {
     head.uri.path()
-}
-
-impl fmt::Debug for Routes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Routes")
-            .field("by_path", &self.by_path)
-            .field("default", &self.default)
-            .finish()
-    }
 }
 
 #[cfg(test)]

@@ -79,15 +79,10 @@ impl Warnings {
     }
 
     /// Warns that slots are returned with the head of a response.
-    pub(super) fn slots_at_head(&self) {
+    pub(in crate::middleware) fn slots_at_head(&self) {
         if !self.returns_slots_early.swap(true, Relaxed) {
             warning::slots_at_head();
         }
-    }
-
-    /// Whether an unknown policy has been warned about.
-    pub(super) fn has_misnamed(&self) -> bool {
-        self.misnames.load(Relaxed)
     }
 
     /// Warns that a cost is set under an unknown policy.

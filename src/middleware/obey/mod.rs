@@ -15,7 +15,7 @@ use tower_layer::Layer;
 
 use crate::{
     domain::block::MAX_PAUSE,
-    extract::KeyExtractor,
+    extract::{KeyExtractor, Keys},
     limiter::{Backoff, FOR_EVER, Limiter, Sent},
     observe::{Event, RequestOutcome},
 };
@@ -46,7 +46,8 @@ pub use service::ObeyFuture;
 ///     .service(client);
 /// # let _ = client;
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
+#[must_use]
 pub struct ObeyLayer {
     shared: Arc<Shared>,
 }
@@ -68,7 +69,6 @@ impl ObeyLayer {
     /// # Panics
     ///
     /// When the limiter does not [enforce blocks](Limiter::enforce_blocks): no check would see a pause.
-    #[must_use]
     #[track_caller]
     pub fn new(limiter: Limiter, account: impl KeyExtractor) -> Self {
         assert!(
@@ -96,7 +96,6 @@ impl ObeyLayer {
     /// # Panics
     ///
     /// When `most` is zero.
-    #[must_use]
     #[track_caller]
     pub fn max_pause(self, most: Duration) -> Self {
         assert!(!most.is_zero(), "a pause of zero is none");
@@ -112,7 +111,6 @@ impl ObeyLayer {
     /// # Panics
     ///
     /// When `first` is zero, or longer than `most`.
-    #[must_use]
     #[track_caller]
     pub fn backoff(self, first: Duration, most: Duration) -> Self {
         assert!(!first.is_zero(), "a pause of zero is none");
@@ -125,7 +123,6 @@ impl ObeyLayer {
 
     /// Leaves a refusal without a time alone, such as a 429 that names none: it pauses nothing, and counts as no
     /// success. Use this if your retries wait without it. By default the layer [backs off](Self::backoff).
-    #[must_use]
     pub fn without_backoff(self) -> Self {
         self.change(|shared| shared.backs_off = false)
     }
@@ -139,21 +136,17 @@ impl ObeyLayer {
 impl Shared {
     /// Notes that a request leaves, for each of its accounts.
     fn send(&self, head: &Parts) -> SmallVec<[Sent; 1]> {
-        match self.keys.extract(head) {
-            Ok(keys) => keys
-                .into_iter()
-                .map(|key| Sent::begin(&self.limiter, key))
-                .collect(),
-            Err(error) => {
-                self.limiter.events().report(|| Event::MissingKey {
-                    policy: None,
-                    shadow: false,
-                    error: &error,
-                    outcome: RequestOutcome::Passed,
-                });
-                SmallVec::new()
-            }
-        }
+        let keys = self.keys.extract(head).unwrap_or_else(|error| {
+            self.limiter.events().report(|| Event::MissingKey {
+                policy: None,
+                shadow: false,
+                error: &error,
+                outcome: RequestOutcome::Passed,
+            });
+            Keys::skip()
+        });
+        let keys = keys.into_iter();
+        keys.map(|key| Sent::begin(&self.limiter, key)).collect()
     }
 }
 
@@ -161,16 +154,19 @@ impl<S> Layer<S> for ObeyLayer {
     type Service = Obey<S>;
 
     fn layer(&self, inner: S) -> Obey<S> {
-        Obey::new(inner, self.shared.clone())
+        Obey {
+            inner,
+            shared: self.shared.clone(),
+        }
     }
 }
 
-impl fmt::Debug for ObeyLayer {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObeyLayer")
-            .field("limiter", &self.shared.limiter)
-            .field("backoff", &self.shared.backoff)
-            .field("backs_off", &self.shared.backs_off)
+        f.debug_struct("Shared")
+            .field("limiter", &self.limiter)
+            .field("backoff", &self.backoff)
+            .field("backs_off", &self.backs_off)
             .finish_non_exhaustive()
     }
 }

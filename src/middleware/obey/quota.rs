@@ -9,45 +9,19 @@ use super::{
     times::{Clock, SECOND, decimal, lines, longest, members, wait},
 };
 
-/// A field that says how much is left, and fields for when there will be more: the first that can be read counts.
-type Quota = (&'static str, &'static [&'static str]);
-
-/// `docs/guide/outbound.md` says which services send them.
-const QUOTAS: &[Quota] = &[
-    ("ratelimit-remaining", &["ratelimit-reset"]),
-    (
-        "x-ratelimit-remaining",
-        &["x-ratelimit-reset-after", "x-ratelimit-reset"],
-    ),
-    ("x-rate-limit-remaining", &["x-rate-limit-reset"]),
-    (
-        "x-ratelimit-remaining-requests",
-        &["x-ratelimit-reset-requests"],
-    ),
-    (
-        "x-ratelimit-remaining-tokens",
-        &["x-ratelimit-reset-tokens"],
-    ),
-    (
-        "x-ratelimit-requests-remaining",
-        &["x-ratelimit-requests-reset"],
-    ),
-    (
-        "anthropic-ratelimit-requests-remaining",
-        &["anthropic-ratelimit-requests-reset"],
-    ),
-    (
-        "anthropic-ratelimit-tokens-remaining",
-        &["anthropic-ratelimit-tokens-reset"],
-    ),
-    (
-        "anthropic-ratelimit-input-tokens-remaining",
-        &["anthropic-ratelimit-input-tokens-reset"],
-    ),
-    (
-        "anthropic-ratelimit-output-tokens-remaining",
-        &["anthropic-ratelimit-output-tokens-reset"],
-    ),
+/// Fields that say how much is left, each with the fields for when there will be more, of which the first that can be
+/// read counts. `docs/guide/outbound.md` says which services send them.
+const QUOTAS: [&str; 10] = [
+    "ratelimit-remaining ratelimit-reset",
+    "x-ratelimit-remaining x-ratelimit-reset-after x-ratelimit-reset",
+    "x-rate-limit-remaining x-rate-limit-reset",
+    "x-ratelimit-remaining-requests x-ratelimit-reset-requests",
+    "x-ratelimit-remaining-tokens x-ratelimit-reset-tokens",
+    "x-ratelimit-requests-remaining x-ratelimit-requests-reset",
+    "anthropic-ratelimit-requests-remaining anthropic-ratelimit-requests-reset",
+    "anthropic-ratelimit-tokens-remaining anthropic-ratelimit-tokens-reset",
+    "anthropic-ratelimit-input-tokens-remaining anthropic-ratelimit-input-tokens-reset",
+    "anthropic-ratelimit-output-tokens-remaining anthropic-ratelimit-output-tokens-reset",
 ];
 
 /// A quota that is used up: the time until there is more, and the field that names the time; `None` if no field does.
@@ -55,17 +29,19 @@ type UsedUp = Option<(Duration, &'static str)>;
 
 /// The quota that is used up, and for the longest time if several are; `None` if none is.
 pub(super) fn used_up(headers: &HeaderMap, clock: Clock, status: Meaning) -> Option<UsedUp> {
-    let of_fields = |(remaining, resets): &Quota| {
+    let of_fields = |fields: &'static str| {
+        let (remaining, resets) = fields.split_once(' ')?;
         let mut lefts = members(headers, remaining).peekable();
         let is_over = match lefts.peek() {
             Some(_) => lefts.any(|left| is_over(left, status)),
             None => status == Meaning::Refused,
         };
-        let reset = |name: &&'static str| Some((longest(headers, name, SECOND, clock)?, *name));
-        is_over.then(|| resets.iter().find_map(reset))
+        let reset = |name| Some((longest(headers, name, SECOND, clock)?, name));
+        is_over.then(|| resets.split(' ').find_map(reset))
     };
     let of_draft = lines(headers, "ratelimit").flat_map(|line| draft(line, clock, status));
-    QUOTAS.iter().filter_map(of_fields).chain(of_draft).max()
+    let of_fields = QUOTAS.into_iter().filter_map(of_fields);
+    of_fields.chain(of_draft).max()
 }
 
 /// Whether no unit is left. After a refusal, a text that is no number above zero means that.
@@ -89,13 +65,9 @@ fn draft(line: &str, clock: Clock, status: Meaning) -> impl Iterator<Item = Used
             let mut names = names.into_iter();
             names.find_map(|name| value(pairs.clone(), name))
         };
-        let time = || {
-            Some((
-                wait(value(["t", "w", "reset"])?, SECOND, clock)?,
-                "ratelimit",
-            ))
-        };
-        is_over(value(["r", "a", "remaining"])?, status).then(time)
+        let time = || wait(value(["t", "w", "reset"])?, SECOND, clock);
+        let is_over = is_over(value(["r", "a", "remaining"])?, status);
+        is_over.then(|| time().map(|time| (time, "ratelimit")))
     })
 }
 

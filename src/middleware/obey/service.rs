@@ -24,16 +24,10 @@ use crate::{
 };
 
 /// A client around which [`ObeyLayer`](super::ObeyLayer) reads the answers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Obey<S> {
-    inner: S,
-    shared: Arc<Shared>,
-}
-
-impl<S> Obey<S> {
-    pub(super) const fn new(inner: S, shared: Arc<Shared>) -> Self {
-        Self { inner, shared }
-    }
+    pub(super) inner: S,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl<S, ReqB, ResB> Service<Request<ReqB>> for Obey<S>
@@ -57,15 +51,6 @@ where
             shared: self.shared.clone(),
             pausing: None,
         }
-    }
-}
-
-impl<S: fmt::Debug> fmt::Debug for Obey<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Obey")
-            .field("inner", &self.inner)
-            .field("limiter", &self.shared.limiter)
-            .finish_non_exhaustive()
     }
 }
 
@@ -95,10 +80,7 @@ where
             let answer = ready!(this.answer.as_mut().poll(cx));
             // However it ended, the next request may leave.
             let sent = std::mem::take(this.sent);
-            let response = match answer {
-                Ok(response) => response,
-                Err(error) => return Poll::Ready(Err(error)),
-            };
+            let response = answer?;
             match obey(this.shared, &sent, &response) {
                 Some(pausing) => *this.pausing = Some((pausing, response)),
                 None => return Poll::Ready(Ok(response)),
@@ -123,15 +105,14 @@ fn obey<B>(shared: &Shared, sent: &[Sent], response: &Response<B>) -> Option<Pau
     }
     let answer = Answer::read(response.status(), response.headers(), SystemTime::now());
     match answer {
-        Answer::Refused(notice) if notice.wait.is_none() && !shared.backs_off => None,
-        Answer::Refused(notice) => pause(shared, sent, &notice, false),
-        Answer::LastOne(notice) => pause(shared, sent, &notice, true),
-        Answer::Served => {
-            sent.iter().for_each(Sent::succeeded);
-            None
+        Answer::Refused(notice) if notice.wait.is_some() || shared.backs_off => {
+            return pause(shared, sent, &notice, false);
         }
-        Answer::Failed => None,
+        Answer::LastOne(notice) => return pause(shared, sent, &notice, true),
+        Answer::Served => sent.iter().for_each(Sent::succeeded),
+        Answer::Refused(_) | Answer::Failed => {}
     }
+    None
 }
 
 fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Option<Pausing> {
@@ -140,9 +121,8 @@ fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Op
         reason: &notice.reason(),
         is_served,
     };
-    let calls = sent
-        .iter()
-        .filter_map(|sent| sent.asked_to_wait(ask, &shared.backoff));
+    let sent = sent.iter();
+    let calls = sent.filter_map(|sent| sent.asked_to_wait(ask, &shared.backoff));
     let calls: SmallVec<[_; 1]> = calls.collect();
     if calls.is_empty() {
         return None;

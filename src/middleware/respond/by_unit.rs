@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use super::seconds::seconds;
+use super::{seconds::seconds, single_rule};
 use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
@@ -24,9 +24,15 @@ pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
         let Some(names) = names(unit) else {
             continue;
         };
-        if !adds || is_tighter_than_sent(rule, headers, &names) {
-            insert_rule(headers, rule, names);
+        if adds && !is_tighter_than_sent(rule, headers, &names) {
+            continue;
         }
+        let time = match rule.is_exceeded() {
+            true => rule.retry_after(),
+            false => Some(rule.reset_after()),
+        };
+        let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
+        single_rule::insert(headers, names, rule.share(), time);
     }
 }
 
@@ -69,20 +75,6 @@ fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderNa
         return true;
     };
     rule.share() < Share { left, limit }
-}
-
-fn insert_rule(headers: &mut HeaderMap, usage: &RuleUsage, names: [HeaderName; 3]) {
-    let [limit, remaining, reset] = names;
-    headers.insert(limit, HeaderValue::from(usage.rule().limit()));
-    headers.insert(remaining, HeaderValue::from(usage.remaining()));
-    let time = match usage.is_exceeded() {
-        true => usage.retry_after(),
-        false => Some(usage.reset_after()),
-    };
-    match time.and_then(|time| HeaderValue::try_from(duration(time)).ok()) {
-        Some(time) => headers.insert(reset, time),
-        None => headers.remove(reset),
-    };
 }
 
 /// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.

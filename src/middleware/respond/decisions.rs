@@ -50,38 +50,36 @@ use crate::domain::decision::{Decision, Usage};
 #[derive(Clone, Debug)]
 pub struct Decisions {
     innermost: Decision,
-    outer: Option<Arc<Self>>,
+    pub(in crate::middleware) outer: Option<Arc<Self>>,
     /// Whether one of the layers puts the decisions into every response.
-    in_response: bool,
+    pub(in crate::middleware) in_response: bool,
     /// Whether the innermost layer settles, and is the outermost to do so.
-    of_outermost: bool,
+    pub(in crate::middleware) of_outermost: bool,
 }
 
 impl Decisions {
-    /// Adds a layer's decision to those of the outer layers.
-    pub(in crate::middleware) fn within(
-        outer: Option<Self>,
-        innermost: Decision,
+    /// The decision of a layer alone.
+    pub(in crate::middleware) const fn new(
+        decision: Decision,
         in_response: bool,
+        of_outermost: bool,
     ) -> Self {
         Self {
-            innermost,
-            in_response: in_response || outer.as_ref().is_some_and(|outer| outer.in_response),
-            outer: outer.map(Arc::new),
-            of_outermost: false,
+            innermost: decision,
+            outer: None,
+            in_response,
+            of_outermost,
         }
     }
 
-    pub(in crate::middleware) fn outermost(self, of_outermost: bool) -> Self {
+    /// Adds the decisions of the outer layers.
+    pub(in crate::middleware) fn within(self, outer: Self) -> Self {
         Self {
-            of_outermost,
+            in_response: self.in_response || outer.in_response,
+            outer: Some(Arc::new(outer)),
+            of_outermost: false,
             ..self
         }
-    }
-
-    /// Whether they come from a layer that settles, with none around it that does.
-    pub(in crate::middleware) const fn are_of_outermost(&self) -> bool {
-        self.of_outermost
     }
 
     /// Returns the decision of the innermost layer that has checked a policy of this name, also as a
@@ -103,15 +101,6 @@ impl Decisions {
 
     pub(in crate::middleware) const fn innermost(&self) -> &Decision {
         &self.innermost
-    }
-
-    pub(in crate::middleware) const fn are_in_response(&self) -> bool {
-        self.in_response
-    }
-
-    /// Whether an outer layer has decided as well.
-    pub(in crate::middleware) const fn have_outer(&self) -> bool {
-        self.outer.is_some()
     }
 
     /// Whether this very decision is among them, not just an equal one.

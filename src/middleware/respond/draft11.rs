@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use smallvec::SmallVec;
 
 use super::seconds::seconds;
-use crate::domain::{
-    decision::{Decision, RuleUsage},
-    policies::PolicyHandle,
-    policy::Policy,
-    rule::Rule,
+use crate::{
+    domain::{
+        decision::{Decision, RuleUsage},
+        policies::PolicyHandle,
+        policy::Policy,
+        rule::Rule,
+    },
+    middleware::admit::{LayerConfig, Source},
 };
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -31,14 +33,12 @@ thread_local! {
     static FIELD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The fields of one layer: a finished `RateLimit-Policy`, and prepared items of `RateLimit`.
-#[derive(Clone)]
+/// The fields of one layer.
+#[derive(Clone, Default)]
 pub(super) struct Draft11 {
-    policy_field: Option<HeaderValue>,
-    /// Whether a period of a calendar rule is listed, whose length differs from that of the next. Then `policy_field`
-    /// is written for each response.
-    has_periods: bool,
-    policies: Vec<(Policy, Vec<Item>)>,
+    /// The policies that are the same for all requests.
+    known: List,
+    /// Whether no request is charged under any other policy.
     all_known: bool,
     /// Whether to list shadows.
     shadows: bool,
@@ -48,188 +48,179 @@ pub(super) struct Draft11 {
     is_shadow_layer: bool,
 }
 
+/// Policies to list, with a finished `RateLimit-Policy` and prepared items of `RateLimit`.
+#[derive(Clone, Default)]
+struct List {
+    /// `None` if a period of a calendar rule is listed, whose length differs from that of the next: then the field is
+    /// written for each response.
+    policy_field: Option<HeaderValue>,
+    policies: Vec<(Policy, Vec<Item>)>,
+}
+
 /// The start of a rule's item: `, "name";`. The first comma of a list is left out.
 type Item = Box<str>;
 
-/// Both fields, for the rules of one layer.
-struct Fields {
-    usages: Option<HeaderValue>,
-    quotas: Option<HeaderValue>,
-}
-
-impl Fields {
-    fn append_to(self, headers: &mut HeaderMap) {
-        if let Some(usages) = self.usages {
-            headers.append(RATELIMIT, usages);
-        }
-        if let Some(quotas) = self.quotas {
-            headers.append(RATELIMIT_POLICY, quotas);
-        }
-    }
-}
+/// `RateLimit` and `RateLimit-Policy`.
+type Fields = [Option<HeaderValue>; 2];
 
 impl Draft11 {
-    /// `all_known` if no request is charged under any other policy.
-    pub(super) fn new<'a>(
-        policies: impl Iterator<Item = &'a Policy>,
-        all_known: bool,
-        shadows: bool,
-    ) -> Self {
-        // Several limits may share a policy, which is listed once.
-        let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
-        let shown =
-            policies.filter(|policy| !policy.is_hidden() && (shadows || !policy.is_shadow()));
-        for policy in shown {
-            if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
-                continue;
-            }
-            let items = policy.rules().iter().map(|rule| {
-                let name = item_name(policy, rule);
-                format!(r#", "{name}";"#).into()
-            });
-            distinct.push((policy.clone(), items.collect()));
-        }
-        let mut rules = distinct.iter().flat_map(|(policy, _)| policy.rules());
-        let has_periods = rules.any(|rule| rule.in_calendar().is_some());
-        Self {
-            policy_field: if has_periods {
-                None
-            } else {
-                policy_field(&distinct, 0)
-            },
-            has_periods,
-            policies: distinct,
-            all_known,
+    /// Without a layer, no policy is known in advance.
+    pub(super) fn new(config: Option<&LayerConfig>, shadows: bool) -> Self {
+        let mut draft = Self {
             shadows,
-            handles: Vec::new(),
-            is_shadow_layer: false,
+            ..Self::default()
+        };
+        let Some(config) = config else {
+            return draft;
+        };
+        draft.is_shadow_layer = config.shadow;
+        draft.all_known = !config.looks_up;
+        let mut fixed = Vec::new();
+        for selector in config.selectors() {
+            draft.all_known &= matches!(selector.0, Source::Fixed(_));
+            match &selector.0 {
+                Source::Fixed(policy) => fixed.push(config.as_charged(policy.clone())),
+                Source::Live(handle) => draft.handles.push(handle.clone()),
+                Source::Closure(_) | Source::Routes(_) => {}
+            }
         }
+        draft.known = List::of(fixed.into_iter(), shadows);
+        draft
     }
 
-    /// Also lists these policies.
-    pub(super) fn with_handles(
-        mut self,
-        handles: Vec<PolicyHandle>,
-        is_shadow_layer: bool,
-    ) -> Self {
-        self.handles = handles;
-        self.is_shadow_layer = is_shadow_layer;
-        self
-    }
-
-    /// Appends the fields, because nested layers each add their items.
+    /// Appends the fields, because nested layers each add their items. Policies chosen for this request go on a line of
+    /// their own: a list may have several lines.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
-        if !self.all_known || decision.usage().is_local() {
-            return self.append_with_chosen(headers, decision);
-        }
-        let fields = self.fields(decision);
-        if fit([&fields.usages]) && fit([&fields.quotas]) {
-            fields.append_to(headers);
-        } else {
-            Self::append_tightest(&[self], headers, decision);
-        }
-    }
-
-    /// Policies chosen for this request go on a line of their own: a list may have several lines.
-    fn append_with_chosen(&self, headers: &mut HeaderMap, decision: &Decision) {
-        // A local decision has other limits than the prepared ones.
         let local = decision.usage().is_local();
+        if self.all_known && !local {
+            return append_lists([&self.known], headers, decision);
+        }
         let chosen = self.chosen(decision, local);
-        let known = if local { None } else { Some(self) };
-        let parts: SmallVec<[&Self; 2]> = known.into_iter().chain([&chosen]).collect();
-        let lines = parts.iter().map(|part| part.fields(decision));
-        let lines: SmallVec<[Fields; 2]> = lines.collect();
-        if fit(lines.iter().map(|it| &it.usages)) && fit(lines.iter().map(|it| &it.quotas)) {
-            lines.into_iter().for_each(|line| line.append_to(headers));
-        } else {
-            Self::append_tightest(&parts, headers, decision);
+        match local {
+            // A local decision has other limits than the prepared ones.
+            true => append_lists([&chosen], headers, decision),
+            false => append_lists([&self.known, &chosen], headers, decision),
         }
     }
 
     /// The policies that depend on the request: the chosen ones, and those of the handles.
     #[cold]
-    fn chosen(&self, decision: &Decision, local: bool) -> Self {
-        let shadows = decision
-            .usage()
-            .shadow()
-            .map(|shadow| shadow.usage().policies());
-        let checked = decision.usage().policies();
-        let checked = checked
-            .chain(shadows.into_iter().flatten())
-            .map(|usage| usage.policy());
-        let chosen = checked
-            .clone()
-            .filter(|policy| local || !self.knows(policy));
-        let mut chosen: SmallVec<[Policy; 8]> = chosen.cloned().collect();
+    fn chosen(&self, decision: &Decision, local: bool) -> List {
+        let usage = decision.usage();
+        let usages = [Some(usage), usage.shadow().map(Decision::usage)];
+        let checked = usages.into_iter().flatten().flat_map(|it| it.policies());
+        let checked = checked.map(|usage| usage.policy());
+        let chosen = checked.clone().filter(|it| local || !self.knows(it));
         // List handles whose limits do not apply to the request as well, like policies that never change.
-        let is_checked =
-            |handle: &PolicyHandle| checked.clone().any(|policy| policy.name() == handle.name());
-        let others = self
-            .handles
-            .iter()
-            .filter(|handle| !local && !is_checked(handle));
-        chosen.extend(others.map(|handle| self.current(handle)));
-        Self::new(chosen.iter(), true, self.shadows)
-    }
-
-    fn current(&self, handle: &PolicyHandle) -> Policy {
-        let policy = handle.load();
-        if self.is_shadow_layer {
-            policy.shadow()
-        } else {
-            policy
-        }
+        let is_checked = |name: &str| checked.clone().any(|policy| policy.name() == name);
+        let handles = self.handles.iter();
+        let others = handles.filter(|handle| !local && !is_checked(handle.name()));
+        let others = others.map(|handle| match self.is_shadow_layer {
+            true => handle.load().shadow(),
+            false => handle.load(),
+        });
+        List::of(chosen.cloned().chain(others), self.shadows)
     }
 
     fn knows(&self, policy: &Policy) -> bool {
-        self.policies.iter().any(|(shown, _)| shown.is_same(policy))
+        let mut known = self.known.policies.iter();
+        known.any(|(shown, _)| shown.is_same(policy))
+    }
+}
+
+/// Appends the fields of each list, or both fields for as many rules as fit.
+fn append_lists<const N: usize>(lists: [&List; N], headers: &mut HeaderMap, decision: &Decision) {
+    let lines = lists.map(|list| list.fields(decision));
+    let len = |field: usize| -> usize {
+        let values = lines.iter().filter_map(|line| line[field].as_ref());
+        values.map(HeaderValue::len).sum()
+    };
+    if len(0).max(len(1)) > MAX_FIELD {
+        append(headers, tightest(&lists, decision));
+    } else {
+        lines.into_iter().for_each(|line| append(headers, line));
+    }
+}
+
+fn append(headers: &mut HeaderMap, [usages, quotas]: Fields) {
+    if let Some(usages) = usages {
+        headers.append(RATELIMIT, usages);
+    }
+    if let Some(quotas) = quotas {
+        headers.append(RATELIMIT_POLICY, quotas);
+    }
+}
+
+/// Both fields for as many rules as fit, the tightest first.
+#[cold]
+fn tightest(lists: &[&List], decision: &Decision) -> Fields {
+    let mut rules = Vec::new();
+    for list in lists {
+        list.each(decision, |policy, item, usage| {
+            rules.push((policy, item, usage))
+        });
+    }
+    rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), usage.share()));
+    let now_ms = decision.usage().decided_at_ms();
+    let (mut usages, mut quotas) = (Vec::new(), Vec::new());
+    for (policy, item, usage) in rules {
+        let ends = (usages.len(), quotas.len());
+        push_item(&mut usages, item, usage, policy);
+        push_policy_item(&mut quotas, item, &usage.rule(), policy, now_ms);
+        if usages.len().max(quotas.len()) > MAX_FIELD + SEPARATOR {
+            // Remove the rule from both lists: they must name the same rules.
+            usages.truncate(ends.0);
+            quotas.truncate(ends.1);
+            break;
+        }
+    }
+    [value(&usages), value(&quotas)]
+}
+
+impl List {
+    fn of(policies: impl Iterator<Item = Policy>, shadows: bool) -> Self {
+        let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
+        for policy in policies.filter(|it| !it.is_hidden() && (shadows || !it.is_shadow())) {
+            // Several limits may share a policy, which is listed once.
+            if distinct.iter().any(|(twin, _)| twin.is_same(&policy)) {
+                continue;
+            }
+            let item = |rule| format!(r#", "{}";"#, item_name(&policy, rule)).into();
+            let items = policy.rules().iter().map(item).collect();
+            distinct.push((policy, items));
+        }
+        let mut rules = distinct.iter().flat_map(|(policy, _)| policy.rules());
+        let has_periods = rules.any(|rule| rule.in_calendar().is_some());
+        let mut list = Self {
+            policy_field: None,
+            policies: distinct,
+        };
+        if !has_periods {
+            list.policy_field = list.policy_field(0);
+        }
+        list
     }
 
     fn fields(&self, decision: &Decision) -> Fields {
-        Fields {
-            usages: written(|field| {
-                self.each(decision, |policy, item, usage| {
-                    push_item(field, item, usage);
-                    push_shadow(field, policy);
-                });
-            }),
-            quotas: if self.has_periods {
-                policy_field(&self.policies, decision.usage().decided_at_ms())
-            } else {
-                self.policy_field.clone()
-            },
-        }
+        let usages = written(|field| {
+            self.each(decision, |policy, item, usage| {
+                push_item(field, item, usage, policy);
+            });
+        });
+        let finished = self.policy_field.clone();
+        let now_ms = || decision.usage().decided_at_ms();
+        [usages, finished.or_else(|| self.policy_field(now_ms()))]
     }
 
-    /// Appends both lists for as many rules as fit, the tightest first.
-    #[cold]
-    fn append_tightest(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
-        let mut rules = Vec::new();
-        for part in parts {
-            part.each(decision, |policy, item, usage| {
-                rules.push((policy, item, usage))
-            });
-        }
-        rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), usage.share()));
-        let now_ms = decision.usage().decided_at_ms();
-        let (mut usages, mut quotas) = (Vec::new(), Vec::new());
-        for (policy, item, usage) in rules {
-            let ends = (usages.len(), quotas.len());
-            push_item(&mut usages, item, usage);
-            push_shadow(&mut usages, policy);
-            push_policy_item(&mut quotas, item, &usage.rule(), policy, now_ms);
-            if usages.len().max(quotas.len()) > MAX_FIELD + SEPARATOR {
-                // Remove the rule from both lists: they must name the same rules.
-                usages.truncate(ends.0);
-                quotas.truncate(ends.1);
-                break;
+    /// Writes `RateLimit-Policy`. The windows of calendar rules depend on `now_ms`, a time of the store's clock.
+    fn policy_field(&self, now_ms: u64) -> Option<HeaderValue> {
+        written(|field| {
+            for (policy, items) in &self.policies {
+                for (item, rule) in items.iter().zip(policy.rules()) {
+                    push_policy_item(field, item, rule, policy, now_ms);
+                }
             }
-        }
-        let fields = Fields {
-            usages: value(&usages),
-            quotas: value(&quotas),
-        };
-        fields.append_to(headers);
+        })
     }
 
     /// Calls back with each rule to list, in the order of the policies.
@@ -268,12 +259,6 @@ fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
     }
 }
 
-/// Whether these lines of one field are not too long together.
-fn fit<'a>(lines: impl IntoIterator<Item = &'a Option<HeaderValue>>) -> bool {
-    let lengths = lines.into_iter().flatten().map(HeaderValue::len);
-    lengths.sum::<usize>() <= MAX_FIELD
-}
-
 /// The field that `write` writes, in a buffer that is used again.
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Option<HeaderValue> {
     FIELD.with_borrow_mut(|field| {
@@ -305,17 +290,6 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     [name, "/", &window, kind].concat()
 }
 
-/// Writes `RateLimit-Policy`. The windows of calendar rules depend on `now_ms`, a time of the store's clock.
-fn policy_field(policies: &[(Policy, Vec<Item>)], now_ms: u64) -> Option<HeaderValue> {
-    written(|field| {
-        for (policy, items) in policies {
-            for (item, rule) in items.iter().zip(policy.rules()) {
-                push_policy_item(field, item, rule, policy, now_ms);
-            }
-        }
-    })
-}
-
 fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Policy, now_ms: u64) {
     field.extend_from_slice(item.as_bytes());
     field.extend_from_slice(b"q=");
@@ -332,22 +306,20 @@ fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Polic
     push_shadow(field, policy);
 }
 
-fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
+fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, policy: &Policy) {
     field.extend_from_slice(item.as_bytes());
     field.extend_from_slice(b"r=");
     push_number(field, usage.remaining());
-    if usage.rule().is_concurrency() {
-        return; // a slot may be returned at any time
-    }
-    let time = if usage.is_exceeded() {
-        usage.retry_after()
-    } else {
-        Some(usage.reset_after()).filter(|time| !time.is_zero())
+    let time = match usage.is_exceeded() {
+        _ if usage.rule().is_concurrency() => None, // a slot may be returned at any time
+        true => usage.retry_after(),
+        false => Some(usage.reset_after()).filter(|time| !time.is_zero()),
     };
     if let Some(time) = time {
         field.extend_from_slice(b";t=");
         push_number(field, seconds(time));
     }
+    push_shadow(field, policy);
 }
 
 /// A parameter that clients may ignore.

@@ -1,8 +1,8 @@
-//! [`Grpc`]: rejections of gRPC calls.
+//! [`Grpc`] and [`StatusOnly`]: rejections without a text.
 
 use http::{Response, request::Parts};
 
-use super::{MakeRejection, Rejection, StatusOnly, grpc_answer};
+use super::{MakeRejection, Rejection, grpc_answer};
 
 /// Responds to gRPC calls with a gRPC status, and to other requests with [another](Self::or) rejection. Use this for
 /// your own rejections.
@@ -55,19 +55,18 @@ use super::{MakeRejection, Rejection, StatusOnly, grpc_answer};
 /// # });
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[must_use]
 pub struct Grpc<R = StatusOnly> {
     others: R,
 }
 
 impl Grpc {
     /// Creates a rejection for gRPC calls; other requests get [`StatusOnly`].
-    #[must_use]
     pub const fn new() -> Self {
         Self { others: StatusOnly }
     }
 
     /// Sets the rejection of requests that are not gRPC calls, for a service of both kinds.
-    #[must_use]
     pub fn or<R>(self, others: R) -> Grpc<R> {
         Grpc { others }
     }
@@ -78,5 +77,20 @@ impl<B: Default, R: MakeRejection<B>> MakeRejection<B> for Grpc<R> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         grpc_answer::answer(rejection, head, B::default)
             .unwrap_or_else(|| self.others.make_rejection(rejection, head))
+    }
+}
+
+/// Responds with the status alone, and to gRPC calls like [`Grpc`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StatusOnly;
+
+#[diagnostic::do_not_recommend]
+impl<B: Default> MakeRejection<B> for StatusOnly {
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
+        grpc_answer::answer(rejection, head, B::default).unwrap_or_else(|| {
+            let mut response = Response::new(B::default());
+            *response.status_mut() = rejection.status();
+            response
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! [`HeaderStyle`]: the quota headers of responses.
 
-use std::{iter, time::Duration};
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 
@@ -96,6 +96,7 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as
 /// they are sent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct HeaderStyle {
     draft11: bool,
     shadows: bool,
@@ -150,34 +151,25 @@ impl HeaderStyle {
     /// tightest rule.
     ///
     /// `Reset` is in seconds from now: until the rule would admit the request, or until no unit counts any more.
-    pub const DRAFT_6: Self = Self {
-        single: SingleRule {
-            draft6: true,
-            ..SingleRule::NONE
-        },
-        ..Self::NONE
-    };
+    pub const DRAFT_6: Self = Self::single(SingleRule {
+        draft6: true,
+        ..SingleRule::NONE
+    });
 
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, for the tightest rule.
     ///
     /// `Reset` is in seconds from now: until the rule would admit the request, or until no unit counts any more.
-    pub const X_RATE_LIMIT: Self = Self {
-        single: SingleRule {
-            x_rate_limit: Some(Reset::Delta),
-            ..SingleRule::NONE
-        },
-        ..Self::NONE
-    };
+    pub const X_RATE_LIMIT: Self = Self::single(SingleRule {
+        x_rate_limit: Some(Reset::Delta),
+        ..SingleRule::NONE
+    });
 
     /// Like [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub uses: by this
     /// machine's clock, which may differ from the client's.
-    pub const X_RATE_LIMIT_EPOCH: Self = Self {
-        single: SingleRule {
-            x_rate_limit: Some(Reset::Epoch),
-            ..SingleRule::NONE
-        },
-        ..Self::NONE
-    };
+    pub const X_RATE_LIMIT_EPOCH: Self = Self::single(SingleRule {
+        x_rate_limit: Some(Reset::Epoch),
+        ..SingleRule::NONE
+    });
 
     /// `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Requests` and `X-RateLimit-Reset-Requests`, the same with
     /// `Tokens`, and so on: the tightest rule of each [unit](crate::Policy::unit), in the form that client libraries of
@@ -192,16 +184,19 @@ impl HeaderStyle {
     /// `Reset` is the time until the rule would admit the request, or until no unit counts any more: hours, minutes and
     /// whole seconds, as `25h0m0s`, `6m0s` or `1s`, rounded up. Slots of [concurrency rules](crate::Rule::concurrent)
     /// are left out.
-    pub const X_RATE_LIMIT_BY_UNIT: Self = Self {
-        single: SingleRule {
-            by_unit: true,
-            ..SingleRule::NONE
-        },
-        ..Self::NONE
-    };
+    pub const X_RATE_LIMIT_BY_UNIT: Self = Self::single(SingleRule {
+        by_unit: true,
+        ..SingleRule::NONE
+    });
+
+    const fn single(single: SingleRule) -> Self {
+        Self {
+            single,
+            ..Self::NONE
+        }
+    }
 
     /// Sends the headers of both styles. If both have `X-RateLimit-Reset`, `other`'s kind wins.
-    #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
             draft11: self.draft11 || other.draft11,
@@ -223,23 +218,18 @@ impl HeaderStyle {
     ///
     /// Clients may ignore an unknown parameter: a client that honours `RateLimit` then stops at a limit that does not
     /// count yet. Use this only if you control the clients.
-    #[must_use]
-    pub const fn with_shadows(self) -> Self {
-        Self {
-            shadows: true,
-            ..self
-        }
+    pub const fn with_shadows(mut self) -> Self {
+        self.shadows = true;
+        self
     }
 
     /// Sends the headers only in responses to denied requests.
-    #[must_use]
     pub const fn only_on_denial(self) -> Self {
         self.only_below(0)
     }
 
     /// Sends the headers in responses to denied requests, and when less than this share (in percent) of some rule's
     /// limit is left. From 100 on, in all responses to charged requests.
-    #[must_use]
     pub const fn only_below(mut self, percent: u8) -> Self {
         self.below = Some(percent);
         self
@@ -253,28 +243,15 @@ impl HeaderStyle {
     /// ```text
     /// retry-after: Tue, 01 Dec 2026 00:00:00 GMT
     /// ```
-    #[must_use]
     pub const fn dates_from(mut self, wait: Duration) -> Self {
         self.dates_from = Some(wait);
         self
     }
 
-    /// Prepares the headers once, before the first request.
-    pub(in crate::middleware) fn prepare(self, config: &LayerConfig) -> Headers {
-        let draft11 = || {
-            let policies: Vec<_> = config.fixed_policies().collect();
-            let draft = Draft11::new(policies.iter(), config.is_fixed(), self.shadows);
-            draft.with_handles(config.handles().cloned().collect(), config.shadow)
-        };
-        Headers {
-            style: self,
-            draft11: self.draft11.then(draft11),
-        }
-    }
-
-    /// For a decision with no policy known in advance.
-    pub(in crate::middleware) fn unprepared(self) -> Headers {
-        let draft11 = || Draft11::new(iter::empty(), false, self.shadows);
+    /// Prepares the headers once, before the first request; without a layer, for a decision of which no policy is known
+    /// in advance.
+    pub(in crate::middleware) fn prepare(self, config: Option<&LayerConfig>) -> Headers {
+        let draft11 = || Draft11::new(config, self.shadows);
         Headers {
             style: self,
             draft11: self.draft11.then(draft11),
@@ -343,15 +320,16 @@ impl Headers {
 
 /// Whether the decision is a denial, or leaves less than this share under some rule.
 fn is_below(percent: u8, decision: &Decision) -> bool {
+    let share = Share {
+        left: percent.into(),
+        limit: 100,
+    };
     match decision {
         Decision::Denied(_) | Decision::Blocked(_) => true,
         Decision::Allowed(usage) => usage
             .policies()
             .filter(|of_policy| !of_policy.policy().is_hidden())
             .flat_map(|of_policy| of_policy.rules())
-            .any(|rule| {
-                let left = percent.into();
-                rule.share() < Share { left, limit: 100 }
-            }),
+            .any(|rule| rule.share() < share),
     }
 }

@@ -14,7 +14,6 @@ use crate::middleware::{RateLimitLayer, shared::Shared};
 
 impl<R, E> RateLimitLayer<R, E> {
     /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
-    #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
         self.change(|settings| settings.answers.headers.style = style)
     }
@@ -25,7 +24,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
     /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
-    #[must_use]
     pub fn decisions_in_response(self) -> Self {
         self.change(|settings| settings.decisions_in_response = true)
     }
@@ -35,7 +33,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](super::Rejection), never
     /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
-    #[must_use]
     pub fn jitter(self, most: Duration) -> Self {
         self.change(|settings| settings.answers.jitter = most)
     }
@@ -48,7 +45,6 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
     /// [`reject_with`](Self::reject_with), whose closure needs none.
-    #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M, E> {
         let Shared { settings, .. } = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
@@ -77,7 +73,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # let _ = layer;
     /// ```
     #[cfg(feature = "axum")]
-    #[must_use]
     pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<AxumRejection<F>, E>
     where
         F: Fn(&Rejection, &Parts) -> T,
@@ -118,7 +113,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # });
     /// ```
     #[cfg(feature = "axum")]
-    #[must_use]
     pub fn reject_denied_with<F, T>(
         self,
         handler: F,

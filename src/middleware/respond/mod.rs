@@ -5,7 +5,6 @@ mod axum;
 mod by_unit;
 mod decisions;
 mod draft11;
-mod empty_body;
 mod grpc;
 mod grpc_answer;
 mod headers;
@@ -19,8 +18,7 @@ mod single_rule;
 #[cfg(feature = "axum")]
 pub use self::axum::AxumRejection;
 pub use decisions::Decisions;
-pub use empty_body::StatusOnly;
-pub use grpc::Grpc;
+pub use grpc::{Grpc, StatusOnly};
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;

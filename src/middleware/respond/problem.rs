@@ -164,9 +164,10 @@ fn push_violated(json: &mut String, denial: &Denial) {
     } else if denial.retry_after().is_none() {
         json.push_str(r#","detail":"A limit of 0 denies all requests at present.""#);
     }
-    let names = violated(denial).into_iter();
-    let names: Vec<_> = names
-        .map(|(name, _)| ["\"", &name, "\""].concat())
-        .collect();
-    json.extend([r#","violated-policies":["#, &names.join(", "), "]"]);
+    json.push_str(r#","violated-policies":["#);
+    for (index, (name, _)) in violated(denial).iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        json.extend([separator, "\"", name, "\""]);
+    }
+    json.push(']');
 }

@@ -45,8 +45,12 @@ impl Answers {
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
         }
-        if self.unavailable_without_slot {
-            rejection = rejection.or_unavailable();
+        // A limit of no slots stays a denial: waiting does not help.
+        if self.unavailable_without_slot
+            && let Rejection::Denied(denial) = &rejection
+            && denial.is_by_slots()
+        {
+            rejection = Rejection::NoSlot(denial.clone());
         }
         let mut response = make.make_rejection(&rejection, head);
         response
@@ -62,9 +66,10 @@ impl Answers {
             entry.or_insert_with(|| retry_after(wait()));
         }
         let outer = head.extensions.get::<Decisions>().cloned();
-        let decisions = match decision {
-            Some(denied) => Some(Decisions::within(outer, denied, false)),
-            None => outer,
+        let denied = decision.map(|denied| Decisions::new(denied, false, false));
+        let decisions = match (denied, outer) {
+            (Some(denied), Some(outer)) => Some(denied.within(outer)),
+            (denied, outer) => denied.or(outer),
         };
         if let Some(decisions) = decisions {
             response.extensions_mut().insert(decisions);
@@ -112,15 +117,6 @@ impl Rejection {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some(Self::Denied(denial.clone())),
             Decision::Blocked(blocked) => Some(Self::Blocked(blocked.clone())),
-        }
-    }
-
-    /// Makes a denial for lack of slots alone a [`NoSlot`](Self::NoSlot). A limit of no slots stays a denial: waiting
-    /// does not help.
-    fn or_unavailable(self) -> Self {
-        match self {
-            Self::Denied(denial) if denial.is_by_slots() => Self::NoSlot(denial),
-            other => other,
         }
     }
 
@@ -207,7 +203,7 @@ impl Rejection {
         head: &Parts,
         style: HeaderStyle,
     ) -> Response<B> {
-        let answers = Answers::new(style.unprepared());
+        let answers = Answers::new(style.prepare(None));
         answers.rejection(self, head, make, DEFAULT_INTERVAL)
     }
 }

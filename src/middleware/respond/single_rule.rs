@@ -112,24 +112,29 @@ impl Sent {
 
     fn insert(&self, headers: &mut HeaderMap) {
         if self.style.draft6 {
-            let reset = self.reset.map(seconds);
-            self.insert_as([LIMIT, REMAINING, RESET], reset, headers);
+            let reset = self.reset.map(seconds).map(HeaderValue::from);
+            insert(headers, [LIMIT, REMAINING, RESET], self.share, reset);
         }
         if let Some(kind) = self.style.x_rate_limit {
-            let reset = self.reset.map(|time| kind.after(time));
-            self.insert_as([X_LIMIT, X_REMAINING, X_RESET], reset, headers);
+            let reset = self.reset.map(|time| kind.after(time).into());
+            insert(headers, [X_LIMIT, X_REMAINING, X_RESET], self.share, reset);
         }
     }
+}
 
-    fn insert_as(&self, names: [HeaderName; 3], reset_value: Option<u64>, headers: &mut HeaderMap) {
-        let [limit, remaining, reset] = names;
-        headers.insert(limit, HeaderValue::from(self.share.limit));
-        headers.insert(remaining, HeaderValue::from(self.share.left));
-        match reset_value {
-            Some(value) => headers.insert(reset, HeaderValue::from(value)),
-            None => headers.remove(reset),
-        };
-    }
+/// Inserts a limit, how much is left, and a time, which is removed if there is none.
+pub(super) fn insert(
+    headers: &mut HeaderMap,
+    [limit, remaining, reset]: [HeaderName; 3],
+    share: Share,
+    time: Option<HeaderValue>,
+) {
+    headers.insert(limit, share.limit.into());
+    headers.insert(remaining, share.left.into());
+    match time {
+        Some(time) => headers.insert(reset, time),
+        None => headers.remove(reset),
+    };
 }
 
 impl Reset {

@@ -22,45 +22,21 @@ pin_project! {
     ///
     /// An error is that of the inner body, boxed; or, if the layer [cuts
     /// off](crate::RateLimitLayer::cut_off_without_slot) responses, the loss of the slot.
-    #[derive(Debug)]
     pub struct FollowedBody<B> {
         #[pin]
         inner: B,
         ending: Option<Ending>,
-        cut_off: CutOff,
+        // Ready when a slot is lost whose loss ends the body.
+        lost: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+        is_cut_off: bool,
     }
 }
 
-/// Whether the loss of a slot ends the body.
-enum CutOff {
-    Never,
-    WhenLost(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
-    Done,
-}
-
-impl CutOff {
-    fn of(ending: Option<&Ending>) -> Self {
-        match ending.and_then(Ending::slot_to_watch) {
-            Some(watch) => Self::WhenLost(Box::pin(async move { watch.lost().await })),
-            None => Self::Never,
-        }
-    }
-
-    fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
-        match self {
-            Self::WhenLost(lost) => lost.as_mut().poll(cx).is_ready(),
-            Self::Never | Self::Done => false,
-        }
-    }
-}
-
-impl fmt::Debug for CutOff {
+impl<B: fmt::Debug> fmt::Debug for FollowedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Never => "Never",
-            Self::WhenLost(_) => "WhenLost",
-            Self::Done => "Done",
-        })
+        f.debug_struct("FollowedBody")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
     }
 }
 
@@ -92,8 +68,19 @@ impl<B: Body> FollowedBody<B> {
         }
         Self {
             inner,
-            cut_off: CutOff::of(ending.as_ref()),
+            lost: ending.as_ref().and_then(Ending::loss),
+            is_cut_off: false,
             ending,
+        }
+    }
+
+    /// A body whose end changes nothing.
+    const fn of(inner: B) -> Self {
+        Self {
+            inner,
+            ending: None,
+            lost: None,
+            is_cut_off: false,
         }
     }
 }
@@ -101,22 +88,14 @@ impl<B: Body> FollowedBody<B> {
 /// For rejections by an outer layer.
 impl<B: Body + From<String>> From<String> for FollowedBody<B> {
     fn from(text: String) -> Self {
-        Self {
-            inner: text.into(),
-            ending: None,
-            cut_off: CutOff::Never,
-        }
+        Self::of(text.into())
     }
 }
 
 /// An empty body, for rejections by an outer layer.
 impl<B: Body + Default> Default for FollowedBody<B> {
     fn default() -> Self {
-        Self {
-            inner: B::default(),
-            ending: None,
-            cut_off: CutOff::Never,
-        }
+        Self::of(B::default())
     }
 }
 
@@ -139,13 +118,15 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
         let mut this = self.project();
-        if this.cut_off.is_due(cx) {
-            *this.cut_off = CutOff::Done;
+        if *this.is_cut_off {
+            return Poll::Ready(None);
+        }
+        if let Some(lost) = this.lost
+            && lost.as_mut().poll(cx).is_ready()
+        {
+            *this.is_cut_off = true;
             finish(this.ending, EndOutcome::Failed);
             return Poll::Ready(Some(Err(SlotLost.into())));
-        }
-        if matches!(this.cut_off, CutOff::Done) {
-            return Poll::Ready(None);
         }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
@@ -162,13 +143,13 @@ where
             None => finish(this.ending, EndOutcome::Complete),
         }
         if this.ending.is_none() {
-            *this.cut_off = CutOff::Never; // no slot is held any more
+            *this.lost = None; // no slot is held any more
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.cut_off, CutOff::Done) || self.inner.is_end_stream()
+        self.is_cut_off || self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

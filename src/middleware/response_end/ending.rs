@@ -6,17 +6,18 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Buf;
-use http::{HeaderMap, Method, StatusCode, header, response::Parts};
+use http::{HeaderMap, StatusCode, header, response::Parts};
 use http_body::Frame;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::reading::Reading;
+use super::cost_meter::Reading;
 use crate::{
-    domain::{ActualCost, charge::Charge, decision::Usage},
-    limiter::{Limiter, SETTLING, Slot, SlotWatch},
+    domain::{ActualCost, charge::Charge, decision::Usage, settlement::Settlement},
+    limiter::{Limiter, SETTLING, Slot},
     middleware::settle::Settle,
 };
 
@@ -28,45 +29,13 @@ type CostOf = dyn Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync;
 /// How a layer settles at the end of its responses.
 #[derive(Clone, Default)]
 pub(in crate::middleware) struct AtEnd {
-    pub(in crate::middleware) metered: Metered,
+    /// Whether a [`CostMeter`](super::CostMeter) settles all policies.
+    pub(in crate::middleware) meters_all: bool,
+    /// Those that a `CostMeter` settles otherwise.
+    pub(in crate::middleware) metered: Vec<Box<str>>,
     pub(in crate::middleware) cost_of: Option<Arc<CostOf>>,
     /// Whether a response ends when its slot is lost.
     pub(in crate::middleware) cuts_off: bool,
-}
-
-/// The policies that a [`CostMeter`](super::CostMeter) settles.
-#[derive(Clone, Default)]
-pub(in crate::middleware) enum Metered {
-    #[default]
-    Never,
-    All,
-    Under(Vec<Box<str>>),
-}
-
-impl Metered {
-    fn includes(&self, policy: &str) -> bool {
-        match self {
-            Self::Never => false,
-            Self::All => true,
-            Self::Under(names) => names.iter().any(|name| **name == *policy),
-        }
-    }
-
-    /// Adds a policy, if not all are metered anyway.
-    pub(in crate::middleware) fn add(&mut self, policy: Box<str>) {
-        match self {
-            Self::All => {}
-            Self::Never => *self = Self::Under(vec![policy]),
-            Self::Under(names) => names.push(policy),
-        }
-    }
-
-    pub(in crate::middleware) fn names(&self) -> &[Box<str>] {
-        match self {
-            Self::Under(names) => names,
-            Self::Never | Self::All => &[],
-        }
-    }
 }
 
 /// A settlement under the limiter's timeout; resolves to the usage afterwards, or `None` after a failure.
@@ -78,7 +47,7 @@ type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 /// The request ends when this is dropped, and all guards of its meter are.
 #[doc(hidden)]
 pub struct Ending {
-    request: Arc<Admitted>,
+    pub(super) request: Arc<Admitted>,
     /// The settlement that the response waits for.
     settling: Option<Settling>,
 }
@@ -97,35 +66,36 @@ pub(in crate::middleware) struct Admitted {
 
 /// How to settle a request whose response is followed to the end of the body.
 pub(in crate::middleware) struct Followed {
-    at_end: Arc<AtEnd>,
-    reading: Arc<Reading>,
-    answers_head: bool,
+    pub(in crate::middleware) at_end: Arc<AtEnd>,
+    pub(in crate::middleware) reading: Reading,
+    /// Whether the request was a `HEAD`, so that no client gets the body.
+    pub(in crate::middleware) answers_head: bool,
 }
 
-impl Followed {
+impl Ending {
     pub(in crate::middleware) fn new(
-        at_end: &Arc<AtEnd>,
-        reading: &Arc<Reading>,
-        method: &Method,
+        limiter: Limiter,
+        usage: Usage,
+        slot: Option<Slot>,
+        followed: Option<Followed>,
+        settle: Settle,
     ) -> Self {
-        Self {
-            at_end: Arc::clone(at_end),
-            reading: Arc::clone(reading),
-            answers_head: method == Method::HEAD,
-        }
-    }
-}
-
-impl From<Admitted> for Ending {
-    fn from(request: Admitted) -> Self {
+        // The body may be dropped by a thread outside of any runtime.
+        limiter.has_background();
+        let request = Admitted {
+            limiter,
+            usage,
+            slot,
+            followed,
+            settle,
+            end: Mutex::default(),
+        };
         Self {
             request: Arc::new(request),
             settling: None,
         }
     }
-}
 
-impl Ending {
     /// Begins a settlement at the costs that are known with the head. Returns whether there is one: not if no cost is
     /// changed, or if the handler has settled the check.
     pub(in crate::middleware) fn settle_early(&mut self, cost_of: impl Fn(&Charge) -> u64) -> bool {
@@ -166,25 +136,23 @@ impl Ending {
         end.length = length.and_then(|value| value.to_str().ok()?.parse().ok());
     }
 
-    /// Whether the request was a `HEAD`, so that no client gets the body.
     pub(super) fn answers_head(&self) -> bool {
         let followed = &self.request.followed;
         followed.as_ref().is_some_and(|it| it.answers_head)
     }
 
-    /// If this slot is lost, the response is cut off.
-    pub(super) fn slot_to_watch(&self) -> Option<SlotWatch> {
+    /// Ready when the slot is lost, if the response is then cut off.
+    pub(super) fn loss(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>> {
         let followed = self.request.followed.as_ref()?;
-        let slot = self.request.slot.as_ref()?;
-        followed.at_end.cuts_off.then(|| slot.watch())
+        let watch = self.request.slot.as_ref()?.watch();
+        let cuts_off = followed.at_end.cuts_off;
+        cuts_off.then(|| Box::pin(async move { watch.lost().await }) as _)
     }
 
     pub(super) fn see<D: Buf>(&self, frame: &Frame<D>) {
         // The data is copied only for a closure that may read it.
-        let followed = &self.request.followed;
-        let keeps_data = followed
-            .as_ref()
-            .is_some_and(|it| it.at_end.cost_of.is_some());
+        let followed = self.request.followed.as_ref();
+        let keeps_data = followed.is_some_and(|it| it.at_end.cost_of.is_some());
         let mut end = self.end();
         if let Some(data) = frame.data_ref() {
             end.data_bytes += data.remaining() as u64;
@@ -208,11 +176,6 @@ impl Ending {
         let end = self.request.end.lock();
         end.unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// The request, for an owner that delays the end.
-    pub(super) const fn request(&self) -> &Arc<Admitted> {
-        &self.request
-    }
 }
 
 /// Continues a settlement that has begun in the background, at once: guards of a meter do not delay it.
@@ -230,25 +193,6 @@ impl Drop for Ending {
 }
 
 impl Admitted {
-    pub(in crate::middleware) fn new(
-        limiter: Limiter,
-        usage: Usage,
-        slot: Option<Slot>,
-        followed: Option<Followed>,
-        settle: Settle,
-    ) -> Self {
-        // The body may be dropped by a thread outside of any runtime.
-        limiter.has_background();
-        Self {
-            limiter,
-            usage,
-            slot,
-            followed,
-            settle,
-            end: Mutex::default(),
-        }
-    }
-
     /// Room for work in the background; `None` if all places are taken, or without a runtime: the charge stays.
     fn place(&self) -> Option<OwnedSemaphorePermit> {
         let places = Arc::clone(&self.settle.places);
@@ -271,15 +215,7 @@ impl Admitted {
         let parts = catch_unwind(AssertUnwindSafe(|| {
             Limiter::final_parts(&self.usage, |charge| at_end.cost(end, charge))
         }));
-        let parts = parts.unwrap_or_default();
-        if parts.is_empty() {
-            return;
-        }
-        let limiter = self.limiter.clone();
-        self.limiter.in_background(async move {
-            // An error goes to the observer, and the charge stays.
-            limiter.settle_patiently(parts, SETTLING, SETTLING).await;
-        });
+        self.settle_in_background(parts.unwrap_or_default(), SETTLING, None);
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
@@ -288,14 +224,23 @@ impl Admitted {
             return;
         };
         let parts = Limiter::changed_parts(&self.usage, |_| 0);
+        // One that hangs makes room for others.
+        self.settle_in_background(parts, self.limiter.call_timeout(), Some(place));
+    }
+
+    /// An error goes to the observer, and the charge stays.
+    fn settle_in_background(
+        &self,
+        parts: Vec<Settlement>,
+        each: Duration,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
         if parts.is_empty() {
             return;
         }
         let limiter = self.limiter.clone();
         self.limiter.in_background(async move {
-            // One that hangs makes room for others.
-            let settled = limiter.settle_patiently(parts, limiter.call_timeout(), SETTLING);
-            settled.await;
+            limiter.settle_patiently(parts, each, SETTLING).await;
             drop(place);
         });
     }
@@ -315,12 +260,11 @@ impl AtEnd {
     /// The final cost; `None` if the handler and the response left it open.
     fn cost(&self, end: &ResponseEnd, charge: &Charge) -> Option<u64> {
         let policy = charge.policy().name();
-        let actual = end
-            .actual
-            .as_ref()
-            .and_then(|actual| actual.of_policy(policy));
+        let actual = end.actual.as_ref();
+        let is_metered = || self.meters_all || self.metered.iter().any(|name| **name == *policy);
         let by_closure = || self.cost_of.as_ref().map(|cost_of| cost_of(end, charge));
-        let by_meter = || end.metered.filter(|_| self.metered.includes(policy));
+        let by_meter = || end.metered.filter(|_| is_metered());
+        let actual = actual.and_then(|actual| actual.of_policy(policy));
         actual.or_else(by_closure).or_else(by_meter)
     }
 }
@@ -342,13 +286,21 @@ pub enum EndOutcome {
 /// The end of a response, for [`RateLimitLayer::settle_at_end`](crate::RateLimitLayer::settle_at_end).
 #[derive(Clone, Default)]
 pub struct ResponseEnd {
-    outcome: EndOutcome,
-    status: Option<StatusCode>,
+    /// How the response ended.
+    pub outcome: EndOutcome,
+    /// The status; `None` if the request got no response.
+    pub status: Option<StatusCode>,
+    /// The reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered.
+    pub metered: Option<u64>,
+    /// How many bytes of data the body had, up to its end. Trailers do not count.
+    pub data_bytes: u64,
+    /// The last frame of data that was not empty, or its last 4 KiB; empty if there was none.
+    ///
+    /// A frame in several pieces of memory counts as its first piece.
+    pub last_data: Vec<u8>,
+    /// The trailers that the body ended with.
+    pub trailers: Option<HeaderMap>,
     actual: Option<ActualCost>,
-    metered: Option<u64>,
-    data_bytes: u64,
-    last_data: Vec<u8>,
-    trailers: Option<HeaderMap>,
     /// The length in the head: after this many bytes, a server drops the body.
     length: Option<u64>,
 }
@@ -359,44 +311,6 @@ impl ResponseEnd {
         if self.outcome == EndOutcome::Dropped && is_whole {
             self.outcome = EndOutcome::Complete;
         }
-    }
-
-    /// Returns how the response ended.
-    #[must_use]
-    pub const fn outcome(&self) -> EndOutcome {
-        self.outcome
-    }
-
-    /// Returns the status; `None` if the request got no response.
-    #[must_use]
-    pub const fn status(&self) -> Option<StatusCode> {
-        self.status
-    }
-
-    /// Returns the reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered.
-    #[must_use]
-    pub const fn metered(&self) -> Option<u64> {
-        self.metered
-    }
-
-    /// Returns how many bytes of data the body had, up to its end. Trailers do not count.
-    #[must_use]
-    pub const fn data_bytes(&self) -> u64 {
-        self.data_bytes
-    }
-
-    /// Returns the last frame of data that was not empty, or its last 4 KiB; empty if there was none.
-    ///
-    /// A frame in several pieces of memory counts as its first piece.
-    #[must_use]
-    pub fn last_data(&self) -> &[u8] {
-        &self.last_data
-    }
-
-    /// Returns the trailers that the body ended with.
-    #[must_use]
-    pub const fn trailers(&self) -> Option<&HeaderMap> {
-        self.trailers.as_ref()
     }
 }
 

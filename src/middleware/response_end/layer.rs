@@ -2,11 +2,14 @@
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{AtEnd, Metered, ResponseEnd, ToBodyEnd};
+use super::{AtEnd, ResponseEnd, ToBodyEnd};
 use crate::{
-    domain::{charge::Charge, error::ConfigError},
+    domain::{
+        charge::Charge,
+        error::{ConfigError, valid},
+    },
     extract::KeyExtractor,
-    middleware::{IntoPolicySelector, RateLimitLayer, layer::valid},
+    middleware::{IntoPolicySelector, RateLimitLayer},
 };
 
 impl<R, E> RateLimitLayer<R, E> {
@@ -56,7 +59,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they
     /// could not be renewed in time. If you know policies only at run time, use
     /// [`try_limit_concurrent`](Self::try_limit_concurrent).
-    #[must_use]
     #[track_caller]
     pub fn limit_concurrent(
         self,
@@ -82,7 +84,6 @@ impl<R, E> RateLimitLayer<R, E> {
 
     /// Sets the wait in the response to a request that found no slot, unless another rule denies it for longer. The
     /// default is a second.
-    #[must_use]
     pub fn slot_retry_after(self, wait: Duration) -> Self {
         self.change(|settings| settings.answers.slot_wait = wait)
     }
@@ -92,7 +93,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// response is a 429.
     ///
     /// `Retry-After` and the quota headers stay. A limit of 0 slots is still a 429.
-    #[must_use]
     pub fn unavailable_without_slot(self) -> Self {
         self.change(|settings| settings.answers.unavailable_without_slot = true)
     }
@@ -103,7 +103,6 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Choose this when more than the limit must not run for long. The body ends; work that does not depend on the body
     /// goes on, unless the handler watches the slot by a [`SlotWatch`](crate::limiter::SlotWatch). An outage of the
     /// store alone loses no slot before it expires.
-    #[must_use]
     pub fn cut_off_without_slot(self) -> RateLimitLayer<R, ToBodyEnd> {
         self.at_end(|at_end| at_end.cuts_off = true)
     }
@@ -147,9 +146,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    #[must_use]
     pub fn meter_costs(self) -> RateLimitLayer<R, ToBodyEnd> {
-        self.at_end(|at_end| at_end.metered = Metered::All)
+        self.at_end(|at_end| at_end.meters_all = true)
     }
 
     /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for
@@ -157,9 +155,8 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// You get a warning about a name that no policy has, in the cases that
     /// [`ActualCost`](crate::middleware::ActualCost) describes.
-    #[must_use]
     pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
-        self.at_end(|at_end| at_end.metered.add(policy.into()))
+        self.at_end(|at_end| at_end.metered.push(policy.into()))
     }
 
     /// Sets the final cost of an admitted request at the end of its response: from its last data, its trailers or how
@@ -176,13 +173,12 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer, middleware::ResponseEnd};
     /// # let layer = RateLimitLayer::new(MemoryStore::new());
     /// let layer = layer.settle_at_end(|end: &ResponseEnd, charge: &Charge| {
-    ///     let tokens = end.trailers().and_then(|trailers| trailers.get("x-tokens"));
+    ///     let tokens = end.trailers.as_ref().and_then(|trailers| trailers.get("x-tokens"));
     ///     let tokens = tokens.and_then(|tokens| tokens.to_str().ok()?.parse().ok());
     ///     tokens.unwrap_or(charge.cost())
     /// });
     /// # let _ = layer;
     /// ```
-    #[must_use]
     pub fn settle_at_end(
         self,
         cost: impl Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync + 'static,

@@ -7,12 +7,10 @@ mod body;
 mod cost_meter;
 mod ending;
 mod layer;
-mod reading;
 
 pub use body::FollowedBody;
 pub use cost_meter::{CostMeter, EndGuard};
-use ending::Metered;
-pub(super) use ending::{Admitted, AtEnd, Followed};
+pub(super) use ending::{AtEnd, Followed};
 pub use ending::{EndOutcome, Ending, ResponseEnd};
 
 /// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
