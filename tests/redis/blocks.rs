@@ -14,7 +14,12 @@ use sluicegate::{
     manual_clock::ManualClock,
     store::{Check, Operation, Reply, StoreExt},
 };
-use support::{contract::patient, history::START_MS, redis::Server};
+use support::{
+    contract::patient,
+    history::START_MS,
+    redis::Server,
+    served::{BLOCKS_RIGHTS, LEAST_RIGHTS, limited},
+};
 use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -271,6 +276,25 @@ async fn blocks_hold_for_a_user_without_the_right_to_ask_whether_there_are_any()
             .is_allowed()
     );
     assert!(limiter.check(charges(&["bob"])).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_block_that_could_not_be_ended_is_still_listed() {
+    let server = Server::start();
+    let operator = process(&server).await;
+    operator.block(&user("alice"), HOUR).await.unwrap();
+    let rights = [&LEAST_RIGHTS[2..], &BLOCKS_RIGHTS, &["~sluicegate:*"]].concat();
+    let store = RedisStore::connect(limited(&server, &rights))
+        .await
+        .unwrap();
+    let key = user("alice");
+    let error = store.unblock(&key).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    let unblocks = store.call(vec![Operation::Unblock { key }]);
+    assert!(unblocks.await.is_err());
+    assert_eq!(operator.blocks(9).await.unwrap().len(), 1);
+    operator.unblock(&user("alice")).await.unwrap();
+    assert_eq!(server.run::<u64>("DBSIZE"), 0, "the index is empty");
 }
 
 fn is_allowed(reply: &Result<Reply, StoreError>) -> bool {

@@ -9,8 +9,9 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError, error::StoreErrorKind,
-    store::Check,
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError,
+    error::StoreErrorKind,
+    store::{Check, Operation},
 };
 use support::{redis::Server, stores};
 use tokio::{
@@ -320,6 +321,15 @@ fn a_store_that_is_called_outside_of_a_runtime_answers_with_an_error() {
         let error = futures::executor::block_on(store.check(&check)).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
         assert!(error.to_string().contains("outside of a tokio runtime"));
+        assert!(error.is_unsent(), "{error}");
+        // A call is not shared, and is sent in the task of its caller.
+        let reset = Operation::Reset {
+            policy,
+            key: Key::new("user", "alice"),
+        };
+        let error = futures::executor::block_on(store.call(vec![reset]));
+        let error = error.and_then(|mut replies| replies.remove(0)).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
         assert!(error.is_unsent(), "{error}");
     }
 }

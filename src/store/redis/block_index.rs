@@ -7,15 +7,18 @@
 //! ```
 //!
 //! The index is a hint: the blocks decide, and a listing reads each block. The index may be on another node of a
-//! cluster than the block, so separate commands write it, just before the block. A crash in between leaves an extra
-//! identity, which is not listed and expires. An error here changes no block.
+//! cluster than the block, so separate commands write it: just before a block, and after an unblock that succeeded. A
+//! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block.
 
 use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
-use super::{RedisStore, error::store_error, reports::send_all};
+use super::{
+    RedisStore, background, connection::within, error::store_error, reports::send_all,
+    transport::Transport,
+};
 use crate::{
     domain::{
         block::{Block, BlockRequest},
@@ -29,43 +32,58 @@ use crate::{
 /// How long after its end a block may stay in the index, in ms, because clients' clocks write the index.
 const SLACK_MS: u64 = 3_600_000;
 
-/// How long the index may hold up a block: half of the default timeout of limiters.
+/// How long the index may hold up a call: half of the default timeout of limiters.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// How long the commands to the index may take after that, such as for a new connection.
+const LATEST: Duration = Duration::from_secs(1);
+
+/// The commands to the index for the operations of a call.
+pub(super) struct IndexUpdate {
+    commands: Vec<(Vec<u8>, Cmd)>,
+    /// Whether no operation blocks. A block that a failed unblock leaves has to stay in the list.
+    only_unblocks: bool,
+}
+
 impl RedisStore {
-    /// Sends commands to the index, and then makes the block's call.
+    pub(super) fn index_update(&self, operations: &[Operation]) -> IndexUpdate {
+        let commands = operations.iter().flat_map(|it| self.index_operation(it));
+        let commands = commands.map(|cmd| (self.names.block_index(), cmd));
+        let blocks = |it| matches!(it, &Operation::Block { .. } | &Operation::Ban { .. });
+        IndexUpdate {
+            commands: commands.collect(),
+            only_unblocks: !operations.iter().any(blocks),
+        }
+    }
+
+    /// Updates the index, and then makes the call; if the call only unblocks, updates the index after its success.
     ///
-    /// An index on a slow node holds up the block for a short time only. The node still executes the commands that it
-    /// got.
+    /// An index on a slow node holds up the call for a short time only.
     pub(super) fn with_index<T: Send + 'static>(
         &self,
-        commands: Vec<Cmd>,
+        index: IndexUpdate,
         answer: StoreFuture<T>,
+        is_done: fn(&T) -> bool,
     ) -> StoreFuture<T> {
-        if commands.is_empty() {
+        if index.commands.is_empty() {
             return answer;
         }
-        let (transport, name) = (self.transport.clone(), self.names.block_index());
-        let sent = answer.sent.clone();
+        let (transport, sent) = (self.transport.clone(), answer.sent.clone());
         let both = StoreFuture::pending(async move {
-            let commands = commands.into_iter().map(|cmd| (name.clone(), cmd));
-            let commands: Vec<_> = commands.collect();
-            let replies = send_all(&transport, &commands);
-            let written = match Handle::try_current() {
-                Ok(_) => timeout(PATIENCE, replies).await.ok(),
-                // Only your own connection works outside of a runtime, where there are no timers.
-                Err(_) => Some(replies.await),
-            };
-            if let Some(replies) = written {
-                note(replies.into_iter());
+            if !index.only_unblocks {
+                index.write(transport).await;
+                return answer.await;
             }
-            answer.await
+            let answer = answer.await;
+            if answer.as_ref().is_ok_and(is_done) {
+                index.write(transport).await;
+            }
+            answer
         });
         both.queued(sent)
     }
 
-    /// The commands to the index for an operation.
-    pub(super) fn index_operation(&self, operation: &Operation) -> Vec<Cmd> {
+    fn index_operation(&self, operation: &Operation) -> Vec<Cmd> {
         match operation {
             Operation::Block { key, request } | Operation::Ban { key, request, .. } => {
                 self.index_block(key, request)
@@ -97,10 +115,36 @@ impl RedisStore {
     }
 }
 
+impl IndexUpdate {
+    async fn write(self, transport: Transport) {
+        let replies = async move { send_all(&transport, &self.commands).await };
+        match Handle::try_current() {
+            // Removed late, an identity might have been blocked again.
+            Ok(_) if self.only_unblocks => {
+                if let Ok(replies) = timeout(PATIENCE, replies).await {
+                    note(replies);
+                }
+            }
+            // Added late, an identity is listed all the same.
+            Ok(runtime) => {
+                let (done, is_done) = oneshot::channel::<()>();
+                background::spawn_in(&runtime, async move {
+                    let replies = within(LATEST, async { Ok(replies.await) }).await;
+                    note(replies.unwrap_or_else(|error| vec![Err(error)]));
+                    drop(done);
+                });
+                let _ = timeout(PATIENCE, is_done).await;
+            }
+            // Only the connection of a test works outside of a runtime, where there are no timers.
+            Err(_) => note(replies.await),
+        }
+    }
+}
+
 /// Warns about the first error, and again after a success.
-fn note(replies: impl Iterator<Item = RedisResult<Value>>) {
+fn note(replies: Vec<RedisResult<Value>>) {
     static FAILURES: Quiet = Quiet::new();
-    let error = replies.filter_map(Result::err).next();
+    let error = replies.into_iter().find_map(Result::err);
     let result = error.map_or(Ok(()), |error| Err(store_error(&error)));
     FAILURES.note(&result, warning::blocks_not_indexed);
 }

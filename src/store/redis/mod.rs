@@ -1,12 +1,12 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use redis::{RedisResult, Value};
 
 use crate::{
-    domain::{check::Check, decision::Decision},
+    domain::{check::Check, decision::Decision, error::StoreError},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
 };
 
@@ -178,8 +178,8 @@ impl Store for RedisStore {
             Operation::Rankings(account) => self.read_rankings(account).map(Reply::Rankings),
             Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
             of_keys => {
-                let index = self.index_operation(&of_keys);
-                self.with_index(index, self.execute_one(of_keys, Some))
+                let index = self.index_update(slice::from_ref(&of_keys));
+                self.with_index(index, self.execute_one(of_keys, Some), |_| true)
             }
         }
     }
@@ -188,20 +188,22 @@ impl Store for RedisStore {
         if !operations.iter().all(Operation::is_of_keys) {
             return one_by_one(self, operations);
         }
-        let index = operations
-            .iter()
-            .flat_map(|operation| self.index_operation(operation));
-        let index = index.collect();
+        let index = self.index_update(&operations);
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations));
+            return self.with_index(index, self.call_by_slot(operations), are_done);
         }
-        self.with_index(index, self.call_one_slot(operations))
+        self.with_index(index, self.call_one_slot(operations), are_done)
     }
 
     fn fails_apart(&self) -> bool {
         self.transport.is_cluster()
     }
+}
+
+/// Whether each operation of a call was done.
+fn are_done(results: &Vec<Result<Reply, StoreError>>) -> bool {
+    results.iter().all(Result::is_ok)
 }
 
 /// The reply to `TIME`, in ms.

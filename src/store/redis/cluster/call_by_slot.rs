@@ -3,6 +3,7 @@
 use std::{collections::HashMap, mem};
 
 use redis::cluster_routing::Slot;
+use tokio::runtime::Handle;
 
 use super::{
     cross_slot::check_batch,
@@ -21,7 +22,7 @@ use crate::{
         CallFuture, Store, StoreFuture,
         ext::{ANOTHER_REPLY, read},
         maybe_ready::join_all,
-        redis::RedisStore,
+        redis::{RedisStore, error::NO_RUNTIME},
     },
 };
 
@@ -36,6 +37,7 @@ impl RedisStore {
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let store = self.clone();
         StoreFuture::pending(async move {
+            Handle::try_current().map_err(|_| NO_RUNTIME)?;
             let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
             let mut calls = Calls::new();
             for (place, operation) in operations.into_iter().enumerate() {

@@ -3,6 +3,7 @@
 use std::{io, time::Duration};
 
 use redis::RedisResult;
+use tokio::runtime::Handle;
 
 /// Later callers replace a connection that has owed a reply for longer than this, and start another attempt instead of
 /// sharing one that is older. No healthy server is silent for so long, and a connection that the network has forgotten
@@ -20,11 +21,14 @@ pub(in crate::store::redis) const CONNECT_TIMEOUT: Duration = Duration::from_sec
 #[cfg(feature = "cluster")]
 pub(in crate::store::redis) const PART_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bounds the time of this work.
+/// Bounds the time of this work. Outside of a runtime, which has no timers, the work does not begin.
 pub(in crate::store::redis) async fn within<T>(
     timeout: Duration,
     work: impl Future<Output = RedisResult<T>>,
 ) -> RedisResult<T> {
+    if Handle::try_current().is_err() {
+        return Err(io::Error::other("called outside of a tokio runtime").into());
+    }
     tokio::time::timeout(timeout, work)
         .await
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::RedisStore;
+use super::{RedisStore, are_done};
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
@@ -90,12 +90,11 @@ impl TransactionStore {
 
     fn call_all(&self, operations: Vec<Operation>) -> CallFuture {
         let store = &self.runner.store;
-        let index = operations.iter();
-        let index = index.flat_map(|operation| store.index_operation(operation));
-        let index = index.collect();
+        let index = store.index_update(&operations);
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
-        store.with_index(index, StoreFuture::pending(replies).queued(Some(sent)))
+        let replies = StoreFuture::pending(replies).queued(Some(sent));
+        store.with_index(index, replies, are_done)
     }
 }
 
