@@ -59,32 +59,6 @@ async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn an_identity_denied_too_often_is_banned_from_the_last_strike_on() {
-    let (limiter, clock) = memory();
-    let policy = Policy::parse("login", "2/1d").unwrap();
-    let policy = policy.ban("3/1m=1h".parse().unwrap());
-    let check = async || check(&limiter, [charge(&policy, "alice")]).await;
-    assert!(check().await.is_allowed());
-    for _ in 0..3 {
-        assert!(matches!(check().await, Decision::Denied(_)));
-    }
-    let Decision::Blocked(blocked) = check().await else {
-        panic!("not banned");
-    };
-    assert_eq!(blocked.block().source(), BlockedBy::Ban);
-    assert_eq!(blocked.retry_after(), Some(HOUR));
-    assert_eq!(blocked.block().until_ms(), Some(START_MS + 3_600_000));
-
-    clock.set(START_MS + 3_599_999);
-    assert!(matches!(check().await, Decision::Blocked(_)));
-    clock.set(START_MS + 3_600_000);
-    assert!(
-        matches!(check().await, Decision::Denied(_)),
-        "the ban has ended, the limit has not"
-    );
-}
-
-#[tokio::test]
 async fn a_denial_strikes_only_the_identities_that_a_policy_with_a_ban_denies() {
     let (limiter, _) = memory();
     let login = policy("login", "2/1m=1h");
@@ -174,23 +148,6 @@ async fn of_two_bans_that_begin_with_one_denial_the_later_end_holds() {
 }
 
 #[tokio::test]
-async fn strikes_are_released_as_the_rule_says() {
-    let (limiter, clock) = memory();
-    let policy = policy("login", "3/10s@exact=1h");
-    for (at, expected) in [
-        (0, None),
-        (1, None),
-        (10_001, None), // the first counts no more
-        (10_002, None), // nor does the second
-        (20_001, Some(20_001 + 3_600_000)),
-    ] {
-        clock.set(START_MS + at);
-        check(&limiter, [charge(&policy, "alice")]).await;
-        assert_eq!(blocked(&limiter, "alice").await, expected, "{at}");
-    }
-}
-
-#[tokio::test]
 async fn denials_of_a_burst_are_counted_together_and_the_ban_begins_with_the_last() {
     let (limiter, clock) = memory();
     let policy = policy("login", "3/1m=1h");
@@ -254,20 +211,6 @@ async fn an_identity_unblocked_at_the_same_time_is_not_banned() {
         });
         assert_eq!(store.blocks(1).await.unwrap(), [], "round {round}");
     }
-}
-
-#[tokio::test]
-async fn a_denial_by_a_block_is_no_strike() {
-    let (limiter, clock) = memory();
-    let policy = policy("login", "2/1d=1h");
-    limiter.block(&user("alice"), MINUTE).await.unwrap();
-    for _ in 0..5 {
-        let decision = check(&limiter, [charge(&policy, "alice")]).await;
-        assert!(matches!(decision, Decision::Blocked(_)));
-    }
-    clock.advance(MINUTE);
-    check(&limiter, [charge(&policy, "alice")]).await;
-    assert_eq!(blocked(&limiter, "alice").await, None);
 }
 
 #[tokio::test]

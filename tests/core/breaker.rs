@@ -133,20 +133,6 @@ async fn an_answer_that_is_no_decision_keeps_it_closed_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_between_failures_keeps_it_closed() {
-    let (health, store) = Health::silent();
-    let limiter = Limiter::new(store);
-    for _ in 0..10 {
-        for _ in 0..4 {
-            assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
-        }
-        health.set(true);
-        assert_eq!(kind(&limiter).await, None);
-        health.set(false);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
     let (health, store) = Health::silent();
     let answers_late = health.clone();

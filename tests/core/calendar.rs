@@ -119,84 +119,39 @@ fn ten_thousand_random_periods_end_when_another_implementation_says() {
     assert!(differing.is_empty(), "{}: {differing:#?}", differing.len());
 }
 
+/// In each row: a rule, a time within a period, and the end of that period.
+const PERIODS_THAT_END: &str = "
+# A day of 23 hours, and one of 25.
+1/day@Europe/Berlin | 2024-03-31T12:00:00Z | 2024-03-31T22:00:00Z
+1/day@Europe/Berlin | 2024-10-26T22:00:00Z | 2024-10-27T23:00:00Z
+# The midnight before the 8th of September 2024 does not exist: clocks go from 24:00 to 1:00.
+1/day@America/Santiago | 2024-09-07T12:00:00Z | 2024-09-08T04:00:00Z
+# That of the 7th of April comes once, though the hour before it comes twice.
+1/day@America/Santiago | 2024-04-07T03:59:59Z | 2024-04-07T04:00:00Z
+# Midnight comes twice: the day has begun with the first.
+1/day@America/Havana | 2024-11-03T03:59:59Z | 2024-11-03T04:00:00Z
+1/day@America/Havana | 2024-11-03T04:30:00Z | 2024-11-04T05:00:00Z
+# The 30th of December 2011 does not exist.
+1/day@Pacific/Apia | 2011-12-30T09:59:59Z | 2011-12-30T10:00:00Z
+1/day@Pacific/Apia | 2011-12-30T10:00:00Z | 2011-12-31T10:00:00Z
+1/month:30@Pacific/Apia | 2011-12-15T00:00:00Z | 2011-12-30T10:00:00Z
+# Weeks from Monday, years, and months that begin on a day that some months lack.
+1/week@UTC | 2024-12-31T00:00:00Z | 2025-01-06T00:00:00Z
+1/year@Asia/Kolkata | 2024-12-31T18:29:59Z | 2024-12-31T18:30:00Z
+1/month:31@UTC | 2024-02-28T23:00:00Z | 2024-02-29T00:00:00Z
+1/month:31@UTC | 2024-02-29T00:00:00Z | 2024-03-31T00:00:00Z
+1/month:15@UTC | 2024-12-15T00:00:00Z | 2025-01-15T00:00:00Z
+";
+
 #[test]
 fn a_period_begins_at_the_first_instant_that_exists() {
-    for (text, within, end) in [
-        // A day of 23 hours, and one of 25.
-        (
-            "1/day@Europe/Berlin",
-            "2024-03-31T12:00:00Z",
-            "2024-03-31T22:00:00Z",
-        ),
-        (
-            "1/day@Europe/Berlin",
-            "2024-10-26T22:00:00Z",
-            "2024-10-27T23:00:00Z",
-        ),
-        // The midnight before the 8th of September 2024 does not exist: clocks go from 24:00 to 1:00.
-        (
-            "1/day@America/Santiago",
-            "2024-09-07T12:00:00Z",
-            "2024-09-08T04:00:00Z",
-        ),
-        // That of the 7th of April comes once, though the hour before it comes twice.
-        (
-            "1/day@America/Santiago",
-            "2024-04-07T03:59:59Z",
-            "2024-04-07T04:00:00Z",
-        ),
-        // Midnight comes twice: the day has begun with the first.
-        (
-            "1/day@America/Havana",
-            "2024-11-03T03:59:59Z",
-            "2024-11-03T04:00:00Z",
-        ),
-        (
-            "1/day@America/Havana",
-            "2024-11-03T04:30:00Z",
-            "2024-11-04T05:00:00Z",
-        ),
-        // The 30th of December 2011 does not exist.
-        (
-            "1/day@Pacific/Apia",
-            "2011-12-30T09:59:59Z",
-            "2011-12-30T10:00:00Z",
-        ),
-        (
-            "1/day@Pacific/Apia",
-            "2011-12-30T10:00:00Z",
-            "2011-12-31T10:00:00Z",
-        ),
-        (
-            "1/month:30@Pacific/Apia",
-            "2011-12-15T00:00:00Z",
-            "2011-12-30T10:00:00Z",
-        ),
-        // Weeks from Monday, years, and months that begin on a day that some months lack.
-        ("1/week@UTC", "2024-12-31T00:00:00Z", "2025-01-06T00:00:00Z"),
-        (
-            "1/year@Asia/Kolkata",
-            "2024-12-31T18:29:59Z",
-            "2024-12-31T18:30:00Z",
-        ),
-        (
-            "1/month:31@UTC",
-            "2024-02-28T23:00:00Z",
-            "2024-02-29T00:00:00Z",
-        ),
-        (
-            "1/month:31@UTC",
-            "2024-02-29T00:00:00Z",
-            "2024-03-31T00:00:00Z",
-        ),
-        (
-            "1/month:15@UTC",
-            "2024-12-15T00:00:00Z",
-            "2025-01-15T00:00:00Z",
-        ),
-    ] {
+    let rows = PERIODS_THAT_END.lines().filter(|it| it.contains('|'));
+    for row in rows {
+        let [text, within, end] = row.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{row}");
+        };
         let rule: Rule = text.parse().unwrap();
-        assert_eq!(rule.step_end_ms(ms(within)), ms(end), "{text} at {within}");
+        assert_eq!(rule.step_end_ms(ms(within)), ms(end), "{row}");
     }
 }
 

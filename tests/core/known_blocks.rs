@@ -217,15 +217,6 @@ async fn an_answer_from_before_a_block_was_ended_here_does_not_bring_it_back() {
     assert_eq!(known(&limiter, "alice").await, None);
 }
 
-#[tokio::test]
-async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
-    let (store, limiter) = process();
-    limiter.block(&user("alice"), Until::Forever).await.unwrap();
-    limiter.block(&user("alice"), MINUTE).await.unwrap();
-    store.is_now(State::Down);
-    assert_eq!(known(&limiter, "alice").await, Some(None));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_shorter_block_than_that_of_another_process_holds_for_ever() {
     let (store, limiter) = process();

@@ -7,7 +7,6 @@ mod blocks;
 mod breaker;
 mod budget;
 mod calendar;
-mod chart;
 mod composed;
 mod contract;
 mod custom_store;

@@ -196,20 +196,6 @@ async fn a_settlement_that_adds_units_gives_notice_once() {
 }
 
 #[tokio::test]
-async fn a_settlement_after_the_charged_step_gives_notice() {
-    let (store, clock) = memory();
-    let (limiter, notices) = limiter(store);
-    for rules in ["10/1s", "10/1m@fixed", "10/day@UTC"] {
-        let policy = policy(rules);
-        let decision = limiter.check([alice(&policy, 1)]).await.unwrap();
-        clock.advance(Duration::from_secs(2 * 86_400));
-        let settled = limiter.settle(decision.usage(), |_| 9).await.unwrap();
-        assert_eq!(noticed(&settled), [(rules.to_owned(), 2)]);
-        assert_eq!(notices.take(), [format!("api {rules} 2")]);
-    }
-}
-
-#[tokio::test]
 async fn nothing_is_noticed_without_a_charge_of_the_store_or_if_it_is_switched_off() {
     let (limiter, notices) = limiter(memory().0);
     let policy = policy("10/1h");

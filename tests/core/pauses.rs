@@ -450,20 +450,6 @@ async fn a_store_that_is_slow_to_decide_is_asked_by_one_caller_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_without_patience_gets_a_429_with_the_time() {
-    let other = Other::new(|_| after(429, "30"));
-    let limiter = Limiter::new(Timed::new());
-    let patient = client(&limiter, &other, LONG, |obey| obey);
-    let hasty = client(&limiter, &other, ms(29_900), |obey| obey);
-    assert_eq!(status(&patient).await, 429);
-    let denied = get(&hasty).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(denied.headers()["retry-after"], "30");
-    assert_eq!(other.seen().len(), 1);
-    assert!(is_paused(&limiter.check(charge()).await.unwrap()));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_caller_without_patience_is_denied_at_once_also_behind_one_that_waits() {
     let other = Other::new(|at_ms| match at_ms {
         0..1_000 => after(429, "30"),
@@ -727,28 +713,6 @@ async fn a_refusal_without_a_time_can_be_left_alone() {
     });
     assert_eq!(status(&again).await, 429);
     assert!(is_paused(&limiter.check(charge()).await.unwrap()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_quota_that_is_used_up_pauses_before_the_first_refusal() {
-    let other = Other::new(|at_ms| {
-        let left = if at_ms < 1_000 { "0" } else { "9" };
-        let fields = [("ratelimit-remaining", left), ("ratelimit-reset", "7")];
-        (
-            200,
-            fields.map(|(name, value)| (name, value.to_owned())).into(),
-        )
-    });
-    let pauses = Pauses::default();
-    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
-    let client = client(&limiter, &other, LONG, |obey| obey);
-    let start = Instant::now();
-    assert_eq!([status(&client).await, status(&client).await], [200, 200]);
-    assert!((ms(7_000)..ms(7_500)).contains(&start.elapsed()));
-    assert_eq!(
-        *pauses.0.lock().unwrap(),
-        ["account: 200, ratelimit-reset, 7s"]
-    );
 }
 
 /// The request that is sent alone never ends: its caller leaves, or it takes longer than the others wait.

@@ -31,21 +31,6 @@ mod around_a_store {
     }
 }
 
-mod around_leases {
-    use super::{Leases, ManualClock, Plain, memory};
-
-    support::contract!(apart new);
-    support::calls!(new);
-    support::contributors!(new);
-    support::denials!(new);
-    support::blocks!(new);
-
-    async fn new() -> (Plain<Leases>, ManualClock) {
-        let (store, clock) = memory();
-        (Plain(Leases::new(store).clock(clock.clone())), clock)
-    }
-}
-
 mod around_and_within_leases {
     use super::{Leases, ManualClock, Plain, layered, memory};
 

@@ -324,18 +324,6 @@ async fn a_clock_that_was_ahead_for_a_moment_silences_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settlement_contributes_the_difference() {
-    let limiter = Limiter::new(Probe::default());
-    let charge = Charge::new(&policy(), acme(), 2).with_contributor(Key::new("user", "alice"));
-    for cost in [7, 0] {
-        let decision = limiter.check([charge.clone()]).await.unwrap();
-        limiter.settle(decision.usage(), |_| cost).await.unwrap();
-    }
-    let known = limiter.contributors(&policy(), &acme()).await.unwrap();
-    assert_eq!(known.total(), 7);
-}
-
-#[tokio::test(start_paused = true)]
 async fn units_of_a_small_contributor_that_the_store_dropped_are_reported_again_once_it_has_grown()
 {
     let store = MemoryStore::new();
@@ -579,21 +567,6 @@ async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes(
         right += recall(labels, exponent, 1).await + recall(labels, exponent, 2).await;
     }
     assert!(right >= 38, "{right} of 40");
-}
-
-#[tokio::test]
-async fn labels_of_one_value_and_two_kinds_are_two() {
-    let limiter = Limiter::new(MemoryStore::new());
-    let policy = Policy::parse("api", "100/1h").unwrap();
-    let account = || Key::new("account", "acme");
-    for (kind, cost) in [("ip", 2), ("user", 5)] {
-        let charge =
-            Charge::new(&policy, account(), cost).with_contributor(Key::new(kind, "203.0.113.7"));
-        limiter.check([charge]).await.unwrap();
-    }
-    let told = limiter.contributors(&policy, &account()).await.unwrap();
-    let told: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
-    assert_eq!(told, [("user=203.0.113.7", 5), ("ip=203.0.113.7", 2)]);
 }
 
 #[tokio::test(start_paused = true)]

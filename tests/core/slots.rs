@@ -193,24 +193,6 @@ async fn slots_without_a_holder_are_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_that_are_due_together_are_sent_together() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let many = Policy::parse("jobs", "1000/30s@concurrent").unwrap();
-    let mut slots = Vec::new();
-    for _ in 0..600 {
-        slots.push(acquire(&limiter, &many).await.unwrap());
-    }
-    // Stopped for long enough that all are due.
-    cluster.stop(WINDOW / 2).await;
-    cluster.pass(Duration::from_millis(200)).await;
-    let renewals = cluster.renewals();
-    assert_eq!(renewals.iter().sum::<usize>(), 600);
-    assert!(renewals.len() <= 3, "{renewals:?}");
-    assert!(slots.iter().all(Slot::is_held));
-}
-
-#[tokio::test(start_paused = true)]
 async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
@@ -227,39 +209,6 @@ async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() 
     let renewed: usize = renewals.iter().sum();
     assert!(renewed >= 600, "before each third has passed: {renewed}");
     assert!(renewals.len() * 20 <= renewed, "{renewals:?}");
-}
-
-/// A store behind a proxy sends each identity to another server.
-#[tokio::test(start_paused = true)]
-async fn renewals_of_several_identities_are_operations_of_their_own() {
-    #[derive(Debug)]
-    struct Proxied(Cluster);
-
-    impl Store for Proxied {
-        fn check(&self, check: &Check) -> StoreFuture<Decision> {
-            self.0.check(check)
-        }
-
-        fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-            self.0.execute(operation)
-        }
-
-        fn call(&self, operations: Vec<Operation>) -> sluicegate::store::CallFuture {
-            unreachable!("one call for {operations:?}")
-        }
-    }
-
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(Proxied(cluster.clone())).publish_policies(false);
-    let mut slots = Vec::new();
-    for user in ["alice", "bob"] {
-        let job = Charge::new(&one(), Key::new("user", user), 1);
-        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
-        slots.push(slot.unwrap().unwrap());
-    }
-    cluster.stop(WINDOW / 2).await;
-    cluster.pass(WINDOW).await;
-    assert!(slots.iter().all(Slot::is_held));
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,19 +302,6 @@ async fn a_renewal_that_was_not_sent_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_return_that_was_not_sent_is_tried_again() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::Unsent));
-    drop(slot);
-    cluster.pass(Duration::from_secs(2)).await;
-    cluster.fail(None);
-    cluster.pass(Duration::from_secs(2)).await;
-    assert!(acquire(&limiter, &one()).await.is_some());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_store_that_does_not_know_renewals_keeps_no_slot_that_is_returned() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
@@ -425,16 +361,6 @@ async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_re
     assert!(!slot.is_held());
     assert_eq!(cluster.renewals().len(), 1);
     assert!(acquire(&limiter, &one()).await.is_some());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_decision_that_no_limiter_has_made_is_not_held() {
-    let cluster = Cluster::new();
-    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
-    let decision = cluster.check(&Check::new([job]).unwrap()).await.unwrap();
-    assert!(decision.is_allowed());
-    // When it was asked for is unknown.
-    assert!(Limiter::new(cluster).hold(&decision).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -712,26 +638,6 @@ async fn renewing_goes_on_after_the_waker_of_a_holder_has_panicked() {
     assert!(slot.is_held());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_waiting_job_starts_when_another_returns_its_slot() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    let waiting = tokio::spawn({
-        let limiter = limiter.clone();
-        async move {
-            let job = Charge::new(&one(), Key::new("user", "alice"), 1);
-            limiter.acquire_slot([job], WINDOW).await.unwrap().is_ok()
-        }
-    });
-    cluster.pass(Duration::from_millis(200)).await;
-    assert!(!waiting.is_finished());
-    drop(slot);
-    cluster.pass(Duration::from_millis(200)).await;
-    assert!(waiting.is_finished());
-    assert!(waiting.await.unwrap());
-}
-
 /// Notes how often a future is polled.
 async fn counted<F: Future>(polls: Arc<AtomicUsize>, future: F) -> F::Output {
     let mut future = pin!(future);
@@ -846,19 +752,4 @@ fn renewing_goes_on_in_the_next_callers_runtime_when_the_first_has_stopped() {
         }
     });
     drop(ended);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_slot_of_a_key_that_is_reset_is_lost_at_the_next_renewal() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    limiter
-        .reset(&one(), &Key::new("user", "alice"))
-        .await
-        .unwrap();
-    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
-    assert_eq!(cluster.renewals().len(), 1);
-    assert!(!slot.is_held());
-    slot.lost().await;
 }

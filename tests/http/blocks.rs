@@ -1,6 +1,6 @@
 //! Answers to clients and handlers about blocks and bans, and the events for observers.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use crate::observe::recorded;
 use axum::body::Body;
@@ -9,10 +9,10 @@ use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
     RateLimitLayer, StoreError,
-    block::{BlockedBy, Until},
+    block::Until,
     error::{ExtractError, StoreErrorKind},
     manual_clock::ManualClock,
-    middleware::{Decisions, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection, StatusOnly},
+    middleware::{Decisions, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection},
     observe::{Observer, TracingObserver},
     policies::{Policies, ReloadablePolicies},
 };
@@ -375,25 +375,6 @@ async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota(
     assert_eq!(left.rules().next().unwrap().remaining(), 99);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
-    let (limiter, _) = memory();
-    let policy = Policy::parse("slow", "1/1h").unwrap();
-    let policy = policy.ban("2/1d=1h".parse().unwrap());
-    let layer = RateLimitLayer::new(limiter.clone()).limit(policy, alice());
-    let layer = layer.max_wait(Duration::from_secs(10));
-    for expected in [OK, DENIED, DENIED] {
-        let (status, headers, _) = ask(&limiter, &layer).await;
-        assert_eq!(status, expected);
-        assert!(headers.contains_key("ratelimit"));
-    }
-    let start = tokio::time::Instant::now();
-    let (status, headers, _) = ask(&limiter, &layer).await;
-    assert_eq!(status, DENIED);
-    assert_eq!(headers["retry-after"], "3600");
-    assert!(start.elapsed() < Duration::from_secs(1));
-}
-
 #[tokio::test]
 async fn a_shadow_layer_blocks_and_bans_no_identity() {
     let (limiter, _) = memory();
@@ -453,33 +434,6 @@ async fn everything(observer: impl Observer) {
     ask(&limiter, &free.deny_keys(|_| true)).await;
 }
 
-#[tokio::test]
-async fn an_observer_hears_of_blocks_and_bans() {
-    let log = Log::default();
-    everything((log.clone(), Arc::new(Log::default()))).await;
-    let lines = log.lines();
-    let lines: Vec<&str> = lines
-        .iter()
-        .map(|it| it.split(" in ").next().unwrap())
-        .collect();
-    let ban = format!("login bans until {:?}", Some(START_MS + 61_500));
-    let told = lines
-        .iter()
-        .filter(|it| it.contains("ban") || it.contains("block"));
-    let told: Vec<&str> = told.copied().collect();
-    assert_eq!(
-        told,
-        [
-            &ban,
-            "? blocked by ban",
-            "block ",
-            "? blocked by operator",
-            "unblock ",
-            "free blocked by list",
-        ]
-    );
-}
-
 #[test]
 fn metrics_tell_what_blocked_and_time_what_the_store_answered() {
     let mut seen = recorded(everything);
@@ -528,49 +482,6 @@ fn events_name_the_source_of_a_block_and_the_policy_of_a_ban() {
 }
 
 #[tokio::test]
-async fn a_check_without_the_middleware_returns_the_block() {
-    let (limiter, _) = memory();
-    limiter.block(&alice(), HOUR).await.unwrap();
-    let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
-    let response = send(&layer.rejection(StatusOnly), "text/plain").await;
-    let decisions = response.extensions().get::<Decisions>().unwrap();
-    let Some(Decision::Blocked(blocked)) = decisions.iter().next() else {
-        panic!("{decisions:?}");
-    };
-    assert_eq!(blocked.key(), &alice());
-    assert_eq!(blocked.block().source(), BlockedBy::Operator);
-    assert_eq!(blocked.retry_after(), Some(HOUR));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_403_stays_a_403_while_the_store_is_down_until_the_block_ends() {
-    for state in [State::Down, State::Hanging] {
-        for policy in [
-            FailurePolicy::Open,
-            FailurePolicy::Closed,
-            FailurePolicy::Local,
-        ] {
-            let (store, _) = Flaky::new();
-            let limiter = Limiter::new(store.clone()).on_failure(policy);
-            let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
-            limiter.block(&alice(), HOUR).await.unwrap();
-            store.is_now(state);
-            for _ in 0..9 {
-                let (status, headers, _) = ask(&limiter, &layer).await;
-                assert_eq!(status, BLOCKED, "{state:?} {policy:?}");
-                assert!(!has_quota(&headers) && !headers.contains_key("retry-after"));
-            }
-            tokio::time::advance(HOUR).await;
-            let undecided = match policy {
-                FailurePolicy::Closed => StatusCode::SERVICE_UNAVAILABLE,
-                _ => OK,
-            };
-            assert_eq!(ask(&limiter, &layer).await.0, undecided, "{policy:?}");
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_layer_may_leave_blocks_to_another_one() {
     let (limiter, _) = memory();
     limiter.block(&alice(), HOUR).await.unwrap();
@@ -612,22 +523,6 @@ async fn what_is_looked_up_is_in_one_check_with_the_limits_and_in_no_header() {
     let usage = decisions.iter().next().unwrap().usage();
     assert_eq!(usage.policies().count(), 1);
     assert_eq!(usage.check().charges().len(), 1, "so much is to be settled");
-}
-
-#[tokio::test]
-async fn a_layer_that_only_looks_up_shows_nothing_to_those_who_pass() {
-    let (limiter, _) = memory();
-    let layer = RateLimitLayer::new(limiter.clone())
-        .deny_blocked(alice())
-        .decisions_in_response();
-    let response = send(&layer, "text/plain").await;
-    assert_eq!(response.status(), OK);
-    assert!(!has_quota(response.headers()));
-    assert!(response.extensions().get::<Decisions>().is_none());
-    limiter.block(&alice(), HOUR).await.unwrap();
-    let (status, headers, _) = ask(&limiter, &layer).await;
-    assert_eq!(status, BLOCKED);
-    assert!(!has_quota(&headers));
 }
 
 #[tokio::test]

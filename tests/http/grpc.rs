@@ -13,9 +13,6 @@ use std::{
 
 use futures::{StreamExt, future::BoxFuture, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, uri::PathAndQuery};
-use http_body_util::{BodyExt, Empty};
-use hyper::body::Bytes;
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer, Rule,
@@ -327,15 +324,6 @@ async fn a_rejection_is_resource_exhausted_and_carries_the_quota() {
     }
 }
 
-#[tokio::test]
-async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
-    let status = ends(limited(Scripted::denying_for(1), everybody()).cost(|_, _| 11)).await;
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(told(&status, PUSHBACK), "-1");
-    assert!(status.get_error_details().retry_info().is_none());
-    assert_eq!(violations(&status), ["calls: the limit is 10/1m"]);
-}
-
 /// The violated quotas in the details of a status.
 fn violations(status: &Status) -> Vec<String> {
     let details = status.get_error_details();
@@ -356,7 +344,11 @@ async fn the_details_name_the_violated_quotas_alone_and_at_most_eight() {
         .limit(hidden, everybody())
         .limit(free, everybody())
         .limit(many, everybody());
-    let named = violations(&ends(layer).await);
+    let status = ends(layer).await;
+    // It can never pass, and is not to be tried again.
+    assert_eq!(told(&status, PUSHBACK), "-1");
+    assert!(status.get_error_details().retry_info().is_none());
+    let named = violations(&status);
     assert_eq!(named.len(), 8);
     assert_eq!(named[0], "many/1m: the limit is 0/1m");
     assert!(named.iter().all(|it| it.starts_with("many/")), "{named:?}");
@@ -444,24 +436,6 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
         assert!(!status.metadata().contains_key("www-authenticate"));
         assert!(!status.metadata().contains_key(PUSHBACK));
     }
-}
-
-#[tokio::test]
-async fn the_answer_has_no_body_and_the_status_in_its_headers() {
-    let layer = limited(Scripted::denying_for(1), everybody());
-    let layer = layer.rejection(Grpc::new());
-    let client = Client::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build_http();
-    let request = Request::post(format!("{}/test.Greeter/Hello", serve(layer)))
-        .header("content-type", "application/grpc+proto")
-        .body(Empty::<Bytes>::new());
-    let response = client.request(request.unwrap()).await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(response.headers()["grpc-status"], "8");
-    let body = response.into_body().collect().await.unwrap();
-    assert!(body.trailers().is_none());
-    assert!(body.to_bytes().is_empty());
 }
 
 #[test]

@@ -217,25 +217,6 @@ async fn a_cost_in_the_body_is_denied_over_a_connection_and_not_mixed_with_the_l
 // Conventions
 
 #[tokio::test]
-async fn a_handler_takes_the_decisions_as_an_option() {
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("all", "9/1h"), alice());
-    let handler = async |decisions: Option<Decisions>| match decisions {
-        Some(decisions) => decisions
-            .by_policy("all")
-            .map_or("no policy", |_| "limited"),
-        None => "not limited",
-    };
-    let limited: Router = Router::new().route("/", get(handler)).layer(layer);
-    let free: Router = Router::new().route("/", get(handler));
-    for (app, expected) in [(limited, "limited"), (free, "not limited")] {
-        let request = Request::get("/").body(Body::empty()).unwrap();
-        let response = app.oneshot(request).await.unwrap();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(body, expected);
-    }
-}
-
-#[tokio::test]
 async fn a_limited_service_is_made_of_a_service_and_a_layer_and_gives_the_service_back() {
     let denying = RateLimitLayer::new(MemoryStore::new()).limit(policy("all", "0/1h"), alice());
     let number = |number: u8| {

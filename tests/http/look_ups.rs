@@ -91,40 +91,22 @@ async fn a_look_up_answers_one_charge_several_none_or_an_error() {
     assert_eq!(status(&answering(store.clone(), several), "").await, 200);
     assert_eq!(store.only_check(), ["a user 6", "b user 3"]);
 
+    let failing =
+        |limiter: Limiter, error: ExtractError| answering(limiter, Err::<Charge, _>(error));
+    let open = || Limiter::new(Scripted::allowing());
     let unavailable = || ExtractError::unavailable("told to");
-    let nothing = Vec::<Charge>::new;
+    let misconfigured = ExtractError::misconfigured("no pool in the extensions");
     let answers = [
-        (answering(Scripted::allowing(), nothing()), 200),
-        (answering(Scripted::allowing(), None::<Charge>), 400),
+        (answering(open(), Vec::<Charge>::new()), 200),
+        (answering(open(), None::<Charge>), 400),
+        (answering(open(), Ok(Some(charge("a", "x", 1)))), 200),
+        (failing(open(), unavailable()), 200),
+        (failing(closed(Scripted::allowing()), unavailable()), 503),
         (
-            answering(Scripted::allowing(), Ok(Some(charge("a", "x", 1)))),
-            200,
-        ),
-        (
-            answering(Scripted::allowing(), Err::<Charge, _>(unavailable())),
-            200,
-        ),
-        (
-            answering(
-                closed(Scripted::allowing()),
-                Err::<Charge, _>(unavailable()),
-            ),
-            503,
-        ),
-        (
-            answering(
-                Scripted::allowing(),
-                Err::<Charge, _>(ExtractError::unauthenticated("Bearer")),
-            ),
+            failing(open(), ExtractError::unauthenticated("Bearer")),
             401,
         ),
-        (
-            answering(
-                Scripted::allowing(),
-                Err::<Charge, _>(ExtractError::misconfigured("no pool in the extensions")),
-            ),
-            500,
-        ),
+        (failing(open(), misconfigured), 500),
     ];
     for (number, (layer, expected)) in answers.into_iter().enumerate() {
         assert_eq!(status(&layer, "").await, expected, "answer {number}");

@@ -114,132 +114,83 @@ fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// Asserts that the function does not compile, and that the message contains all of these hints.
-fn assert_said(body: &str, hints: &[&str]) {
-    let output = Libraries::shared().compile(&format!("fn mistake() {{ {body} }}"));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success(), "this compiles: {body}");
-    for hint in hints {
-        assert!(
-            said.contains(hint),
-            "`{hint}` is missing for {body}\n{said}"
-        );
+/// In each part: a mistake, and the hints in the compiler's message.
+const MISTAKES: &str = r#"
+layer().limit("10/1s", PeerIp);
+> `&str` chooses no policy
+> `Policy::parse("name", "10/1s,240/1h")?`
+
+layer().limit(Policy::parse("ip", "10/1s"), PeerIp);
+> chooses no policy
+> `Policy::parse("name", "10/1s,240/1h")?`
+
+let all = Policies::new([policy()]).unwrap(); layer().limit(move |_: &Parts| all.get("ip"), PeerIp);
+> chooses no policy
+> `policies.get(name).cloned()`
+
+layer().limit(policy(), "x-api-key");
+> `&str` does not extract keys
+> `Header::new("x-api-key")`
+
+layer().limit(policy(), |_: &Parts| "alice");
+> does not extract keys
+> it answers a `Key`, an `Option<Key>`
+
+layer().limit(policy(), |_: &Parts| async { Some(Key::new("a", "b")) });
+> does not extract keys
+> goes to `charge_async`
+
+layer().limit(policy(), |head| Some(Key::new("host", head.uri.host()?)));
+> error[E0282]
+
+RateLimitLayer::new("redis://127.0.0.1/");
+> `&str` is neither a store nor a `Limiter`
+> `RedisStore::connect(url).await?`
+
+RateLimitLayer::new(RedisStore::connect("redis://127.0.0.1/"));
+> is neither a store nor a `Limiter`
+> `RedisStore::connect(url).await?`
+
+store::Leases::new(RedisStore::connect("redis://127.0.0.1/"));
+> is not a store
+> `RedisStore::connect(url).await?`
+
+struct BoxBody; respond::<BoxBody>(ProblemJson::default());
+> makes no response with a body of type `BoxBody`
+> `StatusOnly` needs `BoxBody: Default`
+> in a tonic server: `.rejection(Grpc::new())`
+
+let c = |_: &Rejection, _: &Parts| Response::new(String::new()); let _: axum::Router = axum::Router::new().layer(layer().rejection(c));
+> makes no response with a body of type
+> `RateLimitLayer::reject_with`
+
+layer().charge_async(|_| async { 5 });
+> is no answer of a look-up of charges
+> answer a `Charge`, an `Option<Charge>`
+
+layer().cost(|_head| 1);
+> error[E0593]
+> 2 arguments
+"#;
+
+#[test]
+fn each_mistake_is_answered_with_its_mend() {
+    for part in MISTAKES.split("\n\n") {
+        let mut lines = part.trim().lines();
+        let body = lines.next().unwrap();
+        let output = Libraries::shared().compile(&format!("fn mistake() {{ {body} }}"));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "this compiles: {body}");
+        for hint in lines {
+            let hint = hint.strip_prefix("> ").unwrap();
+            assert!(said.contains(hint), "no `{hint}` for {body}\n{said}");
+        }
     }
 }
 
 #[test]
-fn rules_in_place_of_a_policy_are_to_be_parsed() {
-    let hint = r#"`Policy::parse("name", "10/1s,240/1h")?`"#;
-    assert_said(
-        r#"layer().limit("10/1s", PeerIp);"#,
-        &["`&str` chooses no policy", hint],
-    );
-    let forgotten = r#"layer().limit(Policy::parse("ip", "10/1s"), PeerIp);"#;
-    assert_said(forgotten, &["chooses no policy", hint]);
-}
-
-#[test]
-fn a_reference_to_a_policy_is_to_be_cloned() {
-    assert_said(
-        r#"let all = Policies::new([policy()]).unwrap();
-           layer().limit(move |_: &Parts| all.get("ip"), PeerIp);"#,
-        &["chooses no policy", "`policies.get(name).cloned()`"],
-    );
-}
-
-#[test]
-fn a_name_in_place_of_an_extractor_is_that_of_a_header() {
-    assert_said(
-        r#"layer().limit(policy(), "x-api-key");"#,
-        &[
-            "`&str` does not extract keys",
-            r#"`Header::new("x-api-key")`"#,
-        ],
-    );
-}
-
-#[test]
-fn a_text_is_no_key() {
-    assert_said(
-        r#"layer().limit(policy(), |_: &Parts| "alice");"#,
-        &[
-            "does not extract keys",
-            "it answers a `Key`, an `Option<Key>`",
-        ],
-    );
-}
-
-#[test]
-fn an_extractor_that_waits_goes_elsewhere() {
-    assert_said(
-        r#"layer().limit(policy(), |_: &Parts| async { Some(Key::new("a", "b")) });"#,
-        &["does not extract keys", "goes to `charge_async`"],
-    );
-}
-
-#[test]
-fn a_closure_needs_the_type_of_its_argument() {
-    let untyped = r#"|head| Some(Key::new("host", head.uri.host()?))"#;
-    assert_said(
-        &format!("layer().limit(policy(), {untyped});"),
-        &["error[E0282]"],
-    );
-    let typed = format!("layer().limit(policy(), extract::from_fn({untyped}));");
+fn from_fn_says_the_type_of_a_closures_argument() {
+    let typed = r#"layer().limit(policy(), extract::from_fn(|head| Some(Key::new("host", head.uri.host()?))));"#;
     let output = Libraries::shared().compile(&format!("fn right() {{ {typed} }}"));
-    assert!(output.status.success(), "`from_fn` says the type");
-}
-
-#[test]
-fn a_store_has_to_be_connected() {
-    let hint = "`RedisStore::connect(url).await?`";
-    assert_said(
-        r#"RateLimitLayer::new("redis://127.0.0.1/");"#,
-        &["`&str` is neither a store nor a `Limiter`", hint],
-    );
-    assert_said(
-        r#"RateLimitLayer::new(RedisStore::connect("redis://127.0.0.1/"));"#,
-        &["is neither a store nor a `Limiter`", hint],
-    );
-    let cached = r#"store::Leases::new(RedisStore::connect("redis://127.0.0.1/"));"#;
-    assert_said(cached, &["is not a store", hint]);
-}
-
-#[test]
-fn a_body_that_is_not_made_of_text_needs_another_rejection() {
-    assert_said(
-        "struct BoxBody; respond::<BoxBody>(ProblemJson::default());",
-        &[
-            "makes no response with a body of type `BoxBody`",
-            "`StatusOnly` needs `BoxBody: Default`",
-            "in a tonic server: `.rejection(Grpc::new())`",
-        ],
-    );
-}
-
-#[test]
-fn a_rejection_with_another_body_is_pointed_to_axums_way() {
-    assert_said(
-        "let closure = |_: &Rejection, _: &Parts| Response::new(String::new());
-         let _: axum::Router = axum::Router::new().layer(layer().rejection(closure));",
-        &[
-            "makes no response with a body of type",
-            "`RateLimitLayer::reject_with`",
-        ],
-    );
-}
-
-#[test]
-fn a_look_up_of_charges_says_what_it_may_answer() {
-    assert_said(
-        "layer().charge_async(|_| async { 5 });",
-        &[
-            "is no answer of a look-up of charges",
-            "answer a `Charge`, an `Option<Charge>`",
-        ],
-    );
-}
-
-#[test]
-fn a_cost_takes_the_head_and_the_policy() {
-    assert_said("layer().cost(|_head| 1);", &["error[E0593]", "2 arguments"]);
+    assert!(output.status.success());
 }

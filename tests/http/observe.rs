@@ -879,44 +879,29 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
 
 #[test]
 fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
+    let seen = recorded(|observer| async move {
+        let limiter = Limiter::new(Scripted::failing()).observer(observer);
         let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
         let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let api = policy("api", "10/1d");
         for _ in 0..8 {
-            futures::executor::block_on(limiter.try_acquire([charge(&api)]));
+            limiter.try_acquire([charge(&api)]).await;
         }
     });
-    let mut seen = Vec::new();
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
-        if is_zero(&value) {
-            continue;
-        }
-        let labels: Vec<&str> = key.key().labels().map(|it| it.value()).collect();
-        let value = match value {
-            DebugValue::Histogram(times) => format!("{} times", times.len()),
-            other => format!("{other:?}"),
-        };
-        seen.push(format!("{} {} {value}", key.key().name(), labels.join(" ")));
-    }
-    seen.sort();
     assert_eq!(
         seen,
         [
-            "sluicegate_breaker_switches_total open Counter(1)",
-            "sluicegate_breakers_open  Gauge(1.0)",
-            "sluicegate_decisions_total api allowed Counter(5)",
-            "sluicegate_decisions_total api denied Counter(3)",
-            "sluicegate_denials_total api 5/1d false Counter(3)",
-            "sluicegate_failures_total check circuit_open local Counter(3)",
-            "sluicegate_failures_total check unavailable local Counter(5)",
-            "sluicegate_local_decisions_total api allowed Counter(5)",
-            "sluicegate_local_decisions_total api denied Counter(3)",
-            "sluicegate_store_seconds check 5 times",
-            "sluicegate_units_charged_total api Counter(5)",
+            "sluicegate_breaker_switches_total state=open = 1",
+            "sluicegate_breakers_open  = 1",
+            "sluicegate_decisions_total policy=api outcome=allowed = 5",
+            "sluicegate_decisions_total policy=api outcome=denied = 3",
+            "sluicegate_denials_total policy=api rule=5/1d shadow=false = 3",
+            "sluicegate_failures_total call=check kind=circuit_open outcome=local = 3",
+            "sluicegate_failures_total call=check kind=unavailable outcome=local = 5",
+            "sluicegate_local_decisions_total policy=api outcome=allowed = 5",
+            "sluicegate_local_decisions_total policy=api outcome=denied = 3",
+            "sluicegate_store_seconds call=check = 5",
+            "sluicegate_units_charged_total policy=api = 5",
         ]
     );
 }

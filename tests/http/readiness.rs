@@ -14,7 +14,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{Key, Limiter, Policy, RateLimitLayer, store::StoreFuture};
 use support::scripted::{Scripted, allowed};
 use tokio::sync::{mpsc, oneshot};
-use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
+use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
     RateLimitLayer::new(limiter).limit(
@@ -201,22 +201,6 @@ async fn a_dropped_request_frees_the_permit_and_the_answer_that_it_waited_for() 
     drop(response);
     assert_eq!(Arc::strong_count(&held), 2);
     assert!(service.poll_ready(&mut cx).is_ready());
-}
-
-#[tokio::test]
-async fn a_buffer_within_is_served() {
-    let (allowing, denying) = (Scripted::allowing(), Scripted::denying_for(1));
-    for (store, status) in [
-        (allowing, StatusCode::OK),
-        (denying, StatusCode::TOO_MANY_REQUESTS),
-    ] {
-        let mut service = layer(store).layer(Buffer::new(service_fn(hello), 1));
-        for _ in 0..10 {
-            let service = service.ready().await.unwrap();
-            let response = service.call(request()).await.unwrap();
-            assert_eq!(response.status(), status);
-        }
-    }
 }
 
 #[tokio::test]

@@ -144,70 +144,6 @@ async fn a_login_limit_counts_failures_and_is_never_used_up_by_good_logins() {
 }
 
 #[tokio::test]
-async fn of_several_policies_one_may_count_failures_and_the_others_everything() {
-    let limits = RateLimitLayer::new(MemoryStore::new())
-        .limit(policy("failures", "1/1d"), PeerIp)
-        .limit(policy("requests", "3/1d"), everybody())
-        .settle(failures);
-    let app = Router::new().route("/", post(login)).layer(limits);
-    let site = Site::start(app).await;
-    for expected in [OK, OK, OK, REJECTED] {
-        let (status, ..) = site.send(Method::POST, "/", &[], "sesame").await;
-        assert_eq!(status, expected);
-    }
-}
-
-#[tokio::test]
-async fn requests_under_way_count_until_they_are_answered() {
-    let doors = Arc::new(Semaphore::new(0));
-    let (arrived, mut arrivals) = mpsc::unbounded_channel();
-    let handler = {
-        let doors = doors.clone();
-        move || {
-            arrived.send(()).unwrap();
-            async move { doors.acquire().await.unwrap().forget() }
-        }
-    };
-    let limits = RateLimitLayer::new(MemoryStore::new())
-        .limit(policy("failures", "3/1d"), PeerIp)
-        .settle(failures);
-    let app = Router::new().route("/", get(handler)).layer(limits);
-    let site = Arc::new(Site::start(app).await);
-    let mut under_way = tokio::task::JoinSet::new();
-    for _ in 0..3 {
-        let site = site.clone();
-        under_way.spawn(async move { site.status("/").await });
-        arrivals.recv().await.unwrap();
-    }
-    assert_eq!(site.status("/").await, REJECTED);
-    doors.add_permits(4);
-    assert_eq!(under_way.join_all().await, [OK; 3]);
-    let (status, headers, _) = site.get("/", &[]).await;
-    assert_eq!((status, left(&headers)), (OK, r#""failures";r=3"#));
-}
-
-#[tokio::test]
-async fn what_has_not_changed_costs_nothing() {
-    let limits = RateLimitLayer::new(MemoryStore::new())
-        .limit(policy("pages", "1/1d"), PeerIp)
-        .settle(|response, charge| match response.status {
-            StatusCode::NOT_MODIFIED => 0,
-            _ => charge.cost(),
-        });
-    let page = async |headers: HeaderMap| match headers.contains_key("if-none-match") {
-        true => StatusCode::NOT_MODIFIED,
-        false => OK,
-    };
-    let app = Router::new().route("/", get(page)).layer(limits);
-    let site = Site::start(app).await;
-    let known = [("if-none-match", "\"1\"")];
-    assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
-    assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
-    assert_eq!(site.status("/").await, OK);
-    assert_eq!(site.get("/", &known).await.0, REJECTED);
-}
-
-#[tokio::test]
 async fn a_handler_says_what_its_answer_has_cost() {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(policy("bytes", "100/1d"), PeerIp)
@@ -424,32 +360,6 @@ async fn what_a_handler_has_settled_is_left_and_so_is_what_its_shadows_charged()
     assert_eq!(left, [7, 3]);
 }
 
-/// A server behind a layer that settles to 0, with a long timeout.
-async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
-    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(60));
-    let limits = RateLimitLayer::new(limiter)
-        .limit(all.clone(), everybody())
-        .settle(|_, _| 0);
-    let app = Router::new().route("/", get(async || "ok"));
-    Site::start(app.layer(limits)).await
-}
-
-#[tokio::test]
-async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
-    let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
-    let (store, all) = (
-        Watched::new(move |_| StoreFuture::ready(Err(failed()))),
-        policy("all", "9/1d"),
-    );
-    let site = settling(&store, &all).await;
-    for (left_, expected) in [(r#""all";r=8"#, 8), (r#""all";r=7"#, 7)] {
-        let (status, headers, body) = site.get("/", &[]).await;
-        assert_eq!((status, body.as_str()), (OK, "ok"));
-        assert_eq!((left(&headers), store.left(&all).await), (left_, expected));
-    }
-    assert_eq!(store.begun(), 2);
-}
-
 /// A store that settles when the test opens a door, and reports it.
 fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
     let doors = Arc::new(Semaphore::new(0));
@@ -473,60 +383,6 @@ fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>)
 async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
     let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
     assert_eq!(next.await, Ok(Some(())), "nothing is settled");
-}
-
-#[tokio::test]
-async fn a_client_waits_for_its_settlement_and_is_told_what_is_left_after_it() {
-    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
-    let site = Arc::new(settling(&store, &all).await);
-    let asking = tokio::spawn({
-        let site = site.clone();
-        async move { site.get("/", &[]).await }
-    });
-    while store.begun() == 0 {
-        tokio::task::yield_now().await;
-    }
-    assert!(!asking.is_finished());
-    assert_eq!(store.left(&all).await, 8);
-    doors.add_permits(1);
-    let (status, headers, _) = asking.await.unwrap();
-    assert_eq!((status, left(&headers)), (OK, r#""all";r=9"#));
-    next(&mut settlements).await;
-    assert_eq!(store.left(&all).await, 9);
-}
-
-#[tokio::test]
-async fn a_settlement_is_carried_on_when_its_client_has_gone() {
-    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
-    let (gone, mut departures) = mpsc::unbounded_channel();
-    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(60));
-    let limits = RateLimitLayer::new(limiter)
-        .limit(all.clone(), everybody())
-        .settle(|_, _| 0);
-    // Outside of the layer, because the server drops both together.
-    let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
-        let gone = gone.clone();
-        async move {
-            let _dropped = OnDrop(Box::new(move || gone.send(()).unwrap()));
-            next.run(request).await
-        }
-    });
-    let app = Router::new().route("/", get(async || "ok"));
-    let site = Site::start(app.layer(limits).layer(watch)).await;
-    let mut client = TcpStream::connect(site.address()).await.unwrap();
-    client
-        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        .await
-        .unwrap();
-    while store.begun() == 0 {
-        tokio::task::yield_now().await;
-    }
-    drop(client);
-    assert_eq!(departures.recv().await, Some(()));
-    assert_eq!(store.left(&all).await, 8);
-    doors.add_permits(1);
-    next(&mut settlements).await;
-    assert_eq!(store.left(&all).await, 9);
 }
 
 #[tokio::test]

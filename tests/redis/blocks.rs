@@ -8,7 +8,7 @@ use std::{
 use futures::future::join_all;
 use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
+    Charge, Decision, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
     manual_clock::ManualClock,
@@ -99,24 +99,6 @@ async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
     let block = limiter.block(&user("alice"), HOUR).await.unwrap();
     assert!(block.until_ms().is_some());
     assert!(is_blocked(&limiter, "alice").await);
-}
-
-/// During a rollout, some processes enforce blocks and others do not.
-#[tokio::test]
-async fn a_process_that_enforces_no_blocks_shares_the_counts_of_one_that_does() {
-    let server = Server::start();
-    let old = process(&server).await.enforce_blocks(false);
-    let new = process(&server).await;
-    assert!(!is_blocked(&new, "alice").await);
-    new.block(&user("alice"), HOUR).await.unwrap();
-    for left in [3, 2] {
-        let decision = old.check(charges(&["alice"])).await.unwrap();
-        assert_eq!(decision.usage().rules().next().unwrap().remaining(), left);
-        assert!(is_blocked(&new, "alice").await);
-    }
-    new.unblock(&user("alice")).await.unwrap();
-    let decision = new.check(charges(&["alice"])).await.unwrap();
-    assert_eq!(decision.usage().rules().next().unwrap().remaining(), 1);
 }
 
 #[tokio::test]
@@ -217,32 +199,6 @@ async fn a_call_of_many_checks_asks_once_whether_any_is_blocked() {
         .unwrap();
     assert!(replies.iter().all(is_allowed), "{replies:?}");
     assert_eq!((server.calls("get"), server.calls("exists")), (4, 1));
-}
-
-#[tokio::test]
-async fn a_block_holds_for_the_checks_behind_it_in_the_same_call() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    let block = Operation::Block {
-        key: user("alice"),
-        request: HOUR.into(),
-    };
-    let unblock = Operation::Unblock { key: user("alice") };
-    let operations = [
-        check(&["bob"]),
-        check(&["alice"]),
-        block,
-        check(&["alice"]),
-        check(&["bob"]),
-    ];
-    let operations = operations.into_iter().chain([unblock, check(&["alice"])]);
-    let replies = store.call(operations.collect()).await.unwrap();
-    let are_allowed: Vec<bool> = replies.iter().map(is_allowed).collect();
-    assert_eq!(
-        are_allowed,
-        [true, true, false, false, true, false, true],
-        "{replies:?}"
-    );
 }
 
 #[tokio::test]
@@ -518,32 +474,6 @@ async fn every_kind_of_connection_knows_blocks() {
         limiter.unblock(&user("alice")).await.unwrap();
         assert!(!is_blocked(&limiter, "alice").await, "{kind}");
     }
-}
-
-#[tokio::test]
-async fn a_block_holds_in_the_process_that_made_it_though_its_server_is_gone() {
-    let mut server = Server::start();
-    let limiter = process(&server).await;
-    limiter.block(&user("alice"), HOUR).await.unwrap();
-    server.kill();
-    let limiter = limiter.timeout(Duration::from_millis(200));
-    for policy in [
-        FailurePolicy::Open,
-        FailurePolicy::Closed,
-        FailurePolicy::Local,
-    ] {
-        let limiter = limiter.clone().on_failure(policy);
-        assert!(is_blocked(&limiter, "alice").await, "{policy:?}");
-    }
-    server.restart();
-    let healed = async || limiter.check(charges(&["alice"])).await;
-    while healed().await.is_ok_and(|it| it.usage().is_local()) {}
-    assert!(
-        healed().await.unwrap().is_allowed(),
-        "it was lost with the server's data"
-    );
-    server.kill();
-    limiter.check(charges(&["alice"])).await.unwrap_err();
 }
 
 #[tokio::test]

@@ -1,17 +1,14 @@
 //! Calendar rules over a real server: replicas with different zone data, and notice before the limit of a quota.
 
-use std::time::Duration;
-
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RedisStore, Store, manual_clock::ManualClock,
-    store::Check,
+    Charge, Decision, Key, Policy, RedisStore, Store, manual_clock::ManualClock, store::Check,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy},
     net::{TcpListener, TcpStream},
 };
 
-use support::{redis::Server, served::fresh};
+use support::redis::Server;
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -128,50 +125,4 @@ async fn replicas_whose_zone_data_differ_keep_a_count_until_the_later_of_their_e
     }
     assert!(own.check(&policy, 9).await.is_allowed());
     assert_eq!(other.left(&policy).await, 0);
-}
-
-#[tokio::test]
-async fn a_replica_with_a_later_end_keeps_the_count_of_one_with_an_earlier_end() {
-    let server = Server::start();
-    let clock = ManualClock::new(END_MS - 3 * HOUR_MS);
-    let other_url = with_another_end(&server, END_MS, END_MS - HOUR_MS).await;
-    let own = Replica::new(server.url(), "zones", &clock).await;
-    let other = Replica::new(other_url, "zones", &clock).await;
-    let policy = quota();
-    assert!(other.check(&policy, 9).await.is_allowed());
-    clock.set(END_MS - HOUR_MS + 1);
-    let denied = own.check(&policy, 1).await;
-    assert_eq!(retry_after_ms(&denied), u128::from(HOUR_MS - 1));
-    clock.set(END_MS + 1);
-    assert_eq!((own.left(&policy).await, other.left(&policy).await), (9, 9));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn of_many_tasks_and_replicas_one_check_has_the_notice_of_a_quota() {
-    let server = Server::start();
-    let (store, clock) = fresh(&server).await;
-    clock.set(END_MS + HOUR_MS);
-    let policy = Policy::parse("quota", "2000/month@Europe/Berlin").unwrap();
-    let mut tasks = tokio::task::JoinSet::new();
-    for replica in 0..4 {
-        let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(30));
-        for task in 0..8_u64 {
-            let (limiter, policy) = (limiter.clone(), policy.clone());
-            tasks.spawn(async move {
-                let (mut notices, mut admitted) = (0, 0);
-                for request in 0..100 {
-                    let cost = 1 + (replica + task + request) % 3;
-                    let charge = Charge::new(&policy, Key::new("user", "alice"), cost);
-                    let decision = limiter.check([charge]).await.unwrap();
-                    notices += decision.usage().near_limit().count();
-                    admitted += if decision.is_allowed() { cost } else { 0 };
-                }
-                (notices, admitted)
-            });
-        }
-    }
-    let totals = tasks.join_all().await;
-    let notices: usize = totals.iter().map(|it| it.0).sum();
-    let admitted: u64 = totals.iter().map(|it| it.1).sum();
-    assert_eq!((notices, admitted), (1, 2_000));
 }

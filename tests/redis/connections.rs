@@ -96,35 +96,6 @@ async fn requests_fail_soon_while_the_server_is_down_and_work_at_once_when_it_is
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_service_works_at_once_when_the_server_is_back() {
-    let mut server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        let limiter = limiter(store);
-        let tasks: Vec<_> = (0..16)
-            .map(|_| {
-                let limiter = limiter.clone();
-                tokio::spawn(async move {
-                    let until = Instant::now() + Duration::from_millis(500);
-                    while Instant::now() < until {
-                        let _ = charge_one(&limiter).await;
-                        tokio::task::yield_now().await;
-                    }
-                })
-            })
-            .collect();
-        tokio::task::block_in_place(|| server.kill());
-        charge_one(&limiter).await.expect_err(name);
-        tokio::task::block_in_place(|| server.restart());
-        for _ in 0..8 {
-            charge_one(&limiter).await.expect(name);
-        }
-        for task in tasks {
-            task.await.unwrap();
-        }
-    }
-}
-
 #[tokio::test]
 async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started_it() {
     let server = Server::start();

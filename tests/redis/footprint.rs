@@ -10,7 +10,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RedisStore, Store, StoreError, Usage,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Settlement},
 };
 use support::redis::Server;
 
@@ -223,55 +223,6 @@ async fn a_denial_and_a_look_write_nothing() {
     assert_eq!(server.run::<u64>("DBSIZE"), 1);
 }
 
-#[tokio::test]
-async fn several_checks_of_one_call_are_decided_one_after_another() {
-    let server = Server::start();
-    let store = store(&server).await;
-    let (own, shared) = (policy("own", "3/1h"), policy("shared", "4/1h"));
-    let take = |user, cost| check([charge(&own, user, cost), charge(&shared, "all", cost)]);
-    let checks = vec![
-        take("alice", 2),
-        take("alice", 2), // too much for alice: charged nowhere
-        check([]),
-        take("alice", 1),
-        take("bob", 2), // too much for all
-        take("bob", 1),
-        take("bob", 0),
-    ];
-    let mut decisions = Vec::new();
-    let done = commands(&server, async {
-        decisions = support::calls::check_all(&store, checks).await;
-    });
-    let done = done.await;
-    assert_eq!((done.time, done.set, done.changes), (1, 6, 6));
-
-    let told = decisions.iter().map(|decision| {
-        let rules = decision.usage().rules();
-        let remaining: Vec<u64> = rules.map(|rule| rule.remaining()).collect();
-        (decision.is_allowed(), remaining)
-    });
-    let expected = [
-        (true, vec![1, 2]),
-        (false, vec![1, 2]),
-        (true, vec![]),
-        (true, vec![0, 1]),
-        (false, vec![3, 1]),
-        (true, vec![2, 0]),
-        (true, vec![2, 0]),
-    ];
-    assert!(told.eq(expected), "{decisions:?}");
-}
-
-#[tokio::test]
-async fn a_call_of_no_checks_decides_nothing() {
-    let server = Server::start();
-    let store = store(&server).await;
-    assert!(support::calls::check_all(&store, []).await.is_empty());
-    let nothing = support::calls::check_all(&store, [check([]), check([])]).await;
-    assert!(nothing.iter().all(Decision::is_allowed));
-    assert_eq!(server.run::<u64>("DBSIZE"), 0);
-}
-
 /// Uses the server's own clock and expiry, without waiting: a TTL covers the time until no unit counts.
 #[tokio::test]
 async fn every_key_lives_as_long_as_its_longest_section() {
@@ -304,28 +255,6 @@ async fn every_key_lives_as_long_as_its_longest_section() {
     let usage = allowed(limiter.check([charge(&short, "alice", 1)]).await);
     covers(&usage);
     covers(&limiter.settle(&usage, |_| 0).await.unwrap());
-}
-
-/// One byte counts the sections.
-#[tokio::test]
-async fn of_more_sections_than_fit_the_callers_own_are_kept() {
-    let server = Server::start();
-    let limiter = limiter(&store(&server).await);
-    let versions: Vec<Policy> = (0..20)
-        .map(|version| {
-            let windows = (0..16).map(|rule| format!("9/{}m", 60 + 16 * version + rule));
-            policy("p", &windows.collect::<Vec<_>>().join(","))
-        })
-        .collect();
-    for _ in 0..2 {
-        for policy in &versions {
-            for left in [8, 7] {
-                let usage = allowed(limiter.check([charge(policy, "alice", 1)]).await);
-                assert!(usage.rules().all(|rule| rule.remaining() <= left));
-            }
-        }
-    }
-    assert!(ttl(&server, NAME) > 3_500_000);
 }
 
 #[tokio::test]
@@ -422,32 +351,6 @@ impl Raw {
             .exec(&mut self.0)
             .unwrap();
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn exactly_the_limit_is_admitted_over_two_connections() {
-    let server = Server::start();
-    let limiters = [
-        limiter(&store(&server).await),
-        limiter(&store(&server).await),
-    ];
-    let policy = policy("p", "500/1d,700/2d");
-    let tasks = (0..64).map(|task| {
-        let (limiter, policy) = (limiters[task % 2].clone(), policy.clone());
-        tokio::spawn(async move {
-            let mut admitted = 0;
-            for _ in 0..40 {
-                let decision = limiter.check([charge(&policy, "alice", 1)]).await.unwrap();
-                admitted += u32::from(decision.is_allowed());
-            }
-            admitted
-        })
-    });
-    let mut admitted = 0;
-    for task in tasks.collect::<Vec<_>>() {
-        admitted += task.await.unwrap();
-    }
-    assert_eq!(admitted, 500);
 }
 
 #[tokio::test]
@@ -678,20 +581,6 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
     assert_eq!(done(&store, after).await, [true; 3]);
 }
 
-#[tokio::test]
-async fn what_a_shadow_cannot_decide_changes_nothing() {
-    let server = Server::start();
-    let store = store(&server).await;
-    let (own, trial) = (policy("p", "9/1h"), policy("trial", "9/1h").shadow());
-    server.run::<()>("RPUSH sluicegate:{user=alice}:trial hello");
-    let check = check([charge(&own, "alice", 1), charge(&trial, "alice", 1)]);
-    let replies = store.call(vec![Operation::Check(check)]).await.unwrap();
-    let Ok(Reply::Check(decision)) = &replies[0] else {
-        panic!("{replies:?}")
-    };
-    assert!(decision.is_allowed() && decision.usage().shadow().is_none());
-}
-
 /// The server accepts no write of the call, so none was made before the first failure.
 #[tokio::test]
 async fn a_call_whose_writes_the_server_refuses_fails_as_a_whole() {
@@ -741,38 +630,4 @@ async fn a_bucket_takes_less_than_200_bytes_however_long_it_is_used() {
     }
     let bytes: u64 = server.run("MEMORY USAGE sluicegate:{user=alice}:p SAMPLES 0");
     assert!((1..200).contains(&bytes), "{bytes}");
-}
-
-#[tokio::test]
-async fn what_others_charged_while_the_clock_was_wrong_is_dropped_by_the_next_write() {
-    let server = Server::start();
-    let clock = ManualClock::new(1_700_000_000_000);
-    let limiter = limiter(&store(&server).await.clock(clock.clone()));
-    let (others, own) = (policy("p", "9/1m"), policy("p", "9/1h"));
-    let year = Duration::from_secs(365 * 86_400);
-    clock.advance(year);
-    allowed(limiter.check([charge(&others, "alice", 1)]).await);
-    clock.set(1_700_000_000_000);
-    allowed(limiter.check([charge(&own, "alice", 1)]).await);
-    assert_eq!(Raw::new(&server).get()[0], 1, "one section");
-    assert!(ttl(&server, NAME) < 2 * 86_400_000); // a clock of its own has a day of slack
-}
-
-#[tokio::test]
-async fn a_value_of_another_version_is_an_error_and_stays() {
-    let server = Server::start();
-    let limiter = limiter(&store(&server).await);
-    let (rules, other) = (policy("p", "9/1h"), policy("p", "9/1h,9/1d"));
-    allowed(limiter.check([charge(&rules, "alice", 1)]).await);
-    let mut raw = Raw::new(&server);
-    let mut value = raw.get();
-    *value.last_mut().unwrap() += 1;
-    raw.set(&value);
-    for policy in [&rules, &other] {
-        let error = limiter.check([charge(policy, "alice", 1)]).await;
-        let error = error.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Protocol);
-        assert!(error.to_string().contains("another version"), "{error}");
-        assert_eq!(raw.get(), value);
-    }
 }

@@ -181,39 +181,6 @@ fn operations_on_any_value_are_answered_or_fail_alone() {
     assert!(server.info("memory", "used_memory_peak") < 1 << 26);
 }
 
-/// Makes the second of two sections one of a kind that does not exist: the highest 4 of the 48 bits of a label's first
-/// number are the kind.
-fn with_a_later_kind(mut value: Vec<u8>) -> Vec<u8> {
-    let kind = value.len() - 1 - 12 + 5;
-    value[kind] |= 3 << 4;
-    value
-}
-
-#[test]
-fn a_section_of_a_later_kind_is_carried_along() {
-    let (server, runtime) = (LuaServer::new(), support::runtime());
-    let clock = ManualClock::new(NOW_MS);
-    let store = RedisStore::from_connection(server.clone()).clock(clock.clone());
-    let charge = |rules| {
-        let policy = Policy::parse("p", rules).unwrap();
-        runtime
-            .block_on(store.check(&check(&policy, "alice", 1)))
-            .unwrap()
-    };
-    charge("3/1m,9/1h@fixed");
-    let later = with_a_later_kind(server.value(NAME).unwrap());
-    server.put(NAME, Some(&later));
-
-    assert!(charge("3/1m").is_allowed());
-    assert!(charge("3/1m").is_allowed());
-    assert!(!charge("3/1m").is_allowed());
-    clock.advance(std::time::Duration::from_secs(61));
-    assert!(charge("3/1m").is_allowed());
-    let stored = server.value(NAME).unwrap();
-    assert!(stored.ends_with(&later[later.len() - 13..]), "{stored:?}");
-    assert_eq!(StoredValue::read(&stored).unwrap().sections().len(), 1);
-}
-
 #[test]
 fn in_lua_5_4_too() {
     let runtime = support::runtime();

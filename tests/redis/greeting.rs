@@ -212,29 +212,26 @@ async fn answering(line: &'static str, closes: bool) -> String {
 
 #[tokio::test]
 async fn every_other_reason_not_to_let_a_connection_in_is_named() {
+    let protected =
+        "the Redis server is in protected mode, and wants a password for other machines";
+    let crowd = "-ERR max number of clients + cluster connections reached";
+    let loading = "the Redis server is loading its data";
+    let alone = "the Redis server is a replica that has lost its primary";
     for (line, kind, message) in [
         (
             "-DENIED Redis is running in protected mode because protected mode is enabled",
             AccessDenied,
-            "the Redis server is in protected mode, and wants a password for other machines",
+            protected,
         ),
         ("-ERR max number of clients reached", Unavailable, NO_ROOM),
-        (
-            "-ERR max number of clients + cluster connections reached",
-            Unavailable,
-            NO_ROOM,
-        ),
+        (crowd, Unavailable, NO_ROOM),
         ("-ERR invalid password", AccessDenied, WRONG_PASSWORD),
         (
             "-LOADING Redis is loading the dataset in memory",
             Unavailable,
-            "the Redis server is loading its data",
+            loading,
         ),
-        (
-            "-MASTERDOWN Link with MASTER is down",
-            Unavailable,
-            "the Redis server is a replica that has lost its primary",
-        ),
+        ("-MASTERDOWN Link with MASTER is down", Unavailable, alone),
     ] {
         let url = answering(line, true).await.replace("//", "//:sesame@");
         for rest in ["", "/1", "/?protocol=resp3"] {

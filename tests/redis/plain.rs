@@ -11,26 +11,6 @@ use sluicegate::{
 
 use support::plain::Plain;
 
-mod around_a_cluster {
-    use std::sync::Arc;
-
-    use sluicegate::manual_clock::ManualClock;
-
-    use crate::cluster;
-    use support::{cluster::Cluster, plain::Plain, served::Served};
-
-    support::contract!(apart fresh);
-    support::calls!(fresh);
-    support::contributors!(fresh);
-    support::denials!(fresh);
-    support::blocks!(fresh);
-
-    async fn fresh() -> (Plain<Served<Arc<Cluster>>>, ManualClock) {
-        let (store, clock) = cluster::fresh().await;
-        (Plain(store), clock)
-    }
-}
-
 mod around_leases_of_a_cluster {
     use sluicegate::{manual_clock::ManualClock, store::Leases};
 

@@ -7,11 +7,7 @@ use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, contributors::Contributors, error::StoreErrorKind,
     manual_clock::ManualClock,
 };
-use support::{
-    redis::Server,
-    served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
-    stores,
-};
+use support::{redis::Server, stores};
 
 fn policy() -> Policy {
     Policy::parse("api", "1000000000/1h").unwrap()
@@ -233,18 +229,4 @@ async fn an_hour_of_denials_takes_less_than_2_mb() {
     let taken = (used() - before) / sets * 14;
     eprintln!("{taken} bytes");
     assert!(taken < 2_000_000, "{taken}");
-}
-
-#[tokio::test]
-async fn without_the_rights_checks_work_all_the_same() {
-    for missing in CONTRIBUTORS_RIGHTS {
-        let server = Server::start();
-        let rights = LEAST_RIGHTS.into_iter().chain(CONTRIBUTORS_RIGHTS);
-        let rights: Vec<_> = rights.filter(|&it| it != missing).collect();
-        let limiter = limiter(&limited(&server, &rights)).await;
-        deny(&limiter, "alice").await;
-        let error = limiter.denials().await.expect_err(missing);
-        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
-        deny(&limiter, "alice").await;
-    }
 }

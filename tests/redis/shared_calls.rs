@@ -316,35 +316,6 @@ async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_aborted_task_fails_no_other_caller() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "100/1h");
-    for _ in 0..5 {
-        let held = Held::hold(&server);
-        let tasks: Vec<_> = (0..8)
-            .map(|_| {
-                let answer = store.check(&check(&api, "alice", 1));
-                tokio::spawn(answer)
-            })
-            .collect();
-        for task in tasks.iter().step_by(2) {
-            task.abort();
-        }
-        held.go_on();
-        for (place, task) in tasks.into_iter().enumerate() {
-            match task.await {
-                Ok(decision) => assert!(decision.unwrap().is_allowed()),
-                Err(_) => assert_eq!(place % 2, 0),
-            }
-        }
-    }
-}
-
 #[test]
 fn when_a_runtime_ends_its_calls_fail_at_once_and_the_next_one_runs_in_another() {
     let server = Server::start();

@@ -3,16 +3,12 @@
 use std::{
     convert::Infallible,
     future::ready,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use futures::future::{BoxFuture, join_all};
 use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Rule, Store,
     StoreError,
@@ -307,28 +303,6 @@ async fn a_second_without_memory_loses_no_cost_and_no_slot() {
 }
 
 #[tokio::test]
-async fn a_server_that_stalls_again_and_again_takes_no_slot_from_its_holder() {
-    let server = Server::start();
-    let limiter = process(&server).await;
-    let policy = Policy::parse("jobs", "1/2s@concurrent").unwrap();
-    let job = || [Charge::new(&policy, acme(), 1)];
-    let slot = limiter.acquire_slot(job(), PATIENCE).await.unwrap();
-    let slot = slot.unwrap().unwrap();
-    // Over several expiries. Most renewals are under way during a stall.
-    for _ in 0..10 {
-        server.stop();
-        sleep(STALL).await;
-        server.cont();
-        sleep(STALL).await;
-        assert!(slot.is_held());
-    }
-    drop(slot);
-    limiter.return_slots().await;
-    let other = limiter.acquire_slot(job(), Duration::ZERO).await.unwrap();
-    assert!(other.is_ok());
-}
-
-#[tokio::test]
 async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
@@ -346,24 +320,6 @@ async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
     limiter.return_slots().await;
     // The four calls in flight, after the two that took and returned a slot.
     assert_eq!(server.calls("evalsha") + server.calls("eval"), 7);
-}
-
-#[tokio::test]
-async fn slots_of_a_process_that_ends_are_free_at_once() {
-    let server = Server::start();
-    let ending = runtime();
-    let url = server.url();
-    let slot = ending.spawn(async move {
-        let limiter = Limiter::new(RedisStore::connect(url).await.unwrap());
-        let slot = acquire(&limiter, Duration::ZERO).await.unwrap();
-        limiter.return_slots().await;
-        slot
-    });
-    let slot = slot.await.unwrap();
-    ending.shutdown_background();
-    assert!(!slot.is_held());
-    let other = process(&server).await;
-    assert!(acquire(&other, Duration::ZERO).await.is_some());
 }
 
 #[tokio::test]
@@ -418,59 +374,4 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
         let (response, holds) = chat(layer).await;
         assert_eq!((response.status(), holds), (StatusCode::OK, true));
     }
-}
-
-/// Answers after a while, and counts its requests at a time.
-async fn their_service(running: Arc<AtomicUsize>, most: Arc<AtomicUsize>) -> std::net::SocketAddr {
-    let handler = move || {
-        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
-        async move {
-            most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
-            sleep(Duration::from_millis(20)).await;
-            running.fetch_sub(1, SeqCst);
-            "done"
-        }
-    };
-    let router = axum::Router::new().route("/", axum::routing::get(handler));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async { axum::serve(listener, router).await });
-    address
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_replicas_send_at_most_four_requests_at_a_time_to_another_service() {
-    let server = Server::start();
-    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let address = their_service(Arc::clone(&running), Arc::clone(&most)).await;
-    let mut requests = Vec::new();
-    for _ in 0..2 {
-        let limiter = process(&server).await.timeout(Duration::from_secs(4));
-        let layer = RateLimitLayer::new(limiter.on_failure(FailurePolicy::Closed))
-            .limit_concurrent(chat_slots(4), Key::new("account", "ours"))
-            .max_wait(PATIENCE);
-        let client = layer.layer(service_fn(move |request: Request<String>| async move {
-            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let io = hyper_util::rt::TokioIo::new(stream);
-            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
-            tokio::spawn(connection);
-            let response = sender.send_request(request).await?;
-            Ok::<_, hyper::Error>(response.map(axum::body::Body::new))
-        }));
-        requests.extend((0..20).map(|_| {
-            let request = Request::get("/")
-                .header("host", "theirs")
-                .body(String::new());
-            let response = client.clone().oneshot(request.unwrap());
-            tokio::spawn(async move {
-                let response = response.await.unwrap();
-                assert_eq!(response.status(), StatusCode::OK);
-                response.into_body().collect().await.unwrap().to_bytes()
-            })
-        }));
-    }
-    for body in join_all(requests).await {
-        assert_eq!(body.unwrap(), "done");
-    }
-    assert_eq!(most.load(SeqCst), 4);
 }

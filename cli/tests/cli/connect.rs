@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     site::Site,
-    tool::{Tool, said},
+    tool::{Tool, rows, said},
 };
 use support::redis::Server;
 
@@ -25,48 +25,23 @@ fn a_server_that_is_not_there_is_named_with_the_setting_that_names_it() {
         command.args(args.split_whitespace());
         let said = said(command.envs(environment.iter().copied()), b"");
         assert_eq!(said.code, 3, "{said:?}");
-        assert!(
-            !said.stderr.contains("hunter2") && !said.stderr.contains("alice"),
-            "{said:?}"
-        );
+        says_not!(said.stderr => "hunter2", "alice");
         said.stderr
     };
-    for (text, args, environment, expected) in [
-        ("", "--redis", &[][..], "error: 127.0.0.1:1 (--redis): "),
-        (
-            "redis = 'redis://elsewhere'",
-            "",
-            &[("SLUICEGATE_REDIS", NOBODY)],
-            "error: 127.0.0.1:1 (SLUICEGATE_REDIS): ",
-        ),
-        (
-            "redis = 'redis://alice:hunter2@127.0.0.1:1/'",
-            "",
-            &[],
-            "error: 127.0.0.1:1 (`redis` in sluicegate.toml): ",
-        ),
-        (
-            "",
-            "--cluster",
-            &[],
-            "error: the cluster of 127.0.0.1:1 (--cluster): ",
-        ),
-        (
-            "primary = 'redis://alice:hunter2@orders'",
-            "--sentinel",
-            &[],
-            "error: the primary orders of the sentinels 127.0.0.1:1 (--sentinel): ",
-        ),
-    ] {
-        file(text);
-        let args = if args.is_empty() {
-            String::new()
-        } else {
-            format!("{args} {NOBODY}")
-        };
-        let stderr = told(&args, environment);
-        assert!(stderr.starts_with(expected), "{stderr}");
+    let table = "
+        | --redis | error: 127.0.0.1:1 (--redis):
+        redis = 'redis://alice:hunter2@127.0.0.1:1/' | | error: 127.0.0.1:1 (`redis` in sluicegate.toml):
+        | --cluster | error: the cluster of 127.0.0.1:1 (--cluster):
+        primary = 'redis://alice:hunter2@orders' | --sentinel | \
+        error: the primary orders of the sentinels 127.0.0.1:1 (--sentinel):
+    ";
+    for [text, option, expected] in rows(table) {
+        file(&text);
+        let url = if option.is_empty() { "" } else { NOBODY };
+        begins!(told(&format!("{option} {url}"), &[]) => &expected);
     }
+    file("redis = 'redis://elsewhere'");
+    begins!(told("", &[("SLUICEGATE_REDIS", NOBODY)]) => "error: 127.0.0.1:1 (SLUICEGATE_REDIS): ");
 }
 
 #[test]
@@ -109,11 +84,7 @@ async fn a_slow_server_is_waited_for_as_long_as_the_timeout_says() {
     assert_eq!(said.code, 0, "{said:?}");
     let said = site.tool.run(&format!("{verb} --timeout 100ms"));
     assert_eq!(said.code, 3, "{said:?}");
-    assert!(
-        said.stderr
-            .contains("did not answer in time: see --timeout"),
-        "{said:?}"
-    );
+    says!(said.stderr => "did not answer in time: see --timeout");
 }
 
 /// A proxy that delays the first answer for longer than the library's own timeout.
@@ -172,9 +143,6 @@ fn one_option_says_how_many_and_a_load_that_is_next_to_nothing_is_refused() {
         assert!(help.contains("[default: 5%]"), "{verb}: {help}");
         let said = Tool::new().run(&format!("{verb} --load 0.01% --redis {NOBODY}"));
         assert_eq!(said.code, 2, "{said:?}");
-        assert!(
-            said.stderr.contains("write a share from 0.1% to 100%"),
-            "{said:?}"
-        );
+        says!(said.stderr => "write a share from 0.1% to 100%");
     }
 }

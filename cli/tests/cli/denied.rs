@@ -50,10 +50,7 @@ async fn an_office_that_is_denied_48_percent_of_its_requests_is_found_in_30_of_3
         let said = site.json("top --denied", 0);
         let first = &said["denied"][0];
         assert_eq!(first["identity"], "user=office", "sample {sample}: {said}");
-        assert_eq!(
-            (&first["policy"], &first["blocked"]),
-            (&"visits".into(), &Value::Null)
-        );
+        has!(first, { "policy": "visits", "blocked": null });
         for period in ["last_minute", "last_hour"] {
             let share = first[period]["share"].as_f64().unwrap();
             assert!((share - 0.48).abs() < 0.01, "sample {sample}: {share}");
@@ -62,10 +59,8 @@ async fn an_office_that_is_denied_48_percent_of_its_requests_is_found_in_30_of_3
         assert_eq!(first["last_hour"]["denied"], 48 * sample);
     }
     let text = site.text("top --denied -n 1");
-    assert!(
-        text.contains("user=office") && text.contains("48%") && !text.contains("user-1"),
-        "{text}"
-    );
+    says!(text => "user=office", "48%");
+    says_not!(text => "user-1");
 }
 
 #[tokio::test]
@@ -112,33 +107,20 @@ async fn blocked_identities_are_listed_with_the_end_of_their_block() {
     }
     site.limiter.denials().await.unwrap();
     let said = site.json("top --denied", 0);
-    assert_eq!(
-        (
-            &said["identities_last_minute"],
-            &said["identities_last_hour"]
-        ),
-        (&1.into(), &1.into())
-    );
+    has!(said, { "identities_last_minute": 1, "identities_last_hour": 1 });
     let first = row(&said, "user=mallory");
     assert!(first["policy"].is_null() && first["last_minute"]["share"].is_null());
-    assert_eq!(first["last_minute"]["denied"], 3);
-    assert_eq!(first["blocked"]["by"], "operator");
+    has!(first, { "last_minute": { "denied": 3 }, "blocked": { "by": "operator" } });
     assert_eq!(said["denied"][1]["policy"], "visits");
     let text = site.text("top --denied");
-    assert!(
-        text.contains("(blocked)") && text.contains("blocked until "),
-        "{text}"
-    );
+    says!(text => "(blocked)", "blocked until ");
     let said = site.json("top --denied --policy visits", 0);
     assert_eq!(said["denied"].as_array().unwrap().len(), 1);
     let text = site
         .tool
         .run("explain user=mallory --policies policies.toml")
         .stdout;
-    assert!(
-        text.contains("blocked: denied 3 in the last minute, 3 in the last hour\n"),
-        "{text}"
-    );
+    says!(text => "blocked: denied 3 in the last minute, 3 in the last hour\n");
 }
 
 #[tokio::test]
@@ -154,10 +136,7 @@ async fn a_hashed_identity_is_listed_as_other_verbs_take_it() {
     assert!(identity.starts_with("api-key=#"), "{identity}");
     assert!(said["denied"][0]["blocked"].is_object(), "{said}");
     let text = site.text(&format!("inspect {identity} --policy visits"));
-    assert!(
-        text.contains("visits: denied 100% of the last minute (1 of 1)"),
-        "{text}"
-    );
+    says!(text => "visits: denied 100% of the last minute (1 of 1)");
 }
 
 #[tokio::test]
@@ -165,10 +144,7 @@ async fn without_denials_it_says_so() {
     let site = start().await;
     site.charge("api", "alice", 1).await;
     let text = site.text("top --denied");
-    assert!(
-        text.starts_with("No identity was denied within the last hour.\n"),
-        "{text}"
-    );
+    begins!(text => "No identity was denied within the last hour.\n");
     assert_eq!(site.json("top --denied", 0)["denied"], Value::Array(vec![]));
 }
 
@@ -229,17 +205,11 @@ async fn identities_stay_of_use_at_a_narrow_terminal() {
         let said = at_a_terminal(&site, columns, "");
         let widest = said.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(columns.into()), "{said}");
-        assert!(said.contains(&format!("ip={network} ")), "{said}");
-        assert!(said.contains(" visits "), "{said}");
-        assert!(said.contains("blocked until"), "{said}");
-        assert!(said.contains(&hashed[.."header=#".len() + 8]), "{said}");
-        assert!(said.contains("user=aaaa") && said.contains('…'), "{said}");
+        says!(said =>
+            &format!("ip={network} "), " visits ", "blocked until", &hashed[.."header=#".len() + 8], "user=aaaa",
+            "…");
         let said = at_a_terminal(&site, columns, "--wide");
-        assert!(said.contains(&format!("user={long} ")), "{said}");
-        assert!(
-            said.contains(hashed) && said.contains("blocked until "),
-            "{said}"
-        );
+        says!(said => &format!("user={long} "), hashed, "blocked until ");
     }
 }
 

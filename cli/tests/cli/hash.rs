@@ -26,10 +26,7 @@ async fn a_hash_of_top_is_found_in_a_list_of_names() {
     let verb = "hash header:x-user=- --secret pepper";
     let said = site.tool.run_with(verb, users);
     assert_eq!((said.code, said.stdout.lines().count()), (0, 3), "{said:?}");
-    assert!(
-        said.stdout.contains(&format!("{hashed}  Zoë Müller\n")),
-        "{said:?}"
-    );
+    says!(said.stdout => &format!("{hashed}  Zoë Müller\n"));
 
     for hash in [
         hashed,
@@ -57,11 +54,7 @@ async fn without_the_secret_of_the_service_no_name_is_found() {
         .tool
         .run(&format!("hash header:x-user=alice --find {hashed}"));
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.stdout
-            .contains("the service may use a secret, see --secret"),
-        "{said:?}"
-    );
+    says!(said.stdout => "the service may use a secret, see --secret");
     let said = site.tool.run("hash header:x-user=alice --find #5877");
     assert_eq!(said.code, 2, "{said:?}");
 }
@@ -128,11 +121,7 @@ fn several_hashes_are_found_in_one_list() {
     );
     let said = tool.run_with(&find, b"alice\nbob\n");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.stdout
-            .contains(&format!("No value has the hash #{carol}:")),
-        "{said:?}"
-    );
+    says!(said.stdout => &format!("No value has the hash #{carol}:"));
 }
 
 #[test]
@@ -140,16 +129,9 @@ fn a_value_that_is_not_found_is_explained_by_what_may_be_wrong() {
     let tool = Tool::new();
     let said = tool.run_with("hash user=- --find #5877c54e", b"alice\n");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.stdout
-            .contains("values of the kind `user` are stored as they are"),
-        "{said:?}"
-    );
+    says!(said.stdout => "values of the kind `user` are stored as they are");
     let said = tool.run_with("hash header:x-usr=- --find #5877c54e", b"alice\n");
-    assert!(
-        said.stdout.contains("another header than `x-usr`"),
-        "{said:?}"
-    );
+    says!(said.stdout => "another header than `x-usr`");
     let said = tool.run_with("hash header:x-user=- --find #5877c54e", b"\n");
     assert_eq!(said.code, 2, "{said:?}");
     assert!(said.stderr.contains("stdin: there is no value"), "{said:?}");

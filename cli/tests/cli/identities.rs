@@ -3,7 +3,10 @@
 use serde_json::Value;
 use sluicegate::{Charge, Decision, Key, Limiter, PeerIp, RedisStore, block::Until};
 
-use crate::site::{Site, policy};
+use crate::{
+    site::{Site, policy},
+    tool::rows,
+};
 
 #[tokio::test]
 async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
@@ -49,20 +52,18 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
         .key("2001:db8:1:2::7".parse().unwrap());
     let charge = Charge::new(&policy("api"), network, 1);
     assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
-    for (args, expected) in [
-        (
-            "usr=alice",
-            "the kinds are `ip`, `user`. Did you mean user=?",
-        ),
-        ("User=alice", "Did you mean user=?"),
-        ("user=bob", "No counts are stored for user=bob"),
-        ("ip=2001:db8:1::/48", "stored as networks of /64"),
-        ("ip=2001:db8:1:2::7 --ipv6-prefix 48", "see --ipv6-prefix"),
-    ] {
+    let table = "
+        usr=alice | the kinds are `ip`, `user`. Did you mean user=?
+        User=alice | Did you mean user=?
+        user=bob | No counts are stored for user=bob
+        ip=2001:db8:1::/48 | stored as networks of /64
+        ip=2001:db8:1:2::7 --ipv6-prefix 48 | see --ipv6-prefix
+    ";
+    for [args, expected] in rows(table) {
         let said = site.tool.run(&format!("block {args} --for 1h"));
         assert_eq!(said.code, 0, "{args}: {said:?}");
-        let warning = said.stderr.strip_prefix("warning: ").expect(args);
-        assert!(warning.contains(expected), "{args}: {said:?}");
+        let warning = said.stderr.strip_prefix("warning: ").expect(&args);
+        assert!(warning.contains(&expected), "{args}: {said:?}");
         assert!(
             said.stdout.contains("is blocked by an operator"),
             "{args}: {said:?}"
@@ -73,8 +74,7 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
     for _ in 0..2 {
         let said = site.tool.run(other);
         assert_eq!(said.code, 2, "{said:?}");
-        assert!(said.stderr.contains(expected), "{said:?}");
-        assert!(said.stderr.contains("nothing was blocked"), "{said:?}");
+        says!(said.stderr => expected, "nothing was blocked");
     }
     assert_eq!(site.json("blocks --prefix sluicegat", 0)["total"], 0);
     let said = site.tool.run(&format!("{other} --force"));
@@ -82,12 +82,7 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
     assert!(said.stderr.contains(expected), "{said:?}");
     // A block does not make an identity known.
     let said = site.json("block usr=alice --for 1h", 0);
-    assert!(
-        said["warning"]
-            .as_str()
-            .unwrap()
-            .contains("Did you mean user=?")
-    );
+    says!(said["warning"].as_str().unwrap() => "Did you mean user=?");
     for known in ["user=alice", "ip=2001:db8:1:2::9"] {
         let said = site.tool.run(&format!("block {known} --for 1h"));
         assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{known}");
@@ -152,11 +147,7 @@ async fn a_mistake_in_a_file_is_named_with_its_line_and_blocks_no_identity() {
         assert!(said.stderr.contains(expected), "{said:?}");
     }
     let said = site.tool.run("block user=- -f - --for 1h");
-    assert!(
-        said.stderr
-            .contains("only one value can be read from stdin"),
-        "{said:?}"
-    );
+    says!(said.stderr => "only one value can be read from stdin");
     assert_eq!(site.tool.run("block --for 1h").code, 2);
     assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
 }
@@ -172,11 +163,7 @@ async fn all_blocks_are_ended_after_a_yes() {
         .run("SET sluicegate:{user=mallory}:!block strange");
     let said = site.tool.run("unblock --all");
     assert_eq!(said.code, 2, "{said:?}");
-    assert!(
-        said.stderr
-            .contains("nothing was unblocked: there is no terminal"),
-        "{said:?}"
-    );
+    says!(said.stderr => "nothing was unblocked: there is no terminal");
     assert_eq!(site.json("blocks", 0)["total"], 2);
     let said = site.text("unblock --all --yes");
     assert_eq!(said.lines().count(), 3, "{said}");
@@ -204,15 +191,8 @@ async fn a_shorter_block_says_that_the_longer_one_stays() {
     for shorter in ["--for 60s", "--for 1s"] {
         let said = site.tool.run(&format!("block user=alice {shorter}"));
         assert_eq!(said.code, 0, "{said:?}");
-        assert!(
-            said.stderr
-                .contains("that block was there before and stays"),
-            "{said:?}"
-        );
-        assert_eq!(
-            site.json(&format!("block user=alice {shorter}"), 0)["kept"],
-            true
-        );
+        says!(said.stderr => "that block was there before and stays");
+        has!(site.json(&format!("block user=alice {shorter}"), 0), { "kept": true });
     }
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
@@ -240,11 +220,8 @@ async fn an_identity_is_shown_as_it_was_typed_and_as_it_is_stored() {
     let said = site
         .tool
         .run_with("block header:x-tenant=- --for 1h", b"acme");
-    assert!(
-        said.stdout.contains("header:x-tenant (header=#"),
-        "{said:?}"
-    );
-    assert!(!said.stdout.contains("acme"), "{said:?}");
+    says!(said.stdout => "header:x-tenant (header=#");
+    says_not!(said.stdout => "acme");
 }
 
 #[tokio::test]
@@ -266,10 +243,7 @@ async fn a_forgotten_prefix_is_refused_and_a_fresh_server_is_not() {
     let expected = "under the prefix `sluicegate`, but under `shop`: see --prefix";
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!(said.code, 2, "{said:?}");
-    assert!(
-        said.stderr.contains(expected) && said.stderr.contains("nothing was blocked"),
-        "{said:?}"
-    );
+    says!(said.stderr => expected, "nothing was blocked");
     site.text("block user=alice --for 1h --prefix shop");
 
     // More keys than the tool looks at.

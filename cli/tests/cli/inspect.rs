@@ -22,26 +22,17 @@ async fn what_was_charged_is_shown_and_what_is_left() {
     ] {
         let rule = &api["rules"][rule];
         assert_eq!(rule["rule"], text);
-        assert_eq!(
-            (rule["used"].as_u64(), rule["left"].as_u64()),
-            (Some(7), Some(left))
-        );
+        has!(rule, { "used": 7, "left": left });
         assert_eq!(rule["window_ms"], window_ms);
         assert!(rule["fits_ms"].is_null());
         let step = &rule["steps"][0];
         let end_ms = step["end_ms"].as_u64().unwrap();
         assert!((now_ms + 1..=now_ms + window_ms / 60).contains(&end_ms));
-        assert_eq!(
-            (step["units"].as_u64(), step["release_ms"].as_u64()),
-            (Some(7), Some(end_ms + window_ms))
-        );
+        has!(step, { "units": 7, "release_ms": end_ms + window_ms });
         assert_eq!(rule["free_ms"], step["release_ms"]);
     }
     let login = &said["policies"][1]["rules"][0];
-    assert_eq!(
-        (login["fixed"].as_bool(), login["left"].as_u64()),
-        (Some(true), Some(0))
-    );
+    has!(login, { "fixed": true, "left": 0 });
     assert_eq!(login["fits_ms"], login["free_ms"]);
     assert!(said["policies"][2]["expires_ms"].is_null());
 
@@ -80,16 +71,10 @@ async fn policies_are_found_where_none_are_named() {
     assert_eq!(names("inspect user=alice --policy login"), ["login"]);
     assert_eq!(names("inspect user=al*"), ["api"]);
     assert_eq!(names("inspect user=nobody"), [""; 0]);
-    assert!(
-        site.text("inspect user=nobody")
-            .contains("Nothing is stored.")
-    );
+    says!(site.text("inspect user=nobody") => "Nothing is stored.");
 
     let text = site.text("inspect user=alice");
-    assert!(
-        text.contains("?/1d") && text.contains("--policies FILE tells it"),
-        "{text}"
-    );
+    says!(text => "?/1d", "--policies FILE tells it");
 }
 
 #[tokio::test]
@@ -173,11 +158,8 @@ async fn a_secret_is_read_from_stdin_and_shown_as_its_hash() {
         .tool
         .run_with("inspect header:x-api-key=- --policy api", b"s3cret\n");
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(
-        said.stdout.contains("=#") && said.stdout.contains(" 5 "),
-        "{said:?}"
-    );
-    assert!(!said.stdout.contains("s3cret"));
+    says!(said.stdout => "=#", " 5 ");
+    says_not!(said.stdout => "s3cret");
 }
 
 #[tokio::test]
@@ -229,7 +211,6 @@ async fn strikes_are_shown_beside_how_many_ban() {
     }
     site.limiter.strikes_counted().await;
     let text = site.text("inspect user=alice --policies bans.toml");
-    assert!(text.contains("\nbanned until "), "{text}");
-    assert!(text.contains(" UTC, by 1/1d of login\n"), "{text}");
-    assert!(!text.contains("strikes"), "{text}");
+    says!(text => "\nbanned until ", " UTC, by 1/1d of login\n");
+    says_not!(text => "strikes");
 }

@@ -32,36 +32,30 @@ fn through_edges() -> Vec<([String; 2], &'static str)> {
     let through =
         |form: &str| ["198.51.100.1", "198.51.100.2"].map(|edge| form.replace("EDGE", edge));
     let json = |name: &str, value: &str| format!(r#"{{"time":1588713927,"{name}":{value}}}"#);
-    vec![
-        (through(&format!("203.0.113.7, EDGE - - {REST}")), ""),
-        (
-            through(&format!("\"203.0.113.7, EDGE\" 10.2.1.185 - - {REST}")),
-            "",
-        ),
-        (through(&format!("\"203.0.113.7\" EDGE - - {REST}")), ""),
-        (through(&format!("\"203.0.113.7, EDGE\" - - {REST}")), ""),
-        (
-            through(&format!("web_1  | a.example 203.0.113.7,EDGE - a b {REST}")),
-            "",
-        ),
-        (
-            through(&format!("10.0.0.9 - - {REST} \"203.0.113.7, EDGE\"")),
-            "--key ip=extra1",
-        ),
-        (through(&json("client_ip", "\"203.0.113.7, EDGE\"")), ""),
-        (
-            through(&json("forwarded", "\"203.0.113.7, EDGE\"")),
-            "--key forwarded",
-        ),
-        (
-            through(&json("forwarded", "[\"203.0.113.7\",\"EDGE\"]")),
-            "--key forwarded",
-        ),
-        (
-            through(&json("forwarded", "[\"203.0.113.7, EDGE\"]")),
-            "--key forwarded",
-        ),
-    ]
+    let forms = [
+        format!("203.0.113.7, EDGE - - {REST}"),
+        format!("\"203.0.113.7, EDGE\" 10.2.1.185 - - {REST}"),
+        format!("\"203.0.113.7\" EDGE - - {REST}"),
+        format!("\"203.0.113.7, EDGE\" - - {REST}"),
+        format!("web_1  | a.example 203.0.113.7,EDGE - a b {REST}"),
+        json("client_ip", "\"203.0.113.7, EDGE\""),
+    ];
+    let forwarded = [
+        "\"203.0.113.7, EDGE\"",
+        "[\"203.0.113.7\",\"EDGE\"]",
+        "[\"203.0.113.7, EDGE\"]",
+    ];
+    let forwarded = forwarded.map(|it| (json("forwarded", it), "--key forwarded"));
+    let extra = (
+        format!("10.0.0.9 - - {REST} \"203.0.113.7, EDGE\""),
+        "--key ip=extra1",
+    );
+    let all = forms
+        .map(|it| (it, ""))
+        .into_iter()
+        .chain(forwarded)
+        .chain([extra]);
+    all.map(|(form, args)| (through(&form), args)).collect()
 }
 
 #[test]
@@ -125,76 +119,48 @@ fn with_trusted_proxies_no_client_chooses_its_identity() {
     assert!(wrong.stderr.contains("write `10.0.0.0/8`"), "{wrong:?}");
 }
 
-/// A number of lines for each form of the part before the time.
-fn mixed(parts: &[(usize, &str)]) -> Vec<String> {
-    let lines = parts.iter().flat_map(|(count, form)| vec![*form; *count]);
-    lines
-        .enumerate()
-        .map(|(at, form)| form.replace("N", &at.to_string()) + REST)
-        .collect()
-}
-
 #[test]
 fn a_verdict_needs_nine_tenths_of_the_lines_read_and_keyed() {
     let policies = "ip = '100/1m'\nuser = '100/1m'";
     let unreadable = "what a new format writes";
-    for (parts, bound, reason) in [
-        (
-            &[(1, "203.0.113.N - - "), (200, unreadable)][..],
-            "0%",
-            Some("of 201, 200 cannot be read, and 0 have no key"),
-        ),
-        (
-            &[(89, "203.0.113.N - - "), (11, unreadable)],
-            "0%",
-            Some("of 100, 11 cannot be read, and 0 have no key"),
-        ),
-        (&[(90, "203.0.113.N - - "), (10, unreadable)], "0%", None),
-        (
-            &[(80, "203.0.113.N - - "), (9, unreadable), (11, "- - - ")],
-            "0%",
-            Some("of 100, 9 cannot be read, and 11 have no key"),
-        ),
-        (&[(80, "203.0.113.N - - "), (20, "- - bob ")], "0%", None),
-        (
-            &[(80, "203.0.113.N - - "), (20, "- - bob ")],
-            "ip=0%",
-            Some("of 100, 0 cannot be read, and 20 have no key"),
-        ),
-        // Most requests are of no user.
-        (
-            &[(80, "203.0.113.N - - "), (20, "- - bob ")],
-            "user=0%",
-            None,
-        ),
-        (
-            &[(80, "203.0.113.N - bob "), (20, unreadable)],
-            "user=0%",
-            Some("of 100, 20 cannot be read, and 0 have no key"),
-        ),
-    ] {
-        let lines: Vec<String> = mixed(parts)
-            .into_iter()
-            .map(|line| {
-                if line.starts_with(unreadable) {
-                    unreadable.to_owned()
-                } else {
-                    line
-                }
-            })
-            .collect();
+    // The numbers of lines with an address, with an address and a user, with a user, without a key, and unreadable; the
+    // bound, and the reason why there is no verdict.
+    let rows = "
+1 0 0 0 200 | 0% | of 201, 200 cannot be read, and 0 have no key
+89 0 0 0 11 | 0% | of 100, 11 cannot be read, and 0 have no key
+90 0 0 0 10 | 0% |
+80 0 0 11 9 | 0% | of 100, 9 cannot be read, and 11 have no key
+80 0 20 0 0 | 0% |
+80 0 20 0 0 | ip=0% | of 100, 0 cannot be read, and 20 have no key
+80 0 20 0 0 | user=0% |
+0 80 0 0 20 | user=0% | of 100, 20 cannot be read, and 0 have no key
+";
+    for row in rows.lines().filter(|it| !it.is_empty()) {
+        let [counts, bound, reason] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("{row}");
+        };
+        let forms = [
+            "203.0.113.N - - ",
+            "203.0.113.N - bob ",
+            "- - bob ",
+            "- - - ",
+        ];
+        let forms = forms.map(|form| form.to_owned() + REST);
+        let forms = forms.into_iter().chain([unreadable.to_owned()]);
+        let counts = counts.split(' ').map(|it| it.parse::<usize>().unwrap());
+        let lines = forms
+            .zip(counts)
+            .flat_map(|(form, count)| vec![form; count]);
+        let lines = lines
+            .enumerate()
+            .map(|(at, line)| line.replace('N', &at.to_string()));
+        let lines: Vec<String> = lines.collect();
         let said = said(policies, &lines, &format!("--max-refused {bound}"));
-        assert_eq!(
-            said.code,
-            if reason.is_some() { 2 } else { 0 },
-            "{bound}: {said:?}"
-        );
-        assert_eq!(said.stdout.contains("kept: "), reason.is_none(), "{said:?}");
-        assert!(said.stderr.contains(reason.unwrap_or_default()), "{said:?}");
-        assert!(
-            said.stdout.contains("Refusals by rule"),
-            "the outcome is shown: {said:?}"
-        );
+        let code = if reason.is_empty() { 0 } else { 2 };
+        assert_eq!(said.code, code, "{row}: {said:?}");
+        assert_eq!(said.stdout.contains("kept: "), code == 0, "{said:?}");
+        assert!(said.stderr.contains(reason), "{row}: {said:?}");
+        says!(said.stdout => "Refusals by rule");
     }
 }
 

@@ -1,8 +1,7 @@
 //! The operators' tool, run as a program.
 
-#[path = "../../../tests/redis/examples/chromium.rs"]
-#[allow(dead_code, reason = "the tests of the examples use all of it")]
-mod chromium;
+#[macro_use]
+mod tool;
 
 mod block;
 mod blocks;
@@ -28,6 +27,5 @@ mod scaffold;
 mod simulate;
 mod site;
 mod slots;
-mod tool;
 mod top;
 mod watch;

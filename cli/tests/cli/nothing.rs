@@ -56,11 +56,7 @@ async fn other_prefixes_are_listed_where_only_they_are_used() {
         "No counts are stored under the prefix `sluicegate`, but under `blog`: see --prefix\n";
     all_say(&site, "", reason);
     assert!(!site.text("top --prefix blog").contains("--prefix"));
-    assert!(
-        !site
-            .text("inspect user=alice --prefix blog")
-            .contains("--prefix")
-    );
+    says_not!(site.text("inspect user=alice --prefix blog") => "--prefix");
 }
 
 #[tokio::test]
@@ -88,10 +84,7 @@ async fn another_identity_of_a_kind_has_no_counts() {
         assert!(said.stdout.contains(reason), "{verb}: {said:?}");
     }
     let said = site.text("inspect user=alice --policy api");
-    assert!(
-        said.contains("Counts are stored for it under other policies: `login`\n"),
-        "{said}"
-    );
+    says!(said => "Counts are stored for it under other policies: `login`\n");
     // There is no block, and no reason to give.
     assert_eq!(
         site.text("blocks"),
@@ -112,11 +105,7 @@ async fn a_policy_that_is_not_there_is_an_error_of_top_and_named_with_the_others
         .tool
         .run("top --policy nosuch --policies policies.toml");
     assert_eq!(said.code, 2, "{said:?}");
-    assert!(
-        said.stderr
-            .contains("policies.toml has no policy `nosuch`: there are api, login, rehearsal"),
-        "{said:?}"
-    );
+    says!(said.stderr => "policies.toml has no policy `nosuch`: there are api, login, rehearsal");
     let said = site
         .tool
         .run("contributors user=alice --policy nosuch --window 1h");
@@ -135,8 +124,5 @@ async fn a_look_at_some_of_the_keys_says_at_how_many() {
         .collect();
     let () = site.server.run(&format!("MSET{keys}"));
     let said = site.text("inspect user=alice --policy api");
-    assert!(
-        said.contains(" among 10\u{202f}000 of 30\u{202f}000 keys"),
-        "{said}"
-    );
+    says!(said => " among 10\u{202f}000 of 30\u{202f}000 keys");
 }

@@ -40,10 +40,7 @@ fn json(tool: &Tool, args: &str) -> serde_json::Value {
 /// Asserts the usage of 60 users, the last ten of them with 1, 2, … 10 units.
 fn everything_is_seen(tool: &Tool) {
     let top = json(tool, "top --policies policies.toml --load 100%");
-    assert_eq!(
-        (&top["keys"], &top["read"], &top["full"]),
-        (&60.into(), &60.into(), &6.into())
-    );
+    has!(top, { "keys": 60, "read": 60, "full": 6 });
     for user in 50..60 {
         for args in ["", "--policies policies.toml", "--policy api"] {
             let said = json(tool, &format!("inspect user={user} {args}"));
@@ -132,10 +129,7 @@ async fn the_node_of_an_identity_that_cannot_be_reached_is_named_with_what_was_d
     let said = tool.run(&format!("block user={kept} user={lost} --for 1h"));
     assert_eq!((said.code, said.stdout.lines().count()), (3, 2), "{said:?}");
     assert!(said.stderr.contains("after 1 were blocked: "), "{said:?}");
-    assert!(
-        said.stdout.starts_with(&format!("user={kept} is blocked")),
-        "{said:?}"
-    );
+    begins!(said.stdout => &format!("user={kept} is blocked"));
 }
 
 #[tokio::test]

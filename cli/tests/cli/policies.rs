@@ -1,6 +1,5 @@
 //! Published policies: `policies`, and the verbs that take their limits from them.
 
-use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
 use crate::site::Site;
@@ -29,10 +28,8 @@ async fn verbs_need_no_file_of_policies_that_are_published() {
     let said = site.json("explain user=alice", 1);
     assert_eq!(said["denied_by"]["rule"], "10/1d");
     let top = site.json("top", 0);
-    assert_eq!(
-        (&top["full"], &top["top"][0]["limit"]),
-        (&1.into(), &10.into())
-    );
+    has!(top, { "full": 1 });
+    has!(top["top"][0], { "limit": 10 });
     // None of them has scanned all keys to find a policy.
     assert_eq!(site.server.calls("hset"), 1);
 }
@@ -46,22 +43,14 @@ async fn what_is_published_is_listed_and_holds_no_value_of_a_key() {
     limiter.check([charge]).await.unwrap();
     limiter.policies_published().await.unwrap();
     let row = site.json("policies", 0)["policies"][0].clone();
-    assert_eq!(row["policy"], "api");
-    assert_eq!(row["rules"], "10/1d,100/2d");
-    assert_eq!(row["ban"], "5/10m=1h");
-    assert_eq!(row["on_failure"], "open");
-    assert_eq!(row["kinds"], serde_json::json!(["api-key", "user"]));
-    assert_eq!(
-        (&row["enforces_blocks"], &row["differs"]),
-        (&Value::Bool(true), &Value::Bool(false))
-    );
+    has!(row, {
+        "policy": "api", "rules": "10/1d,100/2d", "ban": "5/10m=1h", "on_failure": "open",
+        "kinds": ["api-key", "user"], "enforces_blocks": true, "differs": false
+    });
     let stored: Vec<String> = site.server.run("HGETALL sluicegate:!policies");
     assert_eq!(stored.len(), 2, "{stored:?}");
     let stored = stored.concat();
-    assert!(
-        !stored.contains("alice") && !stored.contains("do-not-show"),
-        "{stored}"
-    );
+    says_not!(stored => "alice", "do-not-show");
     assert!(site.server.run::<u64>("PTTL sluicegate:!policies") > 86_000_000);
 }
 
@@ -103,10 +92,7 @@ async fn a_service_that_publishes_nothing_needs_the_file() {
     assert_eq!(site.json("policies", 1)["policies"], serde_json::json!([]));
     let said = site.tool.run("explain user=alice");
     assert_eq!(said.code, 2, "{said:?}");
-    assert!(
-        said.stderr.contains("the service publishes none"),
-        "{said:?}"
-    );
+    says!(said.stderr => "the service publishes none");
     assert_eq!(site.server.run::<u64>("EXISTS sluicegate:!policies"), 0);
 }
 
@@ -121,21 +107,14 @@ async fn by_limits_that_are_not_the_published_ones_nothing_is_known() {
     let expected = "It is not known whether it passes: the service publishes api = 100/10s, the file says 100/20s.";
     assert!(said.stdout.contains(expected), "{said:?}");
     let said = site.json(explain, 1);
-    assert_eq!(
-        said["published_differs"],
-        serde_json::json!([{"policy": "api", "published": ["100/10s"], "file": "100/20s"}])
-    );
-    assert_eq!(
-        (&said["is_known"], &said["passes"]),
-        (&false.into(), &false.into())
-    );
+    has!(said, {
+        "published_differs": [{"policy": "api", "published": ["100/10s"], "file": "100/20s"}], "is_known": false,
+        "passes": false
+    });
     // And the answer is not a denial either.
     site.tool.write("lower.toml", "api = \"1/10s\"");
     let said = site.json("explain user=carol --policies lower.toml --cost 2", 1);
-    assert_eq!(
-        (&said["is_known"], &said["denied_by"]),
-        (&false.into(), &Value::Null)
-    );
+    has!(said, { "is_known": false, "denied_by": null });
     site.tool.write("same.toml", "api = \"100/10s\"");
     let said = site.json("explain user=carol --policies same.toml", 0);
     assert_eq!(said["published_differs"], serde_json::json!([]));
@@ -148,11 +127,7 @@ async fn while_processes_differ_in_a_policy_nothing_is_known_under_it() {
     publish(&site, &policy("20/1d"), 1).await;
     let said = site.tool.run("explain user=alice");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(
-        said.stdout
-            .contains("It is not known whether it passes: processes differ in api"),
-        "{said:?}"
-    );
+    says!(said.stdout => "It is not known whether it passes: processes differ in api");
     let said = site.json("explain user=alice", 1);
     let mut published = said["published_differs"][0]["published"].clone();
     let published = published.as_array_mut().unwrap();
@@ -200,10 +175,7 @@ async fn a_shadow_is_not_published_as_enforcing_blocks() {
     let site = Site::start().await;
     publish(&site, &policy("10/1d").shadow(), 1).await;
     let row = site.json("policies", 0)["policies"][0].clone();
-    assert_eq!(
-        (&row["shadow"], &row["enforces_blocks"]),
-        (&true.into(), &false.into())
-    );
+    has!(row, { "shadow": true, "enforces_blocks": false });
     let said = site.tool.run("block user=alice --for 1h");
     let warning = "no published policy for the kind `user` enforces blocks (api)";
     assert!(said.stderr.contains(warning), "{said:?}");

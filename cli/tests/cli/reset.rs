@@ -6,7 +6,7 @@ use sluicegate::{Charge, Key, Limiter, RedisStore};
 
 use crate::{
     site::{Site, policy},
-    tool,
+    tool::{self},
 };
 
 async fn used(site: &Site) {
@@ -52,11 +52,7 @@ async fn a_block_that_a_reset_leaves_is_warned_of() {
     let said = site.tool.run("reset user=alice --policy api --yes");
     assert_eq!(said.code, 0, "{said:?}");
     let stays = "user=alice stays blocked by an operator until ";
-    assert!(said.stderr.contains(stays), "{said:?}");
-    assert!(
-        said.stderr.contains("`sluicegate unblock` does"),
-        "{said:?}"
-    );
+    says!(said.stderr => stays, "`sluicegate unblock` does");
     for (policy, code) in [("login", 0), ("login", 1)] {
         let said = site.json(&format!("reset user=alice --policy {policy} --yes"), code);
         assert!(said["warning"].as_str().unwrap().contains(stays), "{said}");
@@ -71,10 +67,7 @@ async fn where_nothing_is_named_all_of_the_identity_are_found() {
     used(&site).await;
     let () = site.server.run("SET sluicegate:{user=alice}:old garbage");
     let said = site.json("reset user=alice --yes", 0);
-    assert_eq!(
-        said["deleted"].as_array().unwrap(),
-        &["api", "login", "old"]
-    );
+    has!(said, { "deleted": ["api", "login", "old"] });
     assert_eq!(keys(&site), ["sluicegate:{user=bob}:api"]);
 }
 
@@ -104,11 +97,7 @@ async fn at_a_terminal_it_asks() {
         ]);
         let said = tool::said(&mut command, format!("{answer}\n").as_bytes());
         assert_eq!(said.code, code, "{said:?}");
-        assert!(
-            said.stdout
-                .contains("Delete what user=alice has used under api? [y/N]"),
-            "{said:?}"
-        );
+        says!(said.stdout => "Delete what user=alice has used under api? [y/N]");
         assert_eq!(keys(&site).len(), left, "{said:?}");
     }
 }
@@ -123,8 +112,7 @@ async fn what_is_left_under_policies_that_are_not_published_is_named() {
     service.policies_published().await.unwrap();
     site.charge("login", "alice", 1).await;
     let said = site.json("reset user=alice --yes", 0);
-    assert_eq!(said["deleted"], serde_json::json!(["api"]));
-    assert_eq!(said["other_policies"], serde_json::json!(["login"]));
+    has!(said, { "deleted": ["api"], "other_policies": ["login"] });
     service.check([charge()]).await.unwrap();
     let said = site.text("reset user=alice --yes");
     let left = "counts are stored under policies that the published policies do not have: login\n";

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::tool::{Tool, said};
+use crate::tool::{Tool, rows, said};
 
 #[test]
 fn help_names_every_verb_and_every_exit_code() {
@@ -85,60 +85,36 @@ fn settings(tool: &Tool, environment: &[(&str, &str)], args: &[&str]) -> (i32, S
 #[test]
 fn a_wrong_setting_is_told_with_its_place_and_without_the_secret() {
     let tool = Tool::new();
-    for (text, expected) in [
-        (
-            "redis = 'redis://:hunter2@h'\nsecrets = 'hunter2'\n",
-            "sluicegate.toml:2:1: unknown field `secrets`",
-        ),
-        (
-            "secret = 'hunter2'\ntimeout = '1 x'\n",
-            "sluicegate.toml:2:11: write a time such as",
-        ),
-        ("secret = 'hunter2' x\n", "sluicegate.toml:1:20: "),
-        (
-            "ipv6_prefix = 16\n",
-            "sluicegate.toml:1:15: the prefix of an IPv6 network",
-        ),
-        (
-            "redis = 'redis://:hunter2@h'\ncluster = []\n",
-            "the configuration file names several of",
-        ),
-    ] {
+    let table = r"
+        redis = 'redis://:hunter2@h'\nsecrets = 'hunter2' | sluicegate.toml:2:1: unknown field `secrets`
+        secret = 'hunter2'\ntimeout = '1 x' | sluicegate.toml:2:11: write a time such as
+        secret = 'hunter2' x | sluicegate.toml:1:20:
+        ipv6_prefix = 16 | sluicegate.toml:1:15: the prefix of an IPv6 network
+        redis = 'redis://:hunter2@h'\ncluster = [] | the configuration file names several of
+    ";
+    for [text, expected] in rows(table) {
         tool.write("sluicegate.toml", text);
         let (code, stderr) = settings(&tool, &[], &[]);
         assert_eq!(code, 2, "{stderr}");
-        assert!(
-            stderr.starts_with(&format!("error: {expected}")),
-            "{stderr}"
-        );
-        assert!(!stderr.contains("hunter2"), "{stderr}");
+        begins!(stderr => &format!("error: {expected}"));
+        says_not!(stderr => "hunter2");
     }
 }
 
 #[test]
 fn the_environment_is_read_and_its_secret_is_never_shown() {
     let tool = Tool::new();
-    for (name, value, expected) in [
-        (
-            "SLUICEGATE_TIMEOUT",
-            "soon",
-            "SLUICEGATE_TIMEOUT: write a time",
-        ),
-        (
-            "SLUICEGATE_IPV6_PREFIX",
-            "129",
-            "SLUICEGATE_IPV6_PREFIX: the prefix",
-        ),
-        ("SLUICEGATE_CONFIG", "other.toml", "other.toml: "),
-        // As if it were not set, so the tool misses the next file.
-        ("SLUICEGATE_CONFIG", "", "nowhere.toml: "),
-    ] {
-        let (code, stderr) = settings(&tool, &[(name, value)], &[]);
+    // A variable without a value is as if it were not set, so the tool misses the next file.
+    let table = r"
+        SLUICEGATE_TIMEOUT | soon | SLUICEGATE_TIMEOUT: write a time
+        SLUICEGATE_IPV6_PREFIX | 129 | SLUICEGATE_IPV6_PREFIX: the prefix
+        SLUICEGATE_CONFIG | other.toml | other.toml:
+        SLUICEGATE_CONFIG | | nowhere.toml:
+    ";
+    for [name, value, expected] in rows(table) {
+        let (code, stderr) = settings(&tool, &[(&name, &value)], &[]);
         assert_eq!(code, 2, "{stderr}");
-        assert!(
-            stderr.starts_with(&format!("error: {expected}")),
-            "{stderr}"
-        );
+        begins!(stderr => &format!("error: {expected}"));
     }
     let mut command = tool.command();
     command.arg("--help").envs([
@@ -162,14 +138,8 @@ fn the_help_of_a_verb_is_about_the_verb() {
         "check",
     ] {
         let help = tool.run(&format!("{verb} --help")).stdout;
-        assert!(
-            !help.contains("--redis") && !help.contains("--sentinel"),
-            "{help}"
-        );
-        assert!(
-            help.contains("`sluicegate --help` has the options that name the server"),
-            "{help}"
-        );
+        says!(help => "`sluicegate --help` has the options that name the server");
+        says_not!(help => "--redis", "--sentinel");
         assert!(
             help.lines().count() <= 80,
             "{verb}: {}",
@@ -177,8 +147,5 @@ fn the_help_of_a_verb_is_about_the_verb() {
         );
     }
     let help = tool.run("--help").stdout;
-    assert!(
-        help.contains("--redis <URL>") && help.contains("SLUICEGATE_REDIS"),
-        "{help}"
-    );
+    says!(help => "--redis <URL>", "SLUICEGATE_REDIS");
 }

@@ -46,14 +46,8 @@ async fn slots_in_use_are_shown_with_their_number_and_without_times() {
     let slots = held(&site, 1).await;
     let text = site.text("inspect user=alice --policies policies.toml");
     let line = lines_of_slots(&text);
-    assert!(
-        line.contains("1/2 in use") && line.contains("when all end"),
-        "{text}"
-    );
-    assert!(
-        site.text("explain user=alice --policies policies.toml")
-            .contains("It passes.")
-    );
+    says!(line => "1/2 in use", "when all end");
+    says!(site.text("explain user=alice --policies policies.toml") => "It passes.");
     let text = site.text("top --policies policies.toml");
     assert!(lines_of_slots(&text).contains("1/2 in use"), "{text}");
     let text = site.text("inspect user=alice");
@@ -67,15 +61,9 @@ async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
     let slots = held(&site, 2).await;
     let text = site.text("inspect user=alice --policies policies.toml");
     let line = lines_of_slots(&text);
-    assert!(
-        line.contains("2/2 in use") && line.contains("when one ends"),
-        "{text}"
-    );
+    says!(line => "2/2 in use", "when one ends");
     let text = site.text("top --policies policies.toml");
-    assert!(
-        lines_of_slots(&text).contains("as long as all run"),
-        "{text}"
-    );
+    says!(lines_of_slots(&text) => "as long as all run");
 
     // A request of any cost takes one slot.
     let said = site
@@ -100,16 +88,6 @@ async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
     let said = site
         .tool
         .run("explain user=alice --policies policies.toml --cost 4");
-    assert!(
-        said.stdout.contains("by the rule 5/1d of api."),
-        "{}",
-        said.stdout
-    );
-    assert!(
-        said.stdout
-            .contains("Besides, until a request ends: all slots are in use"),
-        "{}",
-        said.stdout
-    );
+    says!(said.stdout => "by the rule 5/1d of api.", "Besides, until a request ends: all slots are in use");
     drop(slots);
 }

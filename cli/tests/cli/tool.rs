@@ -6,7 +6,59 @@ use std::{
     process::{Command, Stdio},
 };
 
+use serde_json::Value;
 use tempfile::TempDir;
+
+/// Asserts that a document has these fields, among others.
+macro_rules! has {
+    ($document:expr, $($fields:tt)+) => {
+        $crate::tool::has_fields(&$document, &serde_json::json!($($fields)+))
+    };
+}
+
+#[track_caller]
+pub(crate) fn has_fields(document: &Value, fields: &Value) {
+    for (name, value) in fields.as_object().unwrap() {
+        if value.as_object().is_some_and(|it| !it.is_empty()) {
+            has_fields(&document[name], value);
+        } else {
+            assert_eq!(&document[name], value, "{name} in {document}");
+        }
+    }
+}
+
+macro_rules! begins {
+    ($text:expr => $start:expr) => {
+        assert!(
+            $text.starts_with($start),
+            "not at the start: {}\n{}",
+            $start,
+            $text
+        )
+    };
+}
+
+/// Asserts that a text has all of these parts.
+macro_rules! says {
+    ($text:expr => $($part:expr),+) => {
+        $(assert!($text.contains($part), "missing: {}\n{}", $part, $text);)+
+    };
+}
+
+macro_rules! says_not {
+    ($text:expr => $($part:expr),+) => {
+        $(assert!(!$text.contains($part), "there is: {}\n{}", $part, $text);)+
+    };
+}
+
+/// The rows of a table, and their parts.
+pub(crate) fn rows<const N: usize>(table: &str) -> Vec<[String; N]> {
+    let rows = table.trim().lines().map(|row| {
+        let parts = row.split('|').map(|it| it.trim().replace(r"\n", "\n"));
+        parts.collect::<Vec<_>>().try_into().expect(row)
+    });
+    rows.collect()
+}
 
 /// A folder to run the tool in.
 pub(crate) struct Tool {

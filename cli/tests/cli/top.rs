@@ -53,10 +53,8 @@ async fn with_policies_the_fullest_come_first() {
     assert_eq!(bob["rule"], "10/1d");
 
     let text = site.text("top --policies policies.toml -n 3");
-    assert!(
-        text.contains("2 full") && text.contains("100%") && !text.contains("carol"),
-        "{text}"
-    );
+    says!(text => "2 full", "100%");
+    says_not!(text => "carol");
 }
 
 #[tokio::test]
@@ -68,10 +66,7 @@ async fn without_policies_those_with_the_most_units_come_first() {
     assert!(said["full"].is_null() && said["top"][0]["limit"].is_null());
     let said = site.json("top --policy login", 0);
     assert_eq!(rows(&said), [("user=alice", 3), ("user=dave", 2)]);
-    assert!(
-        site.text("top")
-            .contains("--policies FILE tells who is denied")
-    );
+    says!(site.text("top") => "--policies FILE tells who is denied");
 }
 
 #[tokio::test]
@@ -147,10 +142,7 @@ async fn at_a_terminal_of_80_columns_no_row_takes_two_lines() {
     let page = String::from_utf8(output.stdout).unwrap();
     let row = page.lines().find(|line| line.contains("user=xxx")).unwrap();
     let row = row.trim_end();
-    assert!(
-        row.contains('…') && row.contains("10/1d") && row.contains("100%"),
-        "{page}"
-    );
+    says!(row => "…", "10/1d", "100%");
     assert!(row.chars().count() <= 80, "{page}");
 
     let shell = shell.replace(" top ", " top --wide ");
@@ -180,10 +172,7 @@ async fn what_top_does_not_list_is_pointed_at() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
     let said = site.text("top --policies policies.toml");
-    assert!(
-        said.contains("none of them full now\n`sluicegate top --denied` lists who was denied"),
-        "{said}"
-    );
+    says!(said => "none of them full now\n`sluicegate top --denied` lists who was denied");
     let alice = Key::new("user", "alice");
     let for_ever = sluicegate::block::Until::Forever;
     site.limiter.block(&alice, for_ever).await.unwrap();

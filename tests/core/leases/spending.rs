@@ -136,21 +136,6 @@ async fn a_hot_identity_costs_at_least_twenty_times_fewer_calls() {
     println!("{calls} calls for 20000 requests");
 }
 
-#[tokio::test]
-async fn two_processes_admit_exactly_the_limit() {
-    let world = World::new(2);
-    let alice = [charge(&policy("5000/1h"), "alice", 1)];
-    let mut admitted = 0;
-    for index in 0..12_000 {
-        world.pass(1_700);
-        admitted += usize::from(world.admits(index % 2, &alice).await);
-    }
-    assert_eq!(admitted, 5_000);
-    assert_eq!(world.left(&alice[0]).await, [0]);
-    let calls = world.calls();
-    println!("{calls} calls for 5000 units and 7000 denials");
-}
-
 /// Two checks in a millisecond, for two steps of a second. This is long enough for a lease.
 async fn warm_up(world: &World, process: usize, charges: &[Charge]) {
     for _ in 0..2_000 {
@@ -192,17 +177,6 @@ async fn what_is_left_is_told_with_what_lies_here() {
     );
 }
 
-#[tokio::test]
-async fn what_is_unspent_is_returned_and_the_rest_stays_charged() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
-    world.processes[0].0.return_unspent().await;
-    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
-    world.processes[0].0.return_unspent().await;
-    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn unspent_units_are_returned_when_no_more_checks_come() {
     let world = World::new(1);
@@ -216,20 +190,6 @@ async fn unspent_units_are_returned_when_no_more_checks_come() {
     world.pass(2_000_000);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
-}
-
-#[tokio::test]
-async fn nothing_is_spent_after_the_step_that_was_charged() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
-    // The lease was requested when the step was 0.1 s old.
-    world.clock.set(world.clock.now_ms() / 1_000 * 1_000 + 998);
-    assert!(world.admits(0, &alice).await);
-    assert_eq!(world.calls(), 0);
-    world.pass(1_001);
-    assert!(world.admits(0, &alice).await);
-    assert!(world.calls() > 0);
 }
 
 #[tokio::test]
@@ -502,20 +462,6 @@ async fn tasks_that_race_for_two_leases_charge_both_or_none() {
         world.left(&two_charges([1, 1])[1]).await,
         [100_000 - 16_000]
     );
-}
-
-#[tokio::test]
-async fn a_reset_ends_a_lease_and_nothing_is_returned_after_it() {
-    let world = World::new(2);
-    let alice = [charge(&policy("100000/1m"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
-    let key = Key::new("user", "alice");
-    let limiter = &world.processes[0].1;
-    limiter.reset(alice[0].policy(), &key).await.unwrap();
-    assert!(world.admits(1, &alice).await, "charged after the reset");
-    assert!(world.admits(0, &alice).await);
-    world.processes[0].0.return_unspent().await;
-    assert_eq!(world.left(&alice[0]).await, [100_000 - 2]);
 }
 
 #[tokio::test]

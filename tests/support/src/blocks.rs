@@ -29,16 +29,11 @@ macro_rules! blocks {
             a_block_denies_until_exactly_its_time
             a_block_until_a_time_ends_then
             a_blocked_check_charges_nothing_to_anybody
-            of_two_blocks_the_later_end_holds
             a_block_for_ever_is_one_for_ever
             a_block_keeps_its_details_and_of_two_those_of_the_later_end
             a_ban_keeps_the_policy_and_the_rule_that_denied
-            unblocking_ends_all_blocks
-            unblocking_forgets_the_strikes
             checks_that_enforce_no_blocks_are_not_denied
-            of_several_blocked_keys_the_latest_is_told
             the_last_of_the_most_keys_is_told
-            a_blocked_fill_admits_none
             shadows_are_no_reason_and_are_not_asked
             a_look_at_no_cost_is_denied_and_a_peek_is_not
             operations_with_blocks_are_done_in_their_order
@@ -170,47 +165,6 @@ pub async fn a_blocked_check_charges_nothing_to_anybody(store: Arc<dyn Store>, _
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 5]);
 }
 
-pub async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: ManualClock) {
-    use BlockedBy::{Ban, Operator};
-    let both = [(Operator, Ban), (Ban, Operator), (Operator, Operator)];
-    for (number, (early, late)) in both.into_iter().enumerate() {
-        let [first, second, third] = [1, 2, 3].map(|it| user(&format!("{number}-{it}")));
-        let (short, long) = (Duration::from_secs(1), Duration::from_secs(2));
-        let (short_block, long_block) = (
-            Block::new(START_MS + 1_000, early),
-            Block::new(START_MS + 2_000, late),
-        );
-        assert_eq!(block(&store, &first, short, early).await, short_block);
-        assert_eq!(block(&store, &first, long, late).await, long_block);
-        assert_eq!(block(&store, &second, long, late).await, long_block);
-        assert_eq!(block(&store, &second, short, early).await, long_block);
-        // If two blocks end at the same time, the first one counts.
-        assert_eq!(block(&store, &third, long, late).await, long_block);
-        assert_eq!(block(&store, &third, long, early).await, long_block);
-        for key in [first, second, third] {
-            let charges = [Charge::new(&api(), key, 1)];
-            let check = Check::new(charges).unwrap().enforce_blocks(true);
-            clock.set(START_MS + 1_999);
-            let decision = store.check(&check).await.unwrap();
-            assert_eq!(blocked(decision).block(), long_block);
-            clock.set(START_MS + 2_000);
-            assert!(store.check(&check).await.unwrap().is_allowed());
-            clock.set(START_MS);
-        }
-    }
-    // A block that has ended is no block.
-    let ended = block_user(&store, "alice", Duration::from_secs(1)).await;
-    clock.set(START_MS + 1_000);
-    let next = block(&store, &user("alice"), Duration::from_millis(1), Ban).await;
-    assert_eq!(ended.until_ms(), Some(START_MS + 1_000));
-    assert_eq!(next, Block::new(START_MS + 1_001, Ban));
-    assert!(is_blocked(&store, "alice").await);
-    clock.set(START_MS + 1_001);
-    assert!(!is_blocked(&store, "alice").await);
-    let past = block_user(&store, "alice", at(START_MS + 999)).await;
-    assert_eq!(past.until_ms(), Some(START_MS + 999));
-}
-
 async fn details(store: &dyn Store) -> BlockDetails {
     // In a cluster, the index may be on another node, and a first connection to that node takes longer than the
     // timeout.
@@ -289,19 +243,6 @@ pub async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: Manu
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: ManualClock) {
-    block_user(&store, "alice", HOUR).await;
-    block(&store, &user("alice"), 2 * HOUR, BlockedBy::Ban).await;
-    block_user(&store, "bob", HOUR).await;
-    for _ in 0..2 {
-        store.unblock(&user("alice")).await.unwrap();
-        assert!(!is_blocked(&store, "alice").await);
-    }
-    store.unblock(&user("nobody")).await.unwrap();
-    assert!(is_blocked(&store, "bob").await);
-    assert_eq!(left(&store, &["alice"]).await, [3], "its counts stay");
-}
-
 /// Charges a user under a policy that denies everything and bans for an hour, and waits for the strike.
 async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
     let charge = Charge::new(policy, user(name), 2);
@@ -313,26 +254,6 @@ async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
 fn banning(strikes: &str) -> Policy {
     let policy = Policy::parse("login", "1/1d").unwrap();
     policy.ban(strikes.parse().unwrap())
-}
-
-pub async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, policy) = (patient(Arc::clone(&store)), banning("3/10m=1h"));
-    for _ in 0..2 {
-        for _ in 0..2 {
-            let decision = strike(&limiter, &policy, "alice").await;
-            assert!(matches!(decision, Decision::Denied(_)));
-        }
-        limiter.unblock(&user("alice")).await.unwrap();
-    }
-    for _ in 0..3 {
-        let decision = strike(&limiter, &policy, "alice").await;
-        assert!(matches!(decision, Decision::Denied(_)));
-    }
-    let decision = strike(&limiter, &policy, "alice").await;
-    assert!(matches!(decision, Decision::Blocked(_)));
-    limiter.unblock(&user("alice")).await.unwrap();
-    let decision = strike(&limiter, &policy, "alice").await;
-    assert!(matches!(decision, Decision::Denied(_)));
 }
 
 pub async fn a_ban_follows_the_last_strike_and_lasts_its_time(
@@ -484,32 +405,6 @@ pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>,
     assert!(is_blocked(&store, "alice").await);
 }
 
-pub async fn of_several_blocked_keys_the_latest_is_told(store: Arc<dyn Store>, _: ManualClock) {
-    let all = [("alice", 1), ("bob", 3), ("carol", 2), ("dave", 3)];
-    for (name, seconds) in all {
-        block_user(&store, name, Duration::from_secs(seconds)).await;
-    }
-    for (users, expected) in [
-        (&["alice", "bob", "carol"][..], "bob"),
-        (&["bob", "carol", "alice"], "bob"),
-        (&["zoe", "alice", "carol"], "carol"),
-        // The store looks up each identity once.
-        (&["alice", "alice", "alice", "carol"], "carol"),
-    ] {
-        let blocked = blocked(decide(&store, users).await);
-        assert_eq!(blocked.key(), &user(expected), "{users:?}");
-    }
-    // The same with several policies.
-    let names = ["a", "b", "c"];
-    let charges = ["alice", "bob"].iter().flat_map(|name| {
-        names.map(|it| Charge::new(&Policy::parse(it, "5/1d").unwrap(), user(name), 1))
-    });
-    let check = Check::new(charges).unwrap().enforce_blocks(true);
-    let blocked = blocked(store.check(&check).await.unwrap());
-    assert_eq!(blocked.key(), &user("bob"));
-    assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
-}
-
 pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: ManualClock) {
     let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
     let users: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -519,40 +414,6 @@ pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: ManualC
     assert_eq!(left(&store, &users).await, [5; 64]);
     store.unblock(&user("63")).await.unwrap();
     assert!(decide(&store, &users).await.is_allowed());
-}
-
-pub async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: ManualClock) {
-    block_user(&store, "bob", HOUR).await;
-    for (users, count) in [(&["bob"][..], 3), (&["alice", "bob"], 7), (&["bob"], 0)] {
-        let check = check(users);
-        let operations = vec![
-            Operation::CheckBatch { check, count },
-            Operation::Check(self::check(&["carol"])),
-        ];
-        let replies = store.call(operations).await.unwrap();
-        let Ok(Reply::CheckBatch(decisions)) = &replies[0] else {
-            panic!("{replies:?}");
-        };
-        assert_eq!(decisions.len(), usize::from(count));
-        for decision in decisions {
-            assert_eq!(blocked(decision.clone()).key(), &user("bob"));
-        }
-        assert!(matches!(
-            &replies[1],
-            Ok(Reply::Check(Decision::Allowed(_)))
-        ));
-    }
-    assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 2]);
-    // Without a blocked identity, the batch is filled.
-    let check = check(&["alice"]);
-    let replies = store
-        .call(vec![Operation::CheckBatch { check, count: 9 }])
-        .await;
-    let Ok(Reply::CheckBatch(decisions)) = &replies.unwrap()[0] else {
-        panic!("no fill");
-    };
-    let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
-    assert_eq!(admitted, 5);
 }
 
 pub async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: ManualClock) {

@@ -19,13 +19,8 @@ macro_rules! calls {
             a_call_of_nothing_answers_nothing
             a_settlement_and_a_check_in_one_call_follow_each_other
             a_fill_answers_what_its_checks_would_one_after_another
-            a_fill_of_many_keys_charges_all_of_them_equally_often
-            a_fill_at_no_cost_admits_all_and_charges_nothing
             a_fill_above_a_limit_admits_none_whatever_it_costs
-            a_fill_of_no_checks_answers_no_decision
             a_check_of_a_fill_can_be_settled
-            shadows_are_decided_only_if_the_check_is_admitted
-            shadows_are_all_or_nothing_among_themselves
             a_check_of_shadows_alone_is_admitted
             shadows_of_a_fill_are_a_fill_of_what_was_admitted
             shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it
@@ -208,26 +203,6 @@ pub async fn a_fill_answers_what_its_checks_would_one_after_another(
     }
 }
 
-pub async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
-    store: &dyn Store,
-    _: ManualClock,
-) {
-    let (ip, user) = (policy("ip", "10/1h"), policy("user", "9/1h,50/1d"));
-    let charges = || [charge(&ip, "alice", 1), charge(&user, "alice", 2)];
-    let decisions = fill(store, check(charges()), 6).await;
-    assert_eq!(admitted(&decisions), 4);
-    assert_eq!(remaining(&decisions[0]), [9, 7, 48]);
-    assert_eq!(remaining(&decisions[5]), [6, 1, 42]);
-    assert_eq!(left(store, charges()).await, [6, 1, 42]);
-}
-
-pub async fn a_fill_at_no_cost_admits_all_and_charges_nothing(store: &dyn Store, _: ManualClock) {
-    let api = policy("api", "2/1h");
-    let decisions = fill(store, check([charge(&api, "alice", 0)]), 5).await;
-    assert_eq!(admitted(&decisions), 5);
-    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
-}
-
 pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "2/1h");
     let decision = store
@@ -244,14 +219,6 @@ pub async fn a_fill_above_a_limit_admits_none_whatever_it_costs(store: &dyn Stor
     }
 }
 
-pub async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: ManualClock) {
-    let api = policy("api", "2/1h");
-    let trial = policy("trial", "2/1h").shadow();
-    let charges = || [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
-    assert!(fill(store, check(charges()), 0).await.is_empty());
-    assert_eq!(left(store, charges()).await, [2]);
-}
-
 pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: ManualClock) {
     let api = policy("api", "5/1h");
     let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
@@ -262,47 +229,6 @@ pub async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: ManualClock)
     }
     assert!(Settlement::new(decisions[2].usage(), |_| 0).is_err());
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [3]);
-}
-
-pub async fn shadows_are_decided_only_if_the_check_is_admitted(store: &dyn Store, _: ManualClock) {
-    let (api, trial) = (policy("api", "2/1h"), policy("trial", "1/1h"));
-    let both = || {
-        check([
-            charge(&api, "alice", 1),
-            charge(&trial.clone().shadow(), "alice", 1),
-        ])
-    };
-    let shadows = async || {
-        let decision = store.check(&both()).await.unwrap();
-        let shadow = decision
-            .usage()
-            .shadow()
-            .map(|shadow| (shadow.is_allowed(), remaining(shadow)));
-        (decision.is_allowed(), shadow)
-    };
-    assert_eq!(shadows().await, (true, Some((true, vec![0]))));
-    assert_eq!(shadows().await, (true, Some((false, vec![0]))));
-    assert_eq!(shadows().await, (false, None));
-    // A shadow counts under its name, like any other policy.
-    assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [0]);
-}
-
-pub async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: ManualClock) {
-    let api = policy("api", "9/1h");
-    let (wide, narrow) = (
-        policy("wide", "9/1h").shadow(),
-        policy("narrow", "1/1h").shadow(),
-    );
-    for shadow_left in [[8, 0], [8, 0]] {
-        let charges = [
-            charge(&api, "alice", 1),
-            charge(&wide, "alice", 1),
-            charge(&narrow, "alice", 1),
-        ];
-        let decision = store.check(&check(charges)).await.unwrap();
-        assert_eq!(remaining(decision.usage().shadow().unwrap()), shadow_left);
-    }
-    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [7]);
 }
 
 pub async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: ManualClock) {

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     sync::Once,
 };
 
@@ -42,11 +42,6 @@ impl Example {
             panic!("the first line was {line:?}: {output:?}");
         };
         Self { child, address }
-    }
-
-    /// The output of the server example when it does not serve.
-    pub fn output(args: &[&str]) -> Output {
-        Self::command().args(args).output().unwrap()
     }
 
     /// The program.

@@ -64,6 +64,8 @@ fn the_status_decides_whether_an_answer_is_a_refusal_with_a_time_and_without() {
             assert_eq!(read(200, &fields), with, "{code}");
         }
     }
+    let never = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")];
+    assert_eq!(read(200, &never), ("refused", None));
 }
 
 #[test]
@@ -209,91 +211,48 @@ fn dates_are_read_by_the_clock_of_the_other_service() {
     assert_eq!(read(429, &fields), ("refused", Some(15_000)));
 }
 
+/// The fields of what is left and of the reset, the time of the reset, and the wait in ms.
+const QUOTAS: &str = "
+ratelimit-remaining | ratelimit-reset | 12 | 12000
+ratelimit-remaining | ratelimit-reset | SECONDS | 12000
+x-ratelimit-remaining | x-ratelimit-reset | SECONDS | 12000
+x-ratelimit-remaining | x-ratelimit-reset | MS | 12000
+x-ratelimit-remaining | x-ratelimit-reset | 2026-11-26T10:00:12Z | 12000
+x-ratelimit-remaining | x-ratelimit-reset | Thu, 26 Nov 2026 10:00:12 GMT | 12000
+x-ratelimit-remaining | x-ratelimit-reset-after | 1.25 | 1250
+x-rate-limit-remaining | x-rate-limit-reset | SECONDS | 12000
+x-ratelimit-remaining-requests | x-ratelimit-reset-requests | 6m0s | 360000
+x-ratelimit-remaining-tokens | x-ratelimit-reset-tokens | 1h2m3.5s | 3723500
+x-ratelimit-remaining-tokens | x-ratelimit-reset-tokens | 20ms | 20
+x-ratelimit-requests-remaining | x-ratelimit-requests-reset | MS | 12000
+anthropic-ratelimit-input-tokens-remaining | anthropic-ratelimit-input-tokens-reset | 2026-11-26T10:00:12+00:00 | 12000
+";
+
 #[test]
 fn a_used_up_quota_is_noticed_before_the_first_refusal() {
     let (seconds, ms) = ((NOW + 12).to_string(), ((NOW + 12) * 1_000).to_string());
-    for (remaining, reset, value, expected) in [
-        ("ratelimit-remaining", "ratelimit-reset", "12", 12_000),
-        ("ratelimit-remaining", "ratelimit-reset", &*seconds, 12_000),
-        (
-            "x-ratelimit-remaining",
-            "x-ratelimit-reset",
-            &*seconds,
-            12_000,
-        ),
-        ("x-ratelimit-remaining", "x-ratelimit-reset", &*ms, 12_000),
-        (
-            "x-ratelimit-remaining",
-            "x-ratelimit-reset",
-            "2026-11-26T10:00:12Z",
-            12_000,
-        ),
-        (
-            "x-ratelimit-remaining",
-            "x-ratelimit-reset",
-            "Thu, 26 Nov 2026 10:00:12 GMT",
-            12_000,
-        ),
-        (
-            "x-ratelimit-remaining",
-            "x-ratelimit-reset-after",
-            "1.25",
-            1_250,
-        ),
-        (
-            "x-rate-limit-remaining",
-            "x-rate-limit-reset",
-            &*seconds,
-            12_000,
-        ),
-        (
-            "x-ratelimit-remaining-requests",
-            "x-ratelimit-reset-requests",
-            "6m0s",
-            360_000,
-        ),
-        (
-            "x-ratelimit-remaining-tokens",
-            "x-ratelimit-reset-tokens",
-            "1h2m3.5s",
-            3_723_500,
-        ),
-        (
-            "x-ratelimit-remaining-tokens",
-            "x-ratelimit-reset-tokens",
-            "20ms",
-            20,
-        ),
-        (
-            "x-ratelimit-requests-remaining",
-            "x-ratelimit-requests-reset",
-            &*ms,
-            12_000,
-        ),
-        (
-            "anthropic-ratelimit-input-tokens-remaining",
-            "anthropic-ratelimit-input-tokens-reset",
-            "2026-11-26T10:00:12+00:00",
-            12_000,
-        ),
-    ] {
+    for row in QUOTAS.trim().lines() {
+        let row = row.replace("SECONDS", &seconds).replace("MS", &ms);
+        let [remaining, reset, value, expected] = row.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{row}");
+        };
+        let expected = expected.parse().unwrap();
         let of = |left| [(remaining, left), (reset, value)];
-        let name = format!("{remaining}, {reset}: {value}");
-        assert_eq!(read(200, &of("0")), ("last", Some(expected)), "{name}");
-        assert_eq!(read(404, &of("0.0")), ("last", Some(expected)), "{name}");
-        assert_eq!(read(403, &of("0")), ("refused", Some(expected)), "{name}");
-        assert_eq!(read(429, &of("0")), ("refused", Some(expected)), "{name}");
-        assert_eq!(read(200, &of("1")), ("served", None), "{name}");
-        assert_eq!(read(429, &of("1")), ("refused", None), "{name}");
-        assert_eq!(read(200, &of("-1")), ("served", None), "{name}");
+        assert_eq!(read(200, &of("0")), ("last", Some(expected)), "{row}");
+        assert_eq!(read(404, &of("0.0")), ("last", Some(expected)), "{row}");
+        assert_eq!(read(403, &of("0")), ("refused", Some(expected)), "{row}");
+        assert_eq!(read(429, &of("0")), ("refused", Some(expected)), "{row}");
+        assert_eq!(read(200, &of("1")), ("served", None), "{row}");
+        assert_eq!(read(429, &of("1")), ("refused", None), "{row}");
+        assert_eq!(read(200, &of("-1")), ("served", None), "{row}");
         assert_eq!(
             read(429, &[(reset, value)]),
             ("refused", Some(expected)),
-            "{name}"
+            "{row}"
         );
-        assert_eq!(read(200, &[(reset, value)]), ("served", None), "{name}");
+        assert_eq!(read(200, &[(reset, value)]), ("served", None), "{row}");
         let cached = [&of("0")[..], &[("age", "3")]].concat();
-        assert_eq!(read(200, &cached), ("served", None), "{name}");
+        assert_eq!(read(200, &cached), ("served", None), "{row}");
     }
 }
 
@@ -338,19 +297,6 @@ fn retry_after_wins_over_quotas_and_of_two_lines_the_longer() {
         panic!("it is a refusal");
     };
     assert_eq!(notice.reason(), "429, retry-after");
-}
-
-#[test]
-fn a_call_is_refused_by_its_status_and_its_pushback() {
-    let refused = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "1500")];
-    assert_eq!(read(200, &refused), ("refused", Some(1_500)));
-    assert_eq!(read(200, &refused[..1]), ("refused", None));
-    let never = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")];
-    assert_eq!(read(200, &never), ("refused", None));
-    let unavailable = [("grpc-status", "14"), refused[1]];
-    assert_eq!(read(200, &unavailable), ("refused", Some(1_500)));
-    assert_eq!(read(200, &unavailable[..1]), ("failed", None));
-    assert_eq!(read(200, &[("grpc-status", "0")]), ("served", None));
 }
 
 #[cfg(feature = "tonic")]
