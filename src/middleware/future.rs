@@ -15,8 +15,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    AtHead, Decisions, Ending, Follow, MakeRejection,
     admit::Admission,
+    respond::{Decisions, MakeRejection},
+    response_end::{AtHead, Ending, Follow},
     shared::{Settings, Shared},
 };
 use crate::domain::decision::Decision;

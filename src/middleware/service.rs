@@ -9,7 +9,12 @@ use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{AtHead, Follow, MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture};
+use super::{
+    future::ResponseFuture,
+    layer::RateLimitLayer,
+    respond::{MakeRejection, ProblemJson},
+    response_end::{AtHead, Follow},
+};
 
 /// Middleware that limits how often a client may call a service.
 ///

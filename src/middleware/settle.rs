@@ -5,9 +5,6 @@ use std::sync::Arc;
 use http::response::Parts;
 use tokio::sync::Semaphore;
 
-use super::RateLimitLayer;
-#[cfg(doc)]
-use crate::limiter::Limiter;
 use crate::{domain::charge::Charge, limiter::ActualCost};
 
 /// Reached if more clients disconnect within a timeout while the store is slow, or within a minute while it is away.
@@ -17,62 +14,11 @@ const MAX_IN_BACKGROUND: usize = 1_024;
 
 impl ActualCost {
     /// Returns the cost that the handler has set for the charge's policy, or the charged cost by default. Use this with
-    /// [`RateLimitLayer::settle`].
+    /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
     #[must_use]
     pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
         let said = response.extensions.get::<Self>();
         said.map_or_else(|| charge.cost(), |cost| cost.under(charge))
-    }
-}
-
-impl<R, E> RateLimitLayer<R, E> {
-    /// Sets the final cost of an admitted request, from the head of its response. The layer calls this once for each
-    /// charge. The default is the cost charged before.
-    ///
-    /// ```
-    /// # use http::StatusCode;
-    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer};
-    /// # let layer = RateLimitLayer::new(MemoryStore::new());
-    /// // Count wrong passwords only; other policies of the layer count every request.
-    /// let layer = layer.settle(|response: &http::response::Parts, charge: &Charge| {
-    ///     match (charge.policy().name(), response.status) {
-    ///         ("wrong-passwords", StatusCode::UNAUTHORIZED) => charge.cost(),
-    ///         ("wrong-passwords", _) => 0,
-    ///         _ => charge.cost(),
-    ///     }
-    /// });
-    /// # let _ = layer;
-    /// ```
-    ///
-    /// The request is charged on arrival and settled after the response, so requests in progress count: out of a
-    /// hundred simultaneous password guesses, no more than the limit are served. A caller with as many good requests in
-    /// progress may be denied.
-    ///
-    /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
-    /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
-    /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
-    /// disconnects, the settlement continues in the background, in one of the 1024 places of
-    /// [refunds](Self::refund_unanswered).
-    ///
-    /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
-    /// [`Decisions`](super::Decisions) in the request's extensions; a check can be settled only once.
-    pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
-        self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
-    }
-
-    /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
-    /// panicked. By default such requests keep their charge.
-    ///
-    /// Refunds run in the background, at most 1024 at a time: while all these places are taken, the charges of further
-    /// requests stay. Slots need no such place, and are returned all the same. A refund that could not be sent is
-    /// tried again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client
-    /// disconnects before the store has decided. A guard of [`CostMeter::delay_end`](super::CostMeter::delay_end) delays
-    /// the refund, and a metered cost wins over it.
-    ///
-    /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
-    /// the inner service stops working when its caller is gone.
-    pub fn refund_unanswered(self) -> Self {
-        self.change(|settings| settings.settle.refunds_unanswered = true)
     }
 }
 

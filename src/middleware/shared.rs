@@ -8,9 +8,8 @@ use std::sync::{
 use http::{Extensions, Method, Response, request::Parts};
 
 use super::{
-    Decisions, HeaderStyle, MakeRejection, PolicySelector, Rejection,
-    admit::LayerConfig,
-    respond::{self, Answers, Sent},
+    admit::{LayerConfig, PolicySelector},
+    respond::{self, Answers, Decisions, HeaderStyle, MakeRejection, Rejection, Sent},
     response_end::{AtEnd, CostMeter, Ending, Followed},
     settle::Settle,
 };

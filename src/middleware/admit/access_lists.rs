@@ -7,7 +7,7 @@ use http::request::Parts;
 use crate::{
     domain::{error::ExtractError, key::Key},
     extract::Keys,
-    middleware::Rejection,
+    middleware::respond::Rejection,
 };
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;

@@ -13,7 +13,7 @@ use super::{CheckDraft, LayerConfig, look_ups::Found};
 use crate::{
     domain::{check::Check, decision::Decision},
     limiter::{Resolution, WhereOpen},
-    middleware::Rejection,
+    middleware::respond::Rejection,
     store::maybe_ready::MaybeReady,
 };
 

@@ -16,7 +16,7 @@ use crate::{
         policy::Policy,
     },
     extract::{KeyExtractor, Keys},
-    middleware::Rejection,
+    middleware::respond::Rejection,
 };
 
 /// The unfinished check of one request.

@@ -3,7 +3,7 @@
 use super::{LayerConfig, PolicySelector};
 use crate::{
     domain::{FailurePolicy, error::ExtractErrorKind, policy::Policy},
-    middleware::Rejection,
+    middleware::respond::Rejection,
     observe::{Event, RequestOutcome},
 };
 

@@ -13,7 +13,7 @@ use crate::{
     domain::policy::Policy,
     extract::{ChargesFuture, KeyExtractor},
     limiter::Limiter,
-    middleware::Rejection,
+    middleware::respond::Rejection,
     observe::Event,
 };
 

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     limiter::{Ask, Sent},
-    middleware::Rejection,
+    middleware::respond::Rejection,
 };
 
 /// A client around which [`ObeyLayer`](super::ObeyLayer) reads the answers.

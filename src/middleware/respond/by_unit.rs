@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use super::{seconds::seconds, single_rule};
+use super::seconds::seconds;
 use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const LIMIT_REQUESTS: HeaderName = HeaderName::from_static("x-ratelimit-limit-requests");
@@ -32,7 +32,7 @@ pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
             false => Some(rule.reset_after()),
         };
         let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
-        single_rule::insert(headers, names, rule.share(), time);
+        insert_rule(headers, names, rule.share(), time);
     }
 }
 
@@ -86,6 +86,21 @@ fn duration(time: Duration) -> String {
         (0, _) => format!("{minutes}m{seconds}s"),
         _ => format!("{hours}h{minutes}m{seconds}s"),
     }
+}
+
+/// Inserts a limit, how much is left, and a time, which is removed if there is none.
+pub(super) fn insert_rule(
+    headers: &mut HeaderMap,
+    [limit, remaining, reset]: [HeaderName; 3],
+    share: Share,
+    time: Option<HeaderValue>,
+) {
+    headers.insert(limit, share.limit.into());
+    headers.insert(remaining, share.left.into());
+    match time {
+        Some(time) => headers.insert(reset, time),
+        None => headers.remove(reset),
+    };
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
 /// request is no call: calls are `POST`s.
 ///
 /// A request of another kind must not get an HTTP 200 for a denial because its content type starts the same.
-pub(super) fn answered_type(head: &Parts) -> Option<HeaderValue> {
+pub(in crate::middleware) fn answered_type(head: &Parts) -> Option<HeaderValue> {
     let asked = head.headers.get(header::CONTENT_TYPE)?;
     let name = asked.to_str().ok()?.split(['+', ';']).next()?.trim_ascii();
     let is = |kind: &str| head.method == Method::POST && name.eq_ignore_ascii_case(kind);

@@ -4,7 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{by_unit, seconds::seconds};
+use super::{
+    by_unit::{self, insert_rule},
+    seconds::seconds,
+};
 use crate::domain::decision::{Decision, RuleUsage, Share};
 
 pub(super) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -113,28 +116,13 @@ impl Sent {
     fn insert(&self, headers: &mut HeaderMap) {
         if self.style.draft6 {
             let reset = self.reset.map(seconds).map(HeaderValue::from);
-            insert(headers, [LIMIT, REMAINING, RESET], self.share, reset);
+            insert_rule(headers, [LIMIT, REMAINING, RESET], self.share, reset);
         }
         if let Some(kind) = self.style.x_rate_limit {
             let reset = self.reset.map(|time| kind.after(time).into());
-            insert(headers, [X_LIMIT, X_REMAINING, X_RESET], self.share, reset);
+            insert_rule(headers, [X_LIMIT, X_REMAINING, X_RESET], self.share, reset);
         }
     }
-}
-
-/// Inserts a limit, how much is left, and a time, which is removed if there is none.
-pub(super) fn insert(
-    headers: &mut HeaderMap,
-    [limit, remaining, reset]: [HeaderName; 3],
-    share: Share,
-    time: Option<HeaderValue>,
-) {
-    headers.insert(limit, share.limit.into());
-    headers.insert(remaining, share.left.into());
-    match time {
-        Some(time) => headers.insert(reset, time),
-        None => headers.remove(reset),
-    };
 }
 
 impl Reset {

@@ -1,12 +1,11 @@
 //! [`CostMeter`]: a handler counts the cost of its response while it is sent.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::{Arc, Weak};
 
-use super::ending::{Admitted, Ending};
-use crate::domain::rule::MAX_UNITS;
+use super::{
+    ending::{Admitted, Ending},
+    reading::Reading,
+};
 
 /// Counts what a request costs while its response is being made. The layer settles the last reading when the body ends
 /// or is dropped, also when the client leaves early.
@@ -42,14 +41,12 @@ pub struct CostMeter {
 impl CostMeter {
     /// Adds units to the reading, which begins at 0, whatever the request was charged. The reading is at most 2^53 − 1.
     pub fn add(&self, units: u64) {
-        let add = |reading: u64| Some(reading.max(1).saturating_add(units).min(MAX_UNITS + 1));
-        // It never fails, since `add` always returns a number.
-        let _ = self.reading.0.fetch_update(Relaxed, Relaxed, add);
+        self.reading.add(units);
     }
 
     /// Replaces the reading, at most 2^53 − 1.
     pub fn set(&self, units: u64) {
-        self.reading.0.store(units.min(MAX_UNITS) + 1, Relaxed);
+        self.reading.set(units);
     }
 
     /// Returns the reading; `None` if nothing was metered.
@@ -72,17 +69,6 @@ impl CostMeter {
     /// Lets the guards of [`delay_end`](Self::delay_end) delay this ending as well.
     pub(in crate::middleware) fn add_ending(&mut self, ending: &Ending) {
         self.requests.push(Arc::downgrade(&ending.request));
-    }
-}
-
-/// The metered units and 1; 0 if nothing was metered.
-#[derive(Clone, Debug, Default)]
-pub(in crate::middleware) struct Reading(Arc<AtomicU64>);
-
-impl Reading {
-    /// `None` if nothing was metered.
-    pub(super) fn units(&self) -> Option<u64> {
-        self.0.load(Relaxed).checked_sub(1)
     }
 }
 

@@ -14,7 +14,7 @@ use http::{HeaderMap, StatusCode, header, response::Parts};
 use http_body::Frame;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::cost_meter::Reading;
+use super::reading::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage, settlement::Settlement},
     limiter::{Limiter, SETTLING, Slot},

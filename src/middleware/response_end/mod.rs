@@ -6,7 +6,7 @@ use http_body::Body;
 mod body;
 mod cost_meter;
 mod ending;
-mod layer;
+mod reading;
 
 pub use body::FollowedBody;
 pub use cost_meter::{CostMeter, EndGuard};

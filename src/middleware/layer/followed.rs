@@ -2,14 +2,17 @@
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{AtEnd, ResponseEnd, ToBodyEnd};
+use super::RateLimitLayer;
 use crate::{
     domain::{
         charge::Charge,
         error::{ConfigError, valid},
     },
     extract::KeyExtractor,
-    middleware::{IntoPolicySelector, RateLimitLayer},
+    middleware::{
+        admit::IntoPolicySelector,
+        response_end::{AtEnd, ResponseEnd, ToBodyEnd},
+    },
 };
 
 impl<R, E> RateLimitLayer<R, E> {

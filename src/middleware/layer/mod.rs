@@ -1,14 +1,17 @@
 //! [`RateLimitLayer`]: the settings of the middleware.
 
+mod answers;
+mod followed;
+mod settled;
+
 use std::{fmt, future::ready, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-#[cfg(doc)]
-use super::RateLimit;
 use super::{
-    AtHead, PolicySelector, ProblemJson,
-    admit::{ChargeSource, IntoPolicySelector},
+    admit::{ChargeSource, IntoPolicySelector, PolicySelector},
+    respond::ProblemJson,
+    response_end::AtHead,
     shared::{Settings, Shared},
 };
 use crate::{
@@ -21,11 +24,11 @@ use crate::{
     limiter::{FOR_EVER, IntoLimiter, Limiter},
 };
 
-/// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
+/// Layer that applies the [`RateLimit`](crate::middleware::RateLimit) middleware, which limits how often a client may call a service.
 ///
 /// In axum, add the layer *after* the routes: `Router::layer` covers only the routes added before.
 ///
-/// See the [module docs](super) for an example. `R` makes the responses to rejected requests.
+/// See the [module docs](crate::middleware) for an example. `R` makes the responses to rejected requests.
 #[must_use]
 pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
     pub(super) shared: Arc<Shared<R>>,

@@ -7,10 +7,10 @@ use axum::body::Body;
 #[cfg(feature = "axum")]
 use http::{StatusCode, request::Parts};
 
-use super::HeaderStyle;
+use super::RateLimitLayer;
 #[cfg(feature = "axum")]
-use super::{AxumRejection, MakeRejection, Rejection, grpc_answer};
-use crate::middleware::{RateLimitLayer, shared::Shared};
+use crate::middleware::respond::{AxumRejection, MakeRejection, Rejection, grpc_answer};
+use crate::middleware::{respond::HeaderStyle, shared::Shared};
 
 impl<R, E> RateLimitLayer<R, E> {
     /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
@@ -18,7 +18,7 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|settings| settings.answers.headers.style = style)
     }
 
-    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, for instance for an access log.
+    /// Puts the [`Decisions`](crate::middleware::Decisions) into the extensions of every response, for instance for an access log.
     /// This takes as long as writing the headers. By default you find them in the extensions of requests and
     /// rejections.
     ///
@@ -31,8 +31,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
     /// together. The default is none.
     ///
-    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](super::Rejection), never
-    /// subtracted. The [`Decisions`](super::Decisions) in the extensions keep the store's times.
+    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](crate::middleware::Rejection), never
+    /// subtracted. The [`Decisions`](crate::middleware::Decisions) in the extensions keep the store's times.
     pub fn jitter(self, most: Duration) -> Self {
         self.change(|settings| settings.answers.jitter = most)
     }
@@ -40,8 +40,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
     ///
     /// Pass a [`MakeRejection`](crate::middleware::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| ->
-    /// Response<B>`, or [`StatusOnly`](super::StatusOnly) for bodies that cannot be made from a `String`. A closure
-    /// also gets gRPC calls, unless you wrap it in [`Grpc::or`](super::Grpc::or).
+    /// Response<B>`, or [`StatusOnly`](crate::middleware::StatusOnly) for bodies that cannot be made from a `String`. A closure
+    /// also gets gRPC calls, unless you wrap it in [`Grpc::or`](crate::middleware::Grpc::or).
     ///
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
     /// [`reject_with`](Self::reject_with), whose closure needs none.
@@ -58,7 +58,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// [`reject_denied_with`](Self::reject_denied_with).
     ///
     /// The closure sets the status. A 200, as from a plain `Json`, becomes
-    /// [`Rejection::status`](super::Rejection::status). The layer adds `Retry-After` and the quota headers to the
+    /// [`Rejection::status`](crate::middleware::Rejection::status). The layer adds `Retry-After` and the quota headers to the
     /// response.
     ///
     /// ```
@@ -81,7 +81,7 @@ impl<R, E> RateLimitLayer<R, E> {
         self.rejection(AxumRejection::new(handler))
     }
 
-    /// Like [`reject_with`](Self::reject_with), for the rejections with [status](super::Rejection::status) 429 alone: a
+    /// Like [`reject_with`](Self::reject_with), for the rejections with [status](crate::middleware::Rejection::status) 429 alone: a
     /// request that a limit denies, or without a slot, and a client with a ban or a pause (feature `axum`).
     ///
     /// All others keep the response that the layer has when you call this, by default
