@@ -291,7 +291,7 @@ async fn a_lease_that_a_reset_may_have_deleted_is_not_spent() {
         }
         world.store.delays_resets.store(true, SeqCst);
         let mut reset = pin!(world.leases.reset(alice[0].policy(), alice[0].key()));
-        // The reset stops to wait for the lease that is on its way.
+        // The reset gives up the lease that is being fetched.
         for _ in 0..3 {
             assert!(futures::poll!(&mut reset).is_pending());
             tokio::time::advance(Duration::from_millis(30)).await;
@@ -327,7 +327,7 @@ async fn a_hot_identity_is_leased_under_a_changed_policy() {
     world.warm_up(&changed).await;
     world.store.holds_checks.store(true, SeqCst);
     let decision = world.limiter.check(changed).now_or_never();
-    assert!(decision.is_some(), "it comes from the store");
+    assert!(decision.is_some(), "the store was asked");
 }
 
 #[tokio::test]
