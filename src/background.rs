@@ -13,9 +13,16 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time::Instant};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+    time::Instant,
+};
 
 use crate::warning;
+
+/// How much work waits for another runtime at most. More is dropped, as without a runtime.
+const MAX_LEFT: usize = 16_384;
 
 /// A runtime that begins no job for so long counts as one that nothing drives.
 const LATE: Duration = Duration::from_secs(1);
@@ -29,6 +36,7 @@ type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 #[derive(Default)]
 pub(crate) struct BackRoom {
     state: Mutex<State>,
+    /// Whether the runtime is known, and has refused no work. Written under the lock.
     has_runtime: AtomicBool,
     counted: AtomicUsize,
     /// Notified when the last counted task has ended, or when a runtime has left one.
@@ -52,6 +60,7 @@ struct State {
 
 struct Job {
     room: Arc<BackRoom>,
+    runtime: Id,
     /// `None` once it has begun.
     work: Option<Work>,
     /// A job with a task goes on in the next runtime if this one ends before the job has begun.
@@ -73,18 +82,26 @@ impl BackRoom {
         self.start(Some((Box::pin(work), Some(self.begin()))));
     }
 
-    /// Whether there is a runtime for work: that of this caller from now on, if there was none. Ask this before work
-    /// that may begin on a thread outside of any.
+    /// Whether there is a runtime for work: that of this caller from now on, if there was none, or if that has ended.
+    /// Ask this before work that may begin on a thread outside of any.
     pub(crate) fn knows_runtime(&self) -> bool {
         self.has_runtime.load(Relaxed) || self.note_runtime()
     }
 
     #[cold]
     fn note_runtime(&self) -> bool {
-        let mut state = self.lock();
-        state.runtime = state.runtime.take().or_else(|| Handle::try_current().ok());
-        self.has_runtime.store(state.runtime.is_some(), Relaxed);
-        state.runtime.is_some()
+        self.enter(&mut self.lock(), false);
+        self.has_runtime.load(Relaxed)
+    }
+
+    /// Makes the caller's runtime that of the work, if the last one has nothing to do, or refuses work.
+    fn enter(&self, state: &mut State, is_free: bool) {
+        if (is_free || !self.has_runtime.load(Relaxed))
+            && let Ok(caller) = Handle::try_current()
+        {
+            state.runtime = Some(caller);
+            self.has_runtime.store(true, Relaxed);
+        }
     }
 
     /// Counts a task that the end of a process waits for.
@@ -102,12 +119,10 @@ impl BackRoom {
         loop {
             let mut idle = pin!(self.idle.notified());
             idle.as_mut().enable();
-            match Handle::try_current() {
-                Ok(_) => self.start(None),
-                Err(_) => {
-                    let left = mem::take(&mut self.lock().left);
-                    drop(left); // it can go on in no runtime
-                }
+            self.start(None);
+            if !self.has_runtime.load(Relaxed) {
+                let left = mem::take(&mut self.lock().left);
+                drop(left); // it can go on in no runtime
             }
             if self.is_idle() {
                 return;
@@ -118,17 +133,12 @@ impl BackRoom {
 
     /// Spawns this work, and the tasks that an earlier runtime has left.
     fn start(self: &Arc<Self>, work: Option<(Work, Option<Task>)>) {
-        let caller = Handle::try_current().ok();
         let mut state = self.lock();
-        if state.jobs == 0 && caller.is_some() {
-            state.runtime = caller;
-        }
-        let Some(runtime) = state.runtime.clone() else {
-            drop(state);
-            if work.is_some() {
-                self.lacks_runtime.get_or_init(warning::no_background);
-            }
-            return;
+        let is_free = state.jobs == 0;
+        self.enter(&mut state, is_free);
+        let has_runtime = self.has_runtime.load(Relaxed);
+        let Some(runtime) = state.runtime.clone().filter(|_| has_runtime) else {
+            return self.do_without(state, work);
         };
         let left = mem::take(&mut state.left);
         let jobs = left.len() + usize::from(work.is_some());
@@ -140,10 +150,34 @@ impl BackRoom {
         for (work, task) in left.into_iter().chain(work) {
             let job = Job {
                 room: Arc::clone(self),
+                runtime: runtime.id(),
                 work: Some(work),
                 task,
             };
             drop(runtime.spawn(job.run()));
+        }
+    }
+
+    #[cold]
+    fn do_without(&self, state: MutexGuard<'_, State>, work: Option<(Work, Option<Task>)>) {
+        match work {
+            Some(work) if state.runtime.is_some() => self.leave(state, work),
+            Some(_) => {
+                drop(state);
+                self.lacks_runtime.get_or_init(warning::no_background);
+            }
+            None => {}
+        }
+    }
+
+    /// Leaves work of a runtime that has ended to the next, if it is a task.
+    fn leave(&self, mut state: MutexGuard<'_, State>, (work, task): (Work, Option<Task>)) {
+        if task.is_some() && state.left.len() < MAX_LEFT {
+            state.left.push((work, task));
+            drop(state);
+            self.idle.notify_waiters();
+        } else {
+            drop(state); // before the work and the task, whose ends may begin other work
         }
     }
 
@@ -177,13 +211,13 @@ impl Drop for Job {
         if state.jobs == 0 {
             state.unbegun = None;
         }
+        let is_current = |it: &Handle| it.id() == self.runtime;
+        if work.is_some() && state.runtime.as_ref().is_some_and(is_current) {
+            self.room.has_runtime.store(false, Relaxed);
+        }
         match work {
-            Some(work) if task.is_some() => {
-                state.left.push((work, task));
-                drop(state);
-                self.room.idle.notify_waiters();
-            }
-            _ => drop(state), // before the work and the task, whose ends may begin other work
+            Some(work) => self.room.leave(state, (work, task)),
+            None => drop(state), // before the task
         }
     }
 }
@@ -193,5 +227,28 @@ impl Drop for Task {
         if self.0.counted.fetch_sub(1, AcqRel) == 1 {
             self.0.idle.notify_waiters();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn the_work_that_waits_for_another_runtime_takes_bounded_memory() {
+        let room = Arc::<BackRoom>::default();
+        let runtime = || Builder::new_current_thread().build().unwrap();
+        runtime().block_on(async { assert!(room.knows_runtime()) });
+        for _ in 0..2 * MAX_LEFT {
+            room.finish(ready(()));
+        }
+        assert!(!room.knows_runtime(), "it has ended");
+        assert_eq!(room.lock().left.len(), MAX_LEFT);
+        runtime().block_on(room.ended());
+        assert!(room.is_idle());
     }
 }

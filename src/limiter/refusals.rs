@@ -356,7 +356,8 @@ impl Refusals {
 
     /// Notes a block that the store may not have, unless a known one holds for longer.
     pub(super) fn note_longer(&self, key: &Key, block: Block, lasts: Duration, now: Instant) {
-        let is_longer = |known: &KnownBlock| known.ends.is_none_or(|ends| ends > now + lasts);
+        let left = |ends: Instant| ends.saturating_duration_since(now);
+        let is_longer = |known: &KnownBlock| known.ends.is_none_or(|ends| left(ends) > lasts);
         let notes = |known: Option<&_>| !known.is_some_and(is_longer);
         self.note_if(key, block, Some(lasts), now, notes);
     }
@@ -474,6 +475,9 @@ mod tests {
         refusals.note_made(&user(1), Block::new(1, BlockedBy::Operator), None, now);
         refusals.note_longer(&user(1), pause, 3 * second, now);
         assert_eq!(ends(), None);
+        refusals.note_longer(&user(2), pause, second, now);
+        refusals.note_longer(&user(2), pause, Duration::MAX, now);
+        assert_eq!(known(&refusals, &user(2)).unwrap().ends, None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sluicegate::{
     store::{Check, Operation, Reply, StoreFuture},
 };
 use support::{paused_runtime, trace::traced_here};
-use tokio::{task::yield_now, time::advance};
+use tokio::{runtime::Runtime, task::yield_now, time::advance};
 
 fn alice() -> Key {
     Key::new("user", "alice")
@@ -109,4 +109,46 @@ fn what_an_ended_runtime_has_surely_not_sent_is_sent_in_the_next() {
             assert!(acquire().await.is_some(), "after {polls} polls");
         });
     }
+}
+
+#[test]
+fn work_from_outside_of_any_runtime_goes_on_in_that_of_later_callers() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store.clone());
+    let policy = Policy::parse("jobs", "5/30s@concurrent").unwrap();
+    let job = |cost| Charge::new(&policy, alice(), cost);
+    let (first, second) = (paused_runtime(), paused_runtime());
+    let take_and_return = |runtime: &Runtime| {
+        let decision = runtime.block_on(limiter.check([job(1)])).unwrap();
+        drop(limiter.hold(&decision).unwrap());
+        runtime.block_on(async {
+            for _ in 0..5 {
+                yield_now().await;
+            }
+        });
+    };
+    take_and_return(&first);
+    drop(first);
+    for _ in 0..3 {
+        take_and_return(&second);
+    }
+    let look = Check::new([job(0)]).unwrap();
+    let left = futures::executor::block_on(store.check(&look)).unwrap();
+    assert_eq!(left.usage().rules().next().unwrap().remaining(), 5);
+}
+
+#[test]
+fn the_end_of_a_process_does_not_wait_for_work_that_its_runtime_refuses() {
+    let policy = Policy::parse("jobs", "1/30s@concurrent").unwrap();
+    let limiter = Limiter::new(MemoryStore::new());
+    let runtime = paused_runtime();
+    let handle = runtime.handle().clone();
+    runtime.block_on(async {
+        let job = Charge::new(&policy, alice(), 1);
+        let slot = limiter.acquire_slot([job], Duration::ZERO).await;
+        drop(slot.unwrap().unwrap());
+    });
+    drop(runtime);
+    let _ended = handle.enter();
+    futures::executor::block_on(limiter.return_slots());
 }

@@ -1,7 +1,7 @@
 //! [`Counts`]: the tallies of all accounts, in bounded memory.
 //!
-//! An account has one tally of its contributors. The denied identities are spread over many, by their hashes; a filter
-//! in front of each, read without a lock, passes most admissions by.
+//! An account has one tally of its contributors. The denied identities are spread over many sets, by their hashes; a
+//! filter in front of each, read without a lock, passes most admissions by.
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +28,9 @@ use crate::domain::{
 /// Enough that threads rarely meet.
 const SHARDS: usize = 16;
 
-/// How many tallies are kept; beyond that, the least recently used leave.
-const MAX_TALLIES: usize = 1_024 + SETS;
+/// How many accounts are kept; beyond that, the least recently used leave.
+const MAX_TALLIES: usize = 1_024;
 
-/// How many of them count denied identities.
 const SETS: usize = 256;
 
 /// After this many flushes without use, the contributors to an account are forgotten.
@@ -46,28 +45,58 @@ const MINUTE: &Rule = &DENIED_WITHIN[0];
 /// The counts of one limiter and its clones.
 pub(in crate::limiter) struct Counts {
     hasher: IdentityHasher,
+    /// The contributors.
     shards: [Mutex<Tallies>; SHARDS],
+    denied: [Set; SETS],
     /// The number of flushes so far.
     flushes: AtomicU64,
-    /// For each set, the bits of the hashes of its identities, and of earlier ones.
-    filters: [AtomicU64; SETS],
     /// The time of the newest denial, in whole seconds, so that few denials write it; 0 if no denial is remembered.
     newest_ms: AtomicU64,
     /// Whether the store keeps no denials.
     denials_are_off: AtomicBool,
 }
 
-/// Keyed by a hash of policy and key, or by the number of a set. If two accounts share one of the 2^64 hashes, the
-/// second is not counted.
+/// Keyed by a hash of policy and key. If two accounts share one of the 2^64 hashes, the second is not counted.
 type Tallies = BTreeMap<u64, Box<Tally>>;
+
+/// A part of the denied identities.
+struct Set {
+    /// The bits of the hashes of its identities, and of earlier ones. Written under the lock.
+    filter: AtomicU64,
+    tally: Mutex<Option<Box<Tally>>>,
+}
+
+impl Set {
+    const fn new() -> Self {
+        Self {
+            filter: AtomicU64::new(0),
+            tally: Mutex::new(None),
+        }
+    }
+
+    fn may_know(&self, hash: u64) -> bool {
+        self.filter.load(Relaxed) & bit(hash) != 0
+    }
+
+    fn take_unsent(&self) -> Vec<Report> {
+        let mut tally = lock(&self.tally);
+        let Some(tally) = tally.as_mut() else {
+            return Vec::new();
+        };
+        let hashes = tally.hashes().iter();
+        let bits = hashes.fold(0, |bits, hash| bits | bit(*hash));
+        self.filter.store(bits, Relaxed);
+        tally.take_unsent()
+    }
+}
 
 impl Default for Counts {
     fn default() -> Self {
         Self {
             hasher: IdentityHasher::default(),
             shards: Default::default(),
+            denied: [const { Set::new() }; SETS],
             flushes: AtomicU64::new(0),
-            filters: [const { AtomicU64::new(0) }; SETS],
             newest_ms: AtomicU64::new(0),
             denials_are_off: AtomicBool::new(false),
         }
@@ -140,15 +169,15 @@ impl Counts {
             self.newest_ms.store(newest_ms, Relaxed);
         }
         let hash = self.hasher.hash(policy, key);
-        let set = set_of(hash);
-        let mut tallies = self.shard(set);
-        let tally = self.tally(&mut tallies, set, || Tally::of_denials(MINUTE, at_ms));
+        let set = self.set(hash);
+        let mut tally = lock(&set.tally);
+        let tally = tally.get_or_insert_with(|| Box::new(Tally::of_denials(MINUTE, at_ms)));
+        tally.used = self.flushes.load(Relaxed);
         tally.be_at(MINUTE, at_ms);
         let label = || denied(policy, key);
         tally.add(MINUTE, at_ms, hash, DENIED.cast_signed(), label);
-        let filter = self.filter(set);
-        if filter.load(Relaxed) & bit(hash) == 0 {
-            filter.fetch_or(bit(hash), Relaxed);
+        if !set.may_know(hash) {
+            set.filter.fetch_or(bit(hash), Relaxed);
         }
     }
 
@@ -171,12 +200,12 @@ impl Counts {
     /// count of the set since the last report.
     fn admit(&self, policy: &Policy, key: &Key, at_ms: u64) -> bool {
         let hash = self.hasher.hash(Some(policy), key);
-        let set = set_of(hash);
-        if self.filter(set).load(Relaxed) & bit(hash) == 0 {
+        let set = self.set(hash);
+        if !set.may_know(hash) {
             return false;
         }
-        let mut tallies = self.shard(set);
-        let Some(tally) = tallies.get_mut(&set) else {
+        let mut tally = lock(&set.tally);
+        let Some(tally) = tally.as_mut() else {
             return false;
         };
         tally.be_at(MINUTE, at_ms);
@@ -191,23 +220,17 @@ impl Counts {
 
     /// Takes the unreported counts of some accounts. Denials have a report for each span of both lengths.
     pub(in crate::limiter) fn take(&self, is_asked: impl Fn(&Account) -> bool) -> Vec<Report> {
-        let (mut reports, mut denials) = (Vec::new(), Vec::new());
+        let mut reports = Vec::new();
         for shard in &self.shards {
             let mut tallies = lock(shard);
-            for (id, tally) in tallies.iter_mut().filter(|it| is_asked(&it.1.account)) {
-                if tally.account.is_of_denials() {
-                    let bits = tally
-                        .hashes()
-                        .iter()
-                        .fold(0, |bits, hash| bits | bit(*hash));
-                    self.filter(*id).store(bits, Relaxed);
-                    denials.append(&mut tally.take_unsent());
-                } else {
-                    reports.append(&mut tally.take_unsent());
-                }
-            }
+            let asked = tallies.values_mut().filter(|it| is_asked(&it.account));
+            reports.extend(asked.flat_map(|tally| tally.take_unsent()));
         }
-        reports.extend(of_both_lengths(denials));
+        if is_asked(&Account::Denials) {
+            reports.extend(of_both_lengths(
+                self.denied.iter().flat_map(Set::take_unsent),
+            ));
+        }
         reports
     }
 
@@ -238,27 +261,33 @@ impl Counts {
         let flush = self.flushes.fetch_add(1, Relaxed) + 1;
         let mut is_used = false;
         for shard in &self.shards {
-            lock(shard).retain(|_, tally| {
-                let stays = tally.used + IDLE > flush;
-                is_used |= stays;
-                stays || tally.account.is_of_denials()
-            });
+            let mut tallies = lock(shard);
+            tallies.retain(|_, tally| tally.used + IDLE > flush);
+            is_used |= !tallies.is_empty();
         }
-        is_used
+        let is_recent = |tally: &Tally| tally.used + IDLE > flush;
+        is_used || self.any_denied(is_recent)
     }
 
     /// Whether there is something to report.
     pub(in crate::limiter) fn has_news(&self) -> bool {
         let mut shards = self.shards.iter();
         shards.any(|shard| lock(shard).values().any(|tally| tally.has_news()))
+            || self.any_denied(Tally::has_news)
+    }
+
+    fn any_denied(&self, is_meant: impl Fn(&Tally) -> bool) -> bool {
+        let mut tallies = self.denied.iter().map(|set| lock(&set.tally));
+        tallies.any(|tally| tally.as_ref().is_some_and(|tally| is_meant(tally)))
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, Tallies> {
         lock(&self.shards[(id & 0xFFFF) as usize % SHARDS])
     }
 
-    fn filter(&self, set: u64) -> &AtomicU64 {
-        &self.filters[(set & 0xFFFF) as usize % SETS]
+    /// The set of an identity with this hash.
+    fn set(&self, hash: u64) -> &Set {
+        &self.denied[(hash & 0xFFFF) as usize % SETS]
     }
 
     /// The tally, which may be a new one.
@@ -277,7 +306,7 @@ impl Counts {
     }
 }
 
-fn lock(tallies: &Mutex<Tallies>) -> MutexGuard<'_, Tallies> {
+fn lock<T>(tallies: &Mutex<T>) -> MutexGuard<'_, T> {
     tallies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -290,7 +319,7 @@ fn make_room(tallies: &mut Tallies) {
 }
 
 /// Joins the denials of all sets: a report for each span of both lengths, with the identities that were denied most.
-fn of_both_lengths(denials: Vec<Report>) -> impl Iterator<Item = Report> {
+fn of_both_lengths(denials: impl Iterator<Item = Report>) -> impl Iterator<Item = Report> {
     let mut short = Vec::<Report>::new();
     for report in denials {
         match short.iter_mut().find(|it| it.span == report.span) {
@@ -314,11 +343,6 @@ fn denied(policy: Option<&Policy>, key: &Key) -> Label {
         policy: policy.cloned(),
         key: Arc::new(key.clone()),
     }
-}
-
-/// The set of an identity with this hash.
-const fn set_of(hash: u64) -> u64 {
-    hash % SETS as u64
 }
 
 /// The bit of a hash in a filter.

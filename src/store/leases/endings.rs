@@ -8,17 +8,21 @@ use super::{
     Inner, RESET_WAITS,
     entry::{Entry, Turn},
 };
-use crate::{domain::operation::Operation, store::StoreFuture};
+use crate::{
+    domain::{key::Key, operation::Operation, policy::Policy},
+    store::StoreFuture,
+};
 
 /// The entries whose leases some operations end.
 ///
-/// A block or a settlement above the charge ends leases before the call of the store, and when this is dropped: after the
-/// answer, or when the caller has left. A reset deletes their units. Nothing is on its way during a reset, since it would
-/// be unknown whether that came before or after.
+/// They end leases before the call of the store, and when this is dropped: after the answer, or when the caller has left.
+/// A reset deletes their units. So nothing should be on its way during a reset: it would be unknown whether that came
+/// before or after.
 pub(super) struct Endings {
     inner: Arc<Inner>,
     ended: Vec<Arc<Entry>>,
-    reset: Vec<Arc<Entry>>,
+    /// These may become hot meanwhile.
+    reset: Vec<(Policy, Key)>,
 }
 
 impl Endings {
@@ -53,7 +57,7 @@ impl Endings {
                 let paused = leased.inspect(|entry| entry.pause(self.inner.clock.now()));
                 self.ended.extend(paused);
             }
-            Operation::Reset { policy, key } => self.reset.extend(table.of(policy, key)),
+            Operation::Reset { policy, key } => self.reset.push((policy.clone(), key.clone())),
             _ => {}
         }
     }
@@ -63,20 +67,28 @@ impl Endings {
         self.inner.give_back(unspent);
     }
 
+    fn reset(&self) -> Vec<Arc<Entry>> {
+        let reset = self.reset.iter();
+        reset
+            .filter_map(|(policy, key)| self.inner.table.of(policy, key))
+            .collect()
+    }
+
     /// Calls the store with the operations.
     pub(super) fn call<T: Send + 'static>(
         self,
         call: impl FnOnce() -> StoreFuture<T> + Send + 'static,
     ) -> StoreFuture<T> {
-        let turns = self.reset.iter().map(Entry::take_turn);
+        let reset = self.reset();
+        let turns = reset.iter().map(Entry::take_turn);
         if let Some(turns) = turns.collect::<Option<Vec<Turn>>>() {
-            self.reset.iter().for_each(|entry| entry.forget());
+            reset.iter().for_each(|entry| entry.forget());
             return call().holding((self, turns));
         }
         let has_timers = self.inner.has_timers();
         StoreFuture::pending(async move {
             let mut turns = Vec::new();
-            for entry in &self.reset {
+            for entry in &reset {
                 if has_timers {
                     turns.push(timeout(RESET_WAITS, entry.wait_for_turn()).await);
                 }
@@ -89,6 +101,7 @@ impl Endings {
 
 impl Drop for Endings {
     fn drop(&mut self) {
+        self.reset().iter().for_each(|entry| entry.forget());
         self.end();
     }
 }

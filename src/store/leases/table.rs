@@ -59,8 +59,9 @@ impl Table {
         let span = span(charge.policy())?;
         let hash = self.entries.hash((charge.policy().name(), charge.key()));
         if let Some(entry) = self.entries.read(hash, Arc::clone) {
-            entry.count(charge.cost());
-            return entry.is_of(charge).then_some(entry);
+            // That of other rules cools down, and makes room.
+            let entry = Some(entry).filter(|entry| entry.is_of(charge));
+            return entry.inspect(|entry| entry.count(charge.cost()));
         }
         if charge.cost() == 0 || is_too_large(charge) {
             return None;

@@ -28,6 +28,9 @@ struct Slow {
     holds_checks: Arc<AtomicBool>,
     holds_calls: Arc<AtomicBool>,
     holds_resets: Arc<AtomicBool>,
+    /// Whether resets are only executed when this is notified.
+    delays_resets: Arc<AtomicBool>,
+    delay: Arc<Notify>,
     /// Whether settlements are never answered.
     hangs_settlements: Arc<AtomicBool>,
     settlements: Arc<AtomicUsize>,
@@ -79,6 +82,13 @@ impl Store for Slow {
                 }
                 self.store.execute(operation)
             }
+            Operation::Reset { .. } if self.delays_resets.load(SeqCst) => {
+                let this = self.clone();
+                StoreFuture::pending(async move {
+                    this.delay.notified().await;
+                    this.store.execute(operation).await
+                })
+            }
             Operation::Reset { .. } => self.hold(&self.holds_resets, self.store.execute(operation)),
             other => self.store.execute(other),
         }
@@ -108,6 +118,8 @@ impl World {
             holds_checks: Arc::default(),
             holds_calls: Arc::default(),
             holds_resets: Arc::default(),
+            delays_resets: Arc::default(),
+            delay: Arc::default(),
             hangs_settlements: Arc::default(),
             settlements: Arc::default(),
             unreadable: None,
@@ -262,6 +274,60 @@ async fn a_lease_that_comes_after_a_reset_which_could_not_wait_for_it_is_dropped
     background().await;
     world.leases.return_unspent().await;
     assert_eq!(world.left(&alice[0]).await, 100_000 - 1);
+}
+
+/// A lease that is fetched during a reset may be charged before that: over another connection, for instance.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_a_reset_may_have_deleted_is_not_spent() {
+    for is_hot_before in [true, false] {
+        let world = World::new();
+        let alice = [charge(&policies().0, "alice")];
+        if is_hot_before {
+            world.warm_up(&alice).await;
+            world.store.holds_calls.store(true, SeqCst);
+            world.clock.set(world.next_second());
+            assert!(world.check(&alice).await.is_allowed());
+            world.store.holds_calls.store(false, SeqCst);
+        }
+        world.store.delays_resets.store(true, SeqCst);
+        let mut reset = pin!(world.leases.reset(alice[0].policy(), alice[0].key()));
+        // The reset gives up the lease that is being fetched.
+        for _ in 0..3 {
+            assert!(futures::poll!(&mut reset).is_pending());
+            tokio::time::advance(Duration::from_millis(30)).await;
+        }
+        world.store.answers.notify_waiters();
+        background().await;
+        world.warm_up(&alice).await;
+        world.store.delay.notify_waiters();
+        reset.await.unwrap();
+        for _ in 0..10 {
+            assert!(world.check(&alice).await.is_allowed());
+        }
+        assert!(
+            world.left(&alice[0]).await <= 100_000 - 10,
+            "{is_hot_before}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_identity_is_leased_under_a_changed_policy() {
+    let world = World::new();
+    let policy = |limit| Policy::parse("all", &format!("{limit}/1m")).unwrap();
+    world.warm_up(&[charge(&policy(100_000), "alice")]).await;
+    let changed = [charge(&policy(200_000), "alice")];
+    for _ in 0..30 {
+        for _ in 0..50 {
+            assert!(world.check(&changed).await.is_allowed());
+        }
+        world.clock.set(world.next_second());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    world.warm_up(&changed).await;
+    world.store.holds_checks.store(true, SeqCst);
+    let decision = world.limiter.check(changed).now_or_never();
+    assert!(decision.is_some(), "the store was asked");
 }
 
 #[tokio::test]
