@@ -22,8 +22,9 @@ use super::{
 use crate::{
     domain::{
         block::{Block, BlockRequest},
+        error::StoreError,
         key::Key,
-        operation::Operation,
+        operation::{Operation, Reply},
     },
     store::StoreFuture,
     warning::{self, Quiet},
@@ -147,4 +148,9 @@ fn note(replies: Vec<RedisResult<Value>>) {
     let error = replies.into_iter().find_map(Result::err);
     let result = error.map_or(Ok(()), |error| Err(store_error(&error)));
     FAILURES.note(&result, warning::blocks_not_indexed);
+}
+
+/// Whether each operation of a call was done.
+pub(super) fn are_done(results: &Vec<Result<Reply, StoreError>>) -> bool {
+    results.iter().all(Result::is_ok)
 }

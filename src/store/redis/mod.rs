@@ -1,14 +1,9 @@
 #![doc = include_str!("../../../docs/guide/redis.md")]
 #![doc = include_str!("../../../docs/guide/compatibility.md")]
 
-use std::{slice, sync::Arc};
+use std::sync::Arc;
 
 use redis::{RedisResult, Value};
-
-use crate::{
-    domain::{check::Check, decision::Decision, error::StoreError},
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one},
-};
 
 mod background;
 mod block_index;
@@ -29,8 +24,11 @@ mod execute;
 // For the operators' tool. This follows the layout of the stored data, and may change at any time.
 pub mod inspect;
 mod key_names;
+mod operations;
 mod policies;
 mod set_clock;
+#[cfg(feature = "cluster")]
+mod several_slots;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(feature = "bb8")]
@@ -41,7 +39,6 @@ mod wire;
 
 #[doc(hidden)] // The argument of the constructors, which say what converts to it.
 pub use connection::RedisServer;
-use inspect::Inspector;
 use key_names::Names;
 use set_clock::SetClock;
 use shared_calls::CallQueues;
@@ -146,64 +143,6 @@ impl RedisStore {
         self.shared = (self.in_flight > 0).then(queues);
         self
     }
-}
-
-/// A call of several operations is one call of the script, sent at once and not shared with others. The server does
-/// nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better
-/// split.
-/// [On a cluster](deployment#cluster) it is one call for each slot. If one of them is not about keys to charge, block
-/// or reset, such as [`Operation::ListBlocks`], they are executed one by one instead.
-impl Store for RedisStore {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        #[cfg(feature = "cluster")]
-        if let Some(answer) = self.check_several_slots(check) {
-            return answer;
-        }
-        self.check_one_slot(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        #[cfg(feature = "cluster")]
-        if let Some(answer) = self.execute_several_slots(&operation) {
-            return answer;
-        }
-        match operation {
-            Operation::ListBlocks { most } => {
-                let inspector = Inspector::over(self);
-                StoreFuture::pending(async move {
-                    inspector.all_blocked(most).await.map(Reply::ListBlocks)
-                })
-            }
-            Operation::Report(reports) => self.add_reports(&reports),
-            Operation::Rankings(account) => self.read_rankings(account).map(Reply::Rankings),
-            Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
-            of_keys => {
-                let index = self.index_update(slice::from_ref(&of_keys));
-                self.with_index(index, self.execute_one(of_keys, Some), |_| true)
-            }
-        }
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        if !operations.iter().all(Operation::is_of_keys) {
-            return one_by_one(self, operations);
-        }
-        let index = self.index_update(&operations);
-        #[cfg(feature = "cluster")]
-        if self.transport.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations), are_done);
-        }
-        self.with_index(index, self.call_one_slot(operations), are_done)
-    }
-
-    fn fails_apart(&self) -> bool {
-        self.transport.is_cluster()
-    }
-}
-
-/// Whether each operation of a call was done.
-fn are_done(results: &Vec<Result<Reply, StoreError>>) -> bool {
-    results.iter().all(Result::is_ok)
 }
 
 /// The reply to `TIME`, in ms.

@@ -6,10 +6,6 @@
 //! [`ReconnectingConnection`](super::connection::ReconnectingConnection), the topology is refreshed beside the traffic,
 //! and only commands that were certainly not executed are sent again.
 
-mod call_by_slot;
-mod cross_slot;
-mod hash_slots;
-mod moving;
 mod node;
 mod nodes;
 mod refresh;

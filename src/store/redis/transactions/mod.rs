@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, are_done};
+use super::{RedisStore, block_index::are_done};
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
