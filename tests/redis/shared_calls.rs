@@ -9,7 +9,6 @@ use futures::{
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
-    block::Until,
     error::StoreErrorKind,
     manual_clock::ManualClock,
     store::{Check, Leases, Settlement, Slots, StoreExt},

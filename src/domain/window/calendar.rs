@@ -55,8 +55,6 @@ impl CalendarSpec {
 
 /// The units that count at some time.
 struct View {
-    /// The last end that is believed: later ones were written while the clock was wrong.
-    believed_ms: u64,
     used: u64,
     /// When the count ends: when this period does, or, by other zone data, the period of the count if that is later.
     end_ms: u64,
@@ -131,17 +129,11 @@ impl PeriodCount {
         }
     }
 
-    /// Drops units of a period that is so far ahead of the clock that the clock must have been wrong.
-    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
-        if self.end_ms > self.view(now_ms).believed_ms {
-            self.used = 0;
-        }
-    }
-
     fn view(&self, now_ms: u64) -> View {
         let periods = self.spec.periods(now_ms);
         let mut ends = once(periods.end_ms).chain(periods.later_ends_ms);
         let last_ms = ends.find(|end_ms| *end_ms > now_ms.saturating_add(AHEAD_MS));
+        // Later ends were written while the clock was wrong.
         let believed_ms = last_ms.map_or(u64::MAX, |end_ms| end_ms.saturating_add(SAME_END_MS - 1));
         // An end within this period, and not near its end, is a later end of the period before: the count is kept until
         // then.
@@ -154,7 +146,6 @@ impl PeriodCount {
             false => (0, periods.end_ms),
         };
         View {
-            believed_ms,
             used,
             end_ms,
             charged_end_ms: end_ms.max(periods.end_ms),

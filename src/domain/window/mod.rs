@@ -212,12 +212,11 @@ impl Section {
     }
 
     /// Drops the charges that do not count: those that were released, and those so far ahead of the clock that the
-    /// clock must have been wrong. A bucket drops the latter when it is read, since that needs the limit.
+    /// clock must have been wrong. Buckets and periods are not believed when they are read, and stay until then.
     pub(crate) fn prune(&mut self, now_ms: u64) {
         match self {
             Self::Steps(queue) | Self::Concurrency(queue) => queue.prune(now_ms),
-            Self::Calendar(count) => count.drop_unbelieved(now_ms),
-            Self::Bucket(_) => {}
+            Self::Bucket(_) | Self::Calendar(_) => {}
         }
     }
 
