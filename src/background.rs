@@ -82,6 +82,16 @@ impl BackRoom {
         self.start(Some((Box::pin(work), Some(self.begin()))));
     }
 
+    /// Keeps work for the next runtime, since this one ends. Returns whether there is room.
+    pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
+        let mut state = self.lock();
+        let has_room = state.runtime.is_some() && state.left.len() < MAX_LEFT;
+        if has_room {
+            state.left.push((Box::pin(work), None));
+        }
+        has_room
+    }
+
     /// Whether there is a runtime for work: that of this caller from now on, if there was none, or if that has ended.
     /// Ask this before work that may begin on a thread outside of any.
     pub(crate) fn knows_runtime(&self) -> bool {

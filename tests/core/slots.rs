@@ -738,13 +738,18 @@ async fn a_returned_slot_goes_past_callers_that_wait_for_a_rate() {
 #[test]
 fn renewing_goes_on_in_the_next_callers_runtime_when_the_first_has_stopped() {
     let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(20));
-    let policy = Policy::parse("jobs", "3/360ms@concurrent").unwrap();
+    let policy = Policy::parse("jobs", "2/360ms@concurrent").unwrap();
     let (first, second) = (support::runtime(), support::runtime());
     let ended = first.block_on(acquire(&limiter, &policy)).unwrap();
     let slot = second.block_on(acquire(&limiter, &policy)).unwrap();
     drop(first);
     second.block_on(async {
-        acquire(&limiter, &policy).await;
+        // A denial, which is reported, since there is a runtime again.
+        let none = Policy::parse("none", "0/1m").unwrap();
+        let denied = limiter
+            .check([Charge::new(&none, Key::new("user", "bob"), 1)])
+            .await;
+        assert!(!denied.unwrap().is_allowed());
         // In real time, since two runtimes cannot share a paused clock. A busy machine may delay a renewal by 240 ms.
         for _ in 0..60 {
             sleep(Duration::from_millis(15)).await;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -100,12 +100,8 @@ impl Renewer {
         let has_task = mem::replace(&mut held.has_task, true);
         drop(held);
         if !has_task {
-            let running = Running {
-                renewer: Arc::clone(self),
-                has_ended: false,
-            };
             let background = &holding.limiter.inner.jobs.background;
-            background.spawn(run(running, Arc::clone(background)));
+            background.spawn(run(Running::new(self, background)));
         } else if is_first {
             self.changed.notify_one();
         }
@@ -174,27 +170,42 @@ impl Renewer {
     }
 }
 
-/// The task, which ends when no slots are held, or with its runtime: the next slot then starts another.
+/// The task, which ends when no slots are held. If its runtime ends first, it goes on in the next.
 struct Running {
     renewer: Arc<Renewer>,
+    background: Weak<BackRoom>,
     has_ended: bool,
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.renewer.lock().has_task = false;
+impl Running {
+    fn new(renewer: &Arc<Renewer>, background: &Arc<BackRoom>) -> Self {
+        Self {
+            renewer: Arc::clone(renewer),
+            background: Arc::downgrade(background),
+            has_ended: false,
         }
     }
 }
 
-async fn run(mut running: Running, background: Arc<BackRoom>) {
+impl Drop for Running {
+    fn drop(&mut self) {
+        let room = self.background.upgrade().filter(|_| !self.has_ended);
+        if let Some(room) = room {
+            let is_kept = room.keep(run(Self::new(&self.renewer, &room)));
+            self.renewer.lock().has_task = is_kept;
+        }
+    }
+}
+
+async fn run(mut running: Running) {
     while !running.has_ended {
         match running.renewer.next() {
             Next::Renew(due) => {
                 let next = Early::random();
                 for due in due {
-                    background.spawn(due.renew(next));
+                    if let Some(room) = running.background.upgrade() {
+                        room.spawn(due.renew(next));
+                    }
                 }
                 yield_now().await;
             }

@@ -151,6 +151,6 @@ fn note(replies: Vec<RedisResult<Value>>) {
 }
 
 /// Whether each operation of a call was done.
-pub(super) fn are_done(results: &Vec<Result<Reply, StoreError>>) -> bool {
+pub(super) fn are_done(results: &[Result<Reply, StoreError>]) -> bool {
     results.iter().all(Result::is_ok)
 }
