@@ -191,7 +191,6 @@ impl Limiter {
     }
 
     /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer, and denials.
-    #[inline]
     fn resolve_call(
         &self,
         kind: CallKind,
