@@ -8,6 +8,8 @@ use super::{
     refusals::{KnownBefore, Question},
     slots, wait_queue,
 };
+#[cfg(doc)]
+use crate::domain::FailurePolicy;
 use crate::{
     domain::{
         charge::Charge,
@@ -29,7 +31,7 @@ struct Asked {
 }
 
 impl Limiter {
-    /// Decides these charges together, and charges them if all fit. [Shadows](self#trying-a-policy-out) among them
+    /// Decides these charges together, and charges them if all fit. [Shadows](crate::limiter#trying-a-policy-out) among them
     /// never deny.
     ///
     /// # Errors
@@ -76,7 +78,7 @@ impl Limiter {
     /// once, if that is known at once. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once, unless
     /// you [wait for blocks](Self::wait_for_blocks) or the block is a [pause](crate::block#pauses). Callers queue, up
     /// to [`max_queue`](Self::max_queue): see
-    /// [waiting](self#waiting).
+    /// [waiting](crate::limiter#waiting).
     ///
     /// # Errors
     ///

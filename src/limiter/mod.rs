@@ -27,6 +27,8 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 pub use crate::domain::ActualCost;
+#[cfg(doc)]
+use crate::domain::decision::{Decision, Usage};
 use crate::{
     background::BackRoom,
     domain::{
