@@ -18,7 +18,6 @@ pub(crate) use details::MAX_PAUSE;
 pub use details::{BlockDetails, BlockRequest};
 
 /// Reserved names, under which blocks and strikes are stored: no policy can have such a name.
-#[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
 pub(crate) const STRIKES: &str = "!strikes";
 /// The name of the policy for identities whose blocks are looked up; no store keeps data under this name.

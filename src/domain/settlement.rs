@@ -48,6 +48,7 @@ impl Settlement {
         })
     }
 
+    #[cfg(feature = "cluster")]
     /// Settles all charges of an admitted check to 0, slots among them, since its caller never learns that it was
     /// admitted.
     pub(crate) fn roll_back(usage: &Usage) -> Result<Self, StoreError> {

@@ -26,7 +26,6 @@ impl Entry {
         }
     }
 
-    #[cfg(feature = "bb8")]
     pub(super) fn sections(&self) -> &[Section] {
         &self.sections
     }

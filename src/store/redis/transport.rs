@@ -8,7 +8,9 @@ use redis::{RedisFuture, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-use super::connection::{LOST_AFTER, ReconnectingConnection, Reply, SingleServer};
+#[cfg(any(feature = "cluster", feature = "manual-clock"))]
+use super::connection::LOST_AFTER;
+use super::connection::{ReconnectingConnection, Reply, SingleServer};
 
 /// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
@@ -58,10 +60,11 @@ impl Transport {
 
     /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
     pub(super) fn give_up_after(&self) -> Duration {
-        if let Self::Server(connection) = self {
-            return connection.lost_after();
+        match self {
+            Self::Server(connection) => connection.lost_after(),
+            #[cfg(any(feature = "cluster", feature = "manual-clock"))]
+            _ => LOST_AFTER,
         }
-        LOST_AFTER
     }
 
     /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
