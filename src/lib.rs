@@ -141,11 +141,6 @@
 //!   [cause a denial of another](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: charges from the last moments before a failover may be lost. See [how
 //!   many](store::redis::deployment#sentinel-and-replication).
-// Parts that several stores share are used by few features alone.
-#![cfg_attr(
-    not(all(feature = "cluster", feature = "bb8")),
-    allow(dead_code, unused_imports)
-)]
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)

@@ -158,6 +158,7 @@ impl Check {
     }
 
     /// Returns a check with the charges that count, without the shadows.
+    #[cfg(feature = "redis")]
     pub(crate) fn without_shadows(&self) -> Self {
         if self.shadow_charges().is_empty() {
             self.clone()

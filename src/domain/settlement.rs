@@ -48,9 +48,9 @@ impl Settlement {
         })
     }
 
-    #[cfg(feature = "cluster")]
     /// Settles all charges of an admitted check to 0, slots among them, since its caller never learns that it was
     /// admitted.
+    #[cfg(feature = "cluster")]
     pub(crate) fn roll_back(usage: &Usage) -> Result<Self, StoreError> {
         usage.take_slots();
         Self::of(usage, usage.check().charges().iter().map(|_| 0).collect())

@@ -96,6 +96,7 @@ pub struct Report {
 
 impl Report {
     /// Returns how long, in ms, a store still needs the report.
+    #[cfg(feature = "redis")]
     pub(crate) const fn expires_in_ms(&self) -> u64 {
         let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
         // A report is sent within a second, so count that second.

@@ -33,6 +33,10 @@ pub(super) struct Counts {
     /// A section for each rule of the process that wrote last, in their order, and then those of other processes.
     pub(super) entry: Entry,
     /// The sections of kinds of rules that a later version has added, which are carried along until the key expires.
+    #[cfg_attr(
+        not(feature = "bb8"),
+        expect(dead_code, reason = "only transactions write values")
+    )]
     later: Vec<Part>,
     /// When the key expires, in ms of the store's clock.
     pub(super) expires_ms: u64,
@@ -50,6 +54,10 @@ struct Part {
     width: u64,
     /// The bytes of the queue, and for how many there is room.
     queue: Vec<u8>,
+    #[cfg_attr(
+        not(feature = "bb8"),
+        expect(dead_code, reason = "only transactions write values")
+    )]
     room: usize,
 }
 

@@ -50,9 +50,11 @@ pub(super) use sentinel::Sentinels;
 pub(super) use server::BAD_URL;
 pub use server::RedisServer;
 pub(super) use source::Source;
+#[cfg(any(feature = "cluster", feature = "manual-clock"))]
+pub(super) use timeout::LOST_AFTER;
+pub(super) use timeout::within;
 #[cfg(feature = "cluster")]
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
-pub(super) use timeout::{LOST_AFTER, within};
 
 /// One server, or one of the nodes of a cluster.
 pub(super) struct SingleServer {
