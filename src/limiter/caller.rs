@@ -38,7 +38,7 @@ pub(super) struct Caller {
     pub(super) events: Events,
 }
 
-/// Where a call goes.
+/// The target of a call.
 #[derive(Clone, Copy)]
 pub(super) enum To<'a> {
     /// To the store, for as long as a request may wait.

@@ -21,7 +21,7 @@ use crate::{
     store::{Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
-/// What was known before a call.
+/// The state of the limiter when a call begins.
 struct Asked {
     known: KnownBefore,
     /// When slots were asked for.

@@ -38,7 +38,7 @@ impl ScaledStore {
     }
 }
 
-/// How a limiter decides in place of the store.
+/// Decides in place of the store.
 #[derive(Clone)]
 pub(super) struct Fallback {
     /// The failure policy for policies without their own.

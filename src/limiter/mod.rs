@@ -86,7 +86,7 @@ struct Inner {
     jobs: Arc<Jobs>,
 }
 
-/// What the clones of a limiter remember about identities.
+/// The memory about identities, which the clones of a limiter share.
 #[derive(Default)]
 struct Memory {
     refusals: Arc<refusals::Refusals>,

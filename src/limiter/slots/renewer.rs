@@ -49,7 +49,7 @@ struct Held {
     has_task: bool,
 }
 
-/// What the task has to do next.
+/// The next step of the task.
 enum Next {
     Renew(Vec<Due>),
     Wait(Duration),
