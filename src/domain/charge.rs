@@ -3,7 +3,12 @@
 use std::sync::Arc;
 
 use crate::domain::{
-    contributors::label, key::Key, policies::CurrentPolicy, policy::Policy, rule::MAX_UNITS,
+    contributors::label,
+    key::Key,
+    policies::CurrentPolicy,
+    policy::Policy,
+    rule::{MAX_UNITS, Rule},
+    slots::{FirstSlot, SlotId},
 };
 
 /// One policy, one key, one cost.
@@ -16,13 +21,27 @@ use crate::domain::{
 /// assert_eq!(charge.cost(), 3);
 /// # Ok::<(), sluicegate::error::ConfigError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Charge {
     policy: Policy,
     key: Key,
     cost: u64,
     label: Option<Arc<Key>>,
+    /// The ids of the slots that it takes in a check; `None` if it takes none.
+    slots: Option<FirstSlot>,
 }
+
+/// Whose slots they are makes no difference.
+impl PartialEq for Charge {
+    fn eq(&self, other: &Self) -> bool {
+        self.cost == other.cost
+            && self.policy == other.policy
+            && self.key == other.key
+            && self.label == other.label
+    }
+}
+
+impl Eq for Charge {}
 
 impl Charge {
     /// Creates a charge of `cost` units to `key` under every rule of `policy`: a [`Policy`], or a
@@ -45,6 +64,7 @@ impl Charge {
             key,
             cost: cost.min(MAX_UNITS + 1),
             label,
+            slots: None,
         }
     }
 
@@ -97,7 +117,32 @@ impl Charge {
     }
 
     pub(crate) fn with_policy(&self, policy: &Policy) -> Self {
-        Self::labelled(policy, self.key.clone(), self.cost, self.label.clone())
+        Self {
+            policy: policy.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the charge takes slots of a concurrency policy.
+    pub(crate) fn takes_slots(&self) -> bool {
+        self.cost > 0 && self.policy.is_concurrency()
+    }
+
+    /// Chooses new ids for the slots that it takes. A charge above the limit takes none.
+    pub(crate) fn choose_slots(&mut self) {
+        let fits = |rule: &Rule| self.cost <= rule.limit();
+        self.slots = if self.takes_slots() && self.policy.rules().iter().all(fits) {
+            Some(FirstSlot::next(self.cost))
+        } else {
+            None
+        };
+    }
+
+    /// Returns the ids of the slots that the charge takes when a check with it is admitted.
+    pub fn slots(&self) -> impl Iterator<Item = SlotId> + Clone + use<> {
+        let count = self.slots.map_or(0, |_| self.cost);
+        let first = self.slots;
+        (0..count).filter_map(move |place| first.map(|first| first.id(place)))
     }
 
     /// Returns whether both charge the same stored count: policies of one name, and the same key.

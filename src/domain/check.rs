@@ -9,6 +9,9 @@ use crate::domain::{charge::Charge, error::StoreError, key::Key, policy::Policy,
 /// More than one request needs. The limit exists because a check takes longer with each charge.
 pub(crate) const MAX_CHARGES: usize = 64;
 
+/// The most slots that a charge takes.
+const MAX_SLOTS: u64 = 1_000;
+
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
 /// Charges with the same policy and key are added up; the [label](Charge::with_contributor) of the first is kept.
@@ -54,7 +57,7 @@ impl Check {
     ///
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when two different policies of one name charge
     /// the same key, since they would share their counts, or when there are more than 64 charges that count, or more
-    /// than 64 of shadows.
+    /// than 64 of shadows, or when a charge within its limit takes more than 1000 slots.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {
@@ -157,6 +160,13 @@ impl Check {
         Self::of(self.map(|charge| charge.with_policy(&policy(charge.policy()))))
     }
 
+    /// Returns the same check, which takes other slots.
+    pub(crate) fn with_new_slots(&self) -> Self {
+        let mut inner = Arc::clone(&self.inner);
+        choose_slots(&mut inner);
+        Self { inner }
+    }
+
     /// Returns a check with the charges that count, without the shadows.
     #[cfg(feature = "redis")]
     pub(crate) fn without_shadows(&self) -> Self {
@@ -185,8 +195,7 @@ impl Check {
 
     /// Whether an admission takes slots of a concurrency policy, which may be a shadow.
     pub(crate) fn takes_slots(&self) -> bool {
-        let mut charges = self.all_charges().iter();
-        charges.any(|charge| charge.cost() > 0 && charge.policy().is_concurrency())
+        self.all_charges().iter().any(Charge::takes_slots)
     }
 
     /// Returns whether there is nothing to decide.
@@ -281,7 +290,7 @@ impl CheckBuilder {
                 ));
             }
             *twin = twin.with_cost(twin.cost() + charge.cost());
-            return Ok(());
+            return slots_are_few(twin);
         }
         let count = if charge.policy().is_shadow() {
             &mut self.shadows
@@ -293,6 +302,7 @@ impl CheckBuilder {
                 "a check has more than 64 charges",
             ));
         }
+        slots_are_few(&charge)?;
         *count += 1;
         check.enforces_blocks |= charge.policy().bans();
         check.all.push(charge);
@@ -328,7 +338,111 @@ impl CheckBuilder {
             look_ups.retain(|key| !is_charged(key));
             all.sort_by_key(|charge| charge.policy().is_shadow());
         }
+        if inner.all.iter().any(Charge::takes_slots) {
+            choose_slots(&mut inner);
+        }
         Some(Check { inner })
+    }
+}
+
+fn choose_slots(check: &mut Arc<Inner>) {
+    let all = &mut Arc::make_mut(check).all;
+    all.iter_mut().for_each(Charge::choose_slots);
+}
+
+fn slots_are_few(charge: &Charge) -> Result<(), StoreError> {
+    let limit = charge.policy().rules().first().map(Rule::limit);
+    if charge.takes_slots() && (MAX_SLOTS + 1..=limit.unwrap_or(0)).contains(&charge.cost()) {
+        return Err(StoreError::invalid_request(
+            "a charge takes more than 1000 slots",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that differ in nothing but the ids of the slots that they take.
+#[derive(Clone, Debug)]
+pub struct CheckBatch {
+    check: Check,
+    count: u16,
+    /// The checks behind the first, if they take slots.
+    others: Vec<Check>,
+}
+
+impl CheckBatch {
+    /// Creates a batch of `count` checks like this one, each with slots of its own. With 0 a store does nothing.
+    #[must_use]
+    pub fn new(check: Check, count: u16) -> Self {
+        let others = match check.takes_slots() {
+            true => (1..count).map(|_| check.with_new_slots()).collect(),
+            false => Vec::new(),
+        };
+        Self {
+            check,
+            count,
+            others,
+        }
+    }
+
+    /// Creates a batch of identical checks, each with the slots that it has. `others` are those behind the first, and
+    /// may be left out if they take no slots.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of(check: Check, count: u16, others: Vec<Check>) -> Self {
+        Self {
+            check,
+            count,
+            others,
+        }
+    }
+
+    /// Returns the first check.
+    #[must_use]
+    pub const fn check(&self) -> &Check {
+        &self.check
+    }
+
+    /// Returns the number of checks.
+    #[must_use]
+    pub const fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// Returns the check at this index.
+    #[must_use]
+    pub fn nth(&self, place: u16) -> &Check {
+        let other = usize::from(place).checked_sub(1);
+        other
+            .and_then(|other| self.others.get(other))
+            .unwrap_or(&self.check)
+    }
+
+    /// Returns the shadows of the first `count` checks; `None` if there are none.
+    pub(crate) fn shadows(&self, count: u16) -> Option<Self> {
+        let others = self.others.iter().take(count.saturating_sub(1).into());
+        Some(Self {
+            check: self.check.shadow_check()?,
+            count,
+            others: others.filter_map(Check::shadow_check).collect(),
+        })
+    }
+
+    /// Returns a batch of the same checks with these changed in the same way.
+    pub(crate) fn map(&self, change: impl Fn(&Check) -> Check) -> Self {
+        Self {
+            check: change(&self.check),
+            count: self.count,
+            others: self.others.iter().map(change).collect(),
+        }
+    }
+}
+
+impl From<&Check> for CheckBatch {
+    fn from(check: &Check) -> Self {
+        Self {
+            check: check.clone(),
+            count: 1,
+            others: Vec::new(),
+        }
     }
 }
 

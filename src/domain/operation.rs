@@ -2,7 +2,7 @@
 
 use crate::domain::{
     block::{Block, BlockRequest, BlockedIdentity},
-    check::Check,
+    check::{Check, CheckBatch},
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
@@ -11,7 +11,7 @@ use crate::domain::{
     report::{Account, Kept, Ranking, Report},
     rule::Rule,
     settlement::Settlement,
-    slots::{Renewal, Renewed},
+    slots::{HeldSlots, Slots},
 };
 
 /// One request to a store; one [call](crate::Store::call) can hold several.
@@ -22,19 +22,15 @@ use crate::domain::{
 pub enum Operation {
     /// Decide a check, and charge it if it is allowed.
     Check(Check),
-    /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
-    CheckBatch {
-        /// The check.
-        check: Check,
-        /// The number of identical checks; with 0 the store does nothing.
-        count: u16,
-    },
+    /// Decide identical checks, exactly as if they came one after another in one millisecond.
+    CheckBatch(CheckBatch),
     /// Give each charge of an admitted check its final cost, whatever the limit: take a difference below 0 from the step
     /// that was charged, if that step still counts, and charge one above 0 now, in the step or period of the settlement.
     Settle(Settlement),
-    /// Move the [slots](crate::store::Slots) of a check to the step of now, if all of them still count; otherwise
-    /// change nothing.
-    Renew(Renewal),
+    /// Hold those of these [slots](crate::store::Slots) that are held for a window from now.
+    Renew(Slots),
+    /// Forget these [slots](crate::store::Slots).
+    Return(Slots),
     /// Forget all charges to a key under a policy.
     Reset {
         /// The policy, identified by its name.
@@ -104,20 +100,21 @@ impl Operation {
             | Self::ListBlocks { .. } => "the store keeps no blocks",
             Self::Report(_) | Self::Rankings(_) => "the store keeps no contributors and no denials",
             Self::Publish(_) => "the store publishes no policies",
-            Self::Renew(_) => "the store does not know concurrency rules",
-            Self::Check(_) | Self::CheckBatch { .. } | Self::Settle(_) | Self::Reset { .. } => {
+            Self::Renew(_) | Self::Return(_) => "the store does not know concurrency rules",
+            Self::Check(_) | Self::CheckBatch(_) | Self::Settle(_) | Self::Reset { .. } => {
                 "the store does not know this operation"
             }
         })
         .unsent()
     }
 
-    /// The check that it decides, settles or renews.
+    /// The check that it decides or settles; for slots, one that only looks.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
-            Self::Check(check) | Self::CheckBatch { check, .. } => Some(check),
+            Self::Check(check) => Some(check),
+            Self::CheckBatch(batch) => Some(batch.check()),
             Self::Settle(settlement) => Some(settlement.check()),
-            Self::Renew(renewal) => Some(renewal.check()),
+            Self::Renew(slots) | Self::Return(slots) => Some(slots.check()),
             _ => None,
         }
     }
@@ -127,9 +124,10 @@ impl Operation {
         matches!(
             self,
             Self::Check(_)
-                | Self::CheckBatch { .. }
+                | Self::CheckBatch(_)
                 | Self::Settle(_)
                 | Self::Renew(_)
+                | Self::Return(_)
                 | Self::Reset { .. }
                 | Self::Block { .. }
                 | Self::Ban { .. }
@@ -163,7 +161,9 @@ pub enum Reply {
     /// To [`Operation::Settle`]: the usage after the settlement.
     Settle(Usage),
     /// To [`Operation::Renew`].
-    Renew(Renewed),
+    Renew(HeldSlots),
+    /// To [`Operation::Return`].
+    Return(HeldSlots),
     /// To [`Operation::Reset`].
     Reset,
     /// To [`Operation::Block`]: the block that applies now.

@@ -85,7 +85,7 @@ enum Kind {
     Sliding { precision: Length },
     Fixed,
     Bucket { refill: u64 },
-    Concurrency { precision: Length },
+    Concurrency,
     Calendar(Calendar),
 }
 
@@ -132,8 +132,8 @@ impl Rule {
 
     /// Creates a concurrency rule: at most `limit` slots are held at a time.
     ///
-    /// A check takes as many slots as it costs, and holds them until they are [returned](crate::store::Slots). A slot
-    /// that is neither returned nor renewed for 30 seconds, or the time that you
+    /// A check takes as many slots as it costs, at most 1000, and holds them until they are
+    /// [returned](crate::store::Slots). A slot that is neither returned nor renewed for 30 seconds, or the time that you
     /// [choose](Self::expires_after), is released: so nothing is lost for longer when a process dies. A limit of 0
     /// denies every check.
     ///
@@ -154,30 +154,21 @@ impl Rule {
 
     /// Makes the rule a [concurrency rule](Self::concurrent) whose slots are released when they are neither returned
     /// nor renewed for this time: the window, a whole number of milliseconds.
-    ///
-    /// The precision becomes a sixtieth of that time. A slot may be released so much later.
     #[must_use]
     pub const fn expires_after(mut self, window: Duration) -> Self {
         self.window = Length::of(window);
-        self.kind = Kind::Concurrency {
-            precision: default_step(self.window),
-        };
+        self.kind = Kind::Concurrency;
         self
     }
 
-    /// Counts in steps of `precision`: a whole number of milliseconds, from 1 ms to the window. A rule that is neither
-    /// sliding nor a [concurrency rule](Self::concurrent) becomes sliding.
+    /// Counts in steps of `precision`: a whole number of milliseconds, from 1 ms to the window. A rule that is not
+    /// sliding becomes sliding.
     ///
     /// The default is a sixtieth of the window.
     #[must_use]
     pub const fn precision(mut self, precision: Duration) -> Self {
         let precision = Length::of(precision);
-        self.kind = match self.kind {
-            Kind::Concurrency { .. } => Kind::Concurrency { precision },
-            Kind::Sliding { .. } | Kind::Fixed | Kind::Bucket { .. } | Kind::Calendar(_) => {
-                Kind::Sliding { precision }
-            }
-        };
+        self.kind = Kind::Sliding { precision };
         self
     }
 
@@ -255,9 +246,9 @@ impl Rule {
 
     const fn step_length(&self) -> Length {
         match self.kind {
-            Kind::Sliding { precision } | Kind::Concurrency { precision } => precision,
+            Kind::Sliding { precision } => precision,
             Kind::Fixed | Kind::Calendar(_) => self.window,
-            Kind::Bucket { .. } => Length::of_ms(1),
+            Kind::Bucket { .. } | Kind::Concurrency => Length::of_ms(1),
         }
     }
 
@@ -289,7 +280,7 @@ impl Rule {
     /// Returns whether this is a [concurrency rule](Self::concurrent), whose units are slots.
     #[must_use]
     pub const fn is_concurrency(&self) -> bool {
-        matches!(self.kind, Kind::Concurrency { .. })
+        matches!(self.kind, Kind::Concurrency)
     }
 
     /// Returns the calendar whose periods a rule counts in; `None` for rules of other kinds.
@@ -313,12 +304,12 @@ impl Rule {
         at_ms - at_ms % step_ms + step_ms
     }
 
-    /// Returns the first millisecond at which the units of a step no longer count, from the end of the step. For
-    /// stores, and not for buckets: see [`Count`](crate::store::Count).
+    /// Returns the first millisecond at which the units of a step no longer count, from the end of the step; for a slot,
+    /// from its expiry. For stores, and not for buckets: see [`Count`](crate::store::Count).
     #[must_use]
     pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
         match self.kind {
-            Kind::Fixed | Kind::Calendar(_) => step_end_ms,
+            Kind::Fixed | Kind::Calendar(_) | Kind::Concurrency => step_end_ms,
             _ => step_end_ms + self.window_ms(),
         }
     }

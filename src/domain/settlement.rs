@@ -16,7 +16,7 @@ impl Settlement {
     /// final cost of that charge. A cost above 2^53 − 1 counts as 2^53 − 1.
     ///
     /// Charges with the same policy and key were added up, and are one charge here. Charges under concurrency policies
-    /// keep their cost: a slot is settled by [returning it](crate::store::Slots::give_back).
+    /// keep their cost: slots are [returned](crate::store::Slots) instead.
     ///
     /// # Errors
     ///
@@ -48,21 +48,10 @@ impl Settlement {
         })
     }
 
-    /// Settles all charges of an admitted check to 0, slots among them, since its caller never learns that it was
-    /// admitted.
+    /// Settles all charges of an admitted check to 0, since its caller never learns that it was admitted.
     #[cfg(feature = "cluster")]
     pub(crate) fn roll_back(usage: &Usage) -> Result<Self, StoreError> {
-        usage.take_slots();
-        Self::of(usage, usage.check().charges().iter().map(|_| 0).collect())
-    }
-
-    /// Settles slots, which `usage` is about alone.
-    pub(super) fn of_slots(usage: Usage, cost: impl Fn(&Charge) -> u64) -> Self {
-        let charges = usage.check().charges().iter();
-        Self {
-            costs: charges.map(|charge| cost(charge).min(MAX_UNITS)).collect(),
-            usage,
-        }
+        Self::new(usage, |_| 0)
     }
 
     /// Allows another settlement of the check, since this one was not sent.

@@ -1,23 +1,106 @@
-//! [`Slots`]: the slots that an admitted check holds under concurrency policies.
+//! [`Slots`]: slots of one key under a concurrency policy, each with an id, which are renewed or returned together.
 
-#[cfg(feature = "redis")]
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-#[cfg(feature = "redis")]
-use crate::domain::decision::RuleUsage;
 use crate::domain::{
     charge::Charge,
     check::Check,
     decision::{Count, Usage},
     error::StoreError,
-    settlement::Settlement,
+    key::Key,
+    policy::Policy,
+    rule::millis,
 };
 
-/// The slots that an admitted check holds under its [concurrency policies](crate::Rule::concurrent).
+/// The id of a slot, which its holder chooses before it asks a store: 16 bytes.
 ///
-/// There is one such value for a check, and it cannot be cloned: so at most one message about a slot is under way, no
-/// renewal follows a return, and after a renewal of unknown outcome you neither renew nor return: the slots are lost,
-/// and are released when they expire.
+/// The first 8 are the same for all slots of a process. Then come 6 bytes of the time when the holder asked, in ms of
+/// its clock since the Unix epoch, and 2 bytes of a counter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId {
+    process: u64,
+    /// The time in ms, times 2^16, plus the counter.
+    number: u64,
+}
+
+impl SlotId {
+    /// Reads an id. For stores.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let bits = u128::from_be_bytes(bytes);
+        Self {
+            process: (bits >> 64) as u64,
+            number: bits as u64,
+        }
+    }
+
+    /// Returns the 16 bytes. For stores.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.process) << 64 | u128::from(self.number)).to_be_bytes()
+    }
+
+    /// Returns the number of the process that holds the slot.
+    #[must_use]
+    pub const fn process(self) -> u64 {
+        self.process
+    }
+
+    /// Returns when the holder asked for the slot, by its own clock, in ms since the Unix epoch.
+    #[must_use]
+    pub const fn asked_at_ms(self) -> u64 {
+        self.number >> 16
+    }
+}
+
+impl fmt::Debug for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{:016x}", self.process, self.number)
+    }
+}
+
+/// The number of this process in the ids of its slots: random, so that no two processes share it.
+pub(crate) fn this_process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    *PROCESS.get_or_init(|| RandomState::new().hash_one(SystemTime::now()))
+}
+
+/// The first of some ids with consecutive numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstSlot(u64);
+
+impl FirstSlot {
+    /// Chooses `count` ids that this process has not chosen before.
+    pub(super) fn next(count: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = millis(since_epoch.unwrap_or(Duration::ZERO)) << 16;
+        // More than 2^16 in a ms take numbers of the next one.
+        let next = |next: u64| Some(next.max(now) + count);
+        let last = NEXT.fetch_update(Relaxed, Relaxed, next).unwrap_or(0);
+        Self(last.max(now))
+    }
+
+    pub(super) fn id(self, place: u64) -> SlotId {
+        SlotId {
+            process: this_process(),
+            number: self.0 + place,
+        }
+    }
+}
+
+/// Slots of one key under one [concurrency policy](crate::Rule::concurrent), to be renewed or returned together.
+///
+/// Messages about slots may come twice, late or never. To take an id that is held needs no room and changes nothing, to
+/// renew one that is not held revives nothing, and to return one that is gone does nothing.
 ///
 /// ```
 /// use sluicegate::{Charge, Key, MemoryStore, Policy, Store, store::{Check, Operation, Reply, Slots}};
@@ -25,213 +108,118 @@ use crate::domain::{
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// let store = MemoryStore::new();
 /// let exports = Policy::parse("exports", "1/30s@concurrent")?;
-/// let export = Check::new([Charge::new(&exports, Key::new("user", "alice"), 1)])?;
+/// let export = || Check::new([Charge::new(&exports, Key::new("user", "alice"), 1)]);
 ///
-/// let admitted = store.check(&export).await?;
-/// let slots = Slots::take(admitted.usage()).expect("one slot is held");
-/// assert!(!store.check(&export).await?.is_allowed());
+/// let admitted = store.check(&export()?).await?;
+/// let slots = Slots::of(admitted.usage()).remove(0);
+/// assert!(!store.check(&export()?).await?.is_allowed());
 ///
 /// // At least every ten seconds, while the export runs:
-/// let Reply::Renew(renewed) = store.execute(Operation::Renew(slots.renew())).await? else { unreachable!() };
-/// assert!(renewed.is_renewed(), "the slot has not expired");
-/// let slots = renewed.slots().expect("they are taken once");
+/// let Reply::Renew(renewed) = store.execute(Operation::Renew(slots.clone())).await? else { unreachable!() };
+/// assert!(renewed.are_held(), "the slot has not expired");
 ///
-/// store.execute(Operation::Settle(slots.give_back())).await?;
-/// assert!(store.check(&export).await?.is_allowed());
+/// store.execute(Operation::Return(slots)).await?;
+/// assert!(store.check(&export()?).await?.is_allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug)]
-#[must_use = "slots that are dropped stay taken until they expire"]
+#[derive(Clone, Debug)]
 pub struct Slots {
-    /// About the charges that hold slots, and the step that each slot was last moved to.
-    usage: Usage,
+    /// Of one charge that takes nothing.
+    check: Check,
+    ids: Vec<SlotId>,
 }
 
 impl Slots {
-    /// Takes the slots of an admitted check, once: `None` if it holds none, or if they have been taken.
+    /// The most ids of one message.
+    pub const MOST: usize = 256;
+
+    /// Returns the slots of an admitted check, [`MOST`](Self::MOST) at a time. Those of shadows are in
+    /// [`Usage::shadow`].
     #[must_use]
-    pub fn take(usage: &Usage) -> Option<Self> {
-        let charges = usage.check().charges();
-        let holds_slots = |charge: &Charge| charge.policy().is_concurrency() && charge.cost() > 0;
-        if !charges.iter().any(holds_slots) || !usage.take_slots() {
-            return None;
+    pub fn of(usage: &Usage) -> Vec<Self> {
+        Self::of_charges(usage.check().charges())
+    }
+
+    /// Returns the slots that these charges take.
+    pub(crate) fn of_charges<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Vec<Self> {
+        let taking = charges.into_iter().filter(|charge| charge.takes_slots());
+        let mut all = Vec::new();
+        for charge in taking {
+            let ids: Vec<_> = charge.slots().collect();
+            let parts = ids.chunks(Self::MOST);
+            all.extend(parts.map(|ids| Self::new(charge.policy(), charge.key(), ids.to_vec())));
         }
-        let places = (0..charges.len()).filter(|place| holds_slots(&charges[*place]));
-        let picked = usage.pick(&places.collect::<Vec<_>>());
-        Some(Self {
-            usage: picked.local_like(usage),
-        })
+        all
     }
 
-    /// Returns the usage of the charges that hold slots, as the store answered last.
+    /// `ids` are at most [`MOST`](Self::MOST).
+    pub(crate) fn new(policy: &Policy, key: &Key, ids: Vec<SlotId>) -> Self {
+        debug_assert!(ids.len() <= Self::MOST);
+        let check = Check::of_one(Charge::new(policy, key.clone(), 0));
+        Self { check, ids }
+    }
+
+    /// Returns a charge of the policy and the key, without units.
     #[must_use]
-    pub const fn usage(&self) -> &Usage {
-        &self.usage
+    pub fn charge(&self) -> &Charge {
+        &self.check.charges()[0]
     }
 
-    /// The slots of each charge apart, to be renewed and returned on their own.
-    pub(crate) fn apart(self) -> impl Iterator<Item = Self> {
-        let places = 0..self.usage.check().charges().len();
-        places.map(move |place| match self.usage.check().charges() {
-            [_] => Self {
-                usage: self.usage.clone(),
-            },
-            _ => Self {
-                usage: self.usage.pick(&[place]).local_like(&self.usage),
-            },
-        })
-    }
-
-    /// Makes the request to hold the slots for longer. The reply returns them, unless they are lost.
-    pub fn renew(self) -> Renewal {
-        Renewal { usage: self.usage }
-    }
-
-    /// Makes the request to return all slots.
+    /// Returns the ids.
     #[must_use]
-    pub fn give_back(self) -> Settlement {
-        self.settle(|_| 0)
+    pub fn ids(&self) -> &[SlotId] {
+        &self.ids
     }
 
-    /// Makes the request to leave each charge this many slots, which cannot be renewed or returned any more, and are
-    /// released when they expire.
-    #[must_use]
-    pub fn settle(self, cost: impl Fn(&Charge) -> u64) -> Settlement {
-        Settlement::of_slots(self.usage, cost)
-    }
-}
-
-/// The request to hold [slots](Slots) for longer: to move them from their steps to the step of now.
-#[derive(Clone, Debug)]
-#[must_use = "the slots are held for longer only if a store renews them"]
-pub struct Renewal {
-    usage: Usage,
-}
-
-impl Renewal {
-    /// Returns the usage of the slots: the charges, all under concurrency policies, and the steps that they are in.
-    #[must_use]
-    pub const fn usage(&self) -> &Usage {
-        &self.usage
+    /// Returns a check that only looks at the policy and the key.
+    pub(crate) const fn check(&self) -> &Check {
+        &self.check
     }
 
-    /// Returns a check of the charges that hold the slots, all under concurrency policies.
-    pub(crate) fn check(&self) -> &Check {
-        self.usage.check()
-    }
-
-    /// Returns whether both renew equal slots, of the same keys in the same steps.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_equal(&self, other: &Self) -> bool {
-        self.check().is_identical(other.check()) && self.steps().eq(other.steps())
-    }
-
-    /// Returns a number that is the same for [equal](Self::is_equal) renewals.
-    #[cfg(feature = "redis")]
-    pub(crate) fn hash(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for charge in self.check().charges() {
-            (charge.policy().name(), charge.key()).hash(&mut hasher);
-        }
-        self.steps().for_each(|end_ms| end_ms.hash(&mut hasher));
-        hasher.finish()
-    }
-
-    /// The ends of the steps that the slots are in.
-    #[cfg(feature = "redis")]
-    fn steps(&self) -> impl Iterator<Item = u64> {
-        let rules = self.usage.policies().flat_map(|usage| usage.rules());
-        rules.map(RuleUsage::step_end_ms)
-    }
-
-    /// Returns the slots of a renewal that was not sent.
-    pub(crate) fn not_sent(self) -> Slots {
-        Slots { usage: self.usage }
-    }
-
-    /// Makes the reply from the counts, one for each charge. For stores.
+    /// Makes the reply from the count of the rule after it, and from whether each id was held. For stores.
     ///
     /// # Errors
     ///
-    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts do not match the slots.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the numbers of counts or ids do not match.
     pub fn reply(
         &self,
-        is_renewed: bool,
+        held: Vec<bool>,
         now_ms: u64,
         counts: &[Count],
-    ) -> Result<Renewed, StoreError> {
-        let usage = Usage::of_slots(self.check(), now_ms, counts)?;
-        Ok(self.answered(is_renewed, usage))
-    }
-
-    /// Slots that were not renewed stay in their steps, which only the former usage names.
-    fn answered(&self, is_renewed: bool, usage: Usage) -> Renewed {
-        let held = if is_renewed { &usage } else { &self.usage };
-        held.return_slots();
-        Renewed {
-            is_renewed,
-            held: held.clone().local_like(&self.usage),
-            usage,
+    ) -> Result<HeldSlots, StoreError> {
+        if held.len() != self.ids.len() {
+            return Err(StoreError::protocol("the store answered about other slots"));
         }
-    }
-
-    /// Returns the renewal of the slots at these indexes.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn pick(&self, places: &[usize]) -> Self {
-        Self {
-            usage: self.usage.pick(places),
-        }
+        let usage = Usage::settled(&self.check, now_ms, counts)?;
+        Ok(HeldSlots { held, usage })
     }
 }
 
-/// The reply to a [`Renewal`].
+/// The reply to a message about [`Slots`].
 #[derive(Clone, Debug)]
-pub struct Renewed {
-    is_renewed: bool,
+pub struct HeldSlots {
+    held: Vec<bool>,
     usage: Usage,
-    /// The charges that hold the slots, and the steps that these are in now.
-    held: Usage,
 }
 
-impl Renewed {
-    /// Returns whether the slots were renewed, all of them; otherwise at least one was lost, and nothing has changed.
-    /// Lost slots are taken again by others, so that more than the limit may be held in all.
+impl HeldSlots {
+    /// Returns for each id whether it was held.
     #[must_use]
-    pub const fn is_renewed(&self) -> bool {
-        self.is_renewed
-    }
-
-    /// Makes one reply from those to parts of a renewal, from the usage after it and from the slots held now.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn joined(parts: &[Self], usage: Usage, held: Usage) -> Self {
-        held.return_slots();
-        Self {
-            is_renewed: parts.iter().all(Self::is_renewed),
-            usage,
-            held,
-        }
-    }
-
-    /// Returns the charges that hold the slots, and the steps that these are in now.
-    #[cfg(feature = "cluster")]
-    pub(crate) const fn held(&self) -> &Usage {
+    pub fn held(&self) -> &[bool] {
         &self.held
     }
 
-    /// Returns the usage after the renewal.
+    /// Returns whether all ids were held.
+    #[must_use]
+    pub fn are_held(&self) -> bool {
+        self.held.iter().all(|is_held| *is_held)
+    }
+
+    /// Returns the usage of the key after the renewal or the return.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
-    }
-
-    /// Takes the slots, once, in the steps that they are in now.
-    ///
-    /// If they were not renewed, at least one is lost. [Give back](Slots::give_back) the others only if their steps are
-    /// over: in a step that is not, others may have taken slots since, and a return would take one of theirs.
-    #[must_use]
-    pub fn slots(&self) -> Option<Slots> {
-        Slots::take(&self.held)
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     domain::{
         block::{Block, BlockRequest, STRIKES},
         charge::Charge,
-        check::Check,
+        check::{Check, CheckBatch},
         decision::{BatchOutcome, Blocked, Count, Decision, RuleUsage, Usage},
         error::StoreError,
         key::Key,
@@ -19,7 +19,8 @@ use crate::{
         policy::Policy,
         rule::Rule,
         settlement::Settlement,
-        slots::{Renewal, Renewed},
+        slots::{HeldSlots, SlotId, Slots},
+        window::SlotSet,
     },
     store::entry::Entry,
 };
@@ -74,7 +75,9 @@ pub(super) trait StoreCells: Cells {
 }
 
 pub(super) fn check(check: &Check, cells: &mut impl Cells) -> Result<Decision, StoreError> {
-    decide(check, 1, cells, |filled, shadows| filled.decision(shadows))
+    decide(Checks::One(check), cells, |filled, shadows| {
+        filled.decision(shadows)
+    })
 }
 
 /// Executes an operation about keys.
@@ -88,14 +91,15 @@ pub(super) fn execute(
 ) -> Result<Reply, StoreError> {
     match operation {
         Operation::Check(check) => self::check(check, cells).map(Reply::Check),
-        Operation::CheckBatch { check, count } => {
-            let decisions = decide(check, *count, cells, |filled, shadows| {
-                filled.decisions(shadows)
+        Operation::CheckBatch(batch) => {
+            let decisions = decide(Checks::Batch(batch), cells, |filled, shadows| {
+                filled.decisions(batch, shadows)
             });
             decisions.map(Reply::CheckBatch)
         }
         Operation::Settle(settlement) => settle(settlement, cells).map(Reply::Settle),
-        Operation::Renew(renewal) => renew(renewal, cells).map(Reply::Renew),
+        Operation::Renew(slots) => renew(slots, cells).map(Reply::Renew),
+        Operation::Return(slots) => give_back(slots, cells).map(Reply::Return),
         Operation::Reset { policy, key } => {
             cells.forget(policy.name(), key);
             Ok(Reply::Reset)
@@ -115,13 +119,44 @@ pub(super) fn execute(
     }
 }
 
-/// Decides `count` identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
+/// Identical checks, each with slots of its own.
+#[derive(Clone, Copy)]
+enum Checks<'a> {
+    One(&'a Check),
+    Batch(&'a CheckBatch),
+}
+
+impl<'a> Checks<'a> {
+    fn first(self) -> &'a Check {
+        match self {
+            Self::One(check) => check,
+            Self::Batch(batch) => batch.check(),
+        }
+    }
+
+    const fn count(self) -> u16 {
+        match self {
+            Self::One(_) => 1,
+            Self::Batch(batch) => batch.count(),
+        }
+    }
+
+    /// The charge of this cell in each check.
+    fn charges(self, cell: usize) -> impl Iterator<Item = &'a Charge> {
+        (0..self.count()).map(move |place| match self {
+            Self::One(check) => &check.all_charges()[cell],
+            Self::Batch(batch) => &batch.nth(place).all_charges()[cell],
+        })
+    }
+}
+
+/// Decides identical checks, then the shadows of the admitted ones, and passes both results to `answer`.
 fn decide<T>(
-    check: &Check,
-    count: u16,
+    checks: Checks<'_>,
     cells: &mut impl Cells,
     answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
+    let (check, count) = (checks.first(), checks.count());
     if check.enforces_blocks()
         && let Some(blocked) = cells.blocked(check)?
     {
@@ -136,11 +171,11 @@ fn decide<T>(
     let mut counts = counts(check.all_charges());
     let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
     let (admitted, shadow_admitted) = within(cells, check.all_charges(), |cells| {
-        let admitted = Part::new(0, check.charges(), counts).fill(cells, count)?;
+        let admitted = Part::new(0, check.charges(), counts).fill(cells, checks, count)?;
         let first = check.charges().len();
         let mut shadows = Part::new(first, check.shadow_charges(), shadow_counts);
         // An error of the shadows changes nothing else.
-        Ok((admitted, shadows.fill(cells, admitted).ok()))
+        Ok((admitted, shadows.fill(cells, checks, admitted).ok()))
     })?;
     let now_ms = cells.now_ms();
     let filled = BatchOutcome::new(check, count, admitted, now_ms, counts);
@@ -183,37 +218,53 @@ impl<'a> Part<'a> {
 
     /// Charges as many of `count` identical checks as fit, and returns how many. The counts are then those after the
     /// charge. If some checks did not fit, the counts also say when one more fits.
-    fn fill(&mut self, cells: &mut impl Cells, count: u16) -> Result<u16, StoreError> {
+    fn fill(
+        &mut self,
+        cells: &mut impl Cells,
+        checks: Checks<'_>,
+        count: u16,
+    ) -> Result<u16, StoreError> {
         if self.charges.is_empty() {
             return Ok(count);
         }
-        let admitted = self.look(cells)?.min(count);
+        let admitted = self.look(cells, checks)?.min(count);
         if admitted > 0 {
             // A charge without cost changes no counts, so its cell needs no room.
             let charged = self.charges.iter().zip(self.first..);
             let charged = charged.filter(|(charge, _)| charge.cost() > 0);
             cells.reserve(charged.map(|(_, cell)| cell))?;
-            self.charge(cells, admitted)?;
+            self.charge(cells, checks, admitted)?;
             if admitted < count {
                 // A charge returns no time at which more fits, so look for it.
-                self.look(cells)?;
+                self.look(cells, checks)?;
             }
         }
         Ok(admitted)
     }
 
     /// Counts under each rule. Returns how many times the costs fit.
-    fn look(&mut self, cells: &mut impl Cells) -> Result<u16, StoreError> {
+    fn look(&mut self, cells: &mut impl Cells, checks: Checks<'_>) -> Result<u16, StoreError> {
         let (mut fitting, now_ms) = (u16::MAX, cells.now_ms());
         for (cell, charge, counts) in self.each() {
-            let fits = cells.look(cell, |entry| entry.look(charge, now_ms, counts))?;
+            let fits = cells.look(cell, |entry| {
+                let fits = entry.look(charge, now_ms, counts);
+                match charge.takes_slots() {
+                    true => entry.fitting_slots(checks.charges(cell), now_ms),
+                    false => fits,
+                }
+            })?;
             fitting = fitting.min(fits);
         }
         Ok(fitting)
     }
 
     /// Adds each cost `times` times, and replaces the counts that this changes.
-    fn charge(&mut self, cells: &mut impl Cells, times: u16) -> Result<(), StoreError> {
+    fn charge(
+        &mut self,
+        cells: &mut impl Cells,
+        checks: Checks<'_>,
+        times: u16,
+    ) -> Result<(), StoreError> {
         let now_ms = cells.now_ms();
         for (cell, charge, counts) in self.each() {
             let units = charge.cost() * u64::from(times); // all of them fit a limit
@@ -221,7 +272,12 @@ impl<'a> Part<'a> {
                 let policy = charge.policy();
                 let rules = policy.rules().iter().copied();
                 cells.write(cell, rules, counts, |entry, counts| {
-                    entry.charge(policy, units, now_ms, counts);
+                    if !charge.takes_slots() {
+                        return entry.charge(policy, units, now_ms, counts);
+                    }
+                    for charge in checks.charges(cell).take(times.into()) {
+                        entry.take_slots(charge, now_ms, counts);
+                    }
                 })?;
             }
         }
@@ -261,28 +317,45 @@ fn settle(settlement: &Settlement, cells: &mut impl Cells) -> Result<Usage, Stor
     Usage::settled(check, cells.now_ms(), &counts)
 }
 
-fn renew(renewal: &Renewal, cells: &mut impl Cells) -> Result<Renewed, StoreError> {
-    let (charges, usage) = (renewal.check().charges(), renewal.usage());
-    let mut counts = counts(charges);
-    let mut part = Part::new(0, charges, &mut counts);
-    let is_renewed = within(cells, charges, |cells| {
-        let (now_ms, mut is_renewed) = (cells.now_ms(), true);
-        for ((cell, charge, counts), usage) in part.each().zip(usage.policies()) {
-            is_renewed &= cells.look(cell, |entry| {
-                entry.look(charge, now_ms, counts);
-                entry.has(usage, now_ms, charge.cost())
+/// Holds the slots that are held for longer.
+fn renew(slots: &Slots, cells: &mut impl Cells) -> Result<HeldSlots, StoreError> {
+    change_slots(slots, cells, |set, now_ms, ids| {
+        for id in ids {
+            set.renew(now_ms, *id);
+        }
+    })
+}
+
+/// Forgets the slots.
+fn give_back(slots: &Slots, cells: &mut impl Cells) -> Result<HeldSlots, StoreError> {
+    change_slots(slots, cells, |set, _, ids| set.give_back(ids))
+}
+
+/// Changes slots, if any of these is held.
+fn change_slots(
+    slots: &Slots,
+    cells: &mut impl Cells,
+    change: impl FnOnce(&mut SlotSet, u64, &[SlotId]),
+) -> Result<HeldSlots, StoreError> {
+    let (charge, mut counts) = (slots.charge(), counts(slots.check().charges()));
+    let held = within(cells, slots.check().charges(), |cells| {
+        let now_ms = cells.now_ms();
+        let held = cells.look(0, |entry| {
+            entry.look(charge, now_ms, &mut counts);
+            entry.holds(charge.policy(), slots.ids(), now_ms)
+        })?;
+        if held.contains(&true) {
+            let policy = charge.policy();
+            let rules = policy.rules().iter().copied();
+            cells.write(0, rules, &mut counts, |entry, counts| {
+                entry.change_slots(policy, now_ms, counts, |set| {
+                    change(set, now_ms, slots.ids())
+                });
             })?;
         }
-        let all = part.each().zip(usage.policies());
-        for ((cell, charge, counts), usage) in all.filter(|_| is_renewed) {
-            let rules = usage.rules().iter().map(RuleUsage::rule);
-            cells.write(cell, rules, counts, |entry, counts| {
-                entry.renew(usage, now_ms, charge.cost(), counts);
-            })?;
-        }
-        Ok(is_renewed)
+        Ok(held)
     })?;
-    renewal.reply(is_renewed, cells.now_ms(), &counts)
+    slots.reply(held, cells.now_ms(), &counts)
 }
 
 fn ban(
@@ -294,7 +367,8 @@ fn ban(
     let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
     let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
     let mut part = Part::new(0, charge, &mut counts);
-    within(cells, charge, |cells| part.look(cells))?;
+    let look = Check::of_one(charge[0].clone());
+    within(cells, charge, |cells| part.look(cells, Checks::One(&look)))?;
     if counts[0].used < strikes.limit() {
         return Ok(None);
     }

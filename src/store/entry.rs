@@ -7,7 +7,8 @@ use crate::domain::{
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,
     rule::Rule,
-    window::{Section, Spec},
+    slots::SlotId,
+    window::{Section, SlotSet, Spec},
 };
 
 /// The counts for one policy's name and one key: a section for each spec among the rules that use this name.
@@ -56,6 +57,79 @@ impl Entry {
         u16::try_from(fitting).unwrap_or(u16::MAX)
     }
 
+    /// How many of these charges, which are alike but for the ids of their slots, fit one after another. An id that is
+    /// held needs no room.
+    pub(super) fn fitting_slots<'a>(
+        &self,
+        charges: impl Iterator<Item = &'a Charge>,
+        now_ms: u64,
+    ) -> u16 {
+        let (mut fitting, mut taken) = (0, 0);
+        for charge in charges {
+            let Some(rule) = charge.policy().rules().first() else {
+                break;
+            };
+            let (new, held) = self.with_section(Spec::of(rule), |section| {
+                let Some(slots) = section.slots() else {
+                    return (charge.cost(), 0);
+                };
+                // A charge above the limit has no ids.
+                let known = charge.slots().filter(|id| slots.holds(now_ms, *id)).count();
+                (charge.cost() - known as u64, slots.held(now_ms).len())
+            });
+            if new > 0 && held as u64 + taken + new > rule.limit() {
+                break;
+            }
+            taken += new;
+            fitting += 1;
+        }
+        fitting
+    }
+
+    /// Takes the slots of a charge.
+    pub(super) fn take_slots(&mut self, charge: &Charge, now_ms: u64, counts: &mut [Count]) {
+        self.change_slots(charge.policy(), now_ms, counts, |slots| {
+            slots.take(now_ms, charge.slots());
+        });
+    }
+
+    /// Changes the slots under a concurrency policy, and counts again.
+    pub(super) fn change_slots(
+        &mut self,
+        policy: &Policy,
+        now_ms: u64,
+        counts: &mut [Count],
+        change: impl FnOnce(&mut SlotSet),
+    ) {
+        if let Some(rule) = policy.rules().first() {
+            let section = self.section_mut(Spec::of(rule));
+            if let Some(slots) = section.slots_mut() {
+                change(slots);
+            }
+            counts[0] = section.look(now_ms, rule.limit(), 0);
+        }
+        self.tidy(policy, now_ms);
+    }
+
+    /// Whether each of these slots is held under a concurrency policy.
+    pub(super) fn holds(&self, policy: &Policy, ids: &[SlotId], now_ms: u64) -> Vec<bool> {
+        let rule = policy.rules().first();
+        let held = rule.and_then(|rule| {
+            self.with_section(Spec::of(rule), |section| {
+                let slots = section.slots()?;
+                Some(ids.iter().map(|id| slots.holds(now_ms, *id)).collect())
+            })
+        });
+        held.unwrap_or_else(|| vec![false; ids.len()])
+    }
+
+    /// The latest expiry of a slot that is held.
+    pub(super) fn slots_held_until(&self, now_ms: u64) -> Option<u64> {
+        let sets = self.sections.iter().filter_map(Section::slots);
+        let latest = sets.filter_map(|slots| slots.held(now_ms).last());
+        latest.map(|slot| slot.0).max()
+    }
+
     /// Adds units under each rule, and counts again. `units` is more than 0.
     pub(super) fn charge(
         &mut self,
@@ -101,31 +175,6 @@ impl Entry {
             let section = self.section_mut(spec(rule));
             let limit = rule.rule().limit();
             section.settle(now_ms, limit, rule.step_end_ms(), difference);
-            *count = section.kept();
-        }
-        self.tidy(usage.policy(), now_ms);
-    }
-
-    /// Whether each step that holds the slots has at least `units` that count.
-    pub(super) fn has(&self, usage: PolicyUsage<'_>, now_ms: u64, units: u64) -> bool {
-        usage.rules().iter().all(|rule| {
-            self.with_section(spec(rule), |section| {
-                section.has(now_ms, rule.step_end_ms(), units)
-            })
-        })
-    }
-
-    /// Moves slots that steps [have](Self::has) to the step of now, and counts.
-    pub(super) fn renew(
-        &mut self,
-        usage: PolicyUsage<'_>,
-        now_ms: u64,
-        units: u64,
-        counts: &mut [Count],
-    ) {
-        for (rule, count) in usage.rules().iter().zip(counts) {
-            let section = self.section_mut(spec(rule));
-            section.renew(now_ms, rule.step_end_ms(), units);
             *count = section.kept();
         }
         self.tidy(usage.policy(), now_ms);

@@ -13,7 +13,7 @@ use crate::{
         report::{Account, Ranking},
         rule::Rule,
         settlement::Settlement,
-        slots::{Renewed, Slots},
+        slots::{HeldSlots, Slots},
     },
     store::{Store, StoreFuture},
 };
@@ -29,10 +29,16 @@ pub trait StoreExt: Store {
         read(self.execute(settle), answer_of!(Settle))
     }
 
-    /// [`Operation::Renew`]; returns the slots in the reply.
-    fn renew(&self, slots: Slots) -> StoreFuture<Renewed> {
-        let renew = Operation::Renew(slots.renew());
+    /// [`Operation::Renew`].
+    fn renew(&self, slots: &Slots) -> StoreFuture<HeldSlots> {
+        let renew = Operation::Renew(slots.clone());
         read(self.execute(renew), answer_of!(Renew))
+    }
+
+    /// [`Operation::Return`].
+    fn give_back(&self, slots: &Slots) -> StoreFuture<HeldSlots> {
+        let give_back = Operation::Return(slots.clone());
+        read(self.execute(give_back), answer_of!(Return))
     }
 
     /// [`Operation::Reset`].

@@ -14,11 +14,11 @@ use std::{
 #[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
 pub use self::ext::StoreExt;
 pub use crate::domain::{
-    check::Check,
+    check::{Check, CheckBatch},
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
-    slots::{Renewal, Renewed, Slots},
+    slots::{HeldSlots, SlotId, Slots},
 };
 use crate::{
     domain::{decision::Decision, error::StoreError},

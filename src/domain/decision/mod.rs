@@ -39,7 +39,7 @@ pub use crate::domain::window::Count;
 use crate::domain::{
     block::{Block, BlockedBy},
     charge::Charge,
-    check::Check,
+    check::{Check, CheckBatch},
     error::StoreError,
     key::Key,
     policy::Policy,
@@ -225,8 +225,7 @@ impl Decision {
         Ok(decision)
     }
 
-    /// Computes the decisions of a batch, in which the first `admitted` of `count` identical checks were admitted. For
-    /// stores.
+    /// Computes the decisions of a batch, in which the first `admitted` checks were admitted. For stores.
     ///
     /// `counts` has one count for each rule of each charge, after all charges; if some checks are denied, each count
     /// says when the cost of one more check fits.
@@ -235,12 +234,12 @@ impl Decision {
     ///
     /// As [`new`](Self::new).
     pub fn batch(
-        check: &Check,
-        count: u16,
+        batch: &CheckBatch,
         admitted: u16,
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Vec<Self>, StoreError> {
+        let (check, count) = (batch.check(), batch.count());
         // At the time of an earlier check, the costs of the later ones were not charged yet.
         let counts_then = |later: u16| -> Vec<Count> {
             let counts = counts.iter().zip(check.rules());
@@ -248,9 +247,11 @@ impl Decision {
                 .map(|(count, (rule, cost))| count.before(rule, cost.saturating_mul(later.into())));
             counts.collect()
         };
-        let admissions = (0..admitted.min(count))
-            .rev()
-            .map(|later| Self::new(check, true, now_ms, &counts_then(later)));
+        let admitted = admitted.min(count);
+        let admissions = (0..admitted).map(|place| {
+            let counts = counts_then(admitted - 1 - place);
+            Self::new(batch.nth(place), true, now_ms, &counts)
+        });
         let denials = (admitted..count).map(|_| Self::new(check, false, now_ms, counts));
         admissions.chain(denials).collect()
     }
@@ -316,17 +317,20 @@ impl<'a> BatchOutcome<'a> {
         Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
     }
 
-    /// Returns all decisions, with the shadows of those that were admitted. Errors of shadows are ignored.
+    /// Returns all decisions of a batch, with the shadows of those that were admitted. Errors of shadows are ignored.
     pub(crate) fn decisions(
         self,
+        batch: &CheckBatch,
         shadows: Option<BatchOutcome<'_>>,
     ) -> Result<Vec<Decision>, StoreError> {
-        let Self { check, count, .. } = self;
         if let Some(blocked) = self.blocked {
-            return Ok(vec![Decision::Blocked(blocked); count.into()]);
+            return Ok(vec![Decision::Blocked(blocked); self.count.into()]);
         }
-        let decisions = Decision::batch(check, count, self.admitted, self.now_ms, self.counts)?;
-        let shadows = shadows.and_then(|it| it.decisions(None).ok());
+        let decisions = Decision::batch(batch, self.admitted, self.now_ms, self.counts)?;
+        let shadows = shadows.and_then(|it| {
+            let batch = batch.shadows(it.count)?;
+            it.decisions(&batch, None).ok()
+        });
         let mut shadows = shadows.into_iter().flatten();
         let decisions = decisions.into_iter();
         Ok(decisions

@@ -86,17 +86,6 @@ impl Usage {
         Ok(usage)
     }
 
-    /// Computes the usage of slots, which can be taken again, from the counts.
-    pub(crate) fn of_slots(
-        check: &Check,
-        now_ms: u64,
-        counts: &[Count],
-    ) -> Result<Self, StoreError> {
-        let usage = Self::new(check, true, now_ms, counts)?;
-        usage.take_settlement();
-        Ok(usage)
-    }
-
     pub(super) fn new(
         check: &Check,
         admitted: bool,
@@ -419,11 +408,6 @@ impl Usage {
             .asked_at_ms
             .load(Ordering::Relaxed)
             .checked_sub(1)
-    }
-
-    /// Allows the slots to be taken again after an answered renewal.
-    pub(crate) fn return_slots(&self) {
-        self.inner.has_slots.store(true, Ordering::Relaxed);
     }
 }
 

@@ -18,10 +18,7 @@ impl fmt::Display for Rule {
             Kind::Fixed => return write!(f, "{limit}/{window}@fixed"),
             Kind::Bucket { refill } => return write!(f, "{limit}+{refill}/{window}@bucket"),
             Kind::Calendar(calendar) => return write!(f, "{limit}/{calendar}"),
-            Kind::Concurrency { precision } => {
-                write!(f, "{limit}/{window}@concurrent")?;
-                precision
-            }
+            Kind::Concurrency => return write!(f, "{limit}/{window}@concurrent"),
             Kind::Sliding { precision } => {
                 write!(f, "{limit}/{window}")?;
                 precision
@@ -79,6 +76,7 @@ fn mend_of(text: &str) -> Problem {
     let has_zone = kind.contains('/') || kind.eq_ignore_ascii_case("utc");
     let meant = match kind {
         "concurrent" if limit == rule => format!("{limit}/30s@{kind}"),
+        _ if kind.starts_with("concurrent@") => format!("{rule}@concurrent"), // without a precision
         "bucket" if !limit.contains('+') => format!("{limit}+{rule}@{kind}"),
         _ if has_zone => rule.to_owned(),
         _ => with_short_units(text),
@@ -112,18 +110,11 @@ fn of_steps(limit: &str, window: &str, kind: Option<&str>) -> Option<Rule> {
         let rule = Rule::new(parse_number(refill)?, window).bucket(parse_number(burst)?);
         return (kind == Some("bucket")).then_some(rule);
     }
-    let mut rule = Rule::new(parse_number(limit)?, window);
-    let mut precision = kind;
-    if let Some(rest) = kind.and_then(|kind| kind.strip_prefix("concurrent")) {
-        rule = rule.expires_after(window);
-        precision = match rest {
-            "" => None,
-            rest => Some(rest.strip_prefix('@')?),
-        };
-    }
-    Some(match precision {
+    let rule = Rule::new(parse_number(limit)?, window);
+    Some(match kind {
         None => rule,
-        Some("fixed") if !rule.is_concurrency() => rule.fixed(),
+        Some("concurrent") => rule.expires_after(window),
+        Some("fixed") => rule.fixed(),
         Some("exact") => rule.exact(),
         Some(precision) => rule.precision(parse_duration(precision)?),
     })

@@ -1,21 +1,22 @@
 //! The arithmetic of rules, without I/O or a clock: the same as the script's.
 //!
-//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding, a fixed
-//! or a [concurrency](concurrency) rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a
-//! calendar rule.
+//! A store keeps a [`Section`] for each rule, labelled by a [`Spec`]: a [queue of steps](steps) for a sliding or a fixed
+//! rule, a [bucket](bucket) for a bucket, the [count of a period](calendar) for a calendar rule, a [set of
+//! slots](slot_set) for a concurrency rule.
 
 #[cfg(feature = "redis")]
 pub(crate) use self::bucket::BucketState;
 pub(crate) use self::{
     bucket::{Bucket, BucketSpec},
     calendar::{CalendarSpec, PeriodCount},
+    slot_set::SlotSet,
     steps::{StepQueue, StepSpec},
 };
 use crate::domain::rule::{MAX_UNITS, Rule};
 
 mod bucket;
 mod calendar;
-mod concurrency;
+mod slot_set;
 mod steps;
 
 /// The count of a store under one rule, from which a [`Usage`](crate::Usage) is computed.
@@ -33,10 +34,11 @@ mod steps;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Count {
-    /// The units that count now. For a bucket, the missing units times the window in ms.
+    /// The units that count now, or the slots that are held. For a bucket, the missing units times the window in ms.
     pub used: u64,
     /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts. For a bucket, the
-    /// time of this count: now, or the time of the newest charge if the clock has stepped back.
+    /// time of this count: now, or the time of the newest charge if the clock has stepped back. For a concurrency rule,
+    /// the latest expiry of a slot.
     pub newest_end_ms: u64,
     /// For a rule that denies a cost within the limit: when enough units are released, in ms of the store's clock.
     /// Unused for a bucket, where the time follows from the other two fields.
@@ -90,7 +92,8 @@ impl Count {
 pub(crate) enum Spec {
     Steps(StepSpec),
     Bucket(BucketSpec),
-    Concurrency(StepSpec),
+    /// A concurrency rule with this window in ms.
+    Concurrency(u64),
     Calendar(CalendarSpec),
 }
 
@@ -101,7 +104,7 @@ impl Spec {
         } else if let Some(spec) = BucketSpec::of(rule) {
             Self::Bucket(spec)
         } else if rule.is_concurrency() {
-            Self::Concurrency(StepSpec::of(rule))
+            Self::Concurrency(rule.window_ms())
         } else {
             Self::Steps(StepSpec::of(rule))
         }
@@ -113,7 +116,7 @@ impl Spec {
 pub(crate) enum Section {
     Steps(StepQueue),
     Bucket(Bucket),
-    Concurrency(StepQueue),
+    Concurrency(SlotSet),
     Calendar(PeriodCount),
 }
 
@@ -122,7 +125,7 @@ impl Section {
         match spec {
             Spec::Steps(spec) => Self::Steps(StepQueue::new(spec)),
             Spec::Bucket(spec) => Self::Bucket(Bucket::new(spec)),
-            Spec::Concurrency(spec) => Self::Concurrency(StepQueue::new(spec)),
+            Spec::Concurrency(window_ms) => Self::Concurrency(SlotSet::new(window_ms)),
             Spec::Calendar(spec) => Self::Calendar(PeriodCount::new(spec)),
         }
     }
@@ -131,7 +134,7 @@ impl Section {
         match self {
             Self::Steps(queue) => Spec::Steps(queue.spec()),
             Self::Bucket(bucket) => Spec::Bucket(bucket.spec()),
-            Self::Concurrency(queue) => Spec::Concurrency(queue.spec()),
+            Self::Concurrency(slots) => Spec::Concurrency(slots.window_ms()),
             Self::Calendar(count) => Spec::Calendar(count.spec()),
         }
     }
@@ -139,7 +142,8 @@ impl Section {
     /// Returns whether nothing is kept: nothing was charged, or all charges were dropped.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.is_empty(),
+            Self::Steps(queue) => queue.is_empty(),
+            Self::Concurrency(slots) => slots.is_empty(),
             Self::Bucket(bucket) => bucket.is_full(),
             Self::Calendar(count) => count.is_empty(),
         }
@@ -148,7 +152,8 @@ impl Section {
     /// Returns when nothing counts any more; 0 when nothing counts now.
     pub(crate) fn release_ms(&self) -> u64 {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.release_ms(),
+            Self::Steps(queue) => queue.release_ms(),
+            Self::Concurrency(slots) => slots.release_ms(),
             Self::Bucket(bucket) => bucket.full_at(),
             Self::Calendar(count) => count.release_ms(),
         }
@@ -157,29 +162,31 @@ impl Section {
     /// Returns the units that count now, and when `cost` fits under `limit` if it does not fit yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.look(now_ms, limit, cost),
+            Self::Steps(queue) => queue.look(now_ms, limit, cost),
+            Self::Concurrency(slots) => slots.look(now_ms, limit, cost),
             Self::Bucket(bucket) => bucket.look(now_ms, limit),
             Self::Calendar(count) => count.look(now_ms, limit, cost),
         }
     }
 
-    /// Charges `units`, above 0, now.
+    /// Charges `units`, above 0, now. Slots are [taken](Self::slots_mut) instead.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.charge(now_ms, units),
+            Self::Steps(queue) => queue.charge(now_ms, units),
             Self::Bucket(bucket) => bucket.charge(now_ms, limit, units),
             Self::Calendar(count) => count.charge(now_ms, units),
+            Self::Concurrency(_) => {}
         }
     }
 
     /// Returns how much of a settlement's difference changes the count: units are taken from the step or period that
-    /// was charged, as far as it has them, and those that are used more are charged now, up to [`MAX_UNITS`].
+    /// was charged, as far as it has them, and those that are used more are charged now, up to [`MAX_UNITS`]. Slots are
+    /// left alone.
     pub(crate) fn change(&self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) -> i64 {
         let used = self.look(now_ms, limit, 0).used;
         let (used, most, own) = match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => {
-                (used, MAX_UNITS, queue.counting_units(now_ms, step_end_ms))
-            }
+            Self::Steps(queue) => (used, MAX_UNITS, queue.counting_units(now_ms, step_end_ms)),
+            Self::Concurrency(_) => return 0,
             Self::Bucket(bucket) => {
                 let missing = used.div_ceil(bucket.spec().window_ms);
                 (missing, MAX_UNITS / bucket.spec().window_ms, missing)
@@ -196,16 +203,18 @@ impl Section {
         let units = change.unsigned_abs();
         match self {
             _ if change > 0 => self.charge(now_ms, limit, units),
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.take(now_ms, step_end_ms, units),
+            Self::Steps(queue) => queue.take(now_ms, step_end_ms, units),
             Self::Bucket(bucket) => bucket.take(now_ms, limit, units),
             Self::Calendar(count) => count.take(now_ms, units),
+            Self::Concurrency(_) => {}
         }
     }
 
     /// Returns all that is kept: after a write, the units that counted at the time of the write, and the change.
     pub(crate) fn kept(&self) -> Count {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.kept(),
+            Self::Steps(queue) => queue.kept(),
+            Self::Concurrency(slots) => slots.kept(),
             Self::Bucket(bucket) => bucket.kept(),
             Self::Calendar(count) => count.kept(),
         }
@@ -215,23 +224,24 @@ impl Section {
     /// clock must have been wrong. Buckets and periods are not believed when they are read, and stay until then.
     pub(crate) fn prune(&mut self, now_ms: u64) {
         match self {
-            Self::Steps(queue) | Self::Concurrency(queue) => queue.prune(now_ms),
+            Self::Steps(queue) => queue.prune(now_ms),
+            Self::Concurrency(slots) => slots.prune(now_ms),
             Self::Bucket(_) | Self::Calendar(_) => {}
         }
     }
 
-    /// Returns whether a step has this many units that count: the slots of a concurrency rule.
-    pub(crate) fn has(&self, now_ms: u64, step_end_ms: u64, units: u64) -> bool {
+    /// Returns the slots of a concurrency rule.
+    pub(crate) const fn slots(&self) -> Option<&SlotSet> {
         match self {
-            Self::Concurrency(queue) => queue.has(now_ms, step_end_ms, units),
-            _ => false,
+            Self::Concurrency(slots) => Some(slots),
+            _ => None,
         }
     }
 
-    /// Moves units that a step [has](Self::has) to the step of now.
-    pub(crate) fn renew(&mut self, now_ms: u64, step_end_ms: u64, units: u64) {
-        if let Self::Concurrency(queue) = self {
-            queue.renew(now_ms, step_end_ms, units);
+    pub(crate) const fn slots_mut(&mut self) -> Option<&mut SlotSet> {
+        match self {
+            Self::Concurrency(slots) => Some(slots),
+            _ => None,
         }
     }
 }

@@ -59,6 +59,10 @@ impl Entry {
         counts: &[Count],
         now_ms: u64,
     ) -> Standing {
+        // Without its slots, a response that runs would be cut off, or one too many would start.
+        if let Some(expires_ms) = self.slots_held_until(now_ms) {
+            return Standing::limited(expires_ms, 0);
+        }
         let classes = rules.clone().zip(counts);
         let class_now = classes.map(|(rule, count)| class(&rule, *count)).max();
         let class_now = class_now.unwrap_or(0);
