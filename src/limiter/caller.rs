@@ -22,7 +22,7 @@ use crate::{
         decision::Decision,
         error::{StoreError, StoreErrorKind},
         report::Ranking,
-        slots::Renewed,
+        slots::HeldSlots,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
     store::maybe_ready::MaybeReady,
@@ -211,7 +211,7 @@ impl StoreAnswer for Decision {
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Vec<Ranking> {}
-impl StoreAnswer for Renewed {}
+impl StoreAnswer for HeldSlots {}
 
 impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
     fn failure(&self) -> Option<&StoreError> {

@@ -1,12 +1,13 @@
 //! The one path of every decision.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use super::{
     Limiter, Resolution, WhereOpen,
     caller::{Answer, To},
     refusals::{KnownBefore, Question},
-    slots, wait_queue,
+    slots::Unanswered,
+    wait_queue,
 };
 #[cfg(doc)]
 use crate::domain::FailurePolicy;
@@ -24,8 +25,8 @@ use crate::{
 /// The state of the limiter when a call begins.
 struct Asked {
     known: KnownBefore,
-    /// When slots were asked for.
-    at_ms: Option<u64>,
+    /// `None` if the check takes no slots. Boxed, since mostly it takes none.
+    slots: Option<Box<Unanswered>>,
     /// `None` if a denial must not be remembered. Boxed, since mostly none is.
     question: Option<Box<Question>>,
 }
@@ -154,7 +155,7 @@ impl Limiter {
         let refusals = &inner.memory.refusals;
         let mut asked = Asked {
             known: refusals.before_call(),
-            at_ms: None,
+            slots: None,
             question: None,
         };
         let mut repeated = None;
@@ -165,16 +166,11 @@ impl Limiter {
             }
         }
         // From before the call: a slot may be released so long after.
-        asked.at_ms = check.takes_slots().then(slots::now_ms);
+        let takes_slots = check.takes_slots();
+        asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
-        let begin = |store: &dyn Store| {
-            let answer = store.check(charged.as_ref().unwrap_or(&check));
-            match asked.at_ms {
-                Some(at_ms) => slots::claimed(self, answer, &check, at_ms),
-                None => answer,
-            }
-        };
+        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
         let info = || CallInfo::new(kind, &check);
         let mut call = match repeated {
             Some(denial) => {
@@ -210,7 +206,7 @@ impl Limiter {
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
             refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
         }
-        self.resolve(kind, check, answer, asked.at_ms)
+        self.resolve(kind, check, answer, asked.slots)
     }
 
     /// Turns the answer of a call into a resolution.
@@ -219,9 +215,12 @@ impl Limiter {
         kind: CallKind,
         check: &Check,
         answer: Answer<Decision>,
-        asked_at_ms: Option<u64>,
+        mut slots: Option<Box<Unanswered>>,
     ) -> Resolution {
         let Answer { result, timing } = answer;
+        if let Some(slots) = &mut slots {
+            slots.see(&result);
+        }
         let resolution = match result {
             Ok(decision) => {
                 // An answer without the store says nothing about it.
@@ -243,8 +242,9 @@ impl Limiter {
             }
         };
         if let Resolution::Decided(decision) = &resolution {
-            // An observer may panic, and then the caller does not get the slots.
-            let _unreported = asked_at_ms.map(|ms| Unreported::new(self, decision, ms));
+            if let Some(slots) = &mut slots {
+                slots.note(decision, check);
+            }
             let reports = &self.inner.jobs.reporter.0;
             if check.has_contributors() {
                 reports.contribute(decision, check);
@@ -257,33 +257,10 @@ impl Limiter {
                 self.inner.notices.notice_check(decision, self.events());
             }
         }
+        // Not earlier: an observer may panic, and then the caller does not get the slots.
+        if let Some(slots) = &mut slots {
+            slots.answered();
+        }
         resolution
-    }
-}
-
-/// Returns the slots of a decision if this is dropped by a panic.
-struct Unreported<'a> {
-    limiter: &'a Limiter,
-    decision: &'a Decision,
-    /// Whether this thread unwinds for another reason.
-    was_panicking: bool,
-}
-
-impl<'a> Unreported<'a> {
-    fn new(limiter: &'a Limiter, decision: &'a Decision, asked_at_ms: u64) -> Self {
-        decision.usage().asked_at(asked_at_ms);
-        Self {
-            limiter,
-            decision,
-            was_panicking: thread::panicking(),
-        }
-    }
-}
-
-impl Drop for Unreported<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() && !self.was_panicking {
-            drop(self.limiter.hold(self.decision));
-        }
     }
 }

@@ -99,7 +99,7 @@ struct Jobs {
     background: Arc<BackRoom>,
     reporter: reporter::Reporter,
     strikes: Arc<bans::StrikeQueue>,
-    renewer: Arc<slots::Renewer>,
+    keeper: Arc<slots::Keeper>,
 }
 
 impl Limiter {
@@ -113,7 +113,7 @@ impl Limiter {
             reporter: reporter::Reporter::new(store.clone(), &background),
             background,
             strikes: Arc::new(strikes),
-            renewer: Arc::default(),
+            keeper: Arc::default(),
         };
         let inner = Inner {
             fallback: Fallback::default(),

@@ -13,12 +13,10 @@ use crate::{
         charge::Charge,
         decision::{Decision, Usage},
         error::{StoreError, StoreErrorKind},
-        operation::{Operation, answer_of},
         settlement::Settlement,
-        slots::{Renewal, Renewed},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, StoreFuture, ext::read, maybe_ready::MaybeReady},
+    store::{Store, StoreExt, StoreFuture, maybe_ready::MaybeReady},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -164,7 +162,7 @@ impl Limiter {
         }
     }
 
-    /// Runs work that settles costs or returns slots, for which [`return_slots`](Self::return_slots) waits.
+    /// Runs work that settles costs, for which [`return_slots`](Self::return_slots) waits.
     pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.inner.jobs.background.finish(work);
     }
@@ -208,21 +206,6 @@ impl Limiter {
             self.inner.memory.queues.wake_settled(settlement);
         }
         results
-    }
-
-    /// Renews slots where they were granted.
-    pub(super) async fn renew(
-        &self,
-        renewal: &Renewal,
-        timeout: Duration,
-    ) -> Result<Renewed, StoreError> {
-        let info = CallInfo::new(CallKind::Renew, renewal.check());
-        let to = self.where_decided(renewal.usage(), timeout);
-        let renew = |store: &dyn Store| {
-            let reply = store.execute(Operation::Renew(renewal.clone()));
-            read(reply, answer_of!(Renew))
-        };
-        self.inner.caller.ask(to, info, renew).await
     }
 
     /// The one place that decided a check, for a call that no request waits for.

@@ -25,6 +25,8 @@ pub enum CallKind {
     Settle,
     /// Hold slots for longer.
     Renew,
+    /// Return slots.
+    Return,
     /// Reset a key.
     Reset,
     /// Block an identity.
@@ -34,7 +36,7 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// Returns one lower-case word: `check`, `peek`, `settle`, `renew`, `reset`, `block`, `unblock`.
+    /// Returns one lower-case word: `check`, `peek`, `settle`, `renew`, `return`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,6 +44,7 @@ impl CallKind {
             Self::Peek => "peek",
             Self::Settle => "settle",
             Self::Renew => "renew",
+            Self::Return => "return",
             Self::Reset => "reset",
             Self::Block => "block",
             Self::Unblock => "unblock",

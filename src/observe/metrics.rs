@@ -263,7 +263,7 @@ impl PolicyHandles {
 /// Creates the counters that need no policy as a label, since a rate misses the first jump of an absent counter.
 fn start_at_zero() {
     use BlockedBy::{Ban, Operator, Pause};
-    use CallKind::{Block, Check, Peek, Renew, Reset, Settle, Unblock};
+    use CallKind::{Block, Check, Peek, Renew, Reset, Return, Settle, Unblock};
     use RequestOutcome::{Failed, Local, Passed, Rejected};
     gauge!(OPEN).increment(0.0);
     for state in ["open", "closed"] {
@@ -276,7 +276,7 @@ fn start_at_zero() {
         for outcome in [Passed, Local, Rejected] {
             failures(Check, kind, outcome).increment(0);
         }
-        for call in [Peek, Settle, Renew, Reset, Block, Unblock] {
+        for call in [Peek, Settle, Renew, Return, Reset, Block, Unblock] {
             failures(call, kind, Failed).increment(0);
         }
     }

@@ -1,24 +1,13 @@
 //! [`Slot`]: holds slots of concurrency policies, renews them, and returns them when it is dropped.
-//!
-//! ```text
-//!   admitted ──▶ Held ◀──────────▶ Renewing ──▶ Lost          the store has released it, or answers too late
-//!                 │     renewed       │ └─────▶ Expiring ──▶ Lost    it may have been renewed, or not
-//!                 ▼                   ▼
-//!               returned  ◀─── returned, when the renewal is answered
-//! ```
-//!
-//! At most one message about a slot is under way, none follows a return, and after a renewal of unknown outcome there
-//! is none at all: the store counts units and knows no holders, so that a message too many would return or renew the
-//! slot of someone else.
 
-mod claim;
 mod clock;
-mod renewer;
+mod keeper;
+mod unanswered;
 
 use std::{
     fmt,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     task::Poll,
     time::Duration,
 };
@@ -26,20 +15,21 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use self::renewer::Early;
-pub(super) use self::{claim::claimed, renewer::Renewer};
+pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
 pub(crate) use clock::now_ms;
 
-use super::Limiter;
+use super::{Limiter, caller::To};
 use crate::domain::{
     charge::Charge,
     decision::{Decision, Usage},
     error::{ConfigError, StoreError},
+    operation::{Operation, answer_of},
     policy::Policy,
     rule::millis,
-    slots::Slots,
+    slots::{HeldSlots, Slots},
 };
-use crate::observe::{Event, SlotChange};
+use crate::observe::{CallInfo, CallKind, Event, SlotChange};
+use crate::store::{Store, ext::read};
 
 /// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
 ///
@@ -63,31 +53,23 @@ struct Held(Arc<Holding>);
 
 /// The slots of one charge. If another charge of the same check loses its slots, these are held until the work ends.
 struct Holding {
-    id: u64,
     limiter: Limiter,
+    charge: Charge,
+    /// The number of the keeper's group.
+    group: AtomicU64,
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
     is_shadow: bool,
+    is_local: bool,
+    /// Whether the slots are renewed: otherwise they expire too early for that.
+    is_renewed: bool,
     window_ms: u64,
-    /// `None` without an observer.
-    observed: Option<Charge>,
 }
 
 enum State {
     Held {
-        slots: Slots,
         /// From before the request was sent that the slots were taken or renewed by.
-        since_ms: u64,
-        /// When to renew.
-        due_ms: u64,
-    },
-    Renewing {
-        since_ms: u64,
-        returned: bool,
-    },
-    /// The outcome of a renewal is unknown.
-    Expiring {
         since_ms: u64,
     },
     Lost,
@@ -100,7 +82,7 @@ impl Limiter {
     /// The limiter renews the slots before a third of their expiry has passed, as long as you keep the [`Slot`]. Call
     /// this right after the decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
     ///
-    /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: take and renew
+    /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: renew and return
     /// its [`Slots`].
     #[must_use]
     pub fn hold(&self, decision: &Decision) -> Option<Slot> {
@@ -119,42 +101,86 @@ impl Limiter {
             _ => None,
         };
         for (usage, is_shadow) in [(Some(usage), false), (shadow, true)] {
-            let slots = usage
-                .and_then(Slots::take)
-                .into_iter()
-                .flat_map(Slots::apart);
-            held.extend(slots.map(|slots| Held(self.holding(slots, since_ms, is_shadow))));
+            let Some(usage) = usage.filter(|usage| usage.take_slots()) else {
+                continue;
+            };
+            let charges = usage.check().charges().iter();
+            let taking = charges.filter(|charge| charge.takes_slots());
+            let is_local = usage.is_local();
+            held.extend(
+                taking.map(|charge| {
+                    Held(self.holding(charge.clone(), since_ms, is_local, is_shadow))
+                }),
+            );
         }
         (!held.is_empty()).then_some(Slot { held })
     }
 
-    fn holding(&self, slots: Slots, since_ms: u64, is_shadow: bool) -> Arc<Holding> {
-        let rule = slots.usage().rules().next();
-        let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.rule().window()));
-        let charge = slots.usage().check().charges().first();
-        let holding = Holding {
-            observed: charge.filter(|_| self.events().is_observed()).cloned(),
-            id: self.inner.jobs.renewer.next_id(),
+    fn holding(
+        &self,
+        charge: Charge,
+        since_ms: u64,
+        is_local: bool,
+        is_shadow: bool,
+    ) -> Arc<Holding> {
+        let rule = charge.policy().rules().first();
+        let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
+        let (is_renewed, keeper) = (!self.is_too_short(window_ms), &self.inner.jobs.keeper);
+        if !is_renewed {
+            keeper.warn_of_early_expiry();
+        }
+        let holding = Arc::new(Holding {
             limiter: self.clone(),
-            state: Mutex::new(if self.is_too_short(window_ms) {
-                self.inner.jobs.renewer.warn_of_early_expiry();
-                State::Expiring { since_ms }
-            } else {
-                let due_ms = renewer::due_ms(since_ms, window_ms, Early::random());
-                State::Held {
-                    slots,
-                    since_ms,
-                    due_ms,
-                }
-            }),
+            charge,
+            group: AtomicU64::new(0),
+            state: Mutex::new(State::Held { since_ms }),
             lost: Notify::new(),
             is_shadow,
+            is_local,
+            is_renewed,
             window_ms,
-        };
-        let holding = Arc::new(holding);
+        });
         holding.report(SlotChange::Taken);
-        self.inner.jobs.renewer.add(&holding);
+        keeper.add(&holding);
         holding
+    }
+
+    /// Renews slots where they were granted.
+    async fn renew(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
+        let info = CallInfo::new(CallKind::Renew, slots.check());
+        let renew = |store: &dyn Store| {
+            let reply = store.execute(Operation::Renew(slots.clone()));
+            read(reply, answer_of!(Renew))
+        };
+        let to = self.to_holder_of(is_local);
+        self.inner.caller.ask(to, info, renew).await
+    }
+
+    /// Returns slots where they were granted.
+    async fn give_back(&self, slots: &Slots, is_local: bool) -> Result<HeldSlots, StoreError> {
+        let info = CallInfo::new(CallKind::Return, slots.check());
+        let (memory, charge) = (&self.inner.memory, slots.charge());
+        let ending = memory.refusals.resetting(charge.policy(), charge.key());
+        let give_back = |store: &dyn Store| {
+            let reply = store.execute(Operation::Return(slots.clone()));
+            read(reply, answer_of!(Return))
+        };
+        let to = self.to_holder_of(is_local);
+        let answer = self.inner.caller.ask(to, info, give_back).await;
+        drop(ending);
+        // Wake even after an error: the store may have returned them.
+        let returned = slots.ids().len() as u64;
+        memory
+            .queues
+            .wake_for_slots(charge.policy(), charge.key(), returned);
+        answer
+    }
+
+    fn to_holder_of(&self, is_local: bool) -> To<'_> {
+        match is_local {
+            true => To::Local(&self.inner.fallback.local.store),
+            false => To::StoreFor(self.inner.caller.timeout()),
+        }
     }
 
     /// Returns all slots that this limiter and its clones hold. Waits until these and earlier returns are done, and the
@@ -179,14 +205,10 @@ impl Limiter {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn return_slots(&self) {
-        let (background, renewer) = (&self.inner.jobs.background, &self.inner.jobs.renewer);
-        loop {
-            background.ended().await;
-            let Some(left) = renewer.left(background) else {
-                return;
-            };
-            left.iter().for_each(|holding| holding.end());
+        for holding in self.inner.jobs.keeper.held() {
+            holding.end();
         }
+        self.inner.jobs.background.ended().await;
     }
 
     /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
@@ -329,36 +351,22 @@ impl Drop for Held {
 
 impl Holding {
     fn report(&self, change: SlotChange) {
-        if let Some(charge) = &self.observed {
-            let (policy, slots) = (charge.policy(), charge.cost());
-            self.limiter.events().report_safely(|| Event::Slots {
-                policy,
-                slots,
-                change,
-            });
-        }
+        let (policy, slots) = (self.charge.policy(), self.charge.cost());
+        self.limiter.events().report_safely(|| Event::Slots {
+            policy,
+            slots,
+            change,
+        });
     }
 
     /// Returns the slots, if they are held.
     fn end(&self) {
-        let (left, _task) = {
-            let mut state = self.lock();
-            match &mut *state {
-                // It is returned when the renewal is answered.
-                State::Renewing { returned, .. } => {
-                    *returned = true;
-                    return;
-                }
-                // Counts before the state changes: otherwise the end of the process could overlook the return.
-                _ => {
-                    let task = self.limiter.inner.jobs.background.begin();
-                    (std::mem::replace(&mut *state, State::Returned), task)
-                }
-            }
-        };
-        self.limiter.inner.jobs.renewer.remove(self, &left);
-        if let State::Held { slots, .. } = left {
-            self.give_back(slots);
+        let mut state = self.lock();
+        let was_held = matches!(*state, State::Held { .. });
+        *state = State::Returned;
+        drop(state);
+        if was_held {
+            self.limiter.inner.jobs.keeper.end(self);
         }
     }
 
@@ -370,16 +378,31 @@ impl Holding {
         self.left_ms().is_some_and(|left_ms| left_ms > 0)
     }
 
-    fn may_be_returned(&self) -> bool {
-        matches!(*self.lock(), State::Held { .. })
+    /// From when on the slots were surely held; 0 if they are not.
+    fn since_ms(&self) -> u64 {
+        match *self.lock() {
+            State::Held { since_ms } => since_ms,
+            State::Lost | State::Returned => 0,
+        }
+    }
+
+    /// Notes a renewal that was sent at this time. Returns whether the slots are held: slots that the holder may have
+    /// seen lost stay lost.
+    fn renewed(&self, asked_at_ms: u64) -> bool {
+        match &mut *self.lock() {
+            State::Held { since_ms } if self.left_since(*since_ms) > 0 => {
+                *since_ms = asked_at_ms.max(*since_ms);
+                true
+            }
+            State::Held { .. } | State::Lost => false,
+            State::Returned => true,
+        }
     }
 
     /// How much longer the slots are surely held; `None` if they are returned.
     fn left_ms(&self) -> Option<u64> {
-        match &*self.lock() {
-            State::Held { since_ms, .. }
-            | State::Renewing { since_ms, .. }
-            | State::Expiring { since_ms } => Some(self.left_since(*since_ms)),
+        match *self.lock() {
+            State::Held { since_ms } => Some(self.left_since(since_ms)),
             State::Lost => Some(0),
             State::Returned => None,
         }
@@ -399,31 +422,26 @@ impl Holding {
                 None => std::future::pending().await,
                 Some(0) => return,
                 Some(left_ms) => {
-                    // The renewer may be late, and knows nothing of a process that was stopped.
+                    // The keeper may be late, and knows nothing of a process that was stopped.
                     let _ = tokio::time::timeout(Duration::from_millis(left_ms), lost).await;
                 }
             }
         }
     }
 
-    /// Notifies the holder that the slots are lost.
+    /// Notifies the holder that the slots are lost, unless it has returned them.
     fn lose(&self) {
-        *self.lock() = State::Lost;
+        let mut state = self.lock();
+        if !matches!(*state, State::Held { .. }) {
+            return;
+        }
+        *state = State::Lost;
+        drop(state);
         self.report(SlotChange::Lost);
         self.lost.notify_waiters();
         if !self.is_shadow {
-            self.limiter.inner.jobs.renewer.warn_of_loss();
+            self.limiter.inner.jobs.keeper.warn_of_loss();
         }
-    }
-
-    /// Returns the slots in the background, and tries again while the store has certainly done nothing.
-    fn give_back(&self, slots: Slots) {
-        let give_up_after = Duration::from_millis(self.window_ms).min(super::FOR_EVER);
-        let (limiter, settlement) = (self.limiter.clone(), slots.give_back());
-        self.limiter.in_background(async move {
-            let settled = limiter.settle_patiently(vec![settlement], give_up_after, give_up_after);
-            settled.await;
-        });
     }
 }
 

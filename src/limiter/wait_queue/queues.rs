@@ -110,7 +110,7 @@ impl WaitQueues {
 
     /// Wakes at most one queue for each returned slot, in turn, so that a slot never wakes the callers of all queues.
     /// If the slot stays unused, the others ask soon anyway.
-    fn wake_for_slots(&self, policy: &Policy, key: &Key, returned: u64) {
+    pub(in crate::limiter) fn wake_for_slots(&self, policy: &Policy, key: &Key, returned: u64) {
         let queues = self.lock().next_for_slots(policy, key, returned);
         queues.iter().for_each(|queue| queue.wake());
     }
@@ -129,16 +129,12 @@ impl WaitQueues {
             .for_each(|queue| queue.wake());
     }
 
-    /// Wakes the callers that wait for any charge that the settlement reduces; one for each slot that it returns.
+    /// Wakes the callers that wait for any charge that the settlement reduces.
     pub(in crate::limiter) fn wake_settled(&self, settlement: &Settlement) {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
-            let (policy, key) = (charge.policy(), charge.key());
-            let returned = charge.cost().saturating_sub(*cost);
-            match policy.is_concurrency() {
-                _ if returned == 0 => {}
-                true => self.wake_for_slots(policy, key, returned),
-                false => self.wake(policy, key),
+            if *cost < charge.cost() {
+                self.wake(charge.policy(), charge.key());
             }
         }
     }

@@ -1,0 +1,562 @@
+//! [`Keeper`]: renews and returns the slots of this process, in one task of the back room.
+//!
+//! Slots of one key under one policy are a group, and at most one exchange about a group is under way. Each message says
+//! all that is to be done now. As messages may come twice, an exchange that fails is made again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{Hash, Hasher},
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, task::yield_now, time::timeout};
+
+use super::{Holding, Limiter, now_ms};
+use crate::{
+    background::{BackRoom, Task},
+    domain::{
+        charge::Charge,
+        rule::millis,
+        slots::{HeldSlots, SlotId, Slots},
+    },
+    limiter::{FOR_EVER, jitter},
+    warning,
+};
+
+/// The most groups whose messages begin together.
+const MOST_TOGETHER: usize = 256;
+
+/// From one warning of a lost slot to the next.
+const WARNINGS: Duration = Duration::from_secs(60);
+
+const NEVER: u64 = u64::MAX;
+
+/// The slots of the clones of one limiter.
+#[derive(Default)]
+pub(in crate::limiter) struct Keeper {
+    groups: Mutex<Groups>,
+    /// Notified when a group is due before all others.
+    changed: Notify,
+    /// When a lost slot was last warned about, plus 1.
+    warned_ms: AtomicU64,
+    has_warned_of_early_expiry: AtomicBool,
+}
+
+#[derive(Default)]
+struct Groups {
+    all: HashMap<u64, Group>,
+    ids: HashMap<GroupKey, u64>,
+    /// The groups about which no message is under way, by when they are due.
+    due: BTreeSet<(u64, u64)>,
+    next_id: u64,
+    has_task: bool,
+    /// How many slots wait to be returned. The task counts until there are none.
+    returning: (usize, Option<Task>),
+}
+
+/// The slots of one key under one policy, all with one expiry, granted by the store or by this process's memory.
+#[derive(Clone)]
+struct GroupKey {
+    charge: Charge,
+    window_ms: u64,
+    is_local: bool,
+}
+
+struct Group {
+    key: GroupKey,
+    limiter: Limiter,
+    /// The slots that are held, by their first id.
+    held: BTreeMap<SlotId, Arc<Holding>>,
+    /// The slots to be returned, each with the time when it has expired anyway.
+    ended: BTreeMap<SlotId, u64>,
+    /// The earliest time when one of them is to be renewed.
+    renew_ms: u64,
+    /// The earliest time when one of them has expired.
+    expiry_ms: u64,
+    /// Nothing is sent before this time, after a failure.
+    retry_ms: u64,
+    /// How many messages are under way, and whether one of these has failed.
+    asking: (usize, bool),
+    due_ms: Option<u64>,
+}
+
+/// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
+/// would renew in one moment the slots that were taken together.
+fn renewal_ms(since_ms: u64, window_ms: u64, early: u64) -> u64 {
+    let third = window_ms / 3;
+    since_ms.saturating_add(third - (third / 4).saturating_mul(early) / MOST_EARLY)
+}
+
+const MOST_EARLY: u64 = 1_000;
+
+/// A random moment of that quarter. Groups that are renewed together share it, and so stay together.
+fn random_early() -> u64 {
+    millis(jitter::random_up_to(Duration::from_millis(MOST_EARLY)))
+}
+
+impl Keeper {
+    fn lock(&self) -> MutexGuard<'_, Groups> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews the slots of a holding until they are lost or returned.
+    pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
+        let Some(first) = holding.charge.slots().next() else {
+            return;
+        };
+        let mut groups = self.lock();
+        let id = groups.group_of(&holding.charge, &holding.limiter, holding.is_local);
+        holding.group.store(id, Relaxed);
+        if let Some(group) = groups.all.get_mut(&id) {
+            group.held.insert(first, Arc::clone(holding));
+            group.note_times_of(holding, random_early());
+        }
+        self.schedule(groups, id);
+    }
+
+    /// Returns the slots of a holding.
+    pub(super) fn end(self: &Arc<Self>, holding: &Holding) {
+        self.return_from(self.lock(), holding.group.load(Relaxed), &holding.charge);
+    }
+
+    /// Returns the slots of a charge that may have been admitted, although the answer never came.
+    pub(super) fn give_back(self: &Arc<Self>, charge: &Charge, limiter: &Limiter, is_local: bool) {
+        let mut groups = self.lock();
+        let id = groups.group_of(charge, limiter, is_local);
+        self.return_from(groups, id, charge);
+    }
+
+    fn return_from(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64, charge: &Charge) {
+        let Some(group) = groups.all.get_mut(&id) else {
+            return; // without a runtime it was given up
+        };
+        let returned = group.end(charge);
+        let room = Arc::clone(&group.limiter.inner.jobs.background);
+        let counted = groups.returning.1.take().unwrap_or_else(|| room.begin());
+        groups.returning = (groups.returning.0 + returned, Some(counted));
+        self.schedule(groups, id);
+    }
+
+    /// Puts a group in order. Starts the task, or wakes it if the group is the first.
+    fn schedule(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64) {
+        let is_first = groups.schedule(id);
+        let limiter = groups.all.get(&id).map(|group| group.limiter.clone());
+        let has_task = mem::replace(&mut groups.has_task, true);
+        drop(groups);
+        match limiter {
+            Some(limiter) if !has_task => {
+                let room = &limiter.inner.jobs.background;
+                room.spawn(run(Running::new(self, room)));
+                if !room.knows_runtime() {
+                    self.do_without();
+                }
+            }
+            _ if is_first => self.changed.notify_one(),
+            _ => {}
+        }
+    }
+
+    /// Without a runtime, slots are neither renewed nor returned, and expire.
+    #[cold]
+    fn do_without(&self) {
+        let groups = mem::take(&mut *self.lock());
+        drop(groups);
+    }
+
+    /// All slots that are held, which a process returns at its end.
+    pub(super) fn held(&self) -> Vec<Arc<Holding>> {
+        let groups = self.lock();
+        let held = groups.all.values().flat_map(|group| group.held.values());
+        held.cloned().collect()
+    }
+
+    pub(super) fn warn_of_early_expiry(&self) {
+        if !self.has_warned_of_early_expiry.swap(true, Relaxed) {
+            warning::slots_expire_too_early();
+        }
+    }
+
+    pub(super) fn warn_of_loss(&self) {
+        let (now_ms, last) = (now_ms() + 1, self.warned_ms.load(Relaxed));
+        let is_recent = last != 0 && now_ms < last + millis(WARNINGS);
+        let warned = &self.warned_ms;
+        if !is_recent
+            && warned
+                .compare_exchange(last, now_ms, Relaxed, Relaxed)
+                .is_ok()
+        {
+            warning::slot_lost();
+        }
+    }
+
+    /// The messages about groups that are due, and how long until the next is.
+    fn due(self: &Arc<Self>) -> (Vec<Message>, Option<Duration>) {
+        let (mut messages, mut lost, now_ms) = (Vec::new(), Vec::new(), now_ms());
+        let mut groups = self.lock();
+        for _ in 0..MOST_TOGETHER {
+            let Some(&(due_ms, id)) = groups.due.first() else {
+                break;
+            };
+            let due = groups
+                .all
+                .get_mut(&id)
+                .filter(|it| it.is_due(due_ms, now_ms));
+            let Some(group) = due else {
+                break;
+            };
+            let before = group.ended.len();
+            let (returned, renewed) = group.begin(now_ms, &mut lost);
+            let after = group.ended.len();
+            for (ids, is_return) in [(returned, true), (renewed, false)] {
+                messages.extend(ids.chunks(Slots::MOST).map(|ids| {
+                    group.asking.0 += 1;
+                    group.message(self, id, ids, is_return, now_ms)
+                }));
+            }
+            groups.count(before, after);
+            groups.schedule(id);
+        }
+        let next_ms = groups.due.first().map(|due| due.0.saturating_sub(now_ms));
+        drop(groups);
+        lose(&lost);
+        (messages, next_ms.map(Duration::from_millis))
+    }
+
+    /// Takes the answer to a message; `None` if there is none.
+    fn answered(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
+        let mut lost = Vec::new();
+        let mut groups = self.lock();
+        if let Some(group) = groups.all.get_mut(&message.group) {
+            let before = group.ended.len();
+            group.answered(message, answer, &mut lost);
+            let after = group.ended.len();
+            groups.count(before, after);
+        }
+        self.schedule(groups, message.group);
+        lose(&lost);
+    }
+
+    /// Whether the task ends, since there are no slots.
+    fn ends(&self) -> bool {
+        let mut groups = self.lock();
+        let ends = groups.all.is_empty();
+        groups.has_task = !ends;
+        ends
+    }
+}
+
+/// Notifies the holders. A holder's waker is foreign code, and may panic.
+fn lose(lost: &[Arc<Holding>]) {
+    for holding in lost {
+        let _ = catch_unwind(AssertUnwindSafe(|| holding.lose()));
+    }
+}
+
+impl Groups {
+    fn group_of(&mut self, charge: &Charge, limiter: &Limiter, is_local: bool) -> u64 {
+        let rule = charge.policy().rules().first();
+        let key = GroupKey {
+            charge: charge.clone(),
+            window_ms: rule.map_or(0, |rule| millis(rule.window())),
+            is_local,
+        };
+        if let Some(id) = self.ids.get(&key) {
+            return *id;
+        }
+        self.next_id += 1;
+        self.ids.insert(key.clone(), self.next_id);
+        let group = Group {
+            key,
+            limiter: limiter.clone(),
+            held: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            renew_ms: NEVER,
+            expiry_ms: NEVER,
+            retry_ms: 0,
+            asking: (0, false),
+            due_ms: None,
+        };
+        self.all.insert(self.next_id, group);
+        self.next_id
+    }
+
+    /// Puts a group in order, or forgets it if it has no slots. Returns whether it is the first.
+    fn schedule(&mut self, id: u64) -> bool {
+        let Some(group) = self.all.get_mut(&id) else {
+            return false;
+        };
+        if let Some(before) = group.due_ms.take() {
+            self.due.remove(&(before, id));
+        }
+        if group.asking.0 > 0 {
+            return false; // until the answers
+        }
+        if group.held.is_empty() && group.ended.is_empty() {
+            if let Some(group) = self.all.remove(&id) {
+                self.ids.remove(&group.key);
+            }
+            return false;
+        }
+        let due_ms = group.next_ms();
+        group.due_ms = Some(due_ms);
+        self.due.insert((due_ms, id));
+        self.due.first() == Some(&(due_ms, id))
+    }
+
+    /// Counts the slots to be returned, of a group that had `before` of them.
+    fn count(&mut self, before: usize, after: usize) {
+        self.returning.0 = (self.returning.0 + after).saturating_sub(before);
+        if self.returning.0 == 0 {
+            self.returning.1 = None;
+        }
+    }
+}
+
+impl Group {
+    /// Notes when to act for a holding.
+    fn note_times_of(&mut self, holding: &Holding, early: u64) {
+        let since_ms = holding.since_ms();
+        let window_ms = self.key.window_ms;
+        self.expiry_ms = self.expiry_ms.min(since_ms.saturating_add(window_ms));
+        if holding.is_renewed {
+            self.renew_ms = self.renew_ms.min(renewal_ms(since_ms, window_ms, early));
+        }
+    }
+
+    fn note_times(&mut self) {
+        (self.renew_ms, self.expiry_ms) = (NEVER, NEVER);
+        let (held, early) = (mem::take(&mut self.held), random_early());
+        held.values()
+            .for_each(|holding| self.note_times_of(holding, early));
+        self.held = held;
+    }
+
+    /// Lets the slots of a charge be returned. Returns how many were added.
+    fn end(&mut self, charge: &Charge) -> usize {
+        let (before, until_ms) = (
+            self.ended.len(),
+            now_ms().saturating_add(self.key.window_ms),
+        );
+        self.ended.extend(charge.slots().map(|id| (id, until_ms)));
+        if let Some(first) = charge.slots().next() {
+            self.held.remove(&first);
+        }
+        self.ended.len() - before
+    }
+
+    fn next_ms(&self) -> u64 {
+        let returns_ms = if self.ended.is_empty() { NEVER } else { 0 };
+        self.renew_ms
+            .min(returns_ms)
+            .max(self.retry_ms)
+            .min(self.expiry_ms)
+    }
+
+    /// Whether to act now. Slots are renewed earlier together with others, by half of the quarter over which renewals
+    /// are spread: after a few windows, a process renews all slots that it keeps in a few calls.
+    fn is_due(&self, due_ms: u64, now_ms: u64) -> bool {
+        let early_ms = due_ms.saturating_sub(now_ms);
+        let may_be_early = due_ms == self.renew_ms && self.ended.is_empty();
+        early_ms == 0 || may_be_early && early_ms <= self.key.window_ms / 24
+    }
+
+    /// Takes out the slots that have expired. Returns the ids to return, and those to renew.
+    fn begin(&mut self, now_ms: u64, lost: &mut Vec<Arc<Holding>>) -> (Vec<SlotId>, Vec<SlotId>) {
+        if self.expiry_ms <= now_ms {
+            // This process was stopped, or the store did not answer. If the store still has them, others may at once.
+            let expired = self.held.values().filter(|holding| !holding.is_held());
+            let expired: Vec<_> = expired.cloned().collect();
+            for holding in &expired {
+                self.end(&holding.charge);
+            }
+            lost.extend(expired);
+            self.note_times();
+        }
+        self.ended.retain(|_, until_ms| *until_ms > now_ms);
+        if self.retry_ms > now_ms {
+            return (Vec::new(), Vec::new());
+        }
+        let mut renewed = Vec::new();
+        if self.renew_ms <= now_ms.saturating_add(self.key.window_ms / 24) {
+            self.renew_ms = NEVER; // until the answer
+            let held = self.held.values().filter(|holding| holding.is_renewed);
+            renewed.extend(held.flat_map(|holding| holding.charge.slots()));
+        }
+        (self.ended.keys().copied().collect(), renewed)
+    }
+
+    fn message(
+        &self,
+        keeper: &Arc<Keeper>,
+        group: u64,
+        ids: &[SlotId],
+        is_return: bool,
+        asked_at_ms: u64,
+    ) -> Message {
+        let (policy, key) = (self.key.charge.policy(), self.key.charge.key());
+        Message {
+            keeper: Arc::clone(keeper),
+            limiter: self.limiter.clone(),
+            group,
+            slots: Slots::new(policy, key, ids.to_vec()),
+            is_return,
+            is_local: self.key.is_local,
+            asked_at_ms,
+            is_answered: false,
+        }
+    }
+
+    fn answered(
+        &mut self,
+        message: &Message,
+        answer: Option<&HeldSlots>,
+        lost: &mut Vec<Arc<Holding>>,
+    ) {
+        self.asking.0 -= 1;
+        self.asking.1 |= answer.is_none();
+        match answer {
+            Some(_) if message.is_return => {
+                let ids = message.slots.ids().iter();
+                ids.for_each(|id| drop(self.ended.remove(id)));
+            }
+            Some(answer) => self.renewed(message, answer, lost),
+            None => {}
+        }
+        if self.asking.0 == 0 {
+            let has_failed = mem::replace(&mut self.asking.1, false);
+            self.retry_ms = match has_failed {
+                true => now_ms().saturating_add(self.pause_ms()),
+                false => 0,
+            };
+            if self.renew_ms == NEVER {
+                self.note_times();
+            }
+        }
+    }
+
+    /// Takes the answer to a renewal. A holding of more slots than a message has is renewed by several.
+    fn renewed(&mut self, message: &Message, answer: &HeldSlots, lost: &mut Vec<Arc<Holding>>) {
+        let answers = message.slots.ids().iter().zip(answer.held());
+        let answers: BTreeMap<_, _> = answers.collect();
+        let mut gone = Vec::new();
+        for holding in self.held.values() {
+            let ids = holding.charge.slots();
+            let mut known = ids.filter_map(|id| answers.get(&id)).peekable();
+            let is_asked = known.peek().is_some();
+            if is_asked && !(known.all(|is_held| **is_held) && holding.renewed(message.asked_at_ms))
+            {
+                gone.push(Arc::clone(holding));
+            }
+        }
+        for holding in gone {
+            self.end(&holding.charge);
+            lost.push(holding);
+        }
+    }
+
+    /// How long to wait after a failure.
+    fn pause_ms(&self) -> u64 {
+        let pause_ms = millis(self.limiter.inner.caller.retry_pause());
+        pause_ms.min(self.key.window_ms / 12).max(1)
+    }
+}
+
+impl PartialEq for GroupKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.charge.is_twin_of(&other.charge)
+            && (self.window_ms, self.is_local) == (other.window_ms, other.is_local)
+    }
+}
+
+impl Eq for GroupKey {}
+
+impl Hash for GroupKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.charge.policy().name(), self.charge.key()).hash(state);
+    }
+}
+
+/// A message about slots of a group.
+struct Message {
+    keeper: Arc<Keeper>,
+    limiter: Limiter,
+    group: u64,
+    slots: Slots,
+    is_return: bool,
+    is_local: bool,
+    asked_at_ms: u64,
+    is_answered: bool,
+}
+
+impl Message {
+    /// Sends it in a task of its own, as an observer may panic.
+    async fn send(mut self) {
+        let answer = match self.is_return {
+            true => self.limiter.give_back(&self.slots, self.is_local).await,
+            false => self.limiter.renew(&self.slots, self.is_local).await,
+        };
+        self.is_answered = true;
+        self.keeper.answered(&self, answer.as_ref().ok());
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.keeper.answered(self, None); // its runtime has ended, or an observer has panicked
+        }
+    }
+}
+
+/// The task, which ends when there are no slots. If its runtime ends first, it goes on in the next.
+struct Running {
+    keeper: Arc<Keeper>,
+    background: Weak<BackRoom>,
+    has_ended: bool,
+}
+
+impl Running {
+    fn new(keeper: &Arc<Keeper>, background: &Arc<BackRoom>) -> Self {
+        Self {
+            keeper: Arc::clone(keeper),
+            background: Arc::downgrade(background),
+            has_ended: false,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let room = self.background.upgrade().filter(|_| !self.has_ended);
+        if let Some(room) = room {
+            let is_kept = room.keep(run(Self::new(&self.keeper, &room)));
+            self.keeper.lock().has_task = is_kept;
+        }
+    }
+}
+
+async fn run(mut running: Running) {
+    while !running.has_ended {
+        let (messages, wait) = running.keeper.due();
+        let has_sent = !messages.is_empty();
+        for message in messages {
+            if let Some(room) = running.background.upgrade() {
+                room.spawn(message.send());
+            }
+        }
+        match wait {
+            Some(_) if has_sent => yield_now().await,
+            None if running.keeper.ends() => running.has_ended = true,
+            wait => {
+                let changed = running.keeper.changed.notified();
+                let _ = timeout(wait.unwrap_or(FOR_EVER), changed).await;
+            }
+        }
+    }
+}
