@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sluicegate::{
     Charge, Decision, Key, Policy, Store, Usage,
     manual_clock::ManualClock,
-    store::{Check, Operation, Renewed, Reply, Settlement, Slots, StoreExt},
+    store::{Check, CheckBatch, HeldSlots, Operation, Reply, Settlement, Slots, StoreExt},
 };
 
 use super::{history::START_MS, outcome::ms};
@@ -17,21 +17,22 @@ type AnyStore = Arc<dyn Store>;
 macro_rules! kinds {
     ($new:path) => {
         $crate::kinds! { @each $new:
-            a_slot_is_free_once_it_is_given_back
+            a_slot_is_free_once_it_is_returned
             a_slot_that_is_not_renewed_is_free_when_it_expires
             a_renewed_slot_is_held_for_longer
-            a_renewal_takes_no_slot_that_is_free
+            messages_about_slots_may_come_twice
             a_lost_slot_is_neither_renewed_nor_taken_from_others
-            a_slot_is_given_back_where_it_was_moved_to
             a_settlement_leaves_slots_alone
             slots_are_taken_with_other_charges_or_not_at_all
-            slots_of_several_keys_are_renewed_together_or_not_at_all
+            slots_of_a_key_are_renewed_and_returned_one_by_one
             a_limit_of_no_slots_is_a_switch
             a_check_may_take_several_slots
-            each_check_of_a_fill_has_slots_of_its_own
+            a_lower_limit_takes_no_slot_away
+            each_check_of_a_batch_has_slots_of_its_own
             slots_of_a_shadow_are_held
-            slots_are_taken_and_given_back_by_their_keys
-            time_stands_still_for_slots_while_the_clock_is_behind
+            slots_are_taken_and_returned_by_their_keys
+            another_expiry_starts_empty_and_the_first_is_still_returned
+            slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window
             a_denial_tells_the_wait_besides_slots
             a_new_limit_takes_effect_within_a_period
             another_zone_or_day_starts_empty_and_the_first_is_carried_along
@@ -67,7 +68,14 @@ async fn check(store: &AnyStore, charges: impl IntoIterator<Item = Charge> + Sen
 
 async fn take(store: &AnyStore, policy: &Policy, key: &str) -> Slots {
     let decision = check(store, [charge(policy, key, 1)]).await;
-    Slots::take(decision.usage()).expect("a slot is free")
+    assert!(decision.is_allowed(), "a slot is free");
+    slots_of(decision.usage())
+}
+
+fn slots_of(usage: &Usage) -> Slots {
+    let mut all = Slots::of(usage);
+    assert_eq!(all.len(), 1);
+    all.remove(0)
 }
 
 async fn is_free(store: &AnyStore, policy: &Policy, key: &str) -> bool {
@@ -90,12 +98,12 @@ fn retry_after(decision: &Decision) -> u64 {
     }
 }
 
-async fn renew(store: &AnyStore, slots: Slots) -> Renewed {
+async fn renew(store: &AnyStore, slots: &Slots) -> HeldSlots {
     store.renew(slots).await.unwrap()
 }
 
-async fn give_back(store: &AnyStore, slots: Slots) {
-    store.settle(&slots.give_back()).await.unwrap();
+async fn give_back(store: &AnyStore, slots: &Slots) -> HeldSlots {
+    store.give_back(slots).await.unwrap()
 }
 
 async fn settle(store: &AnyStore, usage: &Usage, cost: u64) -> Usage {
@@ -109,20 +117,19 @@ fn at(clock: &ManualClock, text: &str) {
     clock.set(time.as_millisecond().try_into().unwrap());
 }
 
-pub async fn a_slot_is_free_once_it_is_given_back(store: &AnyStore, clock: ManualClock) {
+pub async fn a_slot_is_free_once_it_is_returned(store: &AnyStore, clock: ManualClock) {
     let policy = policy("exports", "2/30s@concurrent");
     let first = take(store, &policy, "alice").await;
     clock.advance(Duration::from_secs(1));
     let second = take(store, &policy, "alice").await;
-    assert!(
-        !check(store, [charge(&policy, "alice", 1)])
-            .await
-            .is_allowed()
-    );
+    let denied = check(store, [charge(&policy, "alice", 1)]).await;
+    assert_eq!(retry_after(&denied), 29_000);
     assert!(is_free(store, &policy, "bob").await);
-    give_back(store, first).await;
+    give_back(store, &first).await;
     assert_eq!(left(store, &policy, "alice").await, 1);
-    give_back(store, second).await;
+    let returned = give_back(store, &second).await;
+    assert!(returned.are_held());
+    assert_eq!(remaining(returned.usage()), [2]);
     assert_eq!(left(store, &policy, "alice").await, 2);
 }
 
@@ -130,71 +137,78 @@ pub async fn a_slot_that_is_not_renewed_is_free_when_it_expires(
     store: &AnyStore,
     clock: ManualClock,
 ) {
-    let policy = policy("exports", "1/30s@concurrent@1s");
+    let policy = policy("exports", "1/30s@concurrent");
     clock.advance(Duration::from_millis(200));
     let slots = take(store, &policy, "alice").await;
     let denied = check(store, [charge(&policy, "alice", 1)]).await;
-    assert_eq!(retry_after(&denied), 30_800);
-    clock.advance(Duration::from_millis(30_799));
+    assert_eq!(retry_after(&denied), 30_000);
+    clock.advance(Duration::from_millis(29_999));
     assert!(!is_free(store, &policy, "alice").await);
     clock.advance(Duration::from_millis(1));
     assert!(is_free(store, &policy, "alice").await);
-    drop(slots.give_back());
+    assert!(!give_back(store, &slots).await.are_held());
 }
 
 pub async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "1/30s@concurrent@1s");
-    let mut slots = take(store, &policy, "alice").await;
+    let policy = policy("exports", "1/30s@concurrent");
+    let slots = take(store, &policy, "alice").await;
     for _ in 0..10 {
         clock.advance(Duration::from_secs(25));
-        let renewed = renew(store, slots).await;
-        assert!(renewed.is_renewed());
+        let renewed = renew(store, &slots).await;
+        assert!(renewed.are_held());
         assert_eq!(remaining(renewed.usage()), [0]);
-        slots = renewed.slots().unwrap();
-        assert!(renewed.slots().is_none(), "they are taken once");
+        let rule = *renewed.usage().rules().next().unwrap();
+        assert_eq!(ms(rule.reset_after()), 30_000);
     }
     assert!(!is_free(store, &policy, "alice").await);
-    give_back(store, slots).await;
+    give_back(store, &slots).await;
     assert!(is_free(store, &policy, "alice").await);
 }
 
-pub async fn a_renewal_takes_no_slot_that_is_free(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "3/30s@concurrent@1s");
-    let slots = take(store, &policy, "alice").await;
-    clock.advance(Duration::from_secs(5));
-    let renewed = renew(store, slots).await;
-    assert_eq!(remaining(renewed.usage()), [2]);
-    assert_eq!(left(store, &policy, "alice").await, 2);
+pub async fn messages_about_slots_may_come_twice(store: &AnyStore, clock: ManualClock) {
+    let policy = policy("exports", "2/30s@concurrent");
+    let one = Check::new([charge(&policy, "alice", 1)]).unwrap();
+    let admitted = store.check(&one).await.unwrap();
+    let slots = slots_of(admitted.usage());
+    clock.advance(Duration::from_secs(10));
+    // Takes no second slot, and does not extend the first.
+    let again = store.check(&one).await.unwrap();
+    assert_eq!(remaining(again.usage()), [1]);
+    let other = take(store, &policy, "alice").await;
+    assert!(
+        store.check(&one).await.unwrap().is_allowed(),
+        "it needs no room"
+    );
+    assert_eq!(left(store, &policy, "alice").await, 0);
+    clock.advance(Duration::from_secs(20));
+    assert_eq!(
+        left(store, &policy, "alice").await,
+        1,
+        "the first has expired"
+    );
+    for is_held in [true, false] {
+        assert!(!renew(store, &slots).await.are_held(), "nothing revives");
+        assert_eq!(give_back(store, &other).await.are_held(), is_held);
+        assert_eq!(left(store, &policy, "alice").await, 2);
+    }
+    assert!(store.check(&one).await.unwrap().is_allowed());
+    assert_eq!(left(store, &policy, "alice").await, 1);
 }
 
 pub async fn a_lost_slot_is_neither_renewed_nor_taken_from_others(
     store: &AnyStore,
     clock: ManualClock,
 ) {
-    let policy = policy("exports", "1/30s@concurrent@1s");
+    let policy = policy("exports", "1/30s@concurrent");
     let lost = take(store, &policy, "alice").await;
-    clock.advance(Duration::from_secs(31));
+    clock.advance(Duration::from_secs(30));
     let other = take(store, &policy, "alice").await;
-    let renewed = renew(store, lost).await;
-    assert!(!renewed.is_renewed());
+    let renewed = renew(store, &lost).await;
+    assert!(!renewed.are_held());
     assert_eq!(remaining(renewed.usage()), [0]);
-    give_back(store, renewed.slots().unwrap()).await;
+    give_back(store, &lost).await;
     assert!(!is_free(store, &policy, "alice").await);
-    assert!(renew(store, other).await.is_renewed());
-}
-
-pub async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "2/30s@concurrent@1s");
-    let moved = take(store, &policy, "alice").await;
-    let stays = take(store, &policy, "alice").await;
-    clock.advance(Duration::from_secs(20));
-    let moved = renew(store, moved).await.slots().unwrap();
-    give_back(store, moved).await;
-    assert_eq!(left(store, &policy, "alice").await, 1);
-    // The other slot is in the first step alone.
-    clock.advance(Duration::from_secs(11));
-    assert_eq!(left(store, &policy, "alice").await, 2);
-    assert!(!renew(store, stays).await.is_renewed());
+    assert!(renew(store, &other).await.are_held());
 }
 
 pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: ManualClock) {
@@ -206,14 +220,8 @@ pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: ManualClock) {
     let admitted = check(store, charges).await;
     let settled = settle(store, admitted.usage(), 0).await;
     assert_eq!(remaining(&settled), [0, 9]);
-    assert!(Slots::take(&settled).is_none(), "a settlement holds none");
     assert!(Settlement::new(admitted.usage(), |_| 0).is_err());
-    let slots = Slots::take(admitted.usage()).unwrap();
-    assert!(
-        Slots::take(admitted.usage()).is_none(),
-        "they are taken once"
-    );
-    give_back(store, slots).await;
+    give_back(store, &slots_of(admitted.usage())).await;
     assert!(is_free(store, &exports, "alice").await);
     assert_eq!(left(store, &rate, "alice").await, 9);
 }
@@ -227,31 +235,31 @@ pub async fn slots_are_taken_with_other_charges_or_not_at_all(store: &AnyStore, 
     let slots = take(store, &exports, "alice").await;
     assert!(!check(store, both()).await.is_allowed());
     assert_eq!(left(store, &rate, "alice").await, 1);
-    give_back(store, slots).await;
+    give_back(store, &slots).await;
     assert!(check(store, [charge(&rate, "alice", 1)]).await.is_allowed());
-    let denied = check(store, both()).await;
-    assert!(Slots::take(denied.usage()).is_none());
+    assert!(!check(store, both()).await.is_allowed());
     assert!(is_free(store, &exports, "alice").await);
 }
 
-pub async fn slots_of_several_keys_are_renewed_together_or_not_at_all(
+pub async fn slots_of_a_key_are_renewed_and_returned_one_by_one(
     store: &AnyStore,
     clock: ManualClock,
 ) {
-    let short = policy("short", "2/10s@concurrent@1s");
-    let long = policy("long", "2/30s@concurrent@1s");
-    let charges = [charge(&short, "alice", 1), charge(&long, "alice", 2)];
-    let admitted = check(store, charges).await;
-    let slots = Slots::take(admitted.usage()).unwrap();
+    let policy = policy("exports", "4/10s@concurrent");
+    let two = Check::new([charge(&policy, "alice", 2)]).unwrap();
+    let first = slots_of(store.check(&two).await.unwrap().usage());
     clock.advance(Duration::from_secs(5));
-    let slots = renew(store, slots).await.slots().unwrap();
-    clock.advance(Duration::from_secs(12));
-    let renewed = renew(store, slots).await;
-    assert!(!renewed.is_renewed());
-    assert_eq!(remaining(renewed.usage()), [2, 0]);
-    // The others were not moved: they expire when they would have.
-    clock.advance(Duration::from_secs(19));
-    assert_eq!(left(store, &long, "alice").await, 2);
+    let two = Check::new([charge(&policy, "alice", 2)]).unwrap();
+    let second = slots_of(store.check(&two).await.unwrap().usage());
+    clock.advance(Duration::from_secs(5));
+    // The first have expired. Both are in one set, and each id has an answer of its own.
+    assert_eq!(renew(store, &first).await.held(), [false, false]);
+    assert_eq!(renew(store, &second).await.held(), [true, true]);
+    clock.advance(Duration::from_secs(9));
+    assert_eq!(give_back(store, &first).await.held(), [false, false]);
+    assert_eq!(left(store, &policy, "alice").await, 2);
+    assert_eq!(give_back(store, &second).await.held(), [true, true]);
+    assert_eq!(left(store, &policy, "alice").await, 4);
 }
 
 pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: ManualClock) {
@@ -263,95 +271,147 @@ pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: ManualClock) {
         assert_eq!(denial.retry_after(), None);
     }
     let look = check(store, [charge(&policy, "alice", 0)]).await;
-    assert!(look.is_allowed() && Slots::take(look.usage()).is_none());
+    assert!(look.is_allowed() && Slots::of(look.usage()).is_empty());
 }
 
 pub async fn a_check_may_take_several_slots(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "5/30s@concurrent@1s");
-    let admitted = check(store, [charge(&policy, "alice", 3)]).await;
-    assert!(
-        !check(store, [charge(&policy, "alice", 3)])
-            .await
-            .is_allowed()
-    );
-    let slots = Slots::take(admitted.usage()).unwrap();
+    let policy = policy("exports", "600/30s@concurrent");
+    let many = async |cost| check(store, [charge(&policy, "alice", cost)]).await;
+    let admitted = many(400).await;
+    assert_eq!(retry_after(&many(201).await), 30_000);
     clock.advance(Duration::from_secs(10));
-    let slots = renew(store, slots).await.slots().unwrap();
-    let settled = store.settle(&slots.settle(|_| 1)).await.unwrap();
-    assert_eq!(remaining(&settled), [4]);
+    assert!(many(150).await.is_allowed());
+    assert_eq!(
+        retry_after(&many(100).await),
+        20_000,
+        "when the first expire"
+    );
+    assert_eq!(
+        retry_after(&many(500).await),
+        30_000,
+        "when the others expire"
+    );
+    let slots = Slots::of(admitted.usage());
+    assert_eq!(
+        slots.iter().map(|it| it.ids().len()).collect::<Vec<_>>(),
+        [256, 144]
+    );
+    for slots in &slots {
+        assert!(renew(store, slots).await.are_held());
+        assert!(give_back(store, slots).await.are_held());
+    }
+    assert_eq!(left(store, &policy, "alice").await, 450);
 }
 
-pub async fn each_check_of_a_fill_has_slots_of_its_own(store: &AnyStore, _: ManualClock) {
+pub async fn a_lower_limit_takes_no_slot_away(store: &AnyStore, _: ManualClock) {
+    let (high, low) = (
+        policy("exports", "3/30s@concurrent"),
+        policy("exports", "1/30s@concurrent"),
+    );
+    let three = Check::new([charge(&high, "alice", 3)]).unwrap();
+    let slots = slots_of(store.check(&three).await.unwrap().usage());
+    assert!(!check(store, [charge(&low, "alice", 1)]).await.is_allowed());
+    assert!(renew(store, &slots).await.are_held());
+    give_back(store, &slots).await;
+    assert!(is_free(store, &low, "alice").await);
+}
+
+pub async fn each_check_of_a_batch_has_slots_of_its_own(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "3/30s@concurrent");
     let check = Check::new([charge(&policy, "alice", 1)]).unwrap();
-    let fill = Operation::CheckBatch { check, count: 5 };
-    let Reply::CheckBatch(decisions) = store.execute(fill).await.unwrap() else {
+    let batch = Operation::CheckBatch(CheckBatch::new(check, 5));
+    let Reply::CheckBatch(decisions) = store.execute(batch).await.unwrap() else {
         panic!("not the reply to a batch");
     };
-    let taken = decisions.iter().map(|it| Slots::take(it.usage()));
-    let taken: Vec<Slots> = taken.flatten().collect();
+    let left_then: Vec<_> = decisions
+        .iter()
+        .map(|it| remaining(it.usage())[0])
+        .collect();
+    assert_eq!(left_then, [2, 1, 0, 0, 0]);
+    let admitted = decisions.iter().filter(|it| it.is_allowed());
+    let taken: Vec<Slots> = admitted.map(|it| slots_of(it.usage())).collect();
     assert_eq!(taken.len(), 3);
-    for (given_back, slots) in (1..).zip(taken) {
-        give_back(store, slots).await;
-        assert_eq!(left(store, &policy, "alice").await, given_back);
+    for (returned, slots) in (1..).zip(taken) {
+        give_back(store, &slots).await;
+        assert_eq!(left(store, &policy, "alice").await, returned);
     }
 }
 
 pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: ManualClock) {
     let rate = policy("rate", "9/1m");
     let trial = policy("trial", "1/30s@concurrent").shadow();
-    let both = || [charge(&rate, "alice", 1), charge(&trial, "alice", 1)];
-    let admitted = check(store, both()).await;
-    assert!(Slots::take(admitted.usage()).is_none());
-    let slots = Slots::take(admitted.usage().shadow().unwrap().usage()).unwrap();
-    let denied_by_shadow = check(store, both()).await;
-    assert!(denied_by_shadow.is_allowed());
-    assert!(!denied_by_shadow.usage().shadow().unwrap().is_allowed());
-    give_back(store, slots).await;
-    assert!(
-        check(store, both())
-            .await
-            .usage()
-            .shadow()
-            .unwrap()
-            .is_allowed()
-    );
+    let both = async || {
+        check(
+            store,
+            [charge(&rate, "alice", 1), charge(&trial, "alice", 1)],
+        )
+        .await
+    };
+    let is_allowed = |decision: &Decision| decision.usage().shadow().unwrap().is_allowed();
+    let admitted = both().await;
+    assert!(Slots::of(admitted.usage()).is_empty());
+    let slots = slots_of(admitted.usage().shadow().unwrap().usage());
+    let denied_by_shadow = both().await;
+    assert!(denied_by_shadow.is_allowed() && !is_allowed(&denied_by_shadow));
+    give_back(store, &slots).await;
+    assert!(is_allowed(&both().await));
 }
 
-pub async fn slots_are_taken_and_given_back_by_their_keys(store: &AnyStore, _: ManualClock) {
+pub async fn slots_are_taken_and_returned_by_their_keys(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "1/30s@concurrent");
     let alice = take(store, &policy, "alice").await;
     let bob = take(store, &policy, "bob").await;
-    give_back(store, alice).await;
+    give_back(store, &alice).await;
     assert!(is_free(store, &policy, "alice").await && !is_free(store, &policy, "bob").await);
     store
         .reset(&policy, &Key::new("user", "bob"))
         .await
         .unwrap();
     assert!(is_free(store, &policy, "bob").await);
-    assert!(!renew(store, bob).await.is_renewed());
+    assert!(!renew(store, &bob).await.are_held());
 }
 
-pub async fn time_stands_still_for_slots_while_the_clock_is_behind(
+pub async fn another_expiry_starts_empty_and_the_first_is_still_returned(
+    store: &AnyStore,
+    _: ManualClock,
+) {
+    let (long, short) = (
+        policy("exports", "1/30s@concurrent"),
+        policy("exports", "1/10s@concurrent"),
+    );
+    let before = take(store, &long, "alice").await;
+    let after = take(store, &short, "alice").await;
+    assert!(renew(store, &before).await.are_held());
+    assert!(give_back(store, &before).await.are_held());
+    assert!(is_free(store, &long, "alice").await && !is_free(store, &short, "alice").await);
+    give_back(store, &after).await;
+    assert!(is_free(store, &short, "alice").await);
+}
+
+pub async fn slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(
     store: &AnyStore,
     clock: ManualClock,
 ) {
-    let policy = policy("exports", "1/30s@concurrent@1s");
+    let policy = policy("exports", "1/30s@concurrent");
     let slots = take(store, &policy, "alice").await;
-    clock.set(START_MS - 20_000);
-    let renewed = renew(store, slots).await;
-    assert!(renewed.is_renewed());
-    clock.set(START_MS + 30_999);
+    clock.set(START_MS + 10_000);
+    clock.set(START_MS + 5_000);
     assert!(!is_free(store, &policy, "alice").await);
-    give_back(store, renewed.slots().unwrap()).await;
-    assert!(is_free(store, &policy, "alice").await);
+    clock.set(START_MS - 1);
+    assert!(
+        is_free(store, &policy, "alice").await,
+        "it expires in 30 001 ms"
+    );
+    assert!(!renew(store, &slots).await.are_held());
+    clock.set(START_MS);
+    assert!(renew(store, &slots).await.are_held());
 }
 
 pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: ManualClock) {
     let rate = policy("rate", "1/10s@1s");
-    let exports = policy("exports", "1/30s@concurrent@1s");
+    let exports = policy("exports", "1/30s@concurrent");
     let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
-    let slots = Slots::take(check(store, both()).await.usage()).unwrap();
+    let slots = slots_of(check(store, both()).await.usage());
     let wait = async || match check(store, both()).await {
         Decision::Denied(denial) => {
             assert_eq!(denial.policy().name(), "exports");
@@ -362,9 +422,9 @@ pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: Manu
         }
         other => panic!("it was not denied: {other:?}"),
     };
-    assert_eq!(wait().await, (31_000, Some(11_000)));
+    assert_eq!(wait().await, (30_000, Some(11_000)));
     clock.advance(Duration::from_secs(11));
-    assert_eq!(wait().await, (20_000, Some(0)));
+    assert_eq!(wait().await, (19_000, Some(0)));
     let never = policy("rate", "0/10s@1s");
     let denied = check(
         store,
@@ -375,7 +435,7 @@ pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: Manu
         panic!("it was not denied");
     };
     assert_eq!(denial.retry_after_besides_slots(), None);
-    give_back(store, slots).await;
+    give_back(store, &slots).await;
 }
 
 pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: ManualClock) {
