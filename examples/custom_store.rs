@@ -46,8 +46,8 @@ impl Store for MapStore {
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         StoreFuture::ready(match &operation {
             Operation::Check(check) => self.decide(check).map(Reply::Check),
-            Operation::CheckBatch { check, count } => {
-                let decisions = (0..*count).map(|_| self.decide(check));
+            Operation::CheckBatch(batch) => {
+                let decisions = (0..batch.count()).map(|place| self.decide(batch.nth(place)));
                 decisions.collect::<Result<_, _>>().map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
@@ -188,7 +188,7 @@ impl<S: Store> Store for Counting<S> {
 fn checks(operation: &Operation) -> u64 {
     match operation {
         Operation::Check(_) => 1,
-        Operation::CheckBatch { count, .. } => (*count).into(),
+        Operation::CheckBatch(batch) => batch.count().into(),
         _ => 0,
     }
 }

@@ -45,7 +45,6 @@ const DEFAULT_EXPIRY: Duration = Duration::from_secs(30);
 /// | `1000/1d@fixed` | 1000 in each UTC day |
 /// | `20+10/1s@bucket` | 20 at once, and 10 more a second |
 /// | `20/30s@concurrent` | 20 slots at a time; one that is neither returned nor renewed for 30 seconds is released |
-/// | `20/30s@concurrent@1s` | the same, in steps of one second |
 /// | `10000/month@Europe/Berlin` | 10 000 in each calendar month there; also `day`, `week` (from Monday) and `year` |
 /// | `10000/month:15@UTC` | 10 000 from the 15th of a month to that of the next |
 ///

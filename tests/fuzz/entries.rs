@@ -10,7 +10,7 @@ use sluicegate::{
     block::{BlockRequest, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, Operation, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Settlement, StoreExt},
 };
 
 /// A valid rule or policy is written in a form with the same meaning.
@@ -111,10 +111,7 @@ pub(crate) fn script_reply(data: &[u8]) {
         let settlement = Settlement::new(decision.usage(), |charge| charge.cost() / 2);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
-    let fill = Operation::CheckBatch {
-        check: check.clone(),
-        count: u16::from(choice),
-    };
+    let fill = Operation::CheckBatch(CheckBatch::new(check.clone(), u16::from(choice)));
     let key = check.charges()[0].key().clone();
     let enforcing = Operation::Check(check.clone().enforce_blocks(true));
     let unblock = Operation::Unblock { key: key.clone() };

@@ -12,7 +12,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     error::{StoreError, StoreErrorKind},
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, StoreExt},
 };
 use support::{
     contract::patient,
@@ -286,12 +286,12 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
                 key: user("alice"),
                 request: HOUR.into(),
             },
-            Operation::CheckBatch {
-                check: Check::new(charges(&["alice"]))
+            Operation::CheckBatch(CheckBatch::new(
+                Check::new(charges(&["alice"]))
                     .unwrap()
                     .enforce_blocks(true),
-                count: 3,
-            },
+                3,
+            )),
             check(&["bob"]),
             Operation::Check(Check::new(charges(&["alice"])).unwrap()),
         ];

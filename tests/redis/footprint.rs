@@ -10,7 +10,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RedisStore, Store, StoreError, Usage,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Operation, Settlement},
+    store::{Check, CheckBatch, Operation, Settlement},
 };
 use support::redis::Server;
 
@@ -544,10 +544,7 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
     let trial = Policy::parse("trial", "9/1h").unwrap().shadow();
     server.run::<()>("SET sluicegate:{user=carol}:trial hello");
     let with_shadow = check([charge(&policy, "carol", 1), charge(&trial, "carol", 1)]);
-    let fill = |users: &[&str]| Operation::CheckBatch {
-        check: take(users),
-        count: 4,
-    };
+    let fill = |users: &[&str]| Operation::CheckBatch(CheckBatch::new(take(users), 4));
     let results = done(
         &store,
         vec![

@@ -8,7 +8,7 @@ use sluicegate::{
     Charge, Decision, Key, Policy, RedisStore, Store,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, redis::inspect::StoredValue},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, redis::inspect::StoredValue},
 };
 
 use support::{lua::LuaServer, redis::Server};
@@ -113,10 +113,7 @@ async fn play(
         settlements.push(vec![Operation::Settle(settlement)]);
     }
     let take = |policy, cost| Operation::Check(check(policy, "alice", cost));
-    let fill = Operation::CheckBatch {
-        check: check(own, "alice", 2),
-        count: 7,
-    };
+    let fill = Operation::CheckBatch(CheckBatch::new(check(own, "alice", 2), 7));
     let calls = [
         vec![take(own, 1)],
         vec![take(own, 0)],

@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_share_keeps_the_kind_and_has_at_least_one_slot() {
         for (rule, share) in [
-            ("2/30s@concurrent@1s", "1/30s@concurrent@1s"),
+            ("2/30s@concurrent", "1/30s@concurrent"),
             ("0/30s@concurrent", "0/30s@concurrent"),
             #[cfg(feature = "calendar")]
             ("10/month:15@UTC", "2/month:15@UTC"),

@@ -242,18 +242,12 @@ mod tests {
                 "20/10s@concurrent",
                 Rule::concurrent(20).expires_after(ten_seconds),
             ),
-            (
-                "20/30s@concurrent@1s",
-                Rule::concurrent(20).precision(Duration::from_secs(1)),
-            ),
-            ("20/30s@concurrent@exact", Rule::concurrent(20).exact()),
         ] {
             assert_eq!(text.parse(), Ok(rule));
             assert_eq!(rule.to_string(), text);
             assert!(rule.is_concurrency() && !rule.is_fixed());
-            assert_eq!(rule.release_ms(1_000), 1_000 + rule.window_ms());
+            assert_eq!(rule.release_ms(1_000), 1_000);
         }
-        assert_eq!(Rule::concurrent(20).step(), Duration::from_millis(500));
     }
 
     #[test]
@@ -263,11 +257,8 @@ mod tests {
             "rule `20/0s@concurrent`: a slot must be released after 1ms to 36525d, for instance 20/30s@concurrent"
         );
         for (text, problem) in [
-            (
-                "20/30s@concurrent@40s",
-                "the precision must be from 1ms to the window",
-            ),
-            ("20/30s@concurrent@fixed", SYNTAX),
+            ("20/30s@concurrent@1s", "write 20/30s@concurrent"),
+            ("20/30s@concurrent@exact", "write 20/30s@concurrent"),
             ("20/30s@concurrently", SYNTAX),
             ("20/30s@1s@concurrent", SYNTAX),
             ("20+1/30s@concurrent", SYNTAX),

@@ -12,7 +12,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
     error::{StoreError, StoreErrorKind},
     manual_clock::ManualClock,
-    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
+    store::{CallFuture, Check, CheckBatch, Leases, Operation, Reply, StoreFuture},
 };
 
 use support::history::START_MS;
@@ -315,10 +315,7 @@ async fn a_check_or_a_settlement_that_the_store_does_reports_the_units_that_lie_
         .await
         .unwrap();
     assert_eq!(remaining(shadowed.usage()), left.map(|left| left - 1));
-    let batch = Operation::CheckBatch {
-        check: Check::new(alice.clone()).unwrap(),
-        count: 2,
-    };
+    let batch = Operation::CheckBatch(CheckBatch::new(Check::new(alice.clone()).unwrap(), 2));
     let Reply::CheckBatch(batch) = world.processes[0].0.execute(batch).await.unwrap() else {
         unreachable!()
     };
