@@ -154,6 +154,7 @@ pub mod buckets {
 }
 mod background;
 mod bounded;
+mod clock;
 mod domain;
 pub mod extract;
 pub mod limiter;

@@ -17,9 +17,10 @@ use std::{
 
 use tokio::{sync::Notify, task::yield_now, time::timeout};
 
-use super::{Holding, Limiter, now_ms};
+use super::{Holding, Limiter};
 use crate::{
     background::{BackRoom, Task},
+    clock::now_ms,
     domain::{
         charge::Charge,
         rule::millis,

@@ -1,6 +1,5 @@
 //! [`Slot`]: holds slots of concurrency policies, renews them, and returns them when it is dropped.
 
-mod clock;
 mod keeper;
 mod unanswered;
 
@@ -16,9 +15,9 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
-pub(crate) use clock::now_ms;
 
 use super::{Limiter, caller::To};
+use crate::clock::now_ms;
 use crate::domain::{
     charge::Charge,
     decision::{Decision, Usage},

@@ -1,6 +1,7 @@
 //! Slots that a check may have taken although its caller gets no answer: they are returned.
 
 use super::Limiter;
+use crate::clock;
 use crate::domain::{check::Check, decision::Decision, error::StoreError};
 
 /// A check that takes slots, from before it is sent until its caller has the decision. If this is dropped earlier,
@@ -17,7 +18,7 @@ impl Unanswered {
         Self {
             limiter: limiter.clone(),
             check: Some(check.clone()),
-            asked_at_ms: super::now_ms(),
+            asked_at_ms: clock::now_ms(),
             is_local: false,
         }
     }

@@ -14,10 +14,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{
-    clock::Moment,
-    lease::{LONGEST, Lease, was_behind},
-};
+use super::lease::{LONGEST, Lease, was_behind};
 use crate::domain::{
     charge::Charge,
     check::Check,
@@ -65,10 +62,10 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 struct State {
-    since: Moment,
+    since: Duration,
     known: Option<Known>,
     /// A pause in which no lease is fetched, because the last fetch failed.
-    pause: Option<(Moment, Duration)>,
+    pause: Option<(Duration, Duration)>,
     /// How often the leases were ended. A lease that is being fetched meanwhile is returned on arrival.
     generation: u64,
     /// A lease of an older generation is not even returned: its units may have been reset.
@@ -83,7 +80,7 @@ struct Known {
     /// The smallest number of remaining units among the rules.
     room: u64,
     decided_at_ms: u64,
-    sent: Moment,
+    sent: Duration,
     round_trip: Duration,
 }
 
@@ -112,7 +109,7 @@ pub(super) fn is_too_large(charge: &Charge) -> bool {
 }
 
 impl Entry {
-    pub(super) fn new(charge: &Charge, span: Duration, now: Moment) -> Self {
+    pub(super) fn new(charge: &Charge, span: Duration, now: Duration) -> Self {
         Self {
             policy: charge.policy().clone(),
             key: charge.key().clone(),
@@ -173,8 +170,8 @@ impl Entry {
         &self,
         usage: PolicyUsage<'_>,
         decided_at_ms: u64,
-        sent: Moment,
-        now: Moment,
+        sent: Duration,
+        now: Duration,
     ) {
         let room = usage.rules().iter().map(|rule| rule.remaining()).min();
         let mut state = self.state();
@@ -182,27 +179,27 @@ impl Entry {
             room: room.unwrap_or(0),
             decided_at_ms,
             sent,
-            round_trip: now.since(sent),
+            round_trip: now.saturating_sub(sent),
         });
         // With a round trip longer than a span, a lease would be over on arrival.
-        if now.since(sent) >= self.span {
+        if now.saturating_sub(sent) >= self.span {
             state.pause = Some((now, LONGEST));
         }
     }
 
-    pub(super) fn is_paused(&self, now: Moment) -> bool {
+    pub(super) fn is_paused(&self, now: Duration) -> bool {
         let pause = self.state().pause;
-        pause.is_some_and(|(since, time)| now.since(since) < time)
+        pause.is_some_and(|(since, time)| now.saturating_sub(since) < time)
     }
 
     /// Fetches no lease for a span.
-    pub(super) fn pause(&self, now: Moment) {
+    pub(super) fn pause(&self, now: Duration) {
         self.state().pause = Some((now, self.span));
     }
 
     /// Begins to fetch a lease that is large enough for `cost`. `None` if units are on their way, or a lease is not
     /// worth a call.
-    pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
+    pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Duration) -> Option<Fetch> {
         let state = self.state();
         let units = self.plan(&state, cost, now)?;
         let turn = self.take_turn()?;
@@ -236,7 +233,7 @@ impl Entry {
 
     /// The units to lease: the rate times the rest of the step, plus a quarter, but at most a fraction of the remaining
     /// units.
-    fn plan(&self, state: &State, cost: u64, now: Moment) -> Option<u64> {
+    fn plan(&self, state: &State, cost: u64, now: Duration) -> Option<u64> {
         // Another task may have fetched a lease since the caller found too few units.
         let is_enough = |lease: &Lease| !lease.is_over(now) && lease.unspent() >= cost;
         if self.is_failing.load(Relaxed)
@@ -246,7 +243,7 @@ impl Entry {
             return None;
         }
         let known = state.known?;
-        let store_now_ms = known.decided_at_ms + millis(now.since(known.sent));
+        let store_now_ms = known.decided_at_ms + millis(now.saturating_sub(known.sent));
         let ends = self
             .policy
             .rules()
@@ -258,7 +255,7 @@ impl Entry {
             return None;
         }
         // A newly hot identity has too little history to trust a high rate.
-        let elapsed = now.since(state.since).max(self.span / 8);
+        let elapsed = now.saturating_sub(state.since).max(self.span / 8);
         let seen = u128::from(self.units.load(Relaxed));
         let wanted = seen * u128::from(rest_ms) * 5 / 4 / u128::from(millis(elapsed).max(1));
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
@@ -284,7 +281,7 @@ impl Entry {
     }
 
     /// Closes the lease if it has been over for so long that its successor should have arrived.
-    pub(super) fn close_overdue(self: &Arc<Self>, now: Moment) -> Option<Unspent> {
+    pub(super) fn close_overdue(self: &Arc<Self>, now: Duration) -> Option<Unspent> {
         let state = self.state();
         let is_overdue = |lease: &Lease| lease.is_over_for(now, self.span / 4);
         let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
@@ -317,16 +314,16 @@ impl Entry {
     }
 
     /// The charged units that can be spent here.
-    pub(super) fn unspent(&self, now: Moment) -> u64 {
+    pub(super) fn unspent(&self, now: Duration) -> u64 {
         let lease = self.lease();
         let lease = lease.as_ref().filter(|lease| !lease.is_over(now));
         lease.map_or(0, |lease| lease.unspent())
     }
 
     /// Whether the entry has no lease and is not worth one. Each span halves the weight of older checks.
-    pub(super) fn cool(&self, now: Moment) -> bool {
+    pub(super) fn cool(&self, now: Duration) -> bool {
         let mut state = self.state();
-        let elapsed = now.since(state.since);
+        let elapsed = now.saturating_sub(state.since);
         if elapsed < self.span {
             return false;
         }
@@ -335,7 +332,7 @@ impl Entry {
         self.checks.fetch_sub(checks / 2, Relaxed);
         let units = self.units.load(Relaxed);
         self.units.fetch_sub(units / 2, Relaxed);
-        state.since.monotonic += elapsed / 2;
+        state.since += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
         let lease = self.lease();
         let is_idle = lease.is_none() && self.turn.available_permits() > 0;
@@ -383,7 +380,7 @@ pub(super) struct Unspent {
 #[derive(Debug)]
 pub(super) struct Fetch {
     units: u64,
-    sent: Moment,
+    sent: Duration,
     generation: u64,
     /// Gives the unspent units of the last lease back.
     last: Option<Settlement>,
@@ -408,7 +405,7 @@ impl Fetch {
 
     /// Turns the charged units into a lease. Returns a settlement that gives them back if they cannot be spent: the
     /// answer came too late, the store's clock had stepped back, or all leases have been ended in the meantime.
-    pub(super) fn install(self, usage: &Usage, now: Moment) -> Option<Unspent> {
+    pub(super) fn install(self, usage: &Usage, now: Duration) -> Option<Unspent> {
         let Self {
             units,
             sent,
@@ -447,10 +444,7 @@ mod tests {
 
     use super::*;
 
-    const ZERO: Moment = Moment {
-        monotonic: Duration::ZERO,
-        date: Duration::ZERO,
-    };
+    const ZERO: Duration = Duration::ZERO;
 
     fn entry() -> Arc<Entry> {
         let policy = Policy::parse("api", "100000/1h").unwrap();

@@ -18,7 +18,6 @@ use std::{
     time::Duration,
 };
 
-use super::clock::Moment;
 use crate::domain::{
     decision::{RuleUsage, Usage},
     rule::millis,
@@ -35,11 +34,9 @@ pub(super) struct Lease {
     /// The store's answer to the charge.
     usage: Usage,
     units: u64,
-    sent: Moment,
+    sent: Duration,
     /// How long the units can be spent, counted from `sent`.
     time: Duration,
-    /// The shortest step among the rules.
-    step: Duration,
     /// Many tasks spend from these without a lock.
     unspent: AtomicU64,
 }
@@ -50,17 +47,15 @@ pub(super) struct LeasedUnits<'a> {
     lease: &'a Lease,
     /// The unspent units of the lease afterwards.
     unspent: u64,
-    now: Moment,
+    now: Duration,
 }
 
 impl Lease {
     /// Makes a lease of `units` from the store's answer to a check with one charge. `sent` is the time when it was
     /// sent.
-    pub(super) fn new(usage: Usage, units: u64, sent: Moment) -> Self {
-        let steps = usage.rules().map(|usage| usage.rule().step());
+    pub(super) fn new(usage: Usage, units: u64, sent: Duration) -> Self {
         Self {
             time: spending_time(&usage),
-            step: steps.min().unwrap_or_default(),
             unspent: AtomicU64::new(units),
             usage,
             units,
@@ -69,13 +64,13 @@ impl Lease {
     }
 
     /// Whether units can no longer be spent.
-    pub(super) fn is_over(&self, now: Moment) -> bool {
-        self.time.is_zero() || now.is_past(self.sent, self.time, self.step)
+    pub(super) fn is_over(&self, now: Duration) -> bool {
+        self.time.is_zero() || now.saturating_sub(self.sent) > self.time
     }
 
     /// Whether the lease has been over for at least `time`.
-    pub(super) fn is_over_for(&self, now: Moment, time: Duration) -> bool {
-        now.is_past(self.sent, self.time + time, self.step + time)
+    pub(super) fn is_over_for(&self, now: Duration, time: Duration) -> bool {
+        now.saturating_sub(self.sent) > self.time + time
     }
 
     pub(super) fn unspent(&self) -> u64 {
@@ -92,7 +87,7 @@ impl Lease {
     }
 
     /// Takes this number of units, all or none. Read the clock after you found the lease.
-    pub(super) fn spend(&self, units: u64, now: Moment) -> Option<LeasedUnits<'_>> {
+    pub(super) fn spend(&self, units: u64, now: Duration) -> Option<LeasedUnits<'_>> {
         if units == 0 || self.is_over(now) {
             return None;
         }
@@ -125,7 +120,7 @@ impl LeasedUnits<'_> {
     }
 
     fn age_ms(&self) -> u64 {
-        millis(self.now.since(self.lease.sent))
+        millis(self.now.saturating_sub(self.lease.sent))
     }
 }
 

@@ -83,7 +83,7 @@ struct Inner {
 impl Leases {
     /// Creates a layer around `store`.
     pub fn new(store: impl Store) -> Self {
-        Self::build(Arc::new(store), Clock::system())
+        Self::build(Arc::new(store), Clock::System)
     }
 
     fn build(store: Arc<dyn Store>, clock: Clock) -> Self {

@@ -1,10 +1,11 @@
 //! [`Question`]: a check that the store decides, and what its answer says about leases.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Entries, clock::Moment, entry::Entry, table::Table};
+use super::{Entries, entry::Entry, table::Table};
 use crate::domain::{
     decision::Decision,
     error::{StoreError, StoreErrorKind},
@@ -20,7 +21,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn new(entries: Entries, now: Moment) -> Self {
+    pub(super) fn new(entries: Entries, now: Duration) -> Self {
         let all = entries.iter().map(Option::as_ref);
         Self {
             unspent: all
@@ -36,7 +37,7 @@ impl Seen {
         self.entries.iter().flatten()
     }
 
-    pub(super) fn of(operation: &Operation, table: &Table, now: Moment) -> Self {
+    pub(super) fn of(operation: &Operation, table: &Table, now: Duration) -> Self {
         let entries = operation.check().map(|check| table.known(check));
         Self::new(entries.unwrap_or_default(), now)
     }
@@ -68,13 +69,13 @@ impl Seen {
 /// A check that the store decides. If it is dropped without an answer, its caller has left: perhaps since the store
 /// hangs.
 pub(super) struct Question {
-    sent: Moment,
+    sent: Duration,
     seen: Seen,
     is_answered: bool,
 }
 
 impl Question {
-    pub(super) fn new(entries: Entries, now: Moment) -> Self {
+    pub(super) fn new(entries: Entries, now: Duration) -> Self {
         Self {
             sent: now,
             seen: Seen::new(entries, now),
@@ -86,7 +87,7 @@ impl Question {
     pub(super) fn answered(
         &mut self,
         result: &mut Result<Decision, StoreError>,
-        now: impl FnOnce() -> Moment,
+        now: impl FnOnce() -> Duration,
     ) {
         self.is_answered = true;
         let decision = match result {

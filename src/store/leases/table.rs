@@ -67,7 +67,7 @@ impl Table {
             return None;
         }
         let now = clock.now();
-        if self.count(hash, millis(now.monotonic), millis(span)) < HOT || !may_lease() {
+        if self.count(hash, millis(now), millis(span)) < HOT || !may_lease() {
             return None;
         }
         // A full set makes no room: entries leave when they cool down, and until then the store decides about this
