@@ -144,9 +144,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 /// The future of a call: a result for each operation, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
-/// An answer that is not ready.
-pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
-
 /// The future of a store's answer. It may be ready from the start.
 ///
 /// A store that answers without waiting allocates nothing for the future.
@@ -223,21 +220,6 @@ impl<T: Send + 'static> StoreFuture<T> {
         StoreFuture {
             answer: MaybeReady::pending(async { Ok(answers.await) }),
             sent: sent.map(Sent::All),
-        }
-    }
-
-    /// The same answer by way of another future, if it is not ready.
-    pub(crate) fn relayed<F>(self, relay: impl FnOnce(Pending<T>, Option<Sent>) -> F) -> Self
-    where
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-    {
-        let answer = match self.answer {
-            MaybeReady::Ready(result) => MaybeReady::Ready(result),
-            MaybeReady::Pending(future) => MaybeReady::pending(relay(future, self.sent.clone())),
-        };
-        Self {
-            answer,
-            sent: self.sent,
         }
     }
 

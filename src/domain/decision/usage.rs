@@ -288,11 +288,6 @@ impl Usage {
         self
     }
 
-    /// Marks this usage if the other was decided by this process's memory.
-    pub(crate) fn local_like(self, other: &Self) -> Self {
-        if other.is_local() { self.local() } else { self }
-    }
-
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
         self.shadow = Some(Arc::new(decision));
         self

@@ -423,8 +423,9 @@ impl Group {
         self.asking.1 |= answer.is_none();
         match answer {
             Some(_) if message.is_return => {
-                let ids = message.slots.ids().iter();
-                ids.for_each(|id| drop(self.ended.remove(id)));
+                for id in message.slots.ids() {
+                    self.ended.remove(id);
+                }
             }
             Some(answer) => self.renewed(message, answer, lost),
             None => {}
