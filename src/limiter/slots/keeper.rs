@@ -57,8 +57,11 @@ struct Groups {
     due: BTreeSet<(u64, u64)>,
     next_id: u64,
     has_task: bool,
-    /// How many slots wait to be returned. The task counts until there are none.
-    returning: (usize, Option<Task>),
+    /// How many slots wait to be returned, and a task that counts until there are none.
+    returning: usize,
+    counted: Option<Task>,
+    /// What is over, to be dropped without the lock: limiters and their observers are foreign code.
+    over: (Vec<Group>, Option<Task>),
 }
 
 /// The slots of one key under one policy, all with one expiry, granted by the store or by this process's memory.
@@ -82,8 +85,11 @@ struct Group {
     expiry_ms: u64,
     /// Nothing is sent before this time, after a failure.
     retry_ms: u64,
-    /// How many messages are under way, and whether one of these has failed.
-    asking: (usize, bool),
+    /// How many messages are under way.
+    asking: usize,
+    /// Whether a renewal is among them, and whether one of them has failed.
+    renews: bool,
+    has_failed: bool,
     due_ms: Option<u64>,
 }
 
@@ -139,27 +145,25 @@ impl Keeper {
         };
         let returned = group.end(charge);
         let room = Arc::clone(&group.limiter.inner.jobs.background);
-        let counted = groups.returning.1.take().unwrap_or_else(|| room.begin());
-        groups.returning = (groups.returning.0 + returned, Some(counted));
+        groups.returning += returned;
+        groups.counted.get_or_insert_with(|| room.begin());
         self.schedule(groups, id);
     }
 
     /// Puts a group in order. Starts the task, or wakes it if the group is the first.
     fn schedule(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64) {
         let is_first = groups.schedule(id);
-        let limiter = groups.all.get(&id).map(|group| group.limiter.clone());
-        let has_task = mem::replace(&mut groups.has_task, true);
-        drop(groups);
-        match limiter {
-            Some(limiter) if !has_task => {
-                let room = &limiter.inner.jobs.background;
-                room.spawn(run(Running::new(self, room)));
-                if !room.knows_runtime() {
-                    self.do_without();
-                }
+        let new = groups.all.get(&id).filter(|_| !groups.has_task);
+        let room = new.map(|group| Arc::clone(&group.limiter.inner.jobs.background));
+        groups.has_task |= room.is_some();
+        unlock(groups);
+        if let Some(room) = room {
+            room.spawn(run(Running::new(self, &room)));
+            if !room.knows_runtime() {
+                self.do_without();
             }
-            _ if is_first => self.changed.notify_one(),
-            _ => {}
+        } else if is_first {
+            self.changed.notify_one();
         }
     }
 
@@ -216,7 +220,8 @@ impl Keeper {
             let after = group.ended.len();
             for (ids, is_return) in [(returned, true), (renewed, false)] {
                 messages.extend(ids.chunks(Slots::MOST).map(|ids| {
-                    group.asking.0 += 1;
+                    group.asking += 1;
+                    group.renews |= !is_return;
                     group.message(self, id, ids, is_return, now_ms)
                 }));
             }
@@ -224,7 +229,7 @@ impl Keeper {
             groups.schedule(id);
         }
         let next_ms = groups.due.first().map(|due| due.0.saturating_sub(now_ms));
-        drop(groups);
+        unlock(groups);
         lose(&lost);
         (messages, next_ms.map(Duration::from_millis))
     }
@@ -250,6 +255,12 @@ impl Keeper {
         groups.has_task = !ends;
         ends
     }
+}
+
+fn unlock(mut groups: MutexGuard<'_, Groups>) {
+    let over = mem::take(&mut groups.over);
+    drop(groups);
+    drop(over);
 }
 
 /// Notifies the holders. A holder's waker is foreign code, and may panic.
@@ -280,7 +291,9 @@ impl Groups {
             renew_ms: NEVER,
             expiry_ms: NEVER,
             retry_ms: 0,
-            asking: (0, false),
+            asking: 0,
+            renews: false,
+            has_failed: false,
             due_ms: None,
         };
         self.all.insert(self.next_id, group);
@@ -295,12 +308,13 @@ impl Groups {
         if let Some(before) = group.due_ms.take() {
             self.due.remove(&(before, id));
         }
-        if group.asking.0 > 0 {
+        if group.asking > 0 {
             return false; // until the answers
         }
         if group.held.is_empty() && group.ended.is_empty() {
             if let Some(group) = self.all.remove(&id) {
                 self.ids.remove(&group.key);
+                self.over.0.push(group);
             }
             return false;
         }
@@ -312,9 +326,9 @@ impl Groups {
 
     /// Counts the slots to be returned, of a group that had `before` of them.
     fn count(&mut self, before: usize, after: usize) {
-        self.returning.0 = (self.returning.0 + after).saturating_sub(before);
-        if self.returning.0 == 0 {
-            self.returning.1 = None;
+        self.returning = (self.returning + after).saturating_sub(before);
+        if self.returning == 0 {
+            self.over.1 = self.counted.take();
         }
     }
 }
@@ -419,8 +433,8 @@ impl Group {
         answer: Option<&HeldSlots>,
         lost: &mut Vec<Arc<Holding>>,
     ) {
-        self.asking.0 -= 1;
-        self.asking.1 |= answer.is_none();
+        self.asking -= 1;
+        self.has_failed |= answer.is_none();
         match answer {
             Some(_) if message.is_return => {
                 for id in message.slots.ids() {
@@ -430,13 +444,10 @@ impl Group {
             Some(answer) => self.renewed(message, answer, lost),
             None => {}
         }
-        if self.asking.0 == 0 {
-            let has_failed = mem::replace(&mut self.asking.1, false);
-            self.retry_ms = match has_failed {
-                true => now_ms().saturating_add(self.pause_ms()),
-                false => 0,
-            };
-            if self.renew_ms == NEVER {
+        if self.asking == 0 {
+            let pause_ms = mem::take(&mut self.has_failed).then(|| self.pause_ms());
+            self.retry_ms = pause_ms.map_or(0, |pause_ms| now_ms().saturating_add(pause_ms));
+            if mem::take(&mut self.renews) {
                 self.note_times();
             }
         }

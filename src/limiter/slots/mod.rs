@@ -204,10 +204,14 @@ impl Limiter {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn return_slots(&self) {
-        for holding in self.inner.jobs.keeper.held() {
-            holding.end();
+        loop {
+            self.inner.jobs.background.ended().await;
+            let held = self.inner.jobs.keeper.held();
+            if held.is_empty() {
+                return;
+            }
+            held.iter().for_each(|holding| holding.end());
         }
-        self.inner.jobs.background.ended().await;
     }
 
     /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
