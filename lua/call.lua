@@ -5,20 +5,23 @@ local TIME_FOLLOWS = 128 -- added to the version where the last argument is the 
 local A_DAY = 86400000 -- in ms
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
-local pack, unpack, spread, sub, try = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
-local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path
+local pack, unpack, spread, try = struct.pack, struct.unpack, unpack or table.unpack, redis.pcall
+local sub, format = string.sub, string.format
+local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path; the return of slots is behind the renewal
 local CONCURRENCY, CALENDAR, BUCKET = 1, 2, 8 -- kinds, for the fast path
 local version = ARGV[1] and string.byte(ARGV[1])
 local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and its task
 local now -- in ms
 local expiry_option, expiry_origin = 'PXAT', 0 -- the option of SET for the expiry, and the time that it counts from
+local slack, expire = 0, 'PEXPIREAT'
 if version == CALL_VERSION then
   local time = redis.call('TIME')
   local ms = time[2] / 1000
   now = time[1] * 1000 + (ms - ms % 1) -- whole ms, cheaper than by math.floor
 elseif version == CALL_VERSION + TIME_FOLLOWS and #ARGV[last_part] == 6 then
   now, last_part = unpack('<I6', ARGV[last_part]), last_part - 1
-  expiry_option, expiry_origin = 'PX', now - A_DAY -- a day more, so that the server's clock ends no key during a test
+  slack, expire = A_DAY, 'PEXPIRE' -- so that the server's clock ends no key during a test
+  expiry_option, expiry_origin = 'PX', now - slack
 else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
@@ -32,5 +35,6 @@ local tasks = {} -- by arguments, as those of a call are mostly alike
 local first, next_block, admitted = 1, last_part + 1, 0
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
 local replies = { pack('<I6', now) }
-local plain, take_buckets, charge, settle, take -- functions that are made when they are needed
+local after_now -- the text of the time, as the bound of a range that begins later
+local plain, slots, take_buckets, charge, settle -- made when they are needed
 local fast_path = true -- false in tests of the plain script

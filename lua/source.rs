@@ -1,10 +1,12 @@
 // The script's text: the files of this folder, joined. README.md beside this file explains each.
 concat!(
-    "local function plain_script(now, tasks, stored, values, expiries)\n",
+    "local function slots_script(now, slack, expire, tasks, stored, values, expiries, try, spread)\n",
+    include_str!("slots.lua"),
+    "end\n",
+    "local function plain_script(now, slack, expire, tasks, stored, values, expiries, try, spread, slots_script)\n",
     include_str!("plain/formats.lua"),
     include_str!("plain/steps.lua"),
     include_str!("plain/bucket.lua"),
-    include_str!("plain/concurrency.lua"),
     include_str!("plain/calendar.lua"),
     include_str!("plain/kinds.lua"),
     include_str!("plain/value.lua"),
@@ -18,7 +20,7 @@ concat!(
     "local function fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)\n",
     include_str!("fast/charge.lua"),
     "end\n",
-    "local function fast_settlement(now, values, pack, unpack, sub, spread)\n",
+    "local function fast_settlement(now, values, pack, unpack, spread)\n",
     include_str!("fast/settlement.lua"),
     "end\n",
     include_str!("task.lua"),

@@ -1,22 +1,31 @@
 -- Calls the plain script if the fast path has handed the operation over, and writes the values that either has left.
 
+local refusal -- the server's error: no write of this call is accepted
 if not fast_path or not reply then
-  plain = plain or plain_script(now, tasks, stored, values, expiries)
+  plain = plain or plain_script(now, slack, expire, tasks, stored, values, expiries, try, spread, slots_script)
   reply, count = plain(first, last, next_block, admitted)
+  refusal = not reply and count
 end
 
 for part = first, last do
-  local value, expires, written = values[part], expiries[part], nil
+  if refusal then break end
+  local key, value, expires, written = KEYS[part], values[part], expiries[part], nil
   if value == GONE then
-    written = try('DEL', KEYS[part])
+    written = try('DEL', key)
+  elseif type(value) == 'table' then -- ids of slots, each behind the text of its expiry
+    for k = 1, #value do
+      written = try('ZADD', key, spread(value[k]))
+      if type(written) == 'table' then break end
+    end
+    if type(written) ~= 'table' then written = try(expire, key, slack > 0 and expires + slack or value[1][1]) end
+    if type(written) ~= 'table' and now % 8 == 0 then written = try('ZREMRANGEBYSCORE', key, '-inf', now) end
   elseif value and expires then
-    written = try('SET', KEYS[part], value, expiry_option, expires - expiry_origin)
+    written = try('SET', key, value, expiry_option, expires - expiry_origin)
   elseif value then
-    written = try('SETRANGE', KEYS[part], '0', value) -- the value begins with this; the rest and the expiry stay
+    written = try('SETRANGE', key, '0', value) -- the value begins with this; the rest and the expiry stay
   end
-  if type(written) == 'table' and written.err then -- no write of this call is accepted
-    return redis.error_reply((string.gsub(written.err, '^.*: %-', ''))) -- without the place in the script
-  end
+  refusal = type(written) == 'table' and written.err
 end
+if refusal then return redis.error_reply((string.gsub(refusal, '^.*: %-', ''))) end -- without the place in the script
 replies[#replies + 1] = reply
 next_block, first, admitted = next_block + block_count, last + 1, count

@@ -1,22 +1,18 @@
--- The fast path's charges of keys with a due section: the newest step has ended, or the first is released. A renewal
--- charges the units that it has taken from another step.
+-- The fast path's charges of keys with a due section: the newest step has ended, or the first is released.
 --
 -- An entry has 4 bytes: two numbers modulo 2^16. In `front`, [rules * 2 + 2] is since, and [rules * 2 + 3] the expiry.
 -- The sections begin at byte 14 + rules * 14: behind the count (1 byte), used and due of each (7 and 7), since and
 -- expires (6 and 6).
 
--- Reads a section as `read_section`, and brings it to the step of now. With `take`, takes units from the step that ends
--- at `renewed`. Returns the used units, the newest step, when the section is due, where it begins, the room, and the
--- bytes: the head, the queue, and a new entry. Returns nothing if the plain script has to decide.
-local function open_step(value, section_at, skipped, used, step, retention, take, renewed, units)
+-- Reads a section as `read_section`, and brings it to the step of now. Returns the used units, the newest step, when the
+-- section is due, where it begins, the room, and the bytes: the head, the queue, and a new entry. Returns nothing if the
+-- plain script has to decide.
+local function open_step(value, section_at, skipped, used, step, retention)
   local newest, first, base, width, live, behind, at, room
   used, newest, first, base, width, live, behind, at, room =
     read_section(value, section_at, skipped, used, step, retention)
   if not used then return end
   local current, queue, entry = now - now % step + step, sub(value, live, behind - 1), ''
-  if renewed == newest and used == units and queue == '' then -- these are all used units
-    used, take = 0, nil
-  end
   if used == 0 then
     first = current
   elseif newest < current then
@@ -25,33 +21,26 @@ local function open_step(value, section_at, skipped, used, step, retention, take
     if width ~= 1 or used >= 2 ^ 16 then return end
     entry = pack('<I2I2', newest / step % 2 ^ 16, (base + used) % 2 ^ 16)
   end
-  if take then
-    queue, entry = queue .. entry, ''
-    queue = width == 1 and #queue % 4 == 0 and take(queue, base, renewed / step % 2 ^ 16, units)
-    if not queue then return end
-    used = used - units
-    first = queue ~= '' and current - (current / step - unpack('<I2', queue)) % 2 ^ 16 * step or current
-  end
   local length, due = #queue + #entry, first + retention
   if length > room or room > 64 and length * 4 < room then return end -- too little room, or too much (never up to 64)
   local head = pack('<I6I6I7I4I4I1', current, first, base, length, room, width)
   return used, current, current < due and current or due, at, room, head, queue, entry
 end
 
--- Charges units that fit to KEYS[i]. With `take`, moves them from the step that ends at `renewed`. Returns the number
--- of rules and the used units of each, packed, or nothing if the plain script has to decide.
-return function(policy, i, value, front, units, take, renewed)
+-- Charges units that fit to KEYS[i]. Returns the number of rules and the used units of each, packed, or nothing if the
+-- plain script has to decide.
+return function(policy, i, value, front, units)
   local rules, labels, since, expires, window = policy.rules, policy.labels, nil, nil, nil
   local section_at, next_k, copy_from = 14 + rules * 14, 1, 14 + rules * 14
   local changed, head, queue, entry = '', '', '', '' -- joined late, as the server hashes each string
   since, expires = front[rules * 2 + 2], front[rules * 2 + 3]
   for k = 1, rules do
     local used = front[k + 1]
-    if take or front[k + rules + 1] <= now then
+    if front[k + rules + 1] <= now then
       local step, retention, newest, due, at, room = labels[k * 2 - 1], labels[k * 2], nil, nil, nil, nil
       changed = changed .. head .. queue .. entry
       used, newest, due, at, room, head, queue, entry =
-        open_step(value, section_at, k - next_k, used, step, retention, take, renewed, units)
+        open_step(value, section_at, k - next_k, used, step, retention)
       if not used then return end
       if copy_from < at then changed = changed .. sub(value, copy_from, at - 1) end
       copy_from, section_at, next_k = at + #head + #queue + #entry, at + #head + room, k + 1

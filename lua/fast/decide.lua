@@ -2,11 +2,11 @@
 --
 -- The common case is a check of keys that exist and hold the sections of the caller's rules and no others, while no
 -- clock has stepped back. The fast path charges such keys as they are, opens steps, releases others, or denies. A
--- settlement charges the same way, or takes from the newest step. The fast path also renews slots. It hands over any
--- other operation before any write, by leaving no `reply`: for example a policy with rules of two kinds, a block, a new
--- key, another period of the calendar, wide entries, a queue without room, a batch that is not admitted whole, units to
--- take from an older step, lost slots. It reads only the parts of a value that it needs, so another spoiled part may go
--- unnoticed. To change the meaning of the script, change the plain script, which gives the same answers alone.
+-- settlement charges the same way, or takes from the newest step. It hands over any other operation before any write, by
+-- leaving no `reply`: for example a policy with rules of two kinds, a block, a new key, another period of the calendar,
+-- wide entries, a queue without room, a batch that is not admitted whole, units to take from an older step. It reads
+-- only the parts of a value that it needs, so another spoiled part may go unnoticed. To change the meaning of the script,
+-- change the plain script, which gives the same answers alone. Slots have one file for both.
 --
 -- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 
@@ -15,9 +15,9 @@ local is_check = action <= SHADOWS
 count = action == SHADOWS and admitted or task.count
 if is_check and count == 0 then
   reply, i = '\2', last + 1 -- shadows of a check that was not admitted
-elseif action == ADD or action == TAKE then
+elseif action == ADD or action == TAKE or action >= RENEW then
   reply = '\1'
-elseif is_check or action == RENEW then
+elseif is_check then
   reply = count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
 else
   blocks_found = 1 -- the plain script decides, and may write a block
@@ -33,56 +33,76 @@ end
 while fast_path and reply and i <= last do
   task = tasks[ARGV[i]]
   if task.policy == nil then task.policy = read_policy(task, ARGV[i], tasks, now) end
-  local policy, units, value = task.policy, task.units * count, stored[i] or try('GET', KEYS[i])
-  stored[i] = value
+  local policy, units, fits, form, usage, counts, front = task.policy, task.units * count, true, '\1', nil, nil, nil
+  local kind, rules = policy and policy.kind, policy and policy.rules
 
   -- The front of the value: count, used of each, due of each, since, expires: [1], [k + 1], [k + rules + 1],
   -- [rules * 2 + 2], [rules * 2 + 3]. An error of Redis has no size.
-  local is_laid_out = policy and value and #value >= policy.least_size and sub(value, -#policy.ending) == policy.ending
-  local front, rules = is_laid_out and { unpack(policy.front_format, value) }, policy and policy.rules
-  if not front or front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then
-    reply = nil
-    break
+  if kind == CONCURRENCY then
+    local key, id, latest, used = KEYS[i], sub(ARGV[i], -16), now + policy.window, nil
+    local last, is_one = format('%.0f', latest), is_check and units == 1 or action >= RENEW and count == 1
+    after_now = after_now or format('(%.0f', now)
+    used = is_one and not is_denied and try('ZCOUNT', key, after_now, last)
+    if type(used) == 'number' then
+      local score = used > 0 and try('ZSCORE', key, id)
+      local ends = type(score) == 'string' and tonumber(score) or 0
+      local is_held, is_free = ends > now and ends <= latest, not score and used < policy.limit
+      if is_check and is_free or action == RENEW and is_held then
+        values[i], expiries[i] = { { last, id } }, policy.window
+        counts = is_check and pack('<I7I6I6', used + 1, latest, 0) or pack('<I7I6I6I1', used, latest, 0, 1)
+      elseif action > RENEW and is_held and try('ZREM', key, id) == 1 then
+        last = used > 1 and try('ZREVRANGEBYSCORE', key, last, after_now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or 0
+        counts = pack('<I7I6I6I1', used - 1, tonumber(last), 0, 1)
+      end
+    end
+    if not counts then
+      slots = slots or slots_script(now, slack, expire, tasks, stored, values, expiries, try, spread)
+      is_one, fits, counts = pcall(slots, i, policy, action, count, is_denied)
+      if not is_one then counts = nil end
+    end
+  elseif policy and action < RENEW then
+    local value = stored[i] or try('GET', KEYS[i])
+    stored[i] = value
+    if value and #value >= policy.least_size and sub(value, -#policy.ending) == policy.ending then
+      front = { unpack(policy.front_format, value) }
+    end
   end
 
-  -- Whether the units fit, and whether a step has to be opened or released.
-  local kind, limits, fits, is_due, form, usage, counts = policy.kind, policy.limits, true, false, '\2', nil, nil
-  if kind ~= BUCKET then
-    for k = 2, rules + 1 do
-      if units > (is_check and limits[k] or 2 ^ 53 - 1) - front[k] then fits = false end -- settlements have no limit
-      if front[k + rules] <= now then is_due = true end
-      if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
+  -- Charges, settles or only looks. Without `counts`, the plain script has to decide.
+  if front and front[1] == rules and front[rules * 2 + 2] <= now and front[rules * 2 + 3] > now then
+    -- Whether the units fit, and whether a step has to be opened or released.
+    local limits, is_due = policy.limits, false
+    if kind ~= BUCKET then
+      for k = 2, rules + 1 do
+        if units > (is_check and limits[k] or 2 ^ 53 - 1) - front[k] then fits = false end -- settlements have no limit
+        if front[k + rules] <= now then is_due = true end
+        if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
+      end
+      if is_check and (is_denied or not fits or units == 0) then -- released steps may make room
+        usage, fits = usage_of(policy, stored[i], front, units)
+      end
     end
-    if is_check and (is_denied or not fits or units == 0) then -- released steps may make room
-      usage, fits = usage_of(policy, value, front, units)
+    if task.action == TAKE then
+      settle, fits, form = settle or fast_settlement(now, values, pack, unpack, spread), true, '\2'
+      counts = kind ~= BUCKET and settle(policy, i, stored[i], front, units)
+    elseif kind == BUCKET then
+      if is_check then
+        take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
+        fits, form, counts = take_buckets(policy, i, front, units, is_denied)
+      end
+    elseif is_check and (is_denied or not fits or units == 0) then
+      counts = usage
+    elseif fits then
+      form = '\2'
+      if is_due and units > 0 then
+        charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
+        counts = charge(policy, i, stored[i], front, units)
+      elseif not is_due then
+        for k = 2, rules + 1 do front[k] = front[k] + units end
+        counts = pack(policy.used_format, spread(front, 1, rules + 1))
+        if units > 0 then values[i] = counts end
+      end
     end
-  end
-
-  -- Charges, settles, renews or only looks. Without `counts`, the plain script has to decide.
-  if action == RENEW or task.action == TAKE then
-    if not settle then settle, take = fast_settlement(now, values, pack, unpack, sub, spread) end
-    fits = true
-    if task.action == TAKE and kind ~= BUCKET then
-      counts = settle(policy, i, value, front, units)
-    elseif action == RENEW and kind == CONCURRENCY and rules == 1 then
-      charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
-      -- The last 6 bytes of the part are the end of the charged step.
-      counts = charge(policy, i, value, front, units, take, unpack('<I6', ARGV[i], #ARGV[i] - 5))
-    end
-  elseif kind == BUCKET then
-    if is_check then
-      take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
-      fits, form, counts = take_buckets(policy, i, front, units, is_denied)
-    end
-  elseif is_check and (is_denied or not fits or units == 0) then
-    form, counts = '\1', usage
-  elseif is_due and fits and units > 0 then
-    charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
-    counts = charge(policy, i, value, front, units)
-  elseif not is_due and fits then
-    for k = 2, rules + 1 do front[k] = front[k] + units end
-    counts = pack(policy.used_format, spread(front, 1, rules + 1))
-    if units > 0 then values[i] = counts end
   end
   if not reply or not counts or not fits and count > 1 then -- of several checks, some may fit
     reply = nil

@@ -23,8 +23,12 @@ local function read_policy(task, arg, tasks, now)
     arg = ARGV[task.policy_at]
     if tasks[arg].policy ~= nil then return tasks[arg].policy end
   end
-  local KIND, CALENDAR, BUCKET = 2 ^ 44, 2, 8 -- a label's first number is KIND * kind + a number
+  local KIND, CONCURRENCY, CALENDAR, BUCKET = 2 ^ 44, 1, 2, 8 -- a label's first number is KIND * kind + a number
   local unpack, rep, rules, kind = struct.unpack, string.rep, string.byte(arg, 17), nil
+  if rules == 1 then
+    local limit, first, second = unpack('<I7I6I6', arg, 18)
+    if first == CONCURRENCY * KIND then return { kind = CONCURRENCY, limit = limit, window = second } end
+  end
   local each, at = rep('I7', rules), 18 + rules * 7
   local used_format, labels_end = '<I1' .. each, at + rules * 12
   local labels = { unpack('<' .. rep('I6I6', rules), arg, at) }
@@ -32,7 +36,7 @@ local function read_policy(task, arg, tasks, now)
     local first = labels[k]
     labels[k] = first % KIND
     first = (first - labels[k]) / KIND
-    if kind and kind ~= first or first > CALENDAR and first ~= BUCKET then return false end
+    if kind and kind ~= first or first > 0 and first ~= CALENDAR and first ~= BUCKET then return false end
     kind = first
   end
   if not kind or kind == CALENDAR and not read_periods(arg, labels_end + 1, rules, labels, now) then return false end

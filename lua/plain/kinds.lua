@@ -11,8 +11,13 @@
 --                            when the section is `due`, the `start` of the newest step, the last `release`
 --
 -- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
--- besides, and a concurrency rule `times_held` and `renew`: see their files. A section has `rule`, `used` (as
--- stored), `newest`, `base`, `width`, `queue` and `room`.
+-- besides: see its file. Slots are no sections, and `slots.lua` has all about them. A section has `rule`, `used` (as stored), `newest`, `base`, `width`, `queue` and `room`.
+
+local concurrency = {}
+
+function concurrency.new(rule, _, expiry)
+  rule.expiry = expiry
+end
 
 local KINDS = {
   [0] = steps,

@@ -1,4 +1,4 @@
--- The operations, by the action of a part. Each function gets the parts, and how many checks or renewals are asked for.
+-- The operations, by the action of a part. Each function gets the parts, and how many checks are asked for.
 
 local SHADOWS, TAKE = 1, 3
 
@@ -15,7 +15,8 @@ local OPERATIONS = {
   [4] = reset,
   [5] = function(parts) return block_until(parts, math.min(now + parts[1].units, 2 ^ 48 - 1)) end, -- for a time
   [6] = function(parts) return block_until(parts, parts[1].units) end,
-  [7] = renew,
+  [7] = function(parts) return renew_or_return(parts, true) end,
+  [8] = function(parts) return renew_or_return(parts, false) end,
 }
 
 -- The rules of the policy in a part: first all their limits, then all their labels; and behind the version of the
@@ -41,10 +42,11 @@ local function part_of(i)
   local arg = task.policy_at > 0 and ARGV[task.policy_at] or ARGV[i]
   local origin = tasks[arg]
   origin.rules = origin.rules or rules_of(arg)
+  local rules = origin.rules
   return {
-    i = i, units = task.action == TAKE and -task.units or task.units, rules = origin.rules,
+    i = i, units = task.action == TAKE and -task.units or task.units, rules = rules,
+    are_slots = #rules == 1 and rules[1].kind == concurrency,
     sections = nil, expires = nil, -- of the key; `read` sets both
-    ends = {}, -- of the charged steps, in settlements and renewals
   }
 end
 
@@ -57,17 +59,19 @@ local function attempt(first, last, next_block, admitted)
   return OPERATIONS[task.action](parts, task.action == SHADOWS and admitted or task.count)
 end
 
--- Decides an operation. After an error, it fails alone and writes nothing; the server's errors fail the call.
+-- Decides an operation. After an error, it fails alone and writes nothing. The server's errors fail the call, unless they
+-- are about the key.
 -- first, last  the parts
 -- next_block   the first key of blocks
 -- admitted     how many checks the operation before admitted: this one may be their shadows
--- Returns the reply, and how many checks were admitted.
+-- Returns the reply, and how many checks were admitted; or nothing, and the server's error.
 return function(first, last, next_block, admitted)
   for i = first, last do values[i], expiries[i] = nil, nil end -- left by the fast path
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
   for i = first, last do values[i], expiries[i] = nil, nil end
   local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: a value could not be read
-  if problem.server_error_of then redis.call('GET', problem.server_error_of) end -- raises the server's error
-  return FAILED .. (problem.reason or UNREADABLE), 0
+  local is_of_key = problem.err and string.find(problem.err, 'WRONGTYPE', 1, true)
+  if problem.err and not is_of_key then return nil, problem.err end
+  return FAILED .. (is_of_key and WRONG_TYPE or problem.reason or UNREADABLE), 0
 end

@@ -4,9 +4,8 @@
 local function get(i)
   if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else read by the fast path
   local value = stored[i]
-  if type(value) ~= 'table' then return value end
-  if string.find(value.err, 'WRONGTYPE', 1, true) then fail(WRONG_TYPE) end
-  error({ server_error_of = KEYS[i] }) -- this is not about the key: the call fails
+  if type(value) == 'table' then error(value) end
+  return value
 end
 
 -- A section without units. All fields have a value at once, which is cheaper than to add them later.
@@ -49,6 +48,7 @@ end
 -- Reads the key of a part: the expiry, and the sections, brought up to date. First come those of the part's rules, then
 -- those of other rules that still count, so that two releases with different rules can share a key.
 local function read(part)
+  if part.are_slots then fail(UNREADABLE) end
   local value, held, sections = get(part.i), {}, {}
   part.sections, part.expires = sections, 0
   if value then held, part.expires = parse(value) end

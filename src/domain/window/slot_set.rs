@@ -82,10 +82,9 @@ impl SlotSet {
         self.slots.last().map_or(0, |slot| slot.0)
     }
 
-    /// Drops the slots that are not held.
+    /// Drops the slots that have expired. The others may be believed again, as every store does.
     pub(super) fn prune(&mut self, now_ms: u64) {
-        let held = self.held(now_ms).to_vec();
-        self.slots = held;
+        self.slots.retain(|slot| slot.0 > now_ms);
     }
 
     /// Takes slots with these ids. Those that are held keep their expiry.
@@ -93,6 +92,7 @@ impl SlotSet {
         self.prune(now_ms);
         for id in ids {
             if !self.holds(now_ms, id) {
+                self.give_back(&[id]); // if its expiry is not believed
                 self.insert(now_ms + self.window_ms, id);
             }
         }

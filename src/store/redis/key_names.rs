@@ -1,4 +1,4 @@
-//! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`.
+//! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`, and for slots behind that `@<window in ms>`.
 //!
 //! The braces make all policies of one identity share a cluster slot. A client cannot choose a slot, merge two
 //! identities or make a name long: only a short, plain value that is no secret is written as it is. Any other value is
@@ -10,6 +10,7 @@ use crate::domain::{
     Text,
     contributors::label,
     key::Key,
+    policy::Policy,
     report::{Account, Span},
 };
 
@@ -82,6 +83,16 @@ impl Names {
         self.write_identity(name, key);
         name.extend_from_slice(b"}:");
         name.extend_from_slice(policy.as_bytes());
+    }
+
+    /// Writes the name of the key of a charge. Slots are apart, by their window in ms: `@` is in no policy's name.
+    pub(super) fn write_charge(&self, name: &mut Vec<u8>, policy: &Policy, key: &Key) {
+        self.write(name, policy.name(), key);
+        let slots = policy.rules().iter().filter(|rule| rule.is_concurrency());
+        for rule in slots {
+            name.push(b'@');
+            name.extend_from_slice(rule.window_ms().to_string().as_bytes());
+        }
     }
 
     /// Writes the text in the braces: `<kind>=<token>`.

@@ -11,12 +11,11 @@ use super::{
 };
 use crate::{
     domain::{
-        check::Check,
+        check::{Check, CheckBatch},
         decision::{Decision, Usage},
         error::StoreError,
         operation::{Operation, Reply, answer_of},
         settlement::Settlement,
-        slots::{Renewal, Renewed},
     },
     store::{
         CallFuture, Store, StoreFuture,
@@ -99,19 +98,18 @@ impl RedisStore {
     ) -> Result<Reply, StoreError> {
         Ok(match operation {
             Operation::Check(check) => Reply::Check(self.check_once_apart(check, slots).await?),
-            Operation::CheckBatch { check, count } => {
-                Reply::CheckBatch(check_batch(self.clone(), check, count, slots).await?)
+            Operation::CheckBatch(batch) => {
+                Reply::CheckBatch(check_batch(self.clone(), batch, slots).await?)
             }
             Operation::Settle(settlement) => {
                 Reply::Settle(self.settle_slots(settlement, slots).await?)
             }
-            Operation::Renew(renewal) => Reply::Renew(self.renew_slots(renewal, slots).await?),
             other => self.execute_alone(other).await?,
         })
     }
 
     async fn check_once_apart(&self, check: Check, slots: Slots) -> Result<Decision, StoreError> {
-        let mut decisions = check_batch(self.clone(), check, 1, slots).await?;
+        let mut decisions = check_batch(self.clone(), CheckBatch::from(&check), slots).await?;
         decisions.pop().ok_or(ANOTHER_REPLY)
     }
 
@@ -126,21 +124,6 @@ impl RedisStore {
         let check = settlement.check();
         let (decided_at_ms, rules) = join_usages(check, &slots, usages.iter());
         Ok(Usage::joined(check, decided_at_ms, rules))
-    }
-
-    /// Renews the charges in each slot on their own. They are renewed if all parts are; those of the others that were
-    /// renewed can be given back.
-    async fn renew_slots(&self, renewal: Renewal, slots: Slots) -> Result<Renewed, StoreError> {
-        let parts = slots.iter().map(|(_, charges)| renewal.pick(charges));
-        let renewed = self.execute_parts(parts.map(Operation::Renew), answer_of!(Renew));
-        let renewed = renewed.await?;
-        let join = |usage: fn(&Renewed) -> &Usage| {
-            let check = renewal.check();
-            let (decided_at_ms, rules) = join_usages(check, &slots, renewed.iter().map(usage));
-            Usage::joined(check, decided_at_ms, rules)
-        };
-        let (usage, held) = (join(Renewed::usage), join(Renewed::held));
-        Ok(Renewed::joined(&renewed, usage, held))
     }
 
     /// Executes the parts of an operation at the same time, also if the caller leaves. If one fails, others may have been
@@ -163,11 +146,10 @@ impl RedisStore {
     }
 
     /// Decides identical checks. A single one can share a call with others.
-    pub(super) fn check_batch(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
-        if count == 1 {
-            return self.check(&check).map(|decision| vec![decision]);
+    pub(super) fn check_batch(&self, batch: CheckBatch) -> StoreFuture<Vec<Decision>> {
+        if batch.count() == 1 {
+            return self.check(batch.check()).map(|decision| vec![decision]);
         }
-        let batch = self.execute(Operation::CheckBatch { check, count });
-        read(batch, answer_of!(CheckBatch))
+        read(self.execute(Operation::CheckBatch(batch)), answer_of!(CheckBatch))
     }
 }

@@ -21,17 +21,18 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::hash_slots::{Slots, TOO_LATE, answered, in_time, join_usages};
+use super::hash_slots::{Slots as HashSlots, TOO_LATE, answered, in_time, join_usages};
 use crate::{
     domain::{
         charge::Charge,
-        check::Check,
+        check::{Check, CheckBatch},
         decision::{Blocked, Decision, Usage},
         error::StoreError,
         operation::{Operation, answer_of},
         settlement::Settlement,
+        slots::Slots,
     },
-    store::redis::RedisStore,
+    store::{Store, ext::ANOTHER_REPLY, redis::RedisStore},
 };
 
 /// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
@@ -48,23 +49,20 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// the caller leaves, no charge is left that counts.
 pub(super) async fn check_batch(
     store: RedisStore,
-    check: Check,
-    count: u16,
-    slots: Slots,
+    batch: CheckBatch,
+    slots: HashSlots,
 ) -> Result<Vec<Decision>, StoreError> {
-    if count == 0 {
+    if batch.count() == 0 {
         return Ok(Vec::new());
     }
     let checks = CrossSlot {
         parts: vec![Part::default(); slots.len()],
         store,
-        shadows: check.shadow_check(),
-        check: check.without_shadows(),
-        count,
         unanswered: slots.len(),
         slots,
         under_way: FuturesUnordered::new(),
-        fitting: count.into(),
+        fitting: batch.count().into(),
+        batch,
         is_denied: false,
         blocked: None,
         error: None,
@@ -74,12 +72,8 @@ pub(super) async fn check_batch(
 
 struct CrossSlot {
     store: RedisStore,
-    /// The charges that count.
-    check: Check,
-    shadows: Option<Check>,
-    /// The number of identical checks.
-    count: u16,
-    slots: Slots,
+    batch: CheckBatch,
+    slots: HashSlots,
     /// In the order of the slots.
     parts: Vec<Part>,
     under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>>,
@@ -135,7 +129,7 @@ impl CrossSlot {
 
     fn ask(&self) {
         for (slot, (_, charges)) in self.slots.iter().enumerate() {
-            let answer = self.store.check_batch(self.check.pick(charges), self.count);
+            let answer = self.store.check_batch(self.batch.map(|check| check.pick(charges)));
             let decided = async move { Event::Decided(slot, in_time(answer).await) };
             self.under_way.push(Box::pin(decided));
         }
@@ -193,23 +187,29 @@ impl CrossSlot {
         let Some(others @ 1..) = part.checks.checked_sub(self.fitting) else {
             return;
         };
-        let settlement = return_of(&part.usages[part.checks - 1], others);
+        let refund = refund_of(&part.usages[part.checks - 1], others);
+        let taken = &part.usages[self.fitting..part.checks];
+        let taken = taken.iter().flat_map(|usage| usage.check().charges());
+        let returns = Slots::of_charges(taken).into_iter().map(Operation::Return);
         part.checks = self.fitting;
         let store = self.store.clone();
         self.under_way.push(Box::pin(async move {
-            let returned = async { give_back(&store, settlement?).await };
-            Event::RolledBack(slot, returned.await)
+            let refunded = async {
+                let refund = Operation::Settle(refund?);
+                give_back(&store, returns.chain([refund]).collect()).await
+            };
+            Event::RolledBack(slot, refunded.await)
         }));
     }
 
     /// The decisions, the admissions with their shadows. An error of the shadows is dropped, and so is a late answer.
     async fn decisions(&mut self, end: Instant) -> Result<Vec<Decision>, StoreError> {
         let decisions = self.join()?;
-        let (Some(shadows), Ok(admitted @ 1..)) = (&self.shadows, u16::try_from(self.fitting))
-        else {
+        let admitted = u16::try_from(self.fitting).unwrap_or(u16::MAX);
+        let Some(shadows) = self.batch.shadows(admitted).filter(|_| admitted > 0) else {
             return Ok(decisions);
         };
-        let shadows = self.store.check_batch(shadows.clone(), admitted);
+        let shadows = self.store.check_batch(shadows);
         let shadows = timeout_at(end, shadows).await;
         let mut shadows = shadows.into_iter().flatten().flatten();
         let with_shadow = |decision: Decision| match shadows.next() {
@@ -220,7 +220,7 @@ impl CrossSlot {
     }
 
     fn join(&self) -> Result<Vec<Decision>, StoreError> {
-        let count = self.count.into();
+        let count = self.batch.count().into();
         if let Some(blocked) = &self.blocked {
             return Ok(vec![Decision::Blocked(blocked.clone()); count]);
         }
@@ -237,16 +237,18 @@ impl CrossSlot {
     }
 
     /// The decision of the check with this number.
-    fn join_one(&self, check: usize, is_admitted: bool) -> Result<Decision, StoreError> {
+    fn join_one(&self, place: usize, is_admitted: bool) -> Result<Decision, StoreError> {
+        let check = self.batch.nth(u16::try_from(place).unwrap_or(u16::MAX));
+        let check = &check.without_shadows();
         let parts = self.parts.iter().zip(&self.slots);
         let usages = parts.map(|(part, (_, charges))| {
-            let usage = part.usages.get(check).or(part.usages.last()).cloned();
+            let usage = part.usages.get(place).or(part.usages.last()).cloned();
             // We know nothing about a slot that did not answer.
-            usage.unwrap_or_else(|| Usage::unused(&self.check.pick(charges)))
+            usage.unwrap_or_else(|| Usage::unused(&check.pick(charges)))
         });
         let usages: Vec<Usage> = usages.collect();
-        let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, usages.iter());
-        let joined = Decision::joined(&self.check, is_admitted, decided_at_ms, rules)?;
+        let (decided_at_ms, rules) = join_usages(check, &self.slots, usages.iter());
+        let joined = Decision::joined(check, is_admitted, decided_at_ms, rules)?;
         if self.parts.iter().any(|part| part.usages.is_empty()) {
             joined.usage().note_unseen_blocks();
         }
@@ -254,26 +256,33 @@ impl CrossSlot {
     }
 }
 
-/// Gives charges and slots back in one call, and tries again while the store has certainly done nothing.
-async fn give_back(store: &RedisStore, settlement: Settlement) -> Result<Usage, StoreError> {
+/// Returns slots and refunds charges in one call, and tries again while the store has certainly done nothing.
+async fn give_back(store: &RedisStore, operations: Vec<Operation>) -> Result<Usage, StoreError> {
     let end = Instant::now() + PATIENCE;
     let mut pause = PAUSE;
     loop {
-        let settle = Operation::Settle(settlement.clone());
-        let returned = in_time(store.execute_one(settle, answer_of!(Settle))).await;
+        let mut replies = in_time(store.call(operations.clone())).await;
+        let returned = match &mut replies {
+            Ok(replies) => replies.pop().unwrap_or(Err(ANOTHER_REPLY)),
+            Err(error) => Err(error.clone()),
+        };
         let is_unsent = returned.as_ref().is_err_and(StoreError::is_unsent);
         if !is_unsent || Instant::now() + pause > end {
-            return returned;
+            return returned.and_then(|reply| answer_of!(Settle)(reply).ok_or(ANOTHER_REPLY));
         }
         sleep(pause).await;
         pause *= 2;
     }
 }
 
-/// The return of the charges and slots of this many checks, which were decided together. `usage` is that of one of them.
-fn return_of(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
+/// The refund of the charges of this many checks, which were decided together. `usage` is that of one of them.
+fn refund_of(usage: &Usage, checks: usize) -> Result<Settlement, StoreError> {
     let charges = usage.check().charges().iter().map(|charge| {
-        let units = charge.cost() * checks as u64; // no more than were charged
+        let units = if charge.policy().is_concurrency() {
+            0 // slots are returned by their ids
+        } else {
+            charge.cost() * checks as u64 // no more than were charged
+        };
         Charge::new(charge.policy(), charge.key().clone(), units)
     });
     let check = Check::new(charges)?;

@@ -45,15 +45,15 @@ impl RedisStore {
                 Some(blocked) => return Ok(Reply::Check(Decision::Blocked(blocked))),
                 None => Operation::Check(check.enforce_blocks(false)),
             },
-            Operation::CheckBatch { check, count } => match self.blocked_by_key(&check).await? {
+            Operation::CheckBatch(batch) => match self.blocked_by_key(batch.check()).await? {
                 Some(blocked) => {
-                    let decisions = vec![Decision::Blocked(blocked); count.into()];
+                    let decisions = vec![Decision::Blocked(blocked); batch.count().into()];
                     return Ok(Reply::CheckBatch(decisions));
                 }
-                None => Operation::CheckBatch {
-                    check: check.enforce_blocks(false),
-                    count,
-                },
+                None => {
+                    let unblocked = |check: &Check| check.clone().enforce_blocks(false);
+                    Operation::CheckBatch(batch.map(unblocked))
+                }
             },
             Operation::Unblock { key } => return self.unblock_by_key(&key).await,
             // A ban needs both keys in one call. The next strike asks for the ban again.

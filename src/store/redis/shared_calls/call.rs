@@ -7,7 +7,10 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use super::call_queue::Waiting;
 use crate::{
-    domain::error::StoreError,
+    domain::{
+        check::{Check, CheckBatch},
+        error::StoreError,
+    },
     store::{Operation, Reply, sent::Sent},
 };
 
@@ -18,7 +21,7 @@ const FEW_CHARGES: usize = 8;
 
 /// The maximum number of charges while many wait. The server serves no other client during a call, so this bounds their
 /// delay.
-pub(super) const MAX_CHARGES: usize = 256;
+const MAX_CHARGES: usize = 256;
 
 /// The maximum number of callers of a call. Only identical checks reach it, because they share their charges.
 const MAX_CALLERS: usize = 1_024;
@@ -38,6 +41,8 @@ pub(super) struct Request {
 pub(super) struct Waiter {
     pub(super) reply: oneshot::Sender<Result<Reply, StoreError>>,
     pub(super) sent: Sent,
+    /// The check of one caller of several, if it takes slots: each has ids of its own.
+    pub(super) check: Option<Check>,
 }
 
 impl Request {
@@ -50,6 +55,10 @@ impl Request {
                 .check()
                 .map_or(1, |check| check.all_charges().len()),
         }
+    }
+
+    fn takes_slots(&self) -> bool {
+        matches!(&self.operation, Operation::Check(check) if check.takes_slots())
     }
 }
 
@@ -74,14 +83,16 @@ impl SharedCall {
         let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
         while let Some(next) = waiting.first() {
             let identical = call.identical(&next.operation);
-            charges += identical.map_or(next.charges(), |_| 0);
+            charges += match identical {
+                Some(_) if !next.takes_slots() => 0,
+                _ => next.charges(),
+            };
             callers += 1;
             if charges > most_charges || callers > MAX_CALLERS {
                 break;
             }
             call.add(identical, waiting.take_first()?);
         }
-        call.sort_renewals();
         Some(call)
     }
 
@@ -104,22 +115,16 @@ impl SharedCall {
 
     fn add(&mut self, identical: Option<usize>, request: Request) {
         let Request {
-            operation, waiter, ..
+            operation,
+            mut waiter,
+            ..
         } = request;
-        match identical {
-            Some(place) => self.operations[place].1.push(waiter),
-            None => self.operations.push((operation, smallvec![waiter])),
-        }
-    }
-
-    /// Puts equal renewals side by side, which the script then does as one. Only renewals travel with renewals.
-    fn sort_renewals(&mut self) {
-        if let [(Operation::Renew(_), _), ..] = self.operations[..] {
-            self.operations
-                .sort_by_cached_key(|(operation, _)| match operation {
-                    Operation::Renew(renewal) => renewal.hash(),
-                    _ => 0,
-                });
+        match (identical, operation) {
+            (Some(place), Operation::Check(check)) => {
+                waiter.check = Some(check).filter(Check::takes_slots);
+                self.operations[place].1.push(waiter);
+            }
+            (_, operation) => self.operations.push((operation, smallvec![waiter])),
         }
     }
 
@@ -163,13 +168,23 @@ impl SharedCall {
     fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
         let operations = self.operations.into_iter();
         let wanted = operations.filter_map(|(operation, mut waiters)| {
+            if let (Operation::Check(check), [first, _, ..]) = (&operation, &mut waiters[..]) {
+                first.check = Some(check.clone()).filter(Check::takes_slots);
+            }
             waiters.retain(|waiter| !waiter.reply.is_closed() && waiter.sent.begin());
             let count = u16::try_from(waiters.len())
                 .ok()
                 .filter(|count| *count > 0)?;
             Some(match operation {
-                Operation::Check(check) if count > 1 => {
-                    (Operation::CheckBatch { check, count }, waiters)
+                Operation::Check(check) => {
+                    let mut own = waiters.iter_mut().filter_map(|it| it.check.take());
+                    let check = own.next().unwrap_or(check);
+                    let others = own.collect();
+                    let operation = match count {
+                        1 => Operation::Check(check),
+                        _ => Operation::CheckBatch(CheckBatch::of(check, count, others)),
+                    };
+                    (operation, waiters)
                 }
                 other => (other, waiters),
             })
@@ -215,7 +230,7 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::domain::{charge::Charge, check::Check, key::Key, policy::Policy};
+    use crate::domain::{charge::Charge, key::Key, policy::Policy};
 
     #[tokio::test]
     async fn a_call_whose_many_callers_have_left_ends_without_a_reply() {
@@ -225,7 +240,8 @@ mod tests {
         for _ in 0..1_000 {
             let (reply, caller) = oneshot::channel();
             let sent = Sent::queued();
-            waiters.push(Waiter { reply, sent });
+            let check = None;
+            waiters.push(Waiter { reply, sent, check });
             callers.push(caller);
         }
         let call = SharedCall {

@@ -11,14 +11,10 @@ use super::sync::{Mutex, MutexGuard};
 /// A caller that arrives while fewer than `most` calls are in flight begins a call. A call that ends begins the next
 /// one with the callers that wait. One lock guards both, so no caller can begin to wait while the last call ends.
 ///
-/// A queue for callers in no hurry begins a second call only when `full` charges wait.
-///
 /// When a call begins, `gather` takes its callers from those that wait. Its argument is the *share* of the call: the
 /// waiting charges, divided by `most`. So calls grow with the backlog and still overlap, whatever the round trip time.
 pub(super) struct CallQueue<T, C> {
     most: usize,
-    /// The number of waiting charges that begin another call while one is in flight, and the least share of a call.
-    full: usize,
     gather: fn(&mut Waiting<T>, usize) -> Option<C>,
     state: Mutex<State<T>>,
 }
@@ -33,11 +29,7 @@ struct State<T> {
 }
 
 impl<T, C> CallQueue<T, C> {
-    pub(super) fn new(
-        most: usize,
-        full: usize,
-        gather: fn(&mut Waiting<T>, usize) -> Option<C>,
-    ) -> Self {
+    pub(super) fn new(most: usize, gather: fn(&mut Waiting<T>, usize) -> Option<C>) -> Self {
         let state = State {
             waiting: Waiting::new(),
             in_flight: 0,
@@ -46,7 +38,6 @@ impl<T, C> CallQueue<T, C> {
         };
         Self {
             most,
-            full,
             gather,
             state: Mutex::new(state),
         }
@@ -57,8 +48,7 @@ impl<T, C> CallQueue<T, C> {
     pub(super) fn enter(&self, one: T, charges: usize) -> (u64, Option<C>) {
         let mut state = self.lock();
         let ticket = state.waiting.push(one, charges);
-        let gathers = state.in_flight > 0 && state.waiting.charges < self.full;
-        if gathers || state.in_flight >= self.most {
+        if state.in_flight >= self.most {
             return (ticket, None);
         }
         let call = self.next_call(&mut state);
@@ -92,7 +82,7 @@ impl<T, C> CallQueue<T, C> {
     fn next_call(&self, state: &mut State<T>) -> Option<C> {
         state.stands_since = None;
         let share = state.waiting.charges.div_ceil(self.most);
-        (self.gather)(&mut state.waiting, share.max(self.full))
+        (self.gather)(&mut state.waiting, share)
     }
 
     /// Removes the caller with this ticket, unless a call has already taken it. Returns for how long callers have left

@@ -10,39 +10,15 @@ use std::{
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
 
-use super::{SharedCalls, call::MAX_CHARGES};
+use super::SharedCalls;
 use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
 #[derive(Clone, Debug)]
 pub(in crate::store::redis) enum CallQueues {
-    Server(Pair),
+    Server(Arc<SharedCalls>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<BySlot>),
-}
-
-/// The calls for requests, and those for renewals. No request waits for a renewal, and a limiter renews many slots
-/// together, which cost less in a few large calls.
-#[derive(Clone, Debug)]
-pub(in crate::store::redis) struct Pair {
-    requests: Arc<SharedCalls>,
-    renewals: Arc<SharedCalls>,
-}
-
-impl Pair {
-    fn new(store: RedisStore, in_flight: usize) -> Self {
-        Self {
-            renewals: SharedCalls::new(store.clone(), in_flight, MAX_CHARGES),
-            requests: SharedCalls::new(store, in_flight, 0),
-        }
-    }
-
-    fn of(&self, operation: &Operation) -> Arc<SharedCalls> {
-        Arc::clone(match operation {
-            Operation::Renew(_) => &self.renewals,
-            _ => &self.requests,
-        })
-    }
 }
 
 /// The calls of each slot that was ever used: some hundred bytes each, for at most 16 384 slots.
@@ -51,7 +27,7 @@ impl Pair {
 pub(in crate::store::redis) struct BySlot {
     store: RedisStore,
     in_flight: usize,
-    slots: Mutex<HashMap<Slot, Pair>>,
+    slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
 }
 
 impl CallQueues {
@@ -68,7 +44,7 @@ impl CallQueues {
                 slots: Mutex::default(),
             }));
         }
-        Self::Server(Pair::new(store, in_flight))
+        Self::Server(SharedCalls::new(store, in_flight))
     }
 
     /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
@@ -83,15 +59,15 @@ impl CallQueues {
         operation: &Operation,
     ) -> Option<Arc<SharedCalls>> {
         match self {
-            Self::Server(calls) => Some(calls.of(operation)),
+            Self::Server(calls) => Some(Arc::clone(calls)),
             #[cfg(feature = "cluster")]
             Self::Cluster(queues) => {
                 let slot = store.first_slot(operation)?;
                 let mut slots = queues.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let calls = slots
                     .entry(slot)
-                    .or_insert_with(|| Pair::new(queues.store.clone(), queues.in_flight));
-                Some(calls.of(operation))
+                    .or_insert_with(|| SharedCalls::new(queues.store.clone(), queues.in_flight));
+                Some(Arc::clone(calls))
             }
         }
     }

@@ -7,8 +7,6 @@
 //!                  CallQueue ──────────────────┘
 //! ```
 //!
-//! Renewals of slots have a queue of their own, where one call is in flight as long as fewer than 256 renewals wait.
-//!
 //! No operation waits for a timer: while no call is in flight, none waits. Each call runs in a task of its own, in the
 //! runtime of its first caller, and starts the next call when it ends, is dropped, or its runtime shuts down.
 
@@ -63,11 +61,11 @@ impl fmt::Debug for SharedCalls {
 }
 
 impl SharedCalls {
-    /// `in_flight` is the maximum number of calls at the same time. A second one begins only when `full` charges wait.
-    fn new(store: RedisStore, in_flight: usize, full: usize) -> Arc<Self> {
+    /// `in_flight` is the maximum number of calls at the same time.
+    fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
         Arc::new(Self {
             store,
-            queue: CallQueue::new(in_flight, full, SharedCall::gather),
+            queue: CallQueue::new(in_flight, SharedCall::gather),
             warned: Once::new(),
         })
     }
@@ -102,6 +100,7 @@ impl SharedCalls {
             waiter: Waiter {
                 reply,
                 sent: sent.clone(),
+                check: None,
             },
             runtime,
         };

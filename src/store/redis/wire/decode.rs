@@ -2,7 +2,6 @@
 
 use redis::Value;
 
-use super::encode::equal_renewals;
 use crate::{
     domain::{
         block::{Block, BlockedBy},
@@ -11,6 +10,7 @@ use crate::{
         error::StoreError,
         operation::{Operation, Reply},
         policy::Policy,
+        slots::{HeldSlots, Slots},
     },
     store::redis::error,
 };
@@ -60,17 +60,13 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
     // A time that is missing leaves nothing to read for the operations either.
     reader.now_ms = reader.number(6).unwrap_or_default();
     let (mut results, mut elsewhere) = (Vec::with_capacity(operations.len()), Vec::new());
-    for equal in equal_renewals(operations) {
-        let from = reader.bytes;
-        for (place, operation) in equal.iter().enumerate() {
-            reader.bytes = from; // equal renewals have one reply
-            reader.is_elsewhere = false;
-            let reply = reader.reply(operation, place);
-            if reply.is_err() && reader.is_elsewhere {
-                elsewhere.push(results.len());
-            }
-            results.push(reply);
+    for operation in operations {
+        reader.is_elsewhere = false;
+        let reply = reader.reply(operation);
+        if reply.is_err() && reader.is_elsewhere {
+            elsewhere.push(results.len());
         }
+        results.push(reply);
     }
     Replies {
         now_ms: reader.now_ms,
@@ -88,16 +84,16 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the reply to an operation, which is in this place among equal renewals: the first of them were done.
-    fn reply(&mut self, operation: &Operation, place: usize) -> Result<Reply, StoreError> {
+    fn reply(&mut self, operation: &Operation) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => {
                 let decision = self.decide(check, 1, |filled, shadows| filled.decision(shadows));
                 decision.map(Reply::Check)
             }
-            Operation::CheckBatch { check, count } => {
-                let decisions =
-                    self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
+            Operation::CheckBatch(batch) => {
+                let decisions = self.decide(batch.check(), batch.count(), |filled, shadows| {
+                    filled.decisions(batch, shadows)
+                });
                 decisions.map(Reply::CheckBatch)
             }
             Operation::Settle(settlement) => {
@@ -109,13 +105,8 @@ impl Reader<'_> {
                 let counts = self.counts(&check)?;
                 Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
             }
-            Operation::Renew(renewal) => {
-                self.done()?;
-                let is_renewed = self.number(4)? > place as u64;
-                let counts = self.counts(renewal.check())?;
-                let renewed = renewal.reply(is_renewed, self.now_ms, &counts);
-                renewed.map(Reply::Renew)
-            }
+            Operation::Renew(slots) => self.slots(slots).map(Reply::Renew),
+            Operation::Return(slots) => self.slots(slots).map(Reply::Return),
             Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
             Operation::Block { .. } => {
                 self.done()?;
@@ -139,6 +130,18 @@ impl Reader<'_> {
             }
             other => Err(other.unsupported()),
         }
+    }
+
+    /// Reads the reply to a message about slots: behind the count, a bit for each id.
+    fn slots(&mut self, slots: &Slots) -> Result<HeldSlots, StoreError> {
+        self.done()?;
+        let counts = self.counts(slots.check())?;
+        let mut held = Vec::with_capacity(slots.ids().len());
+        for ids in slots.ids().chunks(8) {
+            let byte = self.byte()?;
+            held.extend((0..ids.len()).map(|bit| byte >> bit & 1 == 1));
+        }
+        slots.reply(held, self.now_ms, &counts)
     }
 
     /// Reads the reply to `count` identical checks, and then that to their shadows, of which as many were asked as

@@ -7,12 +7,14 @@ use redis::{Cmd, Script};
 use crate::{
     domain::{
         block::{BLOCKS, BlockRequest, STRIKES, UntilMs},
+        charge::Charge,
         check::Check,
         key::Key,
         operation::Operation,
+        policy::Policy,
         rule::Rule,
         settlement::Settlement,
-        slots::Renewal,
+        slots::{SlotId, Slots},
         window::Spec,
     },
     store::redis::key_names::Names,
@@ -48,7 +50,11 @@ const RESET: u8 = 4;
 const BLOCK_FOR: u8 = 5;
 const BLOCK_UNTIL: u8 = 6;
 const RENEW: u8 = 7;
-const JOINED: u8 = 8;
+const RETURN: u8 = 8;
+const JOINED: u8 = 16;
+
+/// The end of a part without steps and ids.
+const NO_TAIL: [[u8; 0]; 0] = [];
 
 /// Added to the version of the call if the last argument is the time.
 const TIME_FOLLOWS: u8 = 128;
@@ -112,16 +118,21 @@ impl Call {
             near_ms,
             policies: Vec::new(),
         };
-        for equal in equal_renewals(operations) {
-            let Some(operation) = equal.first() else {
-                continue;
-            };
+        for operation in operations {
             match operation {
-                Operation::Check(check) => call.push_check(names, check, 1),
-                Operation::CheckBatch { check, count } => call.push_check(names, check, *count),
+                Operation::Check(check) => call.push_check(names, check, 1, |_| check),
+                Operation::CheckBatch(batch) => {
+                    call.push_check(names, batch.check(), batch.count(), |place| {
+                        batch.nth(place)
+                    });
+                }
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
-                Operation::Renew(renewal) => call.push_renewals(names, renewal, equal.len()),
-                Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
+                Operation::Renew(slots) => call.push_slots(names, RENEW, slots),
+                Operation::Return(slots) => call.push_slots(names, RETURN, slots),
+                Operation::Reset { policy, key } => {
+                    call.push_charge(names, policy, key);
+                    call.push_task(Head::of(RESET), &[], NO_TAIL);
+                }
                 Operation::Block { key, request } => call.push_block(names, key, request),
                 Operation::Ban {
                     key,
@@ -170,7 +181,14 @@ impl Call {
         cmd
     }
 
-    fn push_check(&mut self, names: &Names, check: &Check, count: u16) {
+    /// `nth` returns the check at this index of `count` that differ in nothing but the ids of their slots.
+    fn push_check<'a>(
+        &mut self,
+        names: &Names,
+        check: &'a Check,
+        count: u16,
+        nth: impl Fn(u16) -> &'a Check + Copy,
+    ) {
         // Shadows follow their check; where all charges are shadows, they are sent as a check.
         let shadow = if check.charges().is_empty() {
             CHECK
@@ -185,16 +203,23 @@ impl Call {
                 block_count += 1;
             }
         }
-        for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
+        let shadows_at = check.charges().len();
+        for (action, first, charges) in [
+            (CHECK, 0, check.charges()),
+            (shadow, shadows_at, check.shadow_charges()),
+        ] {
             for (place, charge) in charges.iter().enumerate() {
-                self.push_key(names, charge.policy().name(), charge.key());
+                self.push_charge(names, charge.policy(), charge.key());
                 let head = Head {
                     action: action + joined(place),
                     count: count.into(),
                     units: charge.cost(),
                     block_count,
                 };
-                self.push_task(head, charge.policy().rules(), []);
+                let charge_at = move |check: &'a Check| &check.all_charges()[first + place];
+                let ids = (0..most_admitted(charge, count))
+                    .flat_map(move |check| charge_at(nth(check)).slots());
+                self.push_task(head, charge.policy().rules(), ids.map(SlotId::to_bytes));
             }
             block_count = 0;
         }
@@ -204,10 +229,13 @@ impl Call {
         let charges = settlement.check().charges().iter().enumerate();
         let charged = settlement.usage().policies().zip(settlement.costs());
         for ((place, charge), (usage, cost)) in charges.zip(charged) {
-            self.push_key(names, charge.policy().name(), charge.key());
+            self.push_charge(names, charge.policy(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
-            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
+            let steps = usage.rules().iter().map(|rule| {
+                let [a, b, c, d, e, f, ..] = rule.step_end_ms().to_le_bytes();
+                [a, b, c, d, e, f]
+            });
             let head = Head {
                 count: 1,
                 units,
@@ -217,23 +245,20 @@ impl Call {
         }
     }
 
-    fn push_renewals(&mut self, names: &Names, renewal: &Renewal, count: usize) {
-        let charges = renewal.check().charges().iter().enumerate();
-        for ((place, charge), usage) in charges.zip(renewal.usage().policies()) {
-            self.push_key(names, charge.policy().name(), charge.key());
-            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
-            let head = Head {
-                count,
-                units: charge.cost(),
-                ..Head::of(RENEW + joined(place))
-            };
-            self.push_task(head, charge.policy().rules(), steps);
-        }
+    fn push_slots(&mut self, names: &Names, action: u8, slots: &Slots) {
+        let charge = slots.charge();
+        self.push_charge(names, charge.policy(), charge.key());
+        let head = Head {
+            count: slots.ids().len(),
+            ..Head::of(action)
+        };
+        let ids = slots.ids().iter().map(|id| id.to_bytes());
+        self.push_task(head, charge.policy().rules(), ids);
     }
 
     fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
         self.push_key(names, policy, key);
-        self.push_task(Head::of(RESET), &[], []);
+        self.push_task(Head::of(RESET), &[], NO_TAIL);
     }
 
     fn push_block(&mut self, names: &Names, key: &Key, request: &BlockRequest) {
@@ -259,7 +284,12 @@ impl Call {
     fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
         self.push_block(names, key, request);
         self.push_key(names, STRIKES, key);
-        self.push_task(Head::of(RESET + JOINED), &[strikes], []);
+        self.push_task(Head::of(RESET + JOINED), &[strikes], NO_TAIL);
+    }
+
+    fn push_charge(&mut self, names: &Names, policy: &Policy, key: &Key) {
+        names.write_charge(&mut self.keys.bytes, policy, key);
+        self.keys.end();
     }
 
     fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {
@@ -275,8 +305,13 @@ impl Call {
         arg.push(head.block_count);
     }
 
-    /// `step_ends` are those that were charged under each rule; empty where nothing was charged before.
-    fn push_task(&mut self, head: Head, rules: &[Rule], step_ends: impl IntoIterator<Item = u64>) {
+    /// `tail` follows the policy: the ends of the charged steps, or the ids of slots.
+    fn push_task<const SIZE: usize>(
+        &mut self,
+        head: Head,
+        rules: &[Rule],
+        tail: impl IntoIterator<Item = [u8; SIZE]>,
+    ) {
         self.push_head(head);
         let at = self.args.bytes.len();
         push_number(&mut self.args.bytes, 0, 2); // this part has the policy
@@ -295,8 +330,8 @@ impl Call {
             let policy = policy_at..self.args.bytes.len();
             self.policies.push((part, policy));
         }
-        for end in step_ends {
-            push_number(&mut self.args.bytes, end, 6);
+        for bytes in tail {
+            self.args.bytes.extend(bytes);
         }
         self.args.end();
     }
@@ -343,12 +378,12 @@ impl Head {
     }
 }
 
-/// The operations in their order, and with each all of the next ones that renew the same: the script does these as one.
-pub(super) fn equal_renewals(operations: &[Operation]) -> impl Iterator<Item = &[Operation]> {
-    operations.chunk_by(|one, next| match (one, next) {
-        (Operation::Renew(one), Operation::Renew(next)) => one.is_equal(next),
-        _ => false,
-    })
+/// How many of `count` checks with this charge can be admitted if nobody holds a slot; 0 if it takes none.
+fn most_admitted(charge: &Charge, count: u16) -> u16 {
+    let rule = charge.policy().rules().first();
+    let limit = rule.map_or(0, |rule| if rule.is_concurrency() { rule.limit() } else { 0 });
+    let fitting = limit.checked_div(charge.cost()).unwrap_or(0);
+    u16::try_from(fitting).unwrap_or(u16::MAX).min(count)
 }
 
 fn joined(place: usize) -> u8 {

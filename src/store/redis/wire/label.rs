@@ -21,7 +21,7 @@ pub(in crate::store::redis) fn label(spec: Spec) -> [u64; 2] {
     match spec {
         Spec::Steps(spec) => [spec.step_ms, spec.retention_ms],
         Spec::Bucket(spec) => [BUCKET * KIND + spec.window_ms, spec.refill],
-        Spec::Concurrency(spec) => [CONCURRENCY * KIND + spec.step_ms, spec.retention_ms],
+        Spec::Concurrency(window_ms) => [CONCURRENCY * KIND, window_ms],
         Spec::Calendar(spec) => {
             let label = match spec {
                 CalendarSpec::Known(calendar) => calendar.label(),
@@ -42,7 +42,7 @@ pub(in crate::store::redis) fn labelled([first, second]: [u64; 2]) -> Option<Spe
     let are_steps = number > 0 && (second == 0 || second >= number);
     match first / KIND {
         STEPS => are_steps.then_some(Spec::Steps(steps)),
-        CONCURRENCY => (are_steps && second > 0).then_some(Spec::Concurrency(steps)),
+        CONCURRENCY => (number == 0 && second > 0).then_some(Spec::Concurrency(second)),
         CALENDAR => {
             let label = number.checked_mul(SECOND)? + second;
             let calendar = Calendar::labelled(label);
@@ -97,7 +97,8 @@ mod tests {
             [1_000, 999],
             [BUCKET * KIND, 1],
             [BUCKET * KIND + 1, 0],
-            [CONCURRENCY * KIND + 1_000, 0],
+            [CONCURRENCY * KIND, 0],
+            [CONCURRENCY * KIND + 1_000, 1_000],
             [3 * KIND + 1_000, 1_000],
             [CALENDAR * KIND + (1 << 16), 0],
         ] {
