@@ -13,9 +13,10 @@ use crate::{
         block::{Block, BlockDetails, BlockedBy},
         error::StoreError,
         rule::MAX_UNITS,
+        slots::SlotId,
         window::{
-            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, Spec, StepQueue,
-            StepSpec,
+            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, SlotSet, Spec,
+            StepQueue, StepSpec,
         },
     },
     store::entry::Entry,
@@ -82,6 +83,22 @@ impl Counts {
             None => Err(UnreadableValue::Malformed),
         }
     }
+}
+
+/// Reads the slots of a key with this window: the members of a sorted set, and when they expire.
+pub(super) fn read_slots(
+    window_ms: u64,
+    members: Vec<(Vec<u8>, f64)>,
+) -> Result<SlotSet, UnreadableValue> {
+    let slots = members.into_iter().map(|(member, expiry_ms)| {
+        let id = member.try_into().ok().map(SlotId::from_bytes)?;
+        let is_time = (0.0..=MAX_TIME_MS as f64).contains(&expiry_ms);
+        is_time.then_some((expiry_ms as u64, id))
+    });
+    let slots: Option<Vec<_>> = slots.collect();
+    slots
+        .map(|slots| SlotSet::of(window_ms, slots))
+        .ok_or(UnreadableValue::Malformed)
 }
 
 /// Reads the block of an identity.
@@ -164,7 +181,7 @@ impl Part {
         Some(match labelled(self.label)? {
             Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
             Spec::Bucket(spec) => Section::Bucket(self.bucket(spec)?),
-            Spec::Concurrency(spec) => Section::Concurrency(self.steps(spec)?),
+            Spec::Concurrency(_) => return None, // slots are a sorted set
             Spec::Calendar(spec) => Section::Calendar(self.period(spec)?),
         })
     }
@@ -269,7 +286,7 @@ mod write {
         domain::{
             block::Block,
             rule::Rule,
-            window::{Section, Spec, StepQueue},
+            window::{Section, SlotSet, Spec, StepQueue},
         },
         store::redis::wire::{VERSION, label, push_number},
     };
@@ -293,6 +310,14 @@ mod write {
                 entry: Entry::new(),
                 later: Vec::new(),
                 expires_ms,
+            }
+        }
+
+        /// The slots of a key.
+        pub(in crate::store::redis) fn of_slots(slots: SlotSet) -> Self {
+            Self {
+                entry: Entry::of(vec![Section::Concurrency(slots)]),
+                ..Self::nothing(0)
             }
         }
 
@@ -346,7 +371,7 @@ mod write {
         fn add_section(&mut self, section: &Section, rule: Option<&Rule>) {
             let part = Part::of(section);
             let (start_ms, window_ms) = match (section.spec(), rule) {
-                (Spec::Steps(spec) | Spec::Concurrency(spec), _) => (
+                (Spec::Steps(spec), _) => (
                     part.newest_ms.saturating_sub(spec.step_ms),
                     spec.retention_ms.max(spec.step_ms),
                 ),
@@ -355,7 +380,7 @@ mod write {
                     (part.newest_ms, full_ms)
                 }
                 (Spec::Bucket(_), None) => (part.newest_ms, 0),
-                (Spec::Calendar(_), _) => (0, 0),
+                (Spec::Calendar(_) | Spec::Concurrency(_), _) => (0, 0),
             };
             self.add(&part, start_ms, (section.release_ms(), window_ms));
         }
@@ -405,9 +430,9 @@ mod write {
                 room: 0,
             };
             match section {
-                Section::Steps(queue) | Section::Concurrency(queue) => part.set_steps(queue),
+                Section::Steps(queue) => part.set_steps(queue),
                 Section::Calendar(_) => part.first_ms = part.newest_ms,
-                Section::Bucket(_) => {}
+                Section::Bucket(_) | Section::Concurrency(_) => {}
             }
             part
         }
@@ -542,7 +567,6 @@ mod tests {
                 Section::Steps(queue(1, 70_000, &[(0, 7), (66_000, 3), (66_001, 3)])),
                 Section::Steps(queue(2, 6, &[(0, 1 << 16), (1, 1 << 32), (2, 3), (3, 1)])),
                 Section::Steps(queue(86_400_000, 0, &[(1, 1 << 40)])),
-                Section::Concurrency(queue(1_000, 60_000, &[(1, 2)])),
                 Section::Bucket(Bucket::from_state(spec, state)),
                 Section::Calendar(PeriodCount::from_parts(foreign, MAX_UNITS, NOW_MS + 9)),
             ]

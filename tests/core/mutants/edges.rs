@@ -372,9 +372,7 @@ async fn common_cases_are_not_handed_over(script: &Script) {
     let (stores, clock) = new();
     hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
     let (stores, clock) = new();
-    hand_over::slots_are_renewed_by_the_fast_path(stores, clock).await;
-    let (stores, clock) = new();
-    hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
+    hand_over::slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
 }
 
 /// It opens no step either.

@@ -99,12 +99,9 @@ impl Section {
             Spec::Bucket(BucketSpec { window_ms, refill }) => {
                 Rule::new(refill, Duration::from_millis(window_ms)).bucket(limit)
             }
-            Spec::Concurrency(StepSpec {
-                step_ms,
-                retention_ms,
-            }) => Rule::concurrent(limit)
-                .expires_after(Duration::from_millis(retention_ms))
-                .precision(Duration::from_millis(step_ms)),
+            Spec::Concurrency(window_ms) => {
+                Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms))
+            }
             Spec::Calendar(CalendarSpec::Known(calendar)) => Rule::of_calendar(limit, calendar),
             // No rule of this process has this calendar.
             #[cfg(feature = "redis")]
@@ -112,13 +109,12 @@ impl Section {
         }
     }
 
-    /// The steps that count at this time, oldest first; empty for a bucket and for a calendar rule.
+    /// The steps that count at this time, oldest first; empty for a bucket, a calendar rule, and slots.
     ///
     /// While the clock is before the start of the newest step, time stands still: the same steps count.
     #[must_use]
     pub fn steps(&self, now_ms: u64) -> Vec<Step> {
-        let (window::Section::Steps(queue) | window::Section::Concurrency(queue)) = &self.counted
-        else {
+        let window::Section::Steps(queue) = &self.counted else {
             return Vec::new();
         };
         let steps = queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();

@@ -11,7 +11,10 @@ use crate::{
         decision::{Blocked, Count},
         error::StoreError,
         key::Key,
+        policy::Policy,
         rule::Rule,
+        slots::SlotId,
+        window::{Section, SlotSet},
     },
     store::{
         Operation,
@@ -19,8 +22,8 @@ use crate::{
         entry::Entry,
         redis::{
             error::UNREADABLE,
-            key_names::Names,
-            value::{Counts, read_block, write_block},
+            key_names::{Names, window_of_slots},
+            value::{Counts, read_block, read_slots, write_block},
         },
     },
 };
@@ -36,12 +39,32 @@ pub(super) struct Snapshot<'a> {
     /// The changed counts by name, each with the rules of the last operation that changed them. They are written once,
     /// however many operations change them.
     changed: HashMap<Vec<u8>, Vec<Rule>>,
+    /// The slots that were read, by name.
+    slots: HashMap<Vec<u8>, Vec<(u64, SlotId)>>,
     /// The changes of blocks.
     changes: Changes,
 }
 
-/// The new values of keys by name, and when they expire, in ms; `None` for keys to delete.
-pub(super) type Changes = HashMap<Vec<u8>, Option<(Vec<u8>, u64)>>;
+/// The changes of keys by name.
+pub(super) type Changes = HashMap<Vec<u8>, Change>;
+
+pub(super) enum Change {
+    /// A new value, and when it expires, in ms.
+    Set(Vec<u8>, u64),
+    Delete,
+    /// Slots that are gone, and slots with a new expiry.
+    Slots {
+        gone: Vec<SlotId>,
+        held: Vec<(u64, SlotId)>,
+    },
+}
+
+/// What is stored under a name.
+pub(super) enum Stored {
+    Value(Option<Vec<u8>>),
+    /// The members of a sorted set, with their scores.
+    Slots(Vec<(Vec<u8>, f64)>),
+}
 
 /// The names of the keys that some operations use, each once.
 pub(super) fn names_of<'a>(
@@ -50,28 +73,30 @@ pub(super) fn names_of<'a>(
 ) -> Vec<Vec<u8>> {
     let mut all = BTreeSet::new();
     for operation in operations {
-        let mut add = |policy: &str, key: &Key| all.insert(names.name(policy, key));
-        let charges = match operation {
-            Operation::Check(check) | Operation::CheckBatch { check, .. } => {
-                // A check that enforces no blocks reads and watches no key for them.
-                for key in check.keys().filter(|_| check.enforces_blocks()) {
-                    add(BLOCKS, key);
-                }
-                check.all_charges()
+        let decides = matches!(operation, Operation::Check(_) | Operation::CheckBatch(_));
+        if let Some(check) = operation.check() {
+            // A check that enforces no blocks reads and watches no key for them.
+            for key in check.keys().filter(|_| decides && check.enforces_blocks()) {
+                all.insert(names.name(BLOCKS, key));
             }
-            // A settlement or a renewal.
-            other => other.check().map_or(&[][..], Check::charges),
-        };
-        for charge in charges {
-            add(charge.policy().name(), charge.key());
+            let charges = if decides {
+                check.all_charges()
+            } else {
+                check.charges()
+            };
+            all.extend(
+                charges
+                    .iter()
+                    .map(|it| names.of_charge(it.policy(), it.key())),
+            );
         }
         match (operation, operation.key()) {
             (Operation::Reset { policy, key }, _) => {
-                add(policy.name(), key);
+                all.insert(names.of_charge(policy, key));
             }
             (_, Some(key)) => {
-                add(BLOCKS, key);
-                add(STRIKES, key);
+                all.insert(names.name(BLOCKS, key));
+                all.insert(names.name(STRIKES, key));
             }
             (_, None) => {}
         }
@@ -85,7 +110,7 @@ impl<'a> Snapshot<'a> {
         names: &'a Names,
         now_ms: u64,
         keys: &[Vec<u8>],
-        values: Vec<Result<Option<Vec<u8>>, StoreError>>,
+        values: Vec<Result<Stored, StoreError>>,
     ) -> Self {
         let mut snapshot = Self {
             names,
@@ -94,10 +119,19 @@ impl<'a> Snapshot<'a> {
             counts: HashMap::new(),
             cells: Vec::new(),
             changed: HashMap::new(),
+            slots: HashMap::new(),
             changes: Changes::new(),
         };
         let of_block = ["}:", BLOCKS].concat();
         for (name, value) in keys.iter().cloned().zip(values) {
+            let value = match value {
+                Ok(Stored::Slots(members)) => {
+                    snapshot.add_slots(name, members);
+                    continue;
+                }
+                Ok(Stored::Value(value)) => Ok(value),
+                Err(error) => Err(error),
+            };
             if name.ends_with(of_block.as_bytes()) {
                 snapshot
                     .blocks
@@ -110,13 +144,29 @@ impl<'a> Snapshot<'a> {
         snapshot
     }
 
+    fn add_slots(&mut self, name: Vec<u8>, members: Vec<(Vec<u8>, f64)>) {
+        let window_ms = window_of_slots(&name).unwrap_or(0);
+        let slots = read_slots(window_ms, members);
+        if let Ok(slots) = &slots {
+            self.slots.insert(name.clone(), slots.slots().to_vec());
+        }
+        let counts = slots.map(Counts::of_slots).map_err(StoreError::from);
+        self.counts.insert(name, counts);
+    }
+
     pub(super) fn into_changes(mut self) -> Changes {
         for (name, rules) in self.changed {
-            if let Some(Ok(counts)) = self.counts.get_mut(&name) {
-                let value = counts.write(rules.into_iter(), self.now_ms);
-                let value = value.map(|value| (value, counts.expires_ms));
-                self.changes.insert(name, value);
-            }
+            let Some(Ok(counts)) = self.counts.get_mut(&name) else {
+                continue;
+            };
+            let change = match self.slots.remove(&name) {
+                Some(before) => slots_changed(&before, &counts.entry),
+                None => match counts.write(rules.into_iter(), self.now_ms) {
+                    Some(value) => Change::Set(value, counts.expires_ms),
+                    None => Change::Delete,
+                },
+            };
+            self.changes.insert(name, change);
         }
         self.changes
     }
@@ -146,7 +196,7 @@ impl Cells for Snapshot<'_> {
 
     fn begin(&mut self, charges: &[Charge]) {
         let names = self.names;
-        let name = |charge: &Charge| names.name(charge.policy().name(), charge.key());
+        let name = |charge: &Charge| names.of_charge(charge.policy(), charge.key());
         self.cells = charges.iter().map(name).collect();
     }
 
@@ -183,8 +233,8 @@ impl StoreCells for Snapshot<'_> {
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
             let (name, value) = (self.names.name(BLOCKS, key), write_block(block, &details));
-            let value = Some((value, block.stored_until_ms()));
-            self.changes.insert(name.clone(), value);
+            let change = Change::Set(value, block.stored_until_ms());
+            self.changes.insert(name.clone(), change);
             self.blocks.insert(name, Ok(Some(block)));
         }
         Ok(block)
@@ -194,18 +244,38 @@ impl StoreCells for Snapshot<'_> {
         let name = self.names.name(BLOCKS, key);
         if !matches!(self.blocks.get(&name), Some(Ok(None))) {
             self.blocks.insert(name.clone(), Ok(None));
-            self.changes.insert(name, None);
+            self.changes.insert(name, Change::Delete);
         }
     }
 
-    fn forget(&mut self, policy: &str, key: &Key) {
-        let name = self.names.name(policy, key);
+    fn forget(&mut self, policy: &Policy, key: &Key) {
+        let name = self.names.of_charge(policy, key);
+        if let Some(window_ms) = window_of_slots(&name) {
+            let nothing = Counts::of_slots(SlotSet::of(window_ms, Vec::new()));
+            self.counts.insert(name.clone(), Ok(nothing));
+            self.changed.insert(name, Vec::new());
+            return;
+        }
         // Without a key there is nothing to delete.
         let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
         if !matches!(self.counts.get(&name), Some(Ok(counts)) if is_no_key(counts)) {
             self.counts.insert(name.clone(), Ok(Counts::nothing(0)));
             self.changed.insert(name, Vec::new());
         }
+    }
+}
+
+fn slots_changed(before: &[(u64, SlotId)], entry: &Entry) -> Change {
+    let sets = entry.sections().iter().filter_map(Section::slots);
+    let now: Vec<_> = sets.flat_map(|slots| slots.slots()).copied().collect();
+    let is_gone = |slot: &&(u64, SlotId)| now.iter().all(|it| it.1 != slot.1);
+    Change::Slots {
+        gone: before.iter().filter(is_gone).map(|slot| slot.1).collect(),
+        held: now
+            .iter()
+            .filter(|slot| !before.contains(slot))
+            .copied()
+            .collect(),
     }
 }
 
@@ -233,10 +303,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{
-            policy::Policy,
-            window::{Section, Spec, StepQueue},
-        },
+        domain::window::{Spec, StepQueue},
         store::engine,
     };
 
@@ -258,13 +325,15 @@ mod tests {
         let keys = names_of(&names, iter::once(&check));
         let took = |checks| -> Duration {
             let begun = Instant::now();
-            let values = vec![Ok(Some(value.clone()))];
+            let values = vec![Ok(Stored::Value(Some(value.clone())))];
             let mut snapshot = Snapshot::new(&names, now_ms, &keys, values);
             for _ in 0..checks {
                 engine::execute(&check, &mut snapshot).unwrap();
             }
             let changes = snapshot.into_changes();
-            let (written, _) = changes[&keys[0]].as_ref().unwrap();
+            let Change::Set(written, _) = &changes[&keys[0]] else {
+                panic!("it is written");
+            };
             let written = Counts::read(written).unwrap();
             let charged = written.entry.count(&rule, now_ms).used;
             assert_eq!(charged, STEPS + checks);
