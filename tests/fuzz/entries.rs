@@ -150,7 +150,7 @@ pub(crate) fn stored_value(data: &[u8]) {
     for now_ms in [seconds * 1_000, u64::MAX] {
         for section in value.sections() {
             let rule = section.rule(7);
-            assert!(section.is_of(&rule));
+            assert!(section.is_of(&rule), "{section:?}");
             assert!(!rule.step().is_zero() && rule.step() <= rule.window());
             let steps = section.steps(now_ms);
             let used = section.used(now_ms);

@@ -221,12 +221,11 @@ impl Section {
     }
 
     /// Drops the charges that do not count: those that were released, and those so far ahead of the clock that the
-    /// clock must have been wrong. Buckets and periods are not believed when they are read, and stay until then.
+    /// clock must have been wrong. Buckets, periods and slots are not believed when they are read, and stay until then.
     pub(crate) fn prune(&mut self, now_ms: u64) {
         match self {
             Self::Steps(queue) => queue.prune(now_ms),
-            Self::Concurrency(slots) => slots.prune(now_ms),
-            Self::Bucket(_) | Self::Calendar(_) => {}
+            Self::Bucket(_) | Self::Calendar(_) | Self::Concurrency(_) => {}
         }
     }
 

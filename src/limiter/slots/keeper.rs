@@ -86,6 +86,8 @@ struct Group {
     expiry_ms: u64,
     /// Nothing is sent before this time, after a failure.
     retry_ms: u64,
+    /// How much earlier than necessary to renew next.
+    early: u64,
     /// How many messages are under way.
     asking: usize,
     /// Whether a renewal is among them, and whether one of them has failed.
@@ -212,6 +214,7 @@ impl Keeper {
     /// The messages about groups that are due, and how long until the next is.
     fn due(self: &Arc<Self>) -> (Vec<Message>, Option<Duration>) {
         let (mut messages, mut lost, now_ms) = (Vec::new(), Vec::new(), now_ms());
+        let early = random_early();
         let mut groups = self.lock();
         for _ in 0..MOST_TOGETHER {
             let Some(&(due_ms, id)) = groups.due.first() else {
@@ -225,6 +228,7 @@ impl Keeper {
                 break;
             };
             let before = group.ended.len();
+            group.early = early;
             let (returned, renewed) = group.begin(now_ms, &mut lost);
             let after = group.ended.len();
             for (ids, is_return) in [(returned, true), (renewed, false)] {
@@ -300,6 +304,7 @@ impl Groups {
             renew_ms: NEVER,
             expiry_ms: NEVER,
             retry_ms: 0,
+            early: 0,
             asking: 0,
             renews: false,
             has_failed: false,
@@ -355,7 +360,7 @@ impl Group {
 
     fn note_times(&mut self) {
         (self.renew_ms, self.expiry_ms) = (NEVER, NEVER);
-        let (held, early) = (mem::take(&mut self.held), random_early());
+        let (held, early) = (mem::take(&mut self.held), self.early);
         held.values()
             .for_each(|holding| self.note_times_of(holding, early));
         self.held = held;
