@@ -13,9 +13,10 @@ use crate::{
         block::{Block, BlockDetails, BlockedBy},
         error::StoreError,
         rule::MAX_UNITS,
+        slots::SlotId,
         window::{
-            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, Spec, StepQueue,
-            StepSpec,
+            Bucket, BucketSpec, BucketState, CalendarSpec, PeriodCount, Section, SlotSet, Spec,
+            StepQueue, StepSpec,
         },
     },
     store::entry::Entry,
@@ -82,6 +83,34 @@ impl Counts {
             None => Err(UnreadableValue::Malformed),
         }
     }
+
+    /// Reads the members and scores of a key of slots, which expires on its own.
+    pub(super) fn read_slots(
+        window_ms: u64,
+        members: &[(Vec<u8>, f64)],
+    ) -> Result<Self, UnreadableValue> {
+        let slots = members.iter().map(|(id, expiry_ms)| {
+            let is_time = (0.0..=MAX_TIME_MS as f64).contains(expiry_ms);
+            let id = <[u8; 16]>::try_from(&id[..]).ok().filter(|_| is_time)?;
+            Some((*expiry_ms as u64, SlotId::from_bytes(id)))
+        });
+        let slots: Vec<_> = slots
+            .collect::<Option<_>>()
+            .ok_or(UnreadableValue::Malformed)?;
+        let expires_ms = slots.iter().map(|slot| slot.0).max().unwrap_or(0);
+        Ok(Self {
+            entry: Entry::of(vec![Section::Concurrency(SlotSet::of(window_ms, slots))]),
+            later: Vec::new(),
+            expires_ms,
+        })
+    }
+}
+
+/// The window in ms of a key of slots, from the end of its name; `None` for another key.
+pub(super) fn window_of_slots(name: &[u8]) -> Option<u64> {
+    let place = name.windows(2).position(|bytes| bytes == b"}:")?;
+    let policy = str::from_utf8(&name[place..]).ok()?;
+    policy.split_once('@')?.1.parse().ok()
 }
 
 /// Reads the block of an identity.
@@ -164,7 +193,7 @@ impl Part {
         Some(match labelled(self.label)? {
             Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
             Spec::Bucket(spec) => Section::Bucket(self.bucket(spec)?),
-            Spec::Concurrency(spec) => Section::Concurrency(self.steps(spec)?),
+            Spec::Concurrency(_) => return None, // slots have a key of their own
             Spec::Calendar(spec) => Section::Calendar(self.period(spec)?),
         })
     }
@@ -346,7 +375,7 @@ mod write {
         fn add_section(&mut self, section: &Section, rule: Option<&Rule>) {
             let part = Part::of(section);
             let (start_ms, window_ms) = match (section.spec(), rule) {
-                (Spec::Steps(spec) | Spec::Concurrency(spec), _) => (
+                (Spec::Steps(spec), _) => (
                     part.newest_ms.saturating_sub(spec.step_ms),
                     spec.retention_ms.max(spec.step_ms),
                 ),
@@ -355,7 +384,7 @@ mod write {
                     (part.newest_ms, full_ms)
                 }
                 (Spec::Bucket(_), None) => (part.newest_ms, 0),
-                (Spec::Calendar(_), _) => (0, 0),
+                (Spec::Calendar(_) | Spec::Concurrency(_), _) => (0, 0),
             };
             self.add(&part, start_ms, (section.release_ms(), window_ms));
         }
@@ -405,9 +434,9 @@ mod write {
                 room: 0,
             };
             match section {
-                Section::Steps(queue) | Section::Concurrency(queue) => part.set_steps(queue),
+                Section::Steps(queue) => part.set_steps(queue),
                 Section::Calendar(_) => part.first_ms = part.newest_ms,
-                Section::Bucket(_) => {}
+                Section::Bucket(_) | Section::Concurrency(_) => {}
             }
             part
         }
@@ -542,7 +571,6 @@ mod tests {
                 Section::Steps(queue(1, 70_000, &[(0, 7), (66_000, 3), (66_001, 3)])),
                 Section::Steps(queue(2, 6, &[(0, 1 << 16), (1, 1 << 32), (2, 3), (3, 1)])),
                 Section::Steps(queue(86_400_000, 0, &[(1, 1 << 40)])),
-                Section::Concurrency(queue(1_000, 60_000, &[(1, 2)])),
                 Section::Bucket(Bucket::from_state(spec, state)),
                 Section::Calendar(PeriodCount::from_parts(foreign, MAX_UNITS, NOW_MS + 9)),
             ]

@@ -6,6 +6,7 @@ use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
+        slots::SlotId,
         window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
     },
     store::redis::value::{Counts, MAX_TIME_MS, UnreadableValue},
@@ -48,12 +49,15 @@ impl StoredValue {
     ///
     /// If the value is not one that this version of the script writes.
     pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
-        let counts = Counts::read(value)?;
+        Counts::read(value).map(Self::of)
+    }
+
+    pub(super) fn of(counts: Counts) -> Self {
         let sections = counts.entry.sections().iter().cloned();
-        Ok(Self {
+        Self {
             sections: sections.map(|counted| Section { counted }).collect(),
             expires_ms: counts.expires_ms,
-        })
+        }
     }
 
     /// The sections: first those of the process that wrote last, in the order of its rules, then those of other
@@ -99,12 +103,9 @@ impl Section {
             Spec::Bucket(BucketSpec { window_ms, refill }) => {
                 Rule::new(refill, Duration::from_millis(window_ms)).bucket(limit)
             }
-            Spec::Concurrency(StepSpec {
-                step_ms,
-                retention_ms,
-            }) => Rule::concurrent(limit)
-                .expires_after(Duration::from_millis(retention_ms))
-                .precision(Duration::from_millis(step_ms)),
+            Spec::Concurrency(window_ms) => {
+                Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms))
+            }
             Spec::Calendar(CalendarSpec::Known(calendar)) => Rule::of_calendar(limit, calendar),
             // No rule of this process has this calendar.
             #[cfg(feature = "redis")]
@@ -112,13 +113,20 @@ impl Section {
         }
     }
 
-    /// The steps that count at this time, oldest first; empty for a bucket and for a calendar rule.
+    /// The slots that are held at this time under a concurrency rule: when each expires, in ms, and its id, in the order
+    /// in which they expire.
+    #[must_use]
+    pub fn slots(&self, now_ms: u64) -> &[(u64, SlotId)] {
+        let slots = self.counted.slots();
+        slots.map_or(&[], |slots| slots.held(now_ms.min(MAX_TIME_MS)))
+    }
+
+    /// The steps that count at this time, oldest first; empty for rules of other kinds than sliding and fixed ones.
     ///
     /// While the clock is before the start of the newest step, time stands still: the same steps count.
     #[must_use]
     pub fn steps(&self, now_ms: u64) -> Vec<Step> {
-        let (window::Section::Steps(queue) | window::Section::Concurrency(queue)) = &self.counted
-        else {
+        let window::Section::Steps(queue) = &self.counted else {
             return Vec::new();
         };
         let steps = queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();
@@ -161,7 +169,7 @@ impl Section {
     }
 
     /// The end of the newest stored step, even if the step no longer counts; 0 if there is none. For a bucket, the time
-    /// of the latest charge.
+    /// of the latest charge; for slots, the latest expiry.
     #[must_use]
     pub fn newest_end_ms(&self) -> u64 {
         self.counted.kept().newest_end_ms

@@ -150,6 +150,9 @@ impl RedisStore {
         if batch.count() == 1 {
             return self.check(batch.check()).map(|decision| vec![decision]);
         }
-        read(self.execute(Operation::CheckBatch(batch)), answer_of!(CheckBatch))
+        read(
+            self.execute(Operation::CheckBatch(batch)),
+            answer_of!(CheckBatch),
+        )
     }
 }

@@ -129,7 +129,9 @@ impl CrossSlot {
 
     fn ask(&self) {
         for (slot, (_, charges)) in self.slots.iter().enumerate() {
-            let answer = self.store.check_batch(self.batch.map(|check| check.pick(charges)));
+            let answer = self
+                .store
+                .check_batch(self.batch.map(|check| check.pick(charges)));
             let decided = async move { Event::Decided(slot, in_time(answer).await) };
             self.under_way.push(Box::pin(decided));
         }

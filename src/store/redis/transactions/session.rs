@@ -10,21 +10,22 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::snapshot::Changes;
+use super::snapshot::{Changes, Stored, Written};
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
         connection::{NO_TIMEOUT, within},
         error::{closed, code, needs_another_connection, store_error},
         milliseconds,
+        value::window_of_slots,
     },
 };
 
 /// A connection held until this is dropped.
 ///
 /// ```text
-///   read   WATCH · GET of each key · TIME · MULTI
-///   write  SET or DEL of each change · EXEC
+///   read   WATCH · GET of each key, ZRANGE of slots · TIME · MULTI
+///   write  SET or DEL of each change, DEL · ZADD · PEXPIRE of slots · EXEC
 /// ```
 ///
 /// MULTI is answered before any write is sent: if MULTI is forbidden, no SET can run outside of a transaction. EXEC
@@ -44,8 +45,8 @@ pub(super) struct Session {
 pub(super) struct Reading {
     /// The server's time, in ms.
     pub(super) now_ms: u64,
-    /// The reply to GET of each key, or the reason why the key holds no string.
-    pub(super) values: Vec<Result<Option<Vec<u8>>, StoreError>>,
+    /// What each key holds, or the reason why it is of another type.
+    pub(super) values: Vec<Result<Stored, StoreError>>,
 }
 
 impl Session {
@@ -82,7 +83,15 @@ impl Session {
         let mut cmds = Pipeline::with_capacity(names.len() + 4);
         cmds.cmd("WATCH").arg(names);
         for name in names {
-            cmds.cmd("GET").arg(name);
+            match window_of_slots(name) {
+                Some(_) => {
+                    let cmd = cmds.cmd("ZRANGE").arg(name);
+                    cmd.arg(0).arg(-1).arg("WITHSCORES");
+                }
+                None => {
+                    cmds.cmd("GET").arg(name);
+                }
+            }
         }
         // After the values: a value that was read was decided no later than this time.
         cmds.cmd("TIME");
@@ -95,7 +104,8 @@ impl Session {
         watch.and(multi).map_err(|error| self.failed(&error))?;
         let time = replies.next_back().unwrap_or_else(|| Err(closed()));
         let values = replies
-            .map(|reply| self.value(reply))
+            .zip(names)
+            .map(|(reply, name)| self.value(name, reply))
             .collect::<Result<_, _>>()?;
         let now_ms = time.and_then(milliseconds);
         let now_ms = now_ms.map_err(|error| self.failed(&error))?;
@@ -115,9 +125,17 @@ impl Session {
         let mut cmds = Pipeline::new();
         for (name, change) in changes {
             match change {
-                Some((value, expires_ms)) => {
+                Some((Written::Value(value), expires_ms)) => {
                     let cmd = cmds.cmd("SET").arg(name).arg(value);
                     cmd.arg("PX").arg(ttl_ms(*expires_ms));
+                }
+                Some((Written::Slots(slots), expires_ms)) => {
+                    cmds.cmd("DEL").arg(name);
+                    let cmd = cmds.cmd("ZADD").arg(name);
+                    for (expiry_ms, id) in slots {
+                        cmd.arg(*expiry_ms).arg(&id.to_bytes());
+                    }
+                    cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(*expires_ms));
                 }
                 None => {
                     cmds.cmd("DEL").arg(name);
@@ -157,13 +175,20 @@ impl Session {
         Ok(replies.into_iter().map(Value::extract_error).collect())
     }
 
-    /// The reply to a GET. A value of another type is an error of that key alone.
+    /// The reply about a key. A value of another type is an error of that key alone.
     fn value(
         &mut self,
+        name: &[u8],
         reply: RedisResult<Value>,
-    ) -> Result<Result<Option<Vec<u8>>, StoreError>, StoreError> {
-        match reply.and_then(|value| Ok(Option::<Vec<u8>>::from_redis_value(value)?)) {
-            Ok(value) => Ok(Ok(value)),
+    ) -> Result<Result<Stored, StoreError>, StoreError> {
+        let stored = reply.and_then(|value| {
+            Ok(match window_of_slots(name) {
+                Some(_) => Stored::Slots(Vec::from_redis_value(value)?),
+                None => Stored::Value(Option::from_redis_value(value)?),
+            })
+        });
+        match stored {
+            Ok(stored) => Ok(Ok(stored)),
             Err(error) if code(&error) == Some("WRONGTYPE") => {
                 Ok(Err(store_error(&error).unsent()))
             }

@@ -11,7 +11,10 @@ use crate::{
         decision::{Blocked, Count},
         error::StoreError,
         key::Key,
+        policy::Policy,
         rule::Rule,
+        slots::SlotId,
+        window::Section,
     },
     store::{
         Operation,
@@ -20,7 +23,7 @@ use crate::{
         redis::{
             error::UNREADABLE,
             key_names::Names,
-            value::{Counts, read_block, write_block},
+            value::{Counts, read_block, window_of_slots, write_block},
         },
     },
 };
@@ -41,7 +44,21 @@ pub(super) struct Snapshot<'a> {
 }
 
 /// The new values of keys by name, and when they expire, in ms; `None` for keys to delete.
-pub(super) type Changes = HashMap<Vec<u8>, Option<(Vec<u8>, u64)>>;
+pub(super) type Changes = HashMap<Vec<u8>, Option<(Written, u64)>>;
+
+/// What a key is to hold.
+pub(super) enum Written {
+    Value(Vec<u8>),
+    /// Expiries and ids of slots.
+    Slots(Vec<(u64, SlotId)>),
+}
+
+/// What a key holds.
+pub(super) enum Stored {
+    Value(Option<Vec<u8>>),
+    /// The members and scores of a key of slots.
+    Slots(Vec<(Vec<u8>, f64)>),
+}
 
 /// The names of the keys that some operations use, each once.
 pub(super) fn names_of<'a>(
@@ -50,33 +67,35 @@ pub(super) fn names_of<'a>(
 ) -> Vec<Vec<u8>> {
     let mut all = BTreeSet::new();
     for operation in operations {
-        let mut add = |policy: &str, key: &Key| all.insert(names.name(policy, key));
-        let charges = match operation {
-            Operation::Check(check) | Operation::CheckBatch { check, .. } => {
-                // A check that enforces no blocks reads and watches no key for them.
-                for key in check.keys().filter(|_| check.enforces_blocks()) {
-                    add(BLOCKS, key);
-                }
-                check.all_charges()
-            }
-            // A settlement or a renewal.
-            other => other.check().map_or(&[][..], Check::charges),
-        };
+        let decides = matches!(operation, Operation::Check(_) | Operation::CheckBatch(_));
+        let check = operation.check();
+        // A check that enforces no blocks reads and watches no key for them.
+        let enforcing = check.filter(|check| decides && check.enforces_blocks());
+        for key in enforcing.into_iter().flat_map(Check::keys) {
+            all.insert(names.name(BLOCKS, key));
+        }
+        let charges = check.map_or(&[][..], |check| match decides {
+            true => check.all_charges(),
+            false => check.charges(),
+        });
         for charge in charges {
-            add(charge.policy().name(), charge.key());
+            all.insert(name_of(names, charge.policy(), charge.key()));
         }
         match (operation, operation.key()) {
             (Operation::Reset { policy, key }, _) => {
-                add(policy.name(), key);
+                all.insert(name_of(names, policy, key));
             }
-            (_, Some(key)) => {
-                add(BLOCKS, key);
-                add(STRIKES, key);
-            }
+            (_, Some(key)) => all.extend([BLOCKS, STRIKES].map(|name| names.name(name, key))),
             (_, None) => {}
         }
     }
     all.into_iter().collect()
+}
+
+fn name_of(names: &Names, policy: &Policy, key: &Key) -> Vec<u8> {
+    let mut name = Vec::new();
+    names.write_charge(&mut name, policy, key);
+    name
 }
 
 impl<'a> Snapshot<'a> {
@@ -85,7 +104,7 @@ impl<'a> Snapshot<'a> {
         names: &'a Names,
         now_ms: u64,
         keys: &[Vec<u8>],
-        values: Vec<Result<Option<Vec<u8>>, StoreError>>,
+        values: Vec<Result<Stored, StoreError>>,
     ) -> Self {
         let mut snapshot = Self {
             names,
@@ -99,11 +118,10 @@ impl<'a> Snapshot<'a> {
         let of_block = ["}:", BLOCKS].concat();
         for (name, value) in keys.iter().cloned().zip(values) {
             if name.ends_with(of_block.as_bytes()) {
-                snapshot
-                    .blocks
-                    .insert(name, value.and_then(|value| block(value.as_deref())));
+                snapshot.blocks.insert(name, value.and_then(block));
             } else {
-                let counts = value.and_then(|value| counts_at(now_ms, value.as_deref()));
+                let window_ms = window_of_slots(&name).unwrap_or(0);
+                let counts = value.and_then(|value| counts_at(now_ms, window_ms, value));
                 snapshot.counts.insert(name, counts);
             }
         }
@@ -113,9 +131,14 @@ impl<'a> Snapshot<'a> {
     pub(super) fn into_changes(mut self) -> Changes {
         for (name, rules) in self.changed {
             if let Some(Ok(counts)) = self.counts.get_mut(&name) {
-                let value = counts.write(rules.into_iter(), self.now_ms);
-                let value = value.map(|value| (value, counts.expires_ms));
-                self.changes.insert(name, value);
+                let written = match window_of_slots(&name) {
+                    Some(window_ms) => slots(counts).map(|slots| (slots, self.now_ms + window_ms)),
+                    None => {
+                        let value = counts.write(rules.into_iter(), self.now_ms);
+                        value.map(|value| (Written::Value(value), counts.expires_ms))
+                    }
+                };
+                self.changes.insert(name, written);
             }
         }
         self.changes
@@ -146,7 +169,7 @@ impl Cells for Snapshot<'_> {
 
     fn begin(&mut self, charges: &[Charge]) {
         let names = self.names;
-        let name = |charge: &Charge| names.name(charge.policy().name(), charge.key());
+        let name = |charge: &Charge| name_of(names, charge.policy(), charge.key());
         self.cells = charges.iter().map(name).collect();
     }
 
@@ -183,7 +206,7 @@ impl StoreCells for Snapshot<'_> {
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
             let (name, value) = (self.names.name(BLOCKS, key), write_block(block, &details));
-            let value = Some((value, block.stored_until_ms()));
+            let value = Some((Written::Value(value), block.stored_until_ms()));
             self.changes.insert(name.clone(), value);
             self.blocks.insert(name, Ok(Some(block)));
         }
@@ -200,23 +223,41 @@ impl StoreCells for Snapshot<'_> {
 
     fn forget(&mut self, policy: &str, key: &Key) {
         let name = self.names.name(policy, key);
-        // Without a key there is nothing to delete.
-        let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
-        if !matches!(self.counts.get(&name), Some(Ok(counts)) if is_no_key(counts)) {
-            self.counts.insert(name.clone(), Ok(Counts::nothing(0)));
-            self.changed.insert(name, Vec::new());
+        let of_slots = [&name[..], b"@"].concat();
+        for (known, counts) in &mut self.counts {
+            // Without a key there is nothing to delete.
+            let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
+            if (*known == name || known.starts_with(&of_slots))
+                && !matches!(counts, Ok(counts) if is_no_key(counts))
+            {
+                *counts = Ok(Counts::nothing(0));
+                self.changed.insert(known.clone(), Vec::new());
+            }
         }
     }
 }
 
-fn block(value: Option<&[u8]>) -> Result<Option<Block>, StoreError> {
-    let held = value.map(read_block).transpose()?;
+fn block(stored: Stored) -> Result<Option<Block>, StoreError> {
+    let Stored::Value(value) = stored else {
+        return Err(UNREADABLE);
+    };
+    let held = value.as_deref().map(read_block).transpose()?;
     Ok(held.map(|(block, _)| block))
 }
 
+/// The slots to write; `None` if there are none.
+fn slots(counts: &Counts) -> Option<Written> {
+    let slots = counts.entry.sections().iter().filter_map(Section::slots);
+    let slots: Vec<_> = slots.flat_map(|set| set.slots()).copied().collect();
+    (!slots.is_empty()).then_some(Written::Slots(slots))
+}
+
 /// The counts of a key, of which nothing counts any more when the key expires.
-fn counts_at(now_ms: u64, value: Option<&[u8]>) -> Result<Counts, StoreError> {
-    let counts = value.map(Counts::read).transpose()?;
+fn counts_at(now_ms: u64, window_ms: u64, stored: Stored) -> Result<Counts, StoreError> {
+    let counts = match stored {
+        Stored::Slots(members) => return Ok(Counts::read_slots(window_ms, &members)?),
+        Stored::Value(value) => value.as_deref().map(Counts::read).transpose()?,
+    };
     let counts = counts.unwrap_or_else(|| Counts::nothing(0));
     if counts.expires_ms > now_ms {
         return Ok(counts);
@@ -233,10 +274,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{
-            policy::Policy,
-            window::{Section, Spec, StepQueue},
-        },
+        domain::window::{Spec, StepQueue},
         store::engine,
     };
 
@@ -258,13 +296,15 @@ mod tests {
         let keys = names_of(&names, iter::once(&check));
         let took = |checks| -> Duration {
             let begun = Instant::now();
-            let values = vec![Ok(Some(value.clone()))];
+            let values = vec![Ok(Stored::Value(Some(value.clone())))];
             let mut snapshot = Snapshot::new(&names, now_ms, &keys, values);
             for _ in 0..checks {
                 engine::execute(&check, &mut snapshot).unwrap();
             }
             let changes = snapshot.into_changes();
-            let (written, _) = changes[&keys[0]].as_ref().unwrap();
+            let Some((Written::Value(written), _)) = &changes[&keys[0]] else {
+                unreachable!()
+            };
             let written = Counts::read(written).unwrap();
             let charged = written.entry.count(&rule, now_ms).used;
             assert_eq!(charged, STEPS + checks);

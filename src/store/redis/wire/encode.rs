@@ -381,7 +381,13 @@ impl Head {
 /// How many of `count` checks with this charge can be admitted if nobody holds a slot; 0 if it takes none.
 fn most_admitted(charge: &Charge, count: u16) -> u16 {
     let rule = charge.policy().rules().first();
-    let limit = rule.map_or(0, |rule| if rule.is_concurrency() { rule.limit() } else { 0 });
+    let limit = rule.map_or(0, |rule| {
+        if rule.is_concurrency() {
+            rule.limit()
+        } else {
+            0
+        }
+    });
     let fitting = limit.checked_div(charge.cost()).unwrap_or(0);
     u16::try_from(fitting).unwrap_or(u16::MAX).min(count)
 }
