@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{
     domain::{
-        block::{Block, BlockRequest, STRIKES},
+        block::{Block, BlockRequest},
         charge::Charge,
         check::{Check, CheckBatch},
         decision::{BatchOutcome, Blocked, Count, Decision, RuleUsage, Usage},
@@ -70,8 +70,8 @@ pub(super) trait StoreCells: Cells {
 
     fn unblock(&mut self, key: &Key);
 
-    /// Forgets the counts of a key under the policy of this name.
-    fn forget(&mut self, policy: &str, key: &Key);
+    /// Forgets the counts or slots of a key under this policy, whatever the rules.
+    fn forget(&mut self, policy: &Policy, key: &Key);
 }
 
 pub(super) fn check(check: &Check, cells: &mut impl Cells) -> Result<Decision, StoreError> {
@@ -101,7 +101,7 @@ pub(super) fn execute(
         Operation::Renew(slots) => renew(slots, cells).map(Reply::Renew),
         Operation::Return(slots) => give_back(slots, cells).map(Reply::Return),
         Operation::Reset { policy, key } => {
-            cells.forget(policy.name(), key);
+            cells.forget(policy, key);
             Ok(Reply::Reset)
         }
         Operation::Block { key, request } => cells.block(key, request).map(Reply::Block),
@@ -112,7 +112,7 @@ pub(super) fn execute(
         } => ban(key, *strikes, request, cells).map(Reply::Ban),
         Operation::Unblock { key } => {
             cells.unblock(key);
-            cells.forget(STRIKES, key);
+            cells.forget(&Policy::of_strikes(Rule::per_minute(1)), key);
             Ok(Reply::Unblock)
         }
         other => Err(other.unsupported()),
@@ -364,7 +364,8 @@ fn ban(
     request: &BlockRequest,
     cells: &mut impl StoreCells,
 ) -> Result<Option<Block>, StoreError> {
-    let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
+    let policy = Policy::of_strikes(strikes);
+    let charge = Charge::new(&policy, key.clone(), 0);
     let (charge, mut counts) = (slice::from_ref(&charge), [Count::default()]);
     let mut part = Part::new(0, charge, &mut counts);
     let look = Check::of_one(charge[0].clone());
@@ -373,7 +374,7 @@ fn ban(
         return Ok(None);
     }
     let block = cells.block(key, request)?;
-    cells.forget(STRIKES, key);
+    cells.forget(&policy, key);
     Ok(Some(block))
 }
 

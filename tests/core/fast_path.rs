@@ -61,15 +61,9 @@ mod hand_over {
     }
 
     #[tokio::test]
-    async fn slots_are_renewed_by_the_fast_path() {
+    async fn slots_are_taken_renewed_and_returned_by_the_fast_path() {
         let (stores, clock) = new();
-        hand_over::slots_are_renewed_by_the_fast_path(stores, clock).await;
-    }
-
-    #[tokio::test]
-    async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path() {
-        let (stores, clock) = new();
-        hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
+        hand_over::slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
     }
 }
 

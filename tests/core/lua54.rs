@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError, Usage,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, StoreExt},
 };
 use support::{
     history::{
@@ -174,10 +174,10 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
             let check = Check::new(charges).unwrap();
             Some(match index % 2 {
                 0 => Operation::Check(check),
-                _ => Operation::CheckBatch {
-                    check,
-                    count: u16::try_from(index % 17).unwrap(),
-                },
+                _ => {
+                    let count = u16::try_from(index % 17).unwrap();
+                    Operation::CheckBatch(CheckBatch::new(check, count))
+                }
             })
         }
         Act::Reset(which, key) => Some(Operation::Reset {

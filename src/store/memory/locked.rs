@@ -17,6 +17,7 @@ use crate::{
         decision::{Blocked, Count},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        policy::Policy,
         rule::Rule,
     },
     store::{
@@ -157,8 +158,8 @@ impl StoreCells for Locked<'_> {
         self.store.blocks.unblock(key);
     }
 
-    fn forget(&mut self, policy: &str, key: &Key) {
-        let token = self.store.tokens.token(policy, key);
+    fn forget(&mut self, policy: &Policy, key: &Key) {
+        let token = self.store.tokens.token(policy.name(), key);
         let shard = self.store.shards[index(token, self.store.shards.len())].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
         shard.remove(token);

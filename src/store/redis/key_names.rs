@@ -161,6 +161,13 @@ impl Names {
         name
     }
 
+    /// The name of the key that keeps the counts or the slots of a charge.
+    pub(super) fn of_charge(&self, policy: &Policy, key: &Key) -> Vec<u8> {
+        let mut name = Vec::new();
+        self.write_charge(&mut name, policy, key);
+        name
+    }
+
     fn hash(&self, key: &Key) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.hash_key);
         hasher.update(&[u8::from(key.is_secret())]);
@@ -170,6 +177,13 @@ impl Names {
         hasher.update(key.value());
         hasher.finalize()
     }
+}
+
+/// The window in ms that stands at the end of a name of slots; `None` for the name of another key.
+pub(super) fn window_of_slots(name: &[u8]) -> Option<u64> {
+    let policy = &name[name.iter().rposition(|byte| *byte == b'}')?..];
+    let at = policy.iter().rposition(|byte| *byte == b'@')?;
+    std::str::from_utf8(&policy[at + 1..]).ok()?.parse().ok()
 }
 
 /// Reads the text in the braces of a name with a hashed value: `<kind>=#<hash>`.

@@ -83,34 +83,22 @@ impl Counts {
             None => Err(UnreadableValue::Malformed),
         }
     }
-
-    /// Reads the members and scores of a key of slots, which expires on its own.
-    pub(super) fn read_slots(
-        window_ms: u64,
-        members: &[(Vec<u8>, f64)],
-    ) -> Result<Self, UnreadableValue> {
-        let slots = members.iter().map(|(id, expiry_ms)| {
-            let is_time = (0.0..=MAX_TIME_MS as f64).contains(expiry_ms);
-            let id = <[u8; 16]>::try_from(&id[..]).ok().filter(|_| is_time)?;
-            Some((*expiry_ms as u64, SlotId::from_bytes(id)))
-        });
-        let slots: Vec<_> = slots
-            .collect::<Option<_>>()
-            .ok_or(UnreadableValue::Malformed)?;
-        let expires_ms = slots.iter().map(|slot| slot.0).max().unwrap_or(0);
-        Ok(Self {
-            entry: Entry::of(vec![Section::Concurrency(SlotSet::of(window_ms, slots))]),
-            later: Vec::new(),
-            expires_ms,
-        })
-    }
 }
 
-/// The window in ms of a key of slots, from the end of its name; `None` for another key.
-pub(super) fn window_of_slots(name: &[u8]) -> Option<u64> {
-    let place = name.windows(2).position(|bytes| bytes == b"}:")?;
-    let policy = str::from_utf8(&name[place..]).ok()?;
-    policy.split_once('@')?.1.parse().ok()
+/// Reads the slots of a key with this window: the members of a sorted set, and when they expire.
+pub(super) fn read_slots(
+    window_ms: u64,
+    members: Vec<(Vec<u8>, f64)>,
+) -> Result<SlotSet, UnreadableValue> {
+    let slots = members.into_iter().map(|(member, expiry_ms)| {
+        let id = member.try_into().ok().map(SlotId::from_bytes)?;
+        let is_time = (0.0..=MAX_TIME_MS as f64).contains(&expiry_ms);
+        is_time.then_some((expiry_ms as u64, id))
+    });
+    let slots: Option<Vec<_>> = slots.collect();
+    slots
+        .map(|slots| SlotSet::of(window_ms, slots))
+        .ok_or(UnreadableValue::Malformed)
 }
 
 /// Reads the block of an identity.
@@ -193,7 +181,7 @@ impl Part {
         Some(match labelled(self.label)? {
             Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
             Spec::Bucket(spec) => Section::Bucket(self.bucket(spec)?),
-            Spec::Concurrency(_) => return None, // slots have a key of their own
+            Spec::Concurrency(_) => return None, // slots are a sorted set
             Spec::Calendar(spec) => Section::Calendar(self.period(spec)?),
         })
     }
@@ -298,7 +286,7 @@ mod write {
         domain::{
             block::Block,
             rule::Rule,
-            window::{Section, Spec, StepQueue},
+            window::{Section, SlotSet, Spec, StepQueue},
         },
         store::redis::wire::{VERSION, label, push_number},
     };
@@ -322,6 +310,14 @@ mod write {
                 entry: Entry::new(),
                 later: Vec::new(),
                 expires_ms,
+            }
+        }
+
+        /// The slots of a key.
+        pub(in crate::store::redis) fn of_slots(slots: SlotSet) -> Self {
+            Self {
+                entry: Entry::of(vec![Section::Concurrency(slots)]),
+                ..Self::nothing(0)
             }
         }
 

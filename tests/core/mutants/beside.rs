@@ -92,77 +92,53 @@ const CASES: &[(&str, &[Next])] = &[
             Check(100_000_000),
         ],
     ),
-    // More slots than an entry of 2 bytes can count.
+    // More slots than one message has.
     (
-        "1000000/30s@concurrent@1s",
+        "1000/30s@concurrent",
         &[
-            Check(70_000),
+            Check(700),
             Check(1),
             Wait(1_000),
-            Renew(1),
-            Wait(30_500),
-            Check(1),
-        ],
-    ),
-    // Slots of one step are renewed together: all, as many as are left, and those that stay in their step.
-    (
-        "9/30s@concurrent@1s",
-        &[
-            Check(2),
-            Check(2),
-            Check(1),
-            Wait(10_000),
-            Together(&[0, 1, 2]),
-            Wait(10_000),
-            Together(&[0, 1]),
-            Wait(10_500),
-            Together(&[2]),
-            Check(9),
-        ],
-    ),
-    (
-        "9/30s@concurrent@1s",
-        &[
-            Check(2),
-            Check(2),
-            Check(2),
-            Reset,
-            Check(2),
-            Check(1),
-            Wait(10_000),
-            Together(&[0, 1, 2]),
-            Wait(25_000),
-            Check(9),
-        ],
-    ),
-    (
-        "9/30s@concurrent@1s",
-        &[
-            Check(2),
-            Check(2),
-            Check(2),
-            Reset,
-            Check(2),
-            Together(&[0, 1, 2]),
-            Wait(1_000),
-            Check(1),
-            Back(1_500),
-            Together(&[0, 1]),
-            Wait(25_000),
-            Check(9),
-        ],
-    ),
-    // Slots of one step are renewed apart.
-    (
-        "9/30s@concurrent@1s",
-        &[
-            Check(2),
-            Wait(10_000),
             Renew(0),
+            Check(300),
+            Wait(29_500),
+            Check(400),
+            Check(1),
+        ],
+    ),
+    // Slots that are held are renewed, beside others that are lost.
+    (
+        "9/30s@concurrent",
+        &[
+            Check(2),
+            Check(2),
             Check(1),
             Wait(10_000),
-            Renew(1),
-            Wait(20_500),
+            Together(&[0, 1]),
+            Wait(20_000),
+            Together(&[0, 1, 2]),
+            Wait(10_000),
+            Check(9),
+            Together(&[0, 2]),
+            Wait(20_000),
+            Check(9),
+        ],
+    ),
+    (
+        "9/30s@concurrent",
+        &[
+            Check(2),
+            Check(2),
+            Reset,
+            Check(2),
+            Together(&[0, 1, 2]),
+            Wait(1_000),
+            Check(1),
+            Back(500),
+            Together(&[0, 1, 2]),
+            Back(1_000),
+            Together(&[2]),
+            Wait(31_000),
             Check(9),
         ],
     ),
@@ -223,21 +199,15 @@ async fn outcomes_of(
 }
 
 /// Renews the slots of these checks in one call.
-async fn renew(store: &dyn Store, usages: &mut [Usage], numbers: &[usize]) -> Vec<Outcome> {
-    let slots = numbers.iter().filter_map(|it| Slots::take(&usages[*it]));
-    let renewals = slots.map(|it| Operation::Renew(it.renew()));
-    let replies = store.call(renewals.collect()).await.unwrap();
-    let renewed = numbers
-        .iter()
-        .zip(replies)
-        .map(|(number, reply)| match reply {
-            Ok(Reply::Renew(renewed)) => {
-                if renewed.is_renewed() {
-                    usages[*number] = renewed.usage().clone();
-                }
-                Outcome::from(&renewed)
-            }
-            other => panic!("not renewed: {other:?}"),
-        });
+async fn renew(store: &dyn Store, usages: &[Usage], numbers: &[usize]) -> Vec<Outcome> {
+    let slots = numbers.iter().flat_map(|it| Slots::of(&usages[*it]));
+    let replies = store
+        .call(slots.map(Operation::Renew).collect())
+        .await
+        .unwrap();
+    let renewed = replies.into_iter().map(|reply| match reply {
+        Ok(Reply::Renew(renewed)) => Outcome::from(&renewed),
+        other => panic!("not renewed: {other:?}"),
+    });
     renewed.collect()
 }

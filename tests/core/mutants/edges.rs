@@ -10,7 +10,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
     store::{
-        Check, Operation, Reply, Settlement, Slots, StoreExt,
+        Check, Operation, Reply, Settlement, StoreExt,
         redis::inspect::{StoredValue, decide},
     },
 };
@@ -55,8 +55,7 @@ pub(super) async fn all(script: &Script) {
     a_settlement_at_the_largest_number_changes_nothing(script).await;
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
-    slots_are_renewed_together(script).await;
-    a_lost_slot_is_not_taken_from_a_later_step(script).await;
+    messages_about_slots_are_idempotent(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     bans_are_those_of_the_memory_store(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
@@ -372,9 +371,7 @@ async fn common_cases_are_not_handed_over(script: &Script) {
     let (stores, clock) = new();
     hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
     let (stores, clock) = new();
-    hand_over::slots_are_renewed_by_the_fast_path(stores, clock).await;
-    let (stores, clock) = new();
-    hand_over::slots_above_a_lowered_limit_are_renewed_by_the_fast_path(stores, clock).await;
+    hand_over::slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
 }
 
 /// It opens no step either.
@@ -438,28 +435,14 @@ async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
     }
 }
 
-async fn slots_are_renewed_together(script: &Script) {
+async fn messages_about_slots_are_idempotent(script: &Script) {
     script.start(START_MS);
     let store: Arc<dyn Store> = Arc::new(script.store.clone());
-    kinds::slots_of_several_keys_are_renewed_together_or_not_at_all(&store, script.clock.clone())
-        .await;
-}
-
-/// A replica that has not heard of a slot has become the primary.
-async fn a_lost_slot_is_not_taken_from_a_later_step(script: &Script) {
-    let jobs = policy("9/30s@concurrent@1s");
+    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, script.clock.clone()).await;
     script.start(START_MS);
-    check(&script.store, &jobs, 1).await;
-    let replicated = script.server.value(NAME).unwrap();
-    script.clock.advance(Duration::from_secs(1));
-    let lost = check(&script.store, &jobs, 1).await;
-    script.server.put(NAME, Some(&replicated));
-    script.clock.advance(Duration::from_secs(1));
-    check(&script.store, &jobs, 1).await;
-    let slots = Slots::take(lost.usage()).unwrap();
-    let renewed = script.store.renew(slots).await.unwrap();
-    assert!(!renewed.is_renewed());
-    assert_eq!(left(renewed.usage()), 7);
+    kinds::messages_about_slots_may_come_twice(&store, script.clock.clone()).await;
+    script.start(START_MS);
+    kinds::a_check_may_take_several_slots(&store, script.clock.clone()).await;
 }
 
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.

@@ -47,12 +47,8 @@ struct Calls {
 
 impl Calls {
     fn new(most: usize, shut_down: bool) -> Arc<Self> {
-        Self::gathering(most, 0, shut_down)
-    }
-
-    fn gathering(most: usize, full: usize, shut_down: bool) -> Arc<Self> {
         Arc::new(Self {
-            queue: CallQueue::new(most, full, gather),
+            queue: CallQueue::new(most, gather),
             shut_down,
         })
     }
@@ -137,22 +133,6 @@ fn everybody_is_sent_once_however_calls_begin_and_end() {
 }
 
 #[test]
-fn everybody_is_sent_once_where_callers_wait_for_others() {
-    everybody_is_sent_once(|| Calls::gathering(2, 2, false), 1);
-    everybody_is_sent_once(|| Calls::gathering(2, 9, true), 1);
-}
-
-#[test]
-fn in_a_line_that_gathers_a_second_call_begins_when_enough_wait() {
-    every_order(|| {
-        let calls = Calls::gathering(2, 2, false);
-        let enter = || calls.begin(&Caller::new());
-        let begun = [(); 6].map(|()| enter().map_or(0, |call| call.len()));
-        assert_eq!(begun, [1, 0, 2, 0, 0, 0]);
-    });
-}
-
-#[test]
 fn everybody_is_taken_once_where_calls_end_as_they_begin() {
     everybody_is_sent_once(|| Calls::new(1, true), 1);
 }
@@ -217,7 +197,7 @@ fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, V
 #[test]
 fn calls_share_what_waits_now_without_those_who_have_left() {
     every_order(|| {
-        let line = CallQueue::new(4, 0, gather_share);
+        let line = CallQueue::new(4, gather_share);
         let enter = |charges| line.enter(Caller::new(), charges);
         for _ in 0..4 {
             let (_, call) = enter(3);

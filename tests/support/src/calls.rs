@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::{
     Charge, Decision, Key, Policy, Store, StoreError,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, StoreExt},
 };
 
 use super::{history::START_MS, outcome::Outcome};
@@ -74,9 +74,12 @@ pub async fn check_all(
 }
 
 async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
-    match call(store, vec![Operation::CheckBatch { check, count }])
-        .await
-        .remove(0)
+    match call(
+        store,
+        vec![Operation::CheckBatch(CheckBatch::new(check, count))],
+    )
+    .await
+    .remove(0)
     {
         Ok(Reply::CheckBatch(decisions)) => decisions,
         other => panic!("not the reply to a batch: {other:?}"),
@@ -115,10 +118,7 @@ pub async fn operations_are_answered_one_by_one_in_their_order(store: &dyn Store
             Operation::Check(check([charge(&api, "bob", 1)])),
             reset,
             Operation::Check(alice(2)),
-            Operation::CheckBatch {
-                check: alice(1),
-                count: 2,
-            },
+            Operation::CheckBatch(CheckBatch::new(alice(1), 2)),
         ],
     )
     .await;

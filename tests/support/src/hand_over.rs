@@ -6,7 +6,7 @@ use sluicegate::{
     Charge, Key, Policy, RedisStore, Store, Usage,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Operation, Renewed, Reply, Settlement, Slots},
+    store::{Check, HeldSlots, Operation, Reply, Settlement, Slots},
 };
 
 use super::{history::START_MS, lua::LuaServer};
@@ -71,9 +71,10 @@ impl Counting {
         self.execute(Operation::Settle(settlement)).await;
     }
 
-    async fn renew(&mut self, slots: Slots) -> Renewed {
-        match self.execute(Operation::Renew(slots.renew())).await {
-            Reply::Renew(renewed) => renewed,
+    /// Sends a renewal or a return.
+    async fn send(&mut self, message: Operation) -> HeldSlots {
+        match self.execute(message).await {
+            Reply::Renew(answer) | Reply::Return(answer) => answer,
             other => panic!("{other:?}"),
         }
     }
@@ -91,7 +92,6 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
         ("three", "99/1s,99/1m,9/1h"),
         ("fixed", "9/1m@fixed"),
         ("bucket", "9+60/1s@bucket"),
-        ("slots", "9/1m@concurrent"),
     ];
     for (name, rules) in kinds {
         let mut calls = Counting::new(&stores, &clock, name, rules);
@@ -100,7 +100,7 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
         assert!(calls.check(3).await.0 && !calls.check(9).await.0 && !calls.check(10).await.0);
         assert!(calls.check(0).await.0);
         assert_eq!(calls.handed_over(), 0, "{name}: in one step");
-        if name != "bucket" && name != "slots" {
+        if name != "bucket" {
             for (charged, cost) in [(1, 2), (1, 1), (2, 1)] {
                 let (_, usage) = calls.check(charged).await;
                 calls.settle(&usage, cost).await;
@@ -115,7 +115,7 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
             0,
             "{name}: the first rule opens a step"
         );
-        if name != "bucket" && name != "slots" {
+        if name != "bucket" {
             clock.advance(Duration::from_millis(20));
             calls.settle(&usage, 2).await;
             assert_eq!(calls.handed_over(), 0, "{name}: so does a settlement");
@@ -125,7 +125,7 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
 
 /// A section begins with room for eight steps, and then its room is doubled.
 pub async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, clock: ManualClock) {
-    for (name, rules) in [("sliding", "1000/1m"), ("slots", "1000/1m@concurrent")] {
+    for (name, rules) in [("sliding", "1000/1m")] {
         let mut calls = Counting::new(&stores, &clock, name, rules);
         let mut handed_over_at = Vec::new();
         for second in 0..200 {
@@ -162,33 +162,26 @@ pub async fn a_denial_while_steps_are_released_is_not_handed_over(
     assert_eq!(calls.handed_over(), 0);
 }
 
-pub async fn slots_are_renewed_by_the_fast_path(stores: Halves, clock: ManualClock) {
-    let mut calls = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
-    let (_, usage) = calls.check(1).await;
-    let mut slots = Slots::take(&usage).unwrap();
-    calls.handed_over();
-    for _ in 0..12 {
-        clock.advance(Duration::from_millis(10_000));
-        let renewed = calls.renew(slots).await;
-        assert!(renewed.is_renewed());
-        slots = renewed.slots().unwrap();
-        assert!(calls.check(1).await.0);
-    }
-    assert_eq!(calls.handed_over(), 0);
-}
-
-/// Each replica renews under the limit that it knows.
-pub async fn slots_above_a_lowered_limit_are_renewed_by_the_fast_path(
+/// Also those of a new key.
+pub async fn slots_are_taken_renewed_and_returned_by_the_fast_path(
     stores: Halves,
     clock: ManualClock,
 ) {
-    let mut before = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
-    let mut lowered = Counting::new(&stores, &clock, "slots", "5/30s@concurrent");
-    assert!(before.check(1).await.0);
-    let (_, usage) = lowered.check(1).await;
-    let slots = Slots::take(&usage).unwrap();
-    assert!(before.check(7).await.0);
-    clock.advance(Duration::from_millis(10_000));
-    assert!(lowered.renew(slots).await.is_renewed());
-    assert_eq!(lowered.handed_over(), 0);
+    let mut calls = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
+    let (is_allowed, usage) = calls.check(1).await;
+    assert!(is_allowed);
+    let slots = Slots::of(&usage).remove(0);
+    for _ in 0..12 {
+        clock.advance(Duration::from_millis(10_000));
+        assert!(calls.send(Operation::Renew(slots.clone())).await.are_held());
+        assert!(calls.check(1).await.0 && calls.check(3).await.0 && !calls.check(9).await.0);
+        clock.advance(Duration::from_millis(19_000));
+        assert!(calls.send(Operation::Renew(slots.clone())).await.are_held());
+        clock.advance(Duration::from_millis(12_000));
+    }
+    for is_held in [true, false] {
+        let answer = calls.send(Operation::Return(slots.clone())).await;
+        assert_eq!(answer.are_held(), is_held);
+    }
+    assert_eq!(calls.handed_over(), 0);
 }

@@ -13,7 +13,7 @@ use sluicegate::{
     calendar::Period,
     manual_clock::ManualClock,
     rule::MAX_UNITS,
-    store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, Slots, StoreExt},
 };
 
 use super::outcome::Outcome;
@@ -46,9 +46,9 @@ pub enum Act {
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
-    /// Renews the slots of one of the admitted checks, if one is left that holds some.
+    /// Renews the slots of a charge that was admitted, if some are left. They may be lost.
     Renew(Index),
-    /// Gives such slots back.
+    /// Returns such slots.
     GiveBack(Index),
     /// Gives the next rules to the name of a policy.
     NextRules(usize),
@@ -68,9 +68,9 @@ pub enum Part {
     Reset(usize, usize),
     Block(usize, Until, BlockedBy),
     Unblock(usize),
-    /// Renews the slots of a check before the call, if one is left that holds some.
+    /// Renews slots that were taken before the call, if some are left. They may be lost.
     Renew(Index),
-    /// Gives such slots back.
+    /// Returns such slots.
     GiveBack(Index),
 }
 
@@ -87,7 +87,7 @@ pub enum Spoiled {
 pub enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
     Settled(Outcome),
-    Renewed(Outcome),
+    Held(Outcome),
     Reset,
     Block(Block),
     Unblocked,
@@ -183,9 +183,9 @@ pub fn dense() -> impl Strategy<Value = History> {
         "4/5ms@fixed,6/8ms@1ms",
         "4/5ms@fixed,6+2/3ms@bucket",
         "6+2/3ms@bucket,40+9/7ms@bucket",
-        "3/10ms@concurrent@3ms",
-        "4/6ms@concurrent@2ms",
-        "5/9ms@concurrent@2ms",
+        "3/10ms@concurrent",
+        "4/6ms@concurrent",
+        "5/9ms@concurrent",
     ];
     let gaps = prop_oneof![4 => Just(0), 8 => 1..=3_i64, 2 => 4..=12_i64, 1 => 13..=100_i64, 4 => -4..=-1_i64, 1 => -40..=-5_i64];
     histories(policies_of(&rules), gaps, few_units())
@@ -423,10 +423,10 @@ fn versions_of<R: Strategy<Value = Rule> + 'static>(
 
 fn slots() -> impl Strategy<Value = Rule> {
     let windows = prop_oneof![Just(7), Just(1_000), Just(60_000)];
-    let limits = prop_oneof![1 => Just(0), 8 => 1..=10_u64, 1 => Just(MAX_UNITS)];
-    (limits, windows, 1..=5_u64).prop_map(|(limit, window_ms, parts)| {
-        let rule = Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms));
-        rule.precision(Duration::from_millis(window_ms.div_ceil(parts)))
+    // So few that one message has all slots of a charge.
+    let limits = prop_oneof![1 => Just(0), 8 => 1..=10_u64, 1 => Just(Slots::MOST as u64)];
+    (limits, windows).prop_map(|(limit, window_ms)| {
+        Rule::concurrent(limit).expires_after(Duration::from_millis(window_ms))
     })
 }
 
@@ -605,16 +605,16 @@ impl<'a> Player<'a> {
                 let Some(slots) = self.slots(*check) else {
                     return Came::Nothing;
                 };
-                let renewed = self.store.renew(slots).await.unwrap();
-                self.held.push(renewed.slots().unwrap());
+                let renewed = self.store.renew(&slots).await.unwrap();
+                self.held.push(slots);
                 return Came::Of(Outcome::from(&renewed));
             }
             Act::GiveBack(check) => {
                 let Some(slots) = self.slots(*check) else {
                     return Came::Nothing;
                 };
-                let settled = self.store.settle(&slots.give_back()).await.unwrap();
-                return Came::Of(Outcome::from(&settled));
+                let returned = self.store.give_back(&slots).await.unwrap();
+                return Came::Of(Outcome::from(&returned));
             }
             Act::Reset(policy, key) => {
                 let reset = self.store.reset(self.policy(*policy), &key_of(*key));
@@ -649,7 +649,7 @@ impl<'a> Player<'a> {
         let decision = self.store.check(&check).await.unwrap();
         if decision.is_allowed() {
             self.open.push(decision.usage().clone());
-            self.held.extend(Slots::take(decision.usage()));
+            self.held.extend(Slots::of(decision.usage()));
         }
         Outcome::from(&decision)
     }
@@ -671,6 +671,7 @@ impl<'a> Player<'a> {
         Some(Settlement::new(&usage, cost).unwrap())
     }
 
+    /// Takes out one of the messages about slots.
     fn slots(&mut self, check: Index) -> Option<Slots> {
         let held = self.held.len();
         (held > 0).then(|| self.held.remove(check.index(held)))
@@ -696,9 +697,8 @@ impl<'a> Player<'a> {
             Some(Reply::Check(decision)) => self.decided(&[decision]),
             Some(Reply::CheckBatch(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
-            Some(Reply::Renew(renewed)) => {
-                self.held.extend(renewed.slots());
-                Answer::Renewed(Outcome::from(&renewed))
+            Some(Reply::Renew(answer) | Reply::Return(answer)) => {
+                Answer::Held(Outcome::from(&answer))
             }
             Some(Reply::Reset) => Answer::Reset,
             Some(Reply::Block(block)) => Answer::Block(block),
@@ -712,18 +712,21 @@ impl<'a> Player<'a> {
     fn operation(&mut self, part: &Part) -> Option<Operation> {
         Some(match part {
             Part::Check(charges, enforces) => Operation::Check(self.check_in(charges, *enforces)),
-            Part::CheckBatch(charges, count, enforces) => Operation::CheckBatch {
-                check: self.check_in(charges, *enforces),
-                count: *count,
-            },
+            Part::CheckBatch(charges, count, enforces) => {
+                Operation::CheckBatch(CheckBatch::new(self.check_in(charges, *enforces), *count))
+            }
             Part::Block(key, until, by) => Operation::Block {
                 key: key_of(*key),
                 request: super::blocks::request(*until, *by),
             },
             Part::Unblock(key) => Operation::Unblock { key: key_of(*key) },
             Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),
-            Part::Renew(check) => Operation::Renew(self.slots(*check)?.renew()),
-            Part::GiveBack(check) => Operation::Settle(self.slots(*check)?.give_back()),
+            Part::Renew(check) => {
+                let slots = self.slots(*check)?;
+                self.held.push(slots.clone());
+                Operation::Renew(slots)
+            }
+            Part::GiveBack(check) => Operation::Return(self.slots(*check)?),
             Part::Reset(policy, key) => Operation::Reset {
                 policy: self.policy(*policy).clone(),
                 key: key_of(*key),
@@ -735,10 +738,10 @@ impl<'a> Player<'a> {
     async fn alone(&mut self, operation: Operation) -> Option<Reply> {
         Some(match operation {
             Operation::Check(check) => Reply::Check(self.check_alone(&check).await?),
-            Operation::CheckBatch { check, count } => {
-                let mut decisions = Vec::new();
-                for _ in 0..count {
-                    let decision = self.check_alone(&check).await?;
+            Operation::CheckBatch(batch) => {
+                let (mut decisions, count) = (Vec::new(), batch.count());
+                for place in 0..count {
+                    let decision = self.check_alone(batch.nth(place)).await?;
                     let is_last = !decision.is_allowed();
                     decisions.push(decision);
                     if is_last {
@@ -754,7 +757,9 @@ impl<'a> Player<'a> {
                     .then_some(())?;
                 Reply::Settle(self.store.settle(&settlement).await.unwrap())
             }
-            renewal @ Operation::Renew(_) => self.store.execute(renewal).await.unwrap(),
+            message @ (Operation::Renew(_) | Operation::Return(_)) => {
+                self.store.execute(message).await.unwrap()
+            }
             Operation::Reset { policy, key } => {
                 self.store.reset(&policy, &key).await.unwrap();
                 let policies = self.policies;
@@ -814,7 +819,7 @@ impl<'a> Player<'a> {
             };
             for usage in [usage].into_iter().chain(shadow) {
                 self.open.push(usage.clone());
-                self.held.extend(Slots::take(usage));
+                self.held.extend(Slots::of(usage));
             }
         }
         let both = |it: &Decision| {

@@ -3,7 +3,7 @@
 //! Redis and Valkey run Lua 5.1. Other servers with their protocol run 5.4, where integers and floats differ.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -40,7 +40,9 @@ struct Keys {
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
     /// The keys for which `GET` reports another type.
     of_wrong_type: HashSet<Vec<u8>>,
-    /// The members of the only sorted set.
+    /// The members and scores of sorted sets that the script keeps, and when these are gone.
+    sets: HashMap<Vec<u8>, (BTreeMap<Vec<u8>, u64>, u64)>,
+    /// The members of the only other sorted set.
     index: std::collections::BTreeSet<Vec<u8>>,
     /// How far the server's clock is ahead of the caller's.
     ahead: Duration,
@@ -51,6 +53,49 @@ struct Keys {
 impl Keys {
     fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
         self.values.get(key).filter(|it| self.is_kept(it))
+    }
+
+    /// The members of a sorted set with scores from `min` to `max`, in their order. `(` before a bound excludes it.
+    fn range(&self, key: &[u8], min: &[u8], max: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        let bound = |text: &[u8]| match text {
+            b"-inf" => (0, false),
+            [b'(', text @ ..] => (number(text), true),
+            text => (number(text), false),
+        };
+        let ((min, above), (max, below)) = (bound(min), bound(max));
+        let set = self
+            .sets
+            .get(key)
+            .filter(|(_, gone_ms)| *gone_ms >= self.now_ms);
+        let members = set.into_iter().flat_map(|(members, _)| members);
+        let in_range = members.filter(|(_, score)| {
+            (min..=max).contains(*score) && !(above && **score == min) && !(below && **score == max)
+        });
+        let mut range: Vec<_> = in_range.map(|(id, score)| (*score, id.clone())).collect();
+        range.sort();
+        range
+    }
+
+    fn forget(&mut self, key: &[u8], id: &[u8]) -> bool {
+        let Some((members, gone_ms)) = self.sets.get_mut(key) else {
+            return false;
+        };
+        let is_there = *gone_ms >= self.now_ms && members.remove(id).is_some();
+        if members.is_empty() {
+            self.sets.remove(key);
+        }
+        is_there
+    }
+
+    fn expire(&mut self, key: &[u8], gone_ms: u64) -> i64 {
+        assert!(gone_ms > self.now_ms);
+        match self.sets.get_mut(key) {
+            Some((_, gone)) => {
+                *gone = gone_ms;
+                1
+            }
+            None => 0,
+        }
     }
 
     /// A server keeps a key up to its time, and in the millisecond of that time.
@@ -219,7 +264,15 @@ impl LuaServer {
                 *gone,
             )
         });
-        let mut all: Vec<_> = all.collect();
+        let sets = keys.sets.keys().map(|name| {
+            let members = keys.range(name, b"-inf", b"9007199254740991");
+            let members = members
+                .iter()
+                .flat_map(|(score, id)| [&score.to_be_bytes(), &**id].concat());
+            let name = String::from_utf8_lossy(name).into_owned();
+            (name, members.collect(), 0)
+        });
+        let mut all: Vec<_> = all.chain(sets).collect();
         all.sort();
         all
     }
@@ -379,13 +432,29 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
         }),
+        [command, key, ref args @ ..] if command.starts_with(b"Z") => {
+            if keys.of_wrong_type.contains(key) || keys.values.contains_key(key) {
+                let error = lua.create_table()?;
+                error.set("err", "WRONGTYPE Operation against a key")?;
+                return Ok(LuaValue::Table(error));
+            }
+            sorted_set(lua, &mut keys, command, key, args)
+        }
+        [b"PEXPIRE", key, ttl] => {
+            let gone_ms = keys.now_ms + number(ttl) - SLACK_MS;
+            Ok(LuaValue::Integer(keys.expire(key, gone_ms)))
+        }
+        [b"PEXPIREAT", key, gone_ms] => Ok(LuaValue::Integer(keys.expire(key, number(gone_ms)))),
         [b"EXISTS", ref names @ ..] => {
             let is_there =
                 |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();
             let count = names.iter().filter(is_there).count();
             Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
         }
-        [b"SET" | b"SETRANGE" | b"DEL", ..] if keys.refusal.is_some() => {
+        [
+            b"SET" | b"SETRANGE" | b"DEL" | b"ZADD" | b"PEXPIRE" | b"PEXPIREAT",
+            ..,
+        ] if keys.refusal.is_some() => {
             let error = lua.create_table()?;
             error.set("err", keys.refusal.clone())?;
             Ok(LuaValue::Table(error))
@@ -416,11 +485,98 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         }
         [b"DEL", key] => {
             keys.values.remove(key);
+            keys.sets.remove(key);
             keys.of_wrong_type.remove(key);
             Ok(LuaValue::Integer(1))
         }
         _ => panic!("not a command of the script: {args:?}"),
     }
+}
+
+/// The commands about a sorted set. Redis forgets an empty one.
+fn sorted_set(
+    lua: &Lua,
+    keys: &mut Keys,
+    command: &[u8],
+    key: &[u8],
+    args: &[&[u8]],
+) -> mlua::Result<LuaValue> {
+    let text = |score: u64| lua.create_string(score.to_string());
+    let score = |keys: &Keys, id: &[u8]| {
+        let (members, _) = keys.sets.get(key)?;
+        members.get(id).copied()
+    };
+    let done = match (command, args) {
+        (b"ZCOUNT", [min, max]) => keys.range(key, min, max).len(),
+        (b"ZSCORE", [id]) => {
+            return Ok(match score(keys, id) {
+                Some(score) => LuaValue::String(text(score)?),
+                None => LuaValue::Boolean(false),
+            });
+        }
+        (b"ZMSCORE", ids) => {
+            let scores = lua.create_table()?;
+            for (place, id) in ids.iter().enumerate() {
+                match score(keys, id) {
+                    Some(score) => scores.set(place + 1, text(score)?)?,
+                    None => scores.set(place + 1, false)?,
+                }
+            }
+            return Ok(LuaValue::Table(scores));
+        }
+        (b"ZRANGEBYSCORE", [min, max, options @ ..]) => {
+            let range = keys.range(key, min, max);
+            return members(lua, range.into_iter(), options);
+        }
+        (b"ZREVRANGEBYSCORE", [max, min, options @ ..]) => {
+            let range = keys.range(key, min, max);
+            return members(lua, range.into_iter().rev(), options);
+        }
+        (b"ZADD", pairs) => {
+            let now_ms = keys.now_ms;
+            let (set, gone_ms) = keys.sets.entry(key.into()).or_default();
+            if *gone_ms < now_ms {
+                set.clear();
+                *gone_ms = u64::MAX; // until the expiry is set
+            }
+            pairs
+                .chunks(2)
+                .filter(|pair| set.insert(pair[1].into(), number(pair[0])).is_none())
+                .count()
+        }
+        (b"ZREM", ids) => ids.iter().filter(|id| keys.forget(key, id)).count(),
+        (b"ZREMRANGEBYSCORE", [min, max]) => {
+            let range = keys.range(key, min, max);
+            range.iter().filter(|(_, id)| keys.forget(key, id)).count()
+        }
+        _ => panic!("not a command of the script: {command:?} {args:?}"),
+    };
+    Ok(LuaValue::Integer(i64::try_from(done).unwrap()))
+}
+
+/// Members with their scores, if these are asked for, as the options limit them.
+fn members(
+    lua: &Lua,
+    range: impl Iterator<Item = (u64, Vec<u8>)>,
+    options: &[&[u8]],
+) -> mlua::Result<LuaValue> {
+    let with_scores = options.contains(&&b"WITHSCORES"[..]);
+    let (skip, take) = match options {
+        [.., b"LIMIT", skip, take] => (number(skip), number(take)),
+        _ => (0, u64::MAX),
+    };
+    let (skip, take) = (
+        usize::try_from(skip).unwrap(),
+        usize::try_from(take).unwrap(),
+    );
+    let reply = lua.create_table()?;
+    for (score, id) in range.skip(skip).take(take) {
+        reply.push(lua.create_string(id)?)?;
+        if with_scores {
+            reply.push(lua.create_string(score.to_string())?)?;
+        }
+    }
+    Ok(LuaValue::Table(reply))
 }
 
 fn since_epoch() -> Duration {

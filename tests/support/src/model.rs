@@ -21,8 +21,10 @@ pub struct Model<'a> {
     /// The times and units of charges and settlements under buckets.
     poured: HashMap<(usize, usize, usize), Vec<(u64, i128)>>,
     open: Vec<(u64, Vec<Charge>)>,
-    /// The charges that hold slots, each with the step of the slots.
-    held: Vec<Vec<(Charge, u64)>>,
+    /// Each charge that has taken slots, and when they expire; 0 if they are returned.
+    taken: Vec<(Charge, u64)>,
+    /// Those of these that are to be renewed or returned.
+    held: Vec<usize>,
 }
 
 impl<'a> Model<'a> {
@@ -36,6 +38,7 @@ impl<'a> Model<'a> {
             charged: HashMap::new(),
             poured: HashMap::new(),
             open: Vec::new(),
+            taken: Vec::new(),
             held: Vec::new(),
         }
     }
@@ -54,22 +57,22 @@ impl<'a> Model<'a> {
             Act::Renew(_) | Act::GiveBack(_) if self.held.is_empty() => None,
             Act::Renew(check) => {
                 let held = self.held.remove(check.index(self.held.len()));
-                let (outcome, held) = self.renew(now, held);
                 self.held.push(held);
-                Some(outcome)
+                Some(self.hold(now, held, |rule| now + ms(rule.window())))
             }
             Act::GiveBack(check) => {
                 let held = self.held.remove(check.index(self.held.len()));
-                for ((policy, key, cost), step) in &held {
-                    self.change(now, (*policy, *key, 0), *step, -i128::from(*cost));
-                }
-                Some(self.outcome(now, &charges_of(&held), None))
+                Some(self.hold(now, held, |_| 0))
             }
             Act::Reset(policy, key) => {
                 self.charged
                     .retain(|(of, whose, _), _| (of, whose) != (policy, key));
                 self.poured
                     .retain(|(of, whose, _), _| (of, whose) != (policy, key));
+                let taken = self.taken.iter_mut();
+                taken
+                    .filter(|((of, whose, _), _)| (of, whose) == (policy, key))
+                    .for_each(|taken| taken.1 = 0);
                 None
             }
             other => panic!("the model does not know {other:?}"),
@@ -98,50 +101,41 @@ impl<'a> Model<'a> {
                         self.pour(now, (policy, key, index), cost.into());
                         continue;
                     }
+                    if rule.is_concurrency() {
+                        if cost > 0 {
+                            self.held.push(self.taken.len());
+                            let expiry = now + ms(rule.window());
+                            self.taken.push(((policy, key, cost), expiry));
+                        }
+                        continue;
+                    }
                     let charged = self.charged.entry((policy, key, index)).or_default();
                     charged.push((step(rule, now), cost));
                 }
             }
             self.open.push((now, charges.to_owned()));
-            let slots = charges.iter().filter(|(policy, _, cost)| {
-                self.policies[*policy].rules()[0].is_concurrency() && *cost > 0
-            });
-            let held = slots.map(|charge| {
-                let rule = &self.policies[charge.0].rules()[0];
-                (*charge, step(rule, now))
-            });
-            self.held
-                .extend(Some(held.collect::<Vec<_>>()).filter(|it| !it.is_empty()));
         }
         self.outcome(now, charges, denied)
     }
 
-    /// Moves slots to the step of now, if all of them still count.
-    fn renew(&mut self, now: u64, held: Vec<(Charge, u64)>) -> (Outcome, Vec<(Charge, u64)>) {
-        let is_held = |((policy, key, cost), step): &(Charge, u64)| {
-            let rule = &self.policies[*policy].rules()[0];
-            let charged = self.charged.get(&(*policy, *key, 0)).into_iter().flatten();
-            let of_step = units(charged.filter(|(of, _)| of == step));
-            release(rule, *step) > now && of_step >= u128::from(*cost)
-        };
-        let renewed = held.iter().all(is_held);
-        let charges = charges_of(&held);
-        let moved = held.into_iter().map(|(charge, from)| {
-            let (policy, key, cost) = charge;
-            let to = step(&self.policies[policy].rules()[0], now);
-            if !renewed {
-                return (charge, from);
-            }
-            self.change(now, (policy, key, 0), from, -i128::from(cost));
-            self.change(now, (policy, key, 0), to, cost.into());
-            (charge, to)
-        });
-        let held = moved.collect();
-        let outcome = Outcome {
-            renewed: Some(renewed),
-            ..self.outcome(now, &charges, None)
-        };
-        (outcome, held)
+    /// Gives slots another expiry, if they are held.
+    fn hold(&mut self, now: u64, held: usize, expiry: impl Fn(&Rule) -> u64) -> Outcome {
+        let (charge, expires) = self.taken[held];
+        let is_held = expires > now;
+        if is_held {
+            self.taken[held].1 = expiry(&self.policies[charge.0].rules()[0]);
+        }
+        Outcome {
+            held: Some(is_held),
+            ..self.outcome(now, &[charge], None)
+        }
+    }
+
+    /// The slots of a key: how many, and when they expire.
+    fn slots(&self, policy: usize, key: usize) -> impl Iterator<Item = (u64, u64)> {
+        let taken = self.taken.iter();
+        let of_key = taken.filter(move |((of, whose, _), _)| (*of, *whose) == (policy, key));
+        of_key.map(|((_, _, cost), expires)| (*cost, *expires))
     }
 
     fn denied(&self, now: u64, charges: &[Charge]) -> Option<Denied> {
@@ -232,7 +226,7 @@ impl<'a> Model<'a> {
             usage: usage.collect(),
             denied,
             blocked: None,
-            renewed: None,
+            held: None,
         }
     }
 
@@ -262,12 +256,22 @@ impl<'a> Model<'a> {
             let missing = self.missing(at, (policy, key, rule)).unsigned_abs();
             return missing.div_ceil(ms(of_bucket.window()).into());
         }
+        if of_bucket.is_concurrency() {
+            let held = self.slots(policy, key).filter(|(_, expires)| *expires > at);
+            return held.map(|(cost, _)| u128::from(cost)).sum();
+        }
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
         units(charged.filter(|(step, _)| release(rule, *step) > at))
     }
 
     fn releases(&self, policy: usize, key: usize, rule: usize) -> Vec<u64> {
+        if self.policies[policy].rules()[rule].is_concurrency() {
+            return self
+                .slots(policy, key)
+                .map(|(_, expires)| expires)
+                .collect();
+        }
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
         charged
@@ -309,10 +313,6 @@ fn added_up(charges: &[Charge]) -> Vec<Charge> {
         }
     }
     sums
-}
-
-fn charges_of(held: &[(Charge, u64)]) -> Vec<Charge> {
-    held.iter().map(|(charge, _)| *charge).collect()
 }
 
 /// A period of the calendar is named by its end.

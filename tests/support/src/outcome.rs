@@ -1,6 +1,6 @@
 //! A decision in a form that you can compare: with a vector, with the model, or with another store.
 
-use sluicegate::{Decision, Denial, Key, Usage, block::Block, store::Renewed};
+use sluicegate::{Decision, Denial, Key, Usage, block::Block, store::HeldSlots};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -9,8 +9,8 @@ pub struct Outcome {
     /// `None` if the check was allowed or blocked.
     pub denied: Option<Denied>,
     pub blocked: Option<(Key, Block)>,
-    /// Whether a renewal has renewed all slots.
-    pub renewed: Option<bool>,
+    /// Whether all slots of a message were held.
+    pub held: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +56,16 @@ impl From<&Usage> for Outcome {
             usage: left.collect(),
             denied: None,
             blocked: None,
-            renewed: None,
+            held: None,
         }
     }
 }
 
-impl From<&Renewed> for Outcome {
-    fn from(renewed: &Renewed) -> Self {
+impl From<&HeldSlots> for Outcome {
+    fn from(answer: &HeldSlots) -> Self {
         Self {
-            renewed: Some(renewed.is_renewed()),
-            ..Self::from(renewed.usage())
+            held: Some(answer.are_held()),
+            ..Self::from(answer.usage())
         }
     }
 }

@@ -13,7 +13,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     calendar::Period,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, Slots, StoreExt},
 };
 
 use super::{
@@ -58,8 +58,11 @@ struct Step {
     shadows: Vec<ChargeText>,
     fill: Option<u16>,
     settle: Option<usize>,
+    /// `None` for a charge of slots.
     #[serde(default)]
-    costs: Vec<u64>,
+    costs: Vec<Option<u64>>,
+    renew: Option<usize>,
+    r#return: Option<usize>,
     #[serde(default)]
     enforces_blocks: bool,
     #[serde(default)]
@@ -103,6 +106,8 @@ struct Expect {
     shadow: Option<Box<Self>>,
     #[serde(default)]
     decisions: Vec<Self>,
+    /// For each charge of slots.
+    renewed: Option<Vec<bool>>,
 }
 
 #[derive(Deserialize)]
@@ -134,6 +139,7 @@ pub async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, ManualClock)) {
     replay_folder(&own, &new).await;
     replay_folder(&own.join("calls"), &new).await;
     replay_folder(&own.join("buckets"), &new).await;
+    replay_folder(&own.join("concurrency"), &new).await;
     if let Some(folder) = env::var_os("SLUICEGATE_VECTORS") {
         replay_folder(Path::new(&folder), &new).await;
     }
@@ -197,10 +203,28 @@ async fn replay(store: &dyn Store, clock: &ManualClock, file: &File, name: &str)
             let charges = usage.check().charges();
             assert_eq!(charges.len(), step.costs.len(), "{at}");
             let place = |charge: &_| charges.iter().position(|it| it == charge).unwrap();
-            let cost = |charge: &_| step.costs[place(charge)];
+            let cost = |charge: &_| step.costs[place(charge)].unwrap_or(0);
             let settlement = Settlement::new(usage, cost).unwrap();
             let outcome = Outcome::from(&store.settle(&settlement).await.unwrap());
             assert_eq!(outcome, expected(&step.expect), "{at}");
+        } else if let Some(taken) = step.renew.or(step.r#return) {
+            let (mut held, mut left, mut of) = (Vec::new(), Vec::new(), Vec::new());
+            for slots in Slots::of(&usages[&taken]) {
+                let answer = match step.renew {
+                    Some(_) => store.renew(&slots).await,
+                    None => store.give_back(&slots).await,
+                };
+                let answer = answer.unwrap();
+                held.push(answer.are_held());
+                left.extend(Outcome::from(&answer).usage);
+                of.extend(names(answer.usage()));
+            }
+            assert_eq!(left, expected(&step.expect).usage, "{at}");
+            assert_eq!(of, expected_names(&step.expect), "{at}");
+            assert!(
+                step.expect.renewed.as_ref().is_none_or(|it| *it == held),
+                "{at}"
+            );
         } else if let Some(count) = step.fill {
             let decisions = fill(store, step.check(&policies), count).await;
             assert_eq!(decisions.len(), step.expect.decisions.len(), "{at}");
@@ -243,7 +267,7 @@ async fn replay_limiter(limiter: &Limiter, clock: &ManualClock, file: &File, nam
 }
 
 async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
-    let operations = vec![Operation::CheckBatch { check, count }];
+    let operations = vec![Operation::CheckBatch(CheckBatch::new(check, count))];
     match store.call(operations).await.unwrap().remove(0).unwrap() {
         Reply::CheckBatch(decisions) => decisions,
         other => panic!("not the reply to a batch: {other:?}"),
@@ -269,6 +293,7 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
                 "fixed" => rule.fixed(),
                 "bucket" => Rule::new(text.refill, rule.window()).bucket(text.limit),
                 "calendar" => text.calendar_rule(),
+                "concurrency" => Rule::concurrent(text.limit).expires_after(rule.window()),
                 other => panic!("unknown kind of rule: {other}"),
             }
         });
@@ -359,7 +384,7 @@ fn expected(expect: &Expect) -> Outcome {
         usage: usage.collect(),
         denied,
         blocked,
-        renewed: None,
+        held: None,
     }
 }
 

@@ -34,7 +34,7 @@ use super::{
     connection::within,
     error::{code, store_error},
     key_names, milliseconds,
-    value::Counts,
+    value::read_slots,
 };
 use crate::domain::{
     Text,
@@ -209,6 +209,16 @@ impl Inspector {
         self.in_time(self.store.published_policies()).await
     }
 
+    /// The labels of the processes that hold slots, by [the number](crate::store::SlotId::process) in the ids of these. A
+    /// process without a label publishes none: see [`Limiter::process_label`](crate::Limiter::process_label).
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer in time, or with an error.
+    pub async fn processes(&self) -> Result<HashMap<u64, String>, StoreError> {
+        self.in_time(self.store.labels_of_processes()).await
+    }
+
     /// The servers that keep keys: the server, or each primary of a cluster.
     ///
     /// # Errors
@@ -259,7 +269,8 @@ fn stored_at(name: &StoredName, value: RedisResult<Value>) -> Result<StoredResul
     match members {
         Ok(members) if members.is_empty() => Ok(Ok(None)),
         Ok(members) => {
-            Ok(Counts::read_slots(window_ms, &members).map(|it| Some(StoredValue::of(it))))
+            let slots = read_slots(window_ms, members);
+            Ok(slots.map(|slots| Some(StoredValue::of_slots(slots))))
         }
         Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(UnreadableValue::WrongType)),
         Err(error) => Err(store_error(&error)),

@@ -8,7 +8,7 @@ use crate::{
         key::Key,
         policy::Policy,
     },
-    store::redis::{key_names::Names, value::window_of_slots},
+    store::redis::key_names::{Names, window_of_slots},
 };
 
 /// The name of a stored key: its identity and its policy.
@@ -32,8 +32,7 @@ impl StoredName {
 
     /// The key of the counts or slots under this policy.
     pub(super) fn of(names: &Names, key: &Key, policy: &Policy) -> Self {
-        let mut name = Vec::new();
-        names.write_charge(&mut name, policy, key);
+        let name = names.of_charge(policy, key);
         let policy = &name[names.name("", key).len()..];
         Self::write(names, key, &String::from_utf8_lossy(policy))
     }

@@ -49,14 +49,19 @@ impl StoredValue {
     ///
     /// If the value is not one that this version of the script writes.
     pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
-        Counts::read(value).map(Self::of)
-    }
-
-    pub(super) fn of(counts: Counts) -> Self {
+        let counts = Counts::read(value)?;
         let sections = counts.entry.sections().iter().cloned();
-        Self {
+        Ok(Self {
             sections: sections.map(|counted| Section { counted }).collect(),
             expires_ms: counts.expires_ms,
+        })
+    }
+
+    pub(super) fn of_slots(slots: window::SlotSet) -> Self {
+        let counted = window::Section::Concurrency(slots);
+        Self {
+            expires_ms: counted.release_ms(),
+            sections: vec![Section { counted }],
         }
     }
 

@@ -10,22 +10,25 @@ use bb8_redis::RedisConnectionManager;
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{runtime::Handle, time::Instant};
 
-use super::snapshot::{Changes, Stored, Written};
+use super::snapshot::{Change, Changes, Stored};
 use crate::{
     domain::error::{StoreError, StoreErrorKind},
     store::redis::{
         connection::{NO_TIMEOUT, within},
         error::{closed, code, needs_another_connection, store_error},
+        key_names::window_of_slots,
         milliseconds,
-        value::window_of_slots,
     },
 };
+
+/// The most slots of one command.
+const MOST_SLOTS: usize = 1_000;
 
 /// A connection held until this is dropped.
 ///
 /// ```text
-///   read   WATCH · GET of each key, ZRANGE of slots · TIME · MULTI
-///   write  SET or DEL of each change, DEL · ZADD · PEXPIRE of slots · EXEC
+///   read   WATCH · GET or ZRANGE of each key · TIME · MULTI
+///   write  SET, DEL, or ZREM, ZADD and PEXPIRE of each change · EXEC
 /// ```
 ///
 /// MULTI is answered before any write is sent: if MULTI is forbidden, no SET can run outside of a transaction. EXEC
@@ -45,7 +48,7 @@ pub(super) struct Session {
 pub(super) struct Reading {
     /// The server's time, in ms.
     pub(super) now_ms: u64,
-    /// What each key holds, or the reason why it is of another type.
+    /// What each key holds, or the reason why it holds something else.
     pub(super) values: Vec<Result<Stored, StoreError>>,
 }
 
@@ -84,14 +87,14 @@ impl Session {
         cmds.cmd("WATCH").arg(names);
         for name in names {
             match window_of_slots(name) {
-                Some(_) => {
-                    let cmd = cmds.cmd("ZRANGE").arg(name);
-                    cmd.arg(0).arg(-1).arg("WITHSCORES");
-                }
-                None => {
-                    cmds.cmd("GET").arg(name);
-                }
-            }
+                Some(_) => cmds
+                    .cmd("ZRANGE")
+                    .arg(name)
+                    .arg(0)
+                    .arg(-1)
+                    .arg("WITHSCORES"),
+                None => cmds.cmd("GET").arg(name),
+            };
         }
         // After the values: a value that was read was decided no later than this time.
         cmds.cmd("TIME");
@@ -125,20 +128,29 @@ impl Session {
         let mut cmds = Pipeline::new();
         for (name, change) in changes {
             match change {
-                Some((Written::Value(value), expires_ms)) => {
+                Change::Set(value, expires_ms) => {
                     let cmd = cmds.cmd("SET").arg(name).arg(value);
                     cmd.arg("PX").arg(ttl_ms(*expires_ms));
                 }
-                Some((Written::Slots(slots), expires_ms)) => {
+                Change::Delete => {
                     cmds.cmd("DEL").arg(name);
-                    let cmd = cmds.cmd("ZADD").arg(name);
-                    for (expiry_ms, id) in slots {
-                        cmd.arg(*expiry_ms).arg(&id.to_bytes());
-                    }
-                    cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(*expires_ms));
                 }
-                None => {
-                    cmds.cmd("DEL").arg(name);
+                Change::Slots { gone, held } => {
+                    for gone in gone.chunks(MOST_SLOTS) {
+                        let cmd = cmds.cmd("ZREM").arg(name);
+                        gone.iter().for_each(|id| {
+                            cmd.arg(&id.to_bytes());
+                        });
+                    }
+                    for held in held.chunks(MOST_SLOTS) {
+                        let cmd = cmds.cmd("ZADD").arg(name);
+                        held.iter().for_each(|(expiry_ms, id)| {
+                            cmd.arg(*expiry_ms).arg(&id.to_bytes());
+                        });
+                    }
+                    if let Some(latest_ms) = held.iter().map(|slot| slot.0).max() {
+                        cmds.cmd("PEXPIRE").arg(name).arg(ttl_ms(latest_ms));
+                    }
                 }
             }
         }
@@ -175,7 +187,7 @@ impl Session {
         Ok(replies.into_iter().map(Value::extract_error).collect())
     }
 
-    /// The reply about a key. A value of another type is an error of that key alone.
+    /// What a key of this name holds. A value of another type is an error of that key alone.
     fn value(
         &mut self,
         name: &[u8],

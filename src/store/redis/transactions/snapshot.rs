@@ -14,7 +14,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
         slots::SlotId,
-        window::Section,
+        window::{Section, SlotSet},
     },
     store::{
         Operation,
@@ -22,8 +22,8 @@ use crate::{
         entry::Entry,
         redis::{
             error::UNREADABLE,
-            key_names::Names,
-            value::{Counts, read_block, window_of_slots, write_block},
+            key_names::{Names, window_of_slots},
+            value::{Counts, read_block, read_slots, write_block},
         },
     },
 };
@@ -39,24 +39,30 @@ pub(super) struct Snapshot<'a> {
     /// The changed counts by name, each with the rules of the last operation that changed them. They are written once,
     /// however many operations change them.
     changed: HashMap<Vec<u8>, Vec<Rule>>,
+    /// The slots that were read, by name.
+    slots: HashMap<Vec<u8>, Vec<(u64, SlotId)>>,
     /// The changes of blocks.
     changes: Changes,
 }
 
-/// The new values of keys by name, and when they expire, in ms; `None` for keys to delete.
-pub(super) type Changes = HashMap<Vec<u8>, Option<(Written, u64)>>;
+/// The changes of keys by name.
+pub(super) type Changes = HashMap<Vec<u8>, Change>;
 
-/// What a key is to hold.
-pub(super) enum Written {
-    Value(Vec<u8>),
-    /// Expiries and ids of slots.
-    Slots(Vec<(u64, SlotId)>),
+pub(super) enum Change {
+    /// A new value, and when it expires, in ms.
+    Set(Vec<u8>, u64),
+    Delete,
+    /// Slots that are gone, and slots with a new expiry.
+    Slots {
+        gone: Vec<SlotId>,
+        held: Vec<(u64, SlotId)>,
+    },
 }
 
-/// What a key holds.
+/// What is stored under a name.
 pub(super) enum Stored {
     Value(Option<Vec<u8>>),
-    /// The members and scores of a key of slots.
+    /// The members of a sorted set, with their scores.
     Slots(Vec<(Vec<u8>, f64)>),
 }
 
@@ -68,34 +74,34 @@ pub(super) fn names_of<'a>(
     let mut all = BTreeSet::new();
     for operation in operations {
         let decides = matches!(operation, Operation::Check(_) | Operation::CheckBatch(_));
-        let check = operation.check();
-        // A check that enforces no blocks reads and watches no key for them.
-        let enforcing = check.filter(|check| decides && check.enforces_blocks());
-        for key in enforcing.into_iter().flat_map(Check::keys) {
-            all.insert(names.name(BLOCKS, key));
-        }
-        let charges = check.map_or(&[][..], |check| match decides {
-            true => check.all_charges(),
-            false => check.charges(),
-        });
-        for charge in charges {
-            all.insert(name_of(names, charge.policy(), charge.key()));
+        if let Some(check) = operation.check() {
+            // A check that enforces no blocks reads and watches no key for them.
+            for key in check.keys().filter(|_| decides && check.enforces_blocks()) {
+                all.insert(names.name(BLOCKS, key));
+            }
+            let charges = if decides {
+                check.all_charges()
+            } else {
+                check.charges()
+            };
+            all.extend(
+                charges
+                    .iter()
+                    .map(|it| names.of_charge(it.policy(), it.key())),
+            );
         }
         match (operation, operation.key()) {
             (Operation::Reset { policy, key }, _) => {
-                all.insert(name_of(names, policy, key));
+                all.insert(names.of_charge(policy, key));
             }
-            (_, Some(key)) => all.extend([BLOCKS, STRIKES].map(|name| names.name(name, key))),
+            (_, Some(key)) => {
+                all.insert(names.name(BLOCKS, key));
+                all.insert(names.name(STRIKES, key));
+            }
             (_, None) => {}
         }
     }
     all.into_iter().collect()
-}
-
-fn name_of(names: &Names, policy: &Policy, key: &Key) -> Vec<u8> {
-    let mut name = Vec::new();
-    names.write_charge(&mut name, policy, key);
-    name
 }
 
 impl<'a> Snapshot<'a> {
@@ -113,33 +119,54 @@ impl<'a> Snapshot<'a> {
             counts: HashMap::new(),
             cells: Vec::new(),
             changed: HashMap::new(),
+            slots: HashMap::new(),
             changes: Changes::new(),
         };
         let of_block = ["}:", BLOCKS].concat();
         for (name, value) in keys.iter().cloned().zip(values) {
+            let value = match value {
+                Ok(Stored::Slots(members)) => {
+                    snapshot.add_slots(name, members);
+                    continue;
+                }
+                Ok(Stored::Value(value)) => Ok(value),
+                Err(error) => Err(error),
+            };
             if name.ends_with(of_block.as_bytes()) {
-                snapshot.blocks.insert(name, value.and_then(block));
+                snapshot
+                    .blocks
+                    .insert(name, value.and_then(|value| block(value.as_deref())));
             } else {
-                let window_ms = window_of_slots(&name).unwrap_or(0);
-                let counts = value.and_then(|value| counts_at(now_ms, window_ms, value));
+                let counts = value.and_then(|value| counts_at(now_ms, value.as_deref()));
                 snapshot.counts.insert(name, counts);
             }
         }
         snapshot
     }
 
+    fn add_slots(&mut self, name: Vec<u8>, members: Vec<(Vec<u8>, f64)>) {
+        let window_ms = window_of_slots(&name).unwrap_or(0);
+        let slots = read_slots(window_ms, members);
+        if let Ok(slots) = &slots {
+            self.slots.insert(name.clone(), slots.slots().to_vec());
+        }
+        let counts = slots.map(Counts::of_slots).map_err(StoreError::from);
+        self.counts.insert(name, counts);
+    }
+
     pub(super) fn into_changes(mut self) -> Changes {
         for (name, rules) in self.changed {
-            if let Some(Ok(counts)) = self.counts.get_mut(&name) {
-                let written = match window_of_slots(&name) {
-                    Some(window_ms) => slots(counts).map(|slots| (slots, self.now_ms + window_ms)),
-                    None => {
-                        let value = counts.write(rules.into_iter(), self.now_ms);
-                        value.map(|value| (Written::Value(value), counts.expires_ms))
-                    }
-                };
-                self.changes.insert(name, written);
-            }
+            let Some(Ok(counts)) = self.counts.get_mut(&name) else {
+                continue;
+            };
+            let change = match self.slots.remove(&name) {
+                Some(before) => slots_changed(&before, &counts.entry),
+                None => match counts.write(rules.into_iter(), self.now_ms) {
+                    Some(value) => Change::Set(value, counts.expires_ms),
+                    None => Change::Delete,
+                },
+            };
+            self.changes.insert(name, change);
         }
         self.changes
     }
@@ -169,7 +196,7 @@ impl Cells for Snapshot<'_> {
 
     fn begin(&mut self, charges: &[Charge]) {
         let names = self.names;
-        let name = |charge: &Charge| name_of(names, charge.policy(), charge.key());
+        let name = |charge: &Charge| names.of_charge(charge.policy(), charge.key());
         self.cells = charges.iter().map(name).collect();
     }
 
@@ -206,8 +233,8 @@ impl StoreCells for Snapshot<'_> {
         if block.holds(now_ms) {
             let details = request.details().clone().created_at(now_ms);
             let (name, value) = (self.names.name(BLOCKS, key), write_block(block, &details));
-            let value = Some((Written::Value(value), block.stored_until_ms()));
-            self.changes.insert(name.clone(), value);
+            let change = Change::Set(value, block.stored_until_ms());
+            self.changes.insert(name.clone(), change);
             self.blocks.insert(name, Ok(Some(block)));
         }
         Ok(block)
@@ -217,47 +244,49 @@ impl StoreCells for Snapshot<'_> {
         let name = self.names.name(BLOCKS, key);
         if !matches!(self.blocks.get(&name), Some(Ok(None))) {
             self.blocks.insert(name.clone(), Ok(None));
-            self.changes.insert(name, None);
+            self.changes.insert(name, Change::Delete);
         }
     }
 
-    fn forget(&mut self, policy: &str, key: &Key) {
-        let name = self.names.name(policy, key);
-        let of_slots = [&name[..], b"@"].concat();
-        for (known, counts) in &mut self.counts {
-            // Without a key there is nothing to delete.
-            let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
-            if (*known == name || known.starts_with(&of_slots))
-                && !matches!(counts, Ok(counts) if is_no_key(counts))
-            {
-                *counts = Ok(Counts::nothing(0));
-                self.changed.insert(known.clone(), Vec::new());
-            }
+    fn forget(&mut self, policy: &Policy, key: &Key) {
+        let name = self.names.of_charge(policy, key);
+        if let Some(window_ms) = window_of_slots(&name) {
+            let nothing = Counts::of_slots(SlotSet::of(window_ms, Vec::new()));
+            self.counts.insert(name.clone(), Ok(nothing));
+            self.changed.insert(name, Vec::new());
+            return;
+        }
+        // Without a key there is nothing to delete.
+        let is_no_key = |counts: &Counts| counts.expires_ms == 0 && counts.entry.is_empty();
+        if !matches!(self.counts.get(&name), Some(Ok(counts)) if is_no_key(counts)) {
+            self.counts.insert(name.clone(), Ok(Counts::nothing(0)));
+            self.changed.insert(name, Vec::new());
         }
     }
 }
 
-fn block(stored: Stored) -> Result<Option<Block>, StoreError> {
-    let Stored::Value(value) = stored else {
-        return Err(UNREADABLE);
-    };
-    let held = value.as_deref().map(read_block).transpose()?;
+fn slots_changed(before: &[(u64, SlotId)], entry: &Entry) -> Change {
+    let sets = entry.sections().iter().filter_map(Section::slots);
+    let now: Vec<_> = sets.flat_map(|slots| slots.slots()).copied().collect();
+    let is_gone = |slot: &&(u64, SlotId)| now.iter().all(|it| it.1 != slot.1);
+    Change::Slots {
+        gone: before.iter().filter(is_gone).map(|slot| slot.1).collect(),
+        held: now
+            .iter()
+            .filter(|slot| !before.contains(slot))
+            .copied()
+            .collect(),
+    }
+}
+
+fn block(value: Option<&[u8]>) -> Result<Option<Block>, StoreError> {
+    let held = value.map(read_block).transpose()?;
     Ok(held.map(|(block, _)| block))
 }
 
-/// The slots to write; `None` if there are none.
-fn slots(counts: &Counts) -> Option<Written> {
-    let slots = counts.entry.sections().iter().filter_map(Section::slots);
-    let slots: Vec<_> = slots.flat_map(|set| set.slots()).copied().collect();
-    (!slots.is_empty()).then_some(Written::Slots(slots))
-}
-
 /// The counts of a key, of which nothing counts any more when the key expires.
-fn counts_at(now_ms: u64, window_ms: u64, stored: Stored) -> Result<Counts, StoreError> {
-    let counts = match stored {
-        Stored::Slots(members) => return Ok(Counts::read_slots(window_ms, &members)?),
-        Stored::Value(value) => value.as_deref().map(Counts::read).transpose()?,
-    };
+fn counts_at(now_ms: u64, value: Option<&[u8]>) -> Result<Counts, StoreError> {
+    let counts = value.map(Counts::read).transpose()?;
     let counts = counts.unwrap_or_else(|| Counts::nothing(0));
     if counts.expires_ms > now_ms {
         return Ok(counts);
@@ -302,8 +331,8 @@ mod tests {
                 engine::execute(&check, &mut snapshot).unwrap();
             }
             let changes = snapshot.into_changes();
-            let Some((Written::Value(written), _)) = &changes[&keys[0]] else {
-                unreachable!()
+            let Change::Set(written, _) = &changes[&keys[0]] else {
+                panic!("it is written");
             };
             let written = Counts::read(written).unwrap();
             let charged = written.entry.count(&rule, now_ms).used;

@@ -2,8 +2,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::domain::{
-    charge::Charge, decision::Decision, error::StoreErrorKind, key::Key, policy::Policy,
-    rule::Rule, settlement::Settlement,
+    charge::Charge, check::CheckBatch, decision::Decision, error::StoreErrorKind, key::Key,
+    policy::Policy, rule::Rule, settlement::Settlement,
 };
 
 fn replies(operations: &[Operation], reply: &Value) -> Vec<Result<Reply, StoreError>> {
@@ -127,10 +127,10 @@ proptest! {
         let settlement = Settlement::new(admitted.usage(), |_| 2).unwrap();
         let policy = Policy::parse("p", "1/1s").unwrap();
         let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
-        let fill = Operation::CheckBatch { check: check(), count: 3 };
+        let fill = Operation::CheckBatch(CheckBatch::new(check(), 3));
         let reply = Value::BulkString(reply);
         let key = Key::new("user", "alice");
-        let enforcing = Operation::CheckBatch { check: check().enforce_blocks(true), count: 3 };
+        let enforcing = Operation::CheckBatch(CheckBatch::new(check().enforce_blocks(true), 3));
         let unblock = Operation::Unblock { key: key.clone() };
         let request = crate::domain::block::BlockRequest::from(crate::domain::block::Until::Forever);
         let block = Operation::Block { key: key.clone(), request: request.clone() };
