@@ -82,14 +82,12 @@ impl BackRoom {
         self.start(Some((Box::pin(work), Some(self.begin()))));
     }
 
-    /// Keeps work for the next runtime, since this one ends. Returns whether there is room.
-    pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
+    /// Keeps work for the next runtime, since this one ends. Without room the work is dropped.
+    pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.lock();
-        let has_room = state.runtime.is_some() && state.left.len() < MAX_LEFT;
-        if has_room {
+        if state.runtime.is_some() && state.left.len() < MAX_LEFT {
             state.left.push((Box::pin(work), None));
         }
-        has_room
     }
 
     /// Whether there is a runtime for work: that of this caller from now on, if there was none, or if that has ended.

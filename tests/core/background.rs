@@ -66,7 +66,7 @@ fn a_limiter_outside_of_a_runtime_decides_and_warns_once() {
     assert!(warnings[0].contains("outside of a tokio runtime"));
 }
 
-/// Its first settlement is surely not sent.
+/// Its first return of slots is surely not sent.
 #[derive(Debug, Default)]
 struct Unreachable {
     store: MemoryStore,
@@ -79,7 +79,7 @@ impl Store for Unreachable {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if matches!(operation, Operation::Settle(_)) && !self.has_failed.swap(true, SeqCst) {
+        if matches!(operation, Operation::Return(_)) && !self.has_failed.swap(true, SeqCst) {
             let error = StoreError::new(StoreErrorKind::Unavailable, "no connection");
             return StoreFuture::ready(Err(error.unsent()));
         }

@@ -158,10 +158,7 @@ impl Keeper {
         groups.has_task |= room.is_some();
         unlock(groups);
         if let Some(room) = room {
-            room.spawn(run(Running::new(self, &room)));
-            if !room.knows_runtime() {
-                self.do_without();
-            }
+            room.spawn(run(Running::new(self, &room, false)));
         } else if is_first {
             self.changed.notify_one();
         }
@@ -531,14 +528,17 @@ impl Drop for Message {
 struct Running {
     keeper: Arc<Keeper>,
     background: Weak<BackRoom>,
+    /// Whether it waits for another runtime.
+    is_kept: bool,
     has_ended: bool,
 }
 
 impl Running {
-    fn new(keeper: &Arc<Keeper>, background: &Arc<BackRoom>) -> Self {
+    fn new(keeper: &Arc<Keeper>, background: &Arc<BackRoom>, is_kept: bool) -> Self {
         Self {
             keeper: Arc::clone(keeper),
             background: Arc::downgrade(background),
+            is_kept,
             has_ended: false,
         }
     }
@@ -546,15 +546,18 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let room = self.background.upgrade().filter(|_| !self.has_ended);
-        if let Some(room) = room {
-            let is_kept = room.keep(run(Self::new(&self.keeper, &room)));
-            self.keeper.lock().has_task = is_kept;
+        match self.background.upgrade() {
+            _ if self.has_ended => {}
+            Some(room) if !self.is_kept => {
+                room.keep(run(Self::new(&self.keeper, &room, true)));
+            }
+            _ => self.keeper.do_without(), // there is no other runtime
         }
     }
 }
 
 async fn run(mut running: Running) {
+    running.is_kept = false;
     while !running.has_ended {
         let (messages, wait) = running.keeper.due();
         let has_sent = !messages.is_empty();

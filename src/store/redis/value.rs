@@ -592,7 +592,7 @@ mod tests {
         #[test]
         fn a_section_of_a_later_kind_is_carried_along_as_it_is() {
             let mut value = counts(sections()).write(iter::empty(), NOW_MS).unwrap();
-            let label = value.len() - 1 - 6 * LABEL..value.len() - 1 - 5 * LABEL;
+            let label = value.len() - 1 - 5 * LABEL..value.len() - 1 - 4 * LABEL;
             value[label.clone()][5] = 3 << 4; // the kind of the second section
             let label = value[label].to_vec();
             let mut read = Counts::read(&value).unwrap();

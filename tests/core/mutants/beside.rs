@@ -17,7 +17,7 @@ enum Next {
     Check(u64),
     /// The check of this number costs this many units.
     Settle(usize, u64),
-    /// The slots of the check of this number, which are then those of a new check.
+    /// The slots of the check of this number.
     Renew(usize),
     /// The same for several checks, in one call.
     Together(&'static [usize]),
@@ -92,21 +92,7 @@ const CASES: &[(&str, &[Next])] = &[
             Check(100_000_000),
         ],
     ),
-    // More slots than one message has.
-    (
-        "1000/30s@concurrent",
-        &[
-            Check(700),
-            Check(1),
-            Wait(1_000),
-            Renew(0),
-            Check(300),
-            Wait(29_500),
-            Check(400),
-            Check(1),
-        ],
-    ),
-    // Slots that are held are renewed, beside others that are lost.
+    // Slots are renewed apart and together, and are lost.
     (
         "9/30s@concurrent",
         &[
@@ -114,31 +100,30 @@ const CASES: &[(&str, &[Next])] = &[
             Check(2),
             Check(1),
             Wait(10_000),
-            Together(&[0, 1]),
-            Wait(20_000),
-            Together(&[0, 1, 2]),
-            Wait(10_000),
-            Check(9),
             Together(&[0, 2]),
             Wait(20_000),
+            Together(&[0, 1, 2]),
+            Check(7),
+            Check(6),
+            Renew(2),
+            Wait(30_000),
             Check(9),
         ],
     ),
     (
         "9/30s@concurrent",
         &[
+            Check(1),
             Check(2),
+            Wait(1_000),
             Check(2),
+            Back(1_500),
+            Together(&[0, 1]),
+            Check(9),
             Reset,
             Check(2),
             Together(&[0, 1, 2]),
-            Wait(1_000),
-            Check(1),
-            Back(500),
-            Together(&[0, 1, 2]),
-            Back(1_000),
-            Together(&[2]),
-            Wait(31_000),
+            Wait(25_000),
             Check(9),
         ],
     ),

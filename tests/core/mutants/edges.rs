@@ -55,7 +55,7 @@ pub(super) async fn all(script: &Script) {
     a_settlement_at_the_largest_number_changes_nothing(script).await;
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
-    messages_about_slots_are_idempotent(script).await;
+    slots_are_those_of_the_memory_store(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     bans_are_those_of_the_memory_store(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
@@ -435,14 +435,19 @@ async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
     }
 }
 
-async fn messages_about_slots_are_idempotent(script: &Script) {
+async fn slots_are_those_of_the_memory_store(script: &Script) {
     script.start(START_MS);
     let store: Arc<dyn Store> = Arc::new(script.store.clone());
-    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, script.clock.clone()).await;
-    script.start(START_MS);
-    kinds::messages_about_slots_may_come_twice(&store, script.clock.clone()).await;
-    script.start(START_MS);
-    kinds::a_check_may_take_several_slots(&store, script.clock.clone()).await;
+    let clock = || script.clock.clone();
+    kinds::messages_about_slots_may_come_twice(&store, clock()).await;
+    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, clock()).await;
+    kinds::a_check_may_take_several_slots(&store, clock()).await;
+    kinds::each_check_of_a_batch_has_slots_of_its_own(&store, clock()).await;
+    kinds::slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(
+        &store,
+        clock(),
+    )
+    .await;
 }
 
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.

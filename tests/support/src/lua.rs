@@ -3,7 +3,7 @@
 //! Redis and Valkey run Lua 5.1. Other servers with their protocol run 5.4, where integers and floats differ.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -38,64 +38,59 @@ struct Keys {
     reply: Option<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
-    /// The keys for which `GET` reports another type.
+    /// The sorted sets of slots: the score of each member, and when the key is gone.
+    sets: HashMap<Vec<u8>, (Set, u64)>,
+    /// The keys for which each read reports another type.
     of_wrong_type: HashSet<Vec<u8>>,
-    /// The members and scores of sorted sets that the script keeps, and when these are gone.
-    sets: HashMap<Vec<u8>, (BTreeMap<Vec<u8>, u64>, u64)>,
-    /// The members of the only other sorted set.
-    index: std::collections::BTreeSet<Vec<u8>>,
+    /// The members of the only sorted set.
+    index: BTreeSet<Vec<u8>>,
     /// How far the server's clock is ahead of the caller's.
     ahead: Duration,
     /// The error of each write.
     refusal: Option<String>,
 }
 
-impl Keys {
-    fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
-        self.values.get(key).filter(|it| self.is_kept(it))
-    }
+/// The members of a sorted set by their scores.
+type Set = BTreeSet<(u64, Vec<u8>)>;
 
-    /// The members of a sorted set with scores from `min` to `max`, in their order. `(` before a bound excludes it.
-    fn range(&self, key: &[u8], min: &[u8], max: &[u8]) -> Vec<(u64, Vec<u8>)> {
+impl Keys {
+    /// The members of a set between two bounds, such as `(7` and `+inf`.
+    fn between(&self, key: &[u8], from: &[u8], to: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        let members = self.sets.get(key).into_iter().flat_map(|it| &it.0);
         let bound = |text: &[u8]| match text {
             b"-inf" => (0, false),
-            [b'(', text @ ..] => (number(text), true),
-            text => (number(text), false),
+            b"+inf" => (u64::MAX, false),
+            [b'(', number @ ..] => (self::number(number), true),
+            number => (self::number(number), false),
         };
-        let ((min, above), (max, below)) = (bound(min), bound(max));
-        let set = self
-            .sets
-            .get(key)
-            .filter(|(_, gone_ms)| *gone_ms >= self.now_ms);
-        let members = set.into_iter().flat_map(|(members, _)| members);
-        let in_range = members.filter(|(_, score)| {
-            (min..=max).contains(*score) && !(above && **score == min) && !(below && **score == max)
-        });
-        let mut range: Vec<_> = in_range.map(|(id, score)| (*score, id.clone())).collect();
-        range.sort();
-        range
+        let ((from, after), (to, before)) = (bound(from), bound(to));
+        let is_in = |score: u64| {
+            (score > from || score == from && !after) && (score < to || score == to && !before)
+        };
+        members.filter(|it| is_in(it.0)).cloned().collect()
     }
 
-    fn forget(&mut self, key: &[u8], id: &[u8]) -> bool {
-        let Some((members, gone_ms)) = self.sets.get_mut(key) else {
-            return false;
+    fn score(&self, key: &[u8], member: &[u8]) -> Option<u64> {
+        let all = self.between(key, b"-inf", b"+inf");
+        all.into_iter().find(|it| it.1 == member).map(|it| it.0)
+    }
+
+    /// Removes members of a set; returns how many there were.
+    fn remove(&mut self, key: &[u8], is_gone: impl Fn(&(u64, Vec<u8>)) -> bool) -> usize {
+        let Some((set, _)) = self.sets.get_mut(key) else {
+            return 0;
         };
-        let is_there = *gone_ms >= self.now_ms && members.remove(id).is_some();
-        if members.is_empty() {
+        let before = set.len();
+        set.retain(|it| !is_gone(it));
+        let left = set.len();
+        if left == 0 {
             self.sets.remove(key);
         }
-        is_there
+        before - left
     }
 
-    fn expire(&mut self, key: &[u8], gone_ms: u64) -> i64 {
-        assert!(gone_ms > self.now_ms);
-        match self.sets.get_mut(key) {
-            Some((_, gone)) => {
-                *gone = gone_ms;
-                1
-            }
-            None => 0,
-        }
+    fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
+        self.values.get(key).filter(|it| self.is_kept(it))
     }
 
     /// A server keeps a key up to its time, and in the millisecond of that time.
@@ -253,7 +248,8 @@ impl LuaServer {
         self.put(&name, spoiled);
     }
 
-    /// All keys by their names, with their values and the times at which they are gone.
+    /// All keys by their names, with their values and the times at which they are gone. The value of a set is the score
+    /// and the bytes of each member that has not expired.
     pub fn all(&self) -> Vec<(String, Vec<u8>, u64)> {
         let keys = self.keys.lock().unwrap();
         let kept = keys.values.iter().filter(|(_, it)| keys.is_kept(it));
@@ -264,14 +260,16 @@ impl LuaServer {
                 *gone,
             )
         });
-        let sets = keys.sets.keys().map(|name| {
-            let members = keys.range(name, b"-inf", b"9007199254740991");
+        let sets = keys.sets.iter().map(|(name, (_, gone))| {
+            let after = format!("({}", keys.now_ms);
+            let members = keys.between(name, after.as_bytes(), b"+inf");
             let members = members
                 .iter()
-                .flat_map(|(score, id)| [&score.to_be_bytes(), &**id].concat());
+                .flat_map(|it| [&it.0.to_be_bytes(), &it.1[..]].concat());
             let name = String::from_utf8_lossy(name).into_owned();
-            (name, members.collect(), 0)
+            (name, members.collect::<Vec<u8>>(), *gone)
         });
+        let sets = sets.filter(|(_, members, _)| !members.is_empty());
         let mut all: Vec<_> = all.chain(sets).collect();
         all.sort();
         all
@@ -423,7 +421,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
-        [b"GET", key] if keys.of_wrong_type.contains(key) => {
+        [b"GET" | b"ZCOUNT", key, ..] if keys.of_wrong_type.contains(key) => {
             let error = lua.create_table()?;
             error.set("err", "WRONGTYPE Operation against a key")?;
             Ok(LuaValue::Table(error))
@@ -432,29 +430,13 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
         }),
-        [command, key, ref args @ ..] if command.starts_with(b"Z") => {
-            if keys.of_wrong_type.contains(key) || keys.values.contains_key(key) {
-                let error = lua.create_table()?;
-                error.set("err", "WRONGTYPE Operation against a key")?;
-                return Ok(LuaValue::Table(error));
-            }
-            sorted_set(lua, &mut keys, command, key, args)
-        }
-        [b"PEXPIRE", key, ttl] => {
-            let gone_ms = keys.now_ms + number(ttl) - SLACK_MS;
-            Ok(LuaValue::Integer(keys.expire(key, gone_ms)))
-        }
-        [b"PEXPIREAT", key, gone_ms] => Ok(LuaValue::Integer(keys.expire(key, number(gone_ms)))),
         [b"EXISTS", ref names @ ..] => {
             let is_there =
                 |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();
             let count = names.iter().filter(is_there).count();
             Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
         }
-        [
-            b"SET" | b"SETRANGE" | b"DEL" | b"ZADD" | b"PEXPIRE" | b"PEXPIREAT",
-            ..,
-        ] if keys.refusal.is_some() => {
+        [b"SET" | b"SETRANGE" | b"DEL" | b"ZADD" | b"ZREM", ..] if keys.refusal.is_some() => {
             let error = lua.create_table()?;
             error.set("err", keys.refusal.clone())?;
             Ok(LuaValue::Table(error))
@@ -489,94 +471,82 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             keys.of_wrong_type.remove(key);
             Ok(LuaValue::Integer(1))
         }
+        _ => call_set(lua, &mut keys, &args),
+    }
+}
+
+/// The commands about sorted sets.
+fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue> {
+    let text = |score: Option<u64>| match score {
+        Some(score) => Ok(LuaValue::String(lua.create_string(score.to_string())?)),
+        None => mlua::Result::Ok(LuaValue::Boolean(false)),
+    };
+    let count = |count: usize| Ok(LuaValue::Integer(i64::try_from(count).unwrap()));
+    let table = |members: Vec<(u64, Vec<u8>)>, with_scores| {
+        let all = lua.create_table()?;
+        for (score, member) in members {
+            all.push(lua.create_string(member)?)?;
+            if with_scores {
+                all.push(score.to_string())?;
+            }
+        }
+        Ok(LuaValue::Table(all))
+    };
+    let now_ms = keys.now_ms;
+    keys.sets.retain(|_, (_, gone)| *gone >= now_ms);
+    match *args {
+        [b"ZCOUNT", key, from, to] => count(keys.between(key, from, to).len()),
+        [b"ZSCORE", key, member] => text(keys.score(key, member)),
+        [b"ZMSCORE", key, ref members @ ..] => {
+            let scores = members.iter().map(|it| text(keys.score(key, it)));
+            let scores: Vec<_> = scores.collect::<mlua::Result<_>>()?;
+            Ok(LuaValue::Table(lua.create_sequence_from(scores)?))
+        }
+        [b"ZRANGEBYSCORE", key, from, to] => table(keys.between(key, from, to), false),
+        [
+            command,
+            key,
+            one,
+            other,
+            b"WITHSCORES",
+            b"LIMIT",
+            place,
+            b"1",
+        ] => {
+            let members = match command {
+                b"ZRANGEBYSCORE" => keys.between(key, one, other),
+                _ => keys.between(key, other, one).into_iter().rev().collect(),
+            };
+            let place = usize::try_from(number(place)).unwrap();
+            table(members.into_iter().skip(place).take(1).collect(), true)
+        }
+        [b"ZADD", key, ref pairs @ ..] => {
+            for pair in pairs.chunks(2) {
+                keys.remove(key, |it| it.1 == pair[1]);
+                let set = keys.sets.entry(key.into()).or_default();
+                set.0.insert((number(pair[0]), pair[1].into()));
+                set.1 = u64::MAX;
+            }
+            count(pairs.len() / 2)
+        }
+        [b"ZREM", key, ref members @ ..] => {
+            count(keys.remove(key, |it| members.contains(&&it.1[..])))
+        }
+        [b"ZREMRANGEBYSCORE", key, b"-inf", to] => {
+            let to = number(to);
+            count(keys.remove(key, |it| it.0 <= to))
+        }
+        [b"PEXPIRE", key, ms] => {
+            let gone = keys.now_ms + number(ms) - SLACK_MS;
+            keys.sets.get_mut(key).expect("there is a set").1 = gone;
+            Ok(LuaValue::Integer(1))
+        }
+        [b"PEXPIREAT", key, gone] => {
+            keys.sets.get_mut(key).expect("there is a set").1 = number(gone);
+            Ok(LuaValue::Integer(1))
+        }
         _ => panic!("not a command of the script: {args:?}"),
     }
-}
-
-/// The commands about a sorted set. Redis forgets an empty one.
-fn sorted_set(
-    lua: &Lua,
-    keys: &mut Keys,
-    command: &[u8],
-    key: &[u8],
-    args: &[&[u8]],
-) -> mlua::Result<LuaValue> {
-    let text = |score: u64| lua.create_string(score.to_string());
-    let score = |keys: &Keys, id: &[u8]| {
-        let (members, _) = keys.sets.get(key)?;
-        members.get(id).copied()
-    };
-    let done = match (command, args) {
-        (b"ZCOUNT", [min, max]) => keys.range(key, min, max).len(),
-        (b"ZSCORE", [id]) => {
-            return Ok(match score(keys, id) {
-                Some(score) => LuaValue::String(text(score)?),
-                None => LuaValue::Boolean(false),
-            });
-        }
-        (b"ZMSCORE", ids) => {
-            let scores = lua.create_table()?;
-            for (place, id) in ids.iter().enumerate() {
-                match score(keys, id) {
-                    Some(score) => scores.set(place + 1, text(score)?)?,
-                    None => scores.set(place + 1, false)?,
-                }
-            }
-            return Ok(LuaValue::Table(scores));
-        }
-        (b"ZRANGEBYSCORE", [min, max, options @ ..]) => {
-            let range = keys.range(key, min, max);
-            return members(lua, range.into_iter(), options);
-        }
-        (b"ZREVRANGEBYSCORE", [max, min, options @ ..]) => {
-            let range = keys.range(key, min, max);
-            return members(lua, range.into_iter().rev(), options);
-        }
-        (b"ZADD", pairs) => {
-            let now_ms = keys.now_ms;
-            let (set, gone_ms) = keys.sets.entry(key.into()).or_default();
-            if *gone_ms < now_ms {
-                set.clear();
-                *gone_ms = u64::MAX; // until the expiry is set
-            }
-            pairs
-                .chunks(2)
-                .filter(|pair| set.insert(pair[1].into(), number(pair[0])).is_none())
-                .count()
-        }
-        (b"ZREM", ids) => ids.iter().filter(|id| keys.forget(key, id)).count(),
-        (b"ZREMRANGEBYSCORE", [min, max]) => {
-            let range = keys.range(key, min, max);
-            range.iter().filter(|(_, id)| keys.forget(key, id)).count()
-        }
-        _ => panic!("not a command of the script: {command:?} {args:?}"),
-    };
-    Ok(LuaValue::Integer(i64::try_from(done).unwrap()))
-}
-
-/// Members with their scores, if these are asked for, as the options limit them.
-fn members(
-    lua: &Lua,
-    range: impl Iterator<Item = (u64, Vec<u8>)>,
-    options: &[&[u8]],
-) -> mlua::Result<LuaValue> {
-    let with_scores = options.contains(&&b"WITHSCORES"[..]);
-    let (skip, take) = match options {
-        [.., b"LIMIT", skip, take] => (number(skip), number(take)),
-        _ => (0, u64::MAX),
-    };
-    let (skip, take) = (
-        usize::try_from(skip).unwrap(),
-        usize::try_from(take).unwrap(),
-    );
-    let reply = lua.create_table()?;
-    for (score, id) in range.skip(skip).take(take) {
-        reply.push(lua.create_string(id)?)?;
-        if with_scores {
-            reply.push(lua.create_string(score.to_string())?)?;
-        }
-    }
-    Ok(LuaValue::Table(reply))
 }
 
 fn since_epoch() -> Duration {
