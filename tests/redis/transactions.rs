@@ -196,12 +196,7 @@ fn agree_on_one_server(config: &ProptestConfig, histories: impl Strategy<Value =
 async fn a_value_of_transactions_is_written_in_place_by_the_script() {
     let server = Server::start();
     let pool = pool(server.url()).await;
-    let mut rules = vec![
-        "9/1d@fixed",
-        "9/1m,99/1h",
-        "99+10/1s@bucket",
-        "9/1h@concurrent",
-    ];
+    let mut rules = vec!["9/1d@fixed", "9/1m,99/1h", "99+10/1s@bucket"];
     if cfg!(feature = "calendar") {
         rules.push("9/year@UTC");
     }

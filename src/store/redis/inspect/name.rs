@@ -58,8 +58,8 @@ impl StoredName {
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // The names of contributors are longer: they contain a colon.
         let is_policy = !policy.is_empty() && !policy.contains(':') && policy != STRIKES;
-        let is_policy =
-            is_policy && (!policy.contains('@') || window_of_slots(name.as_bytes()).is_some());
+        let slots = policy.split_once('@');
+        let is_policy = is_policy && slots.is_none_or(|(_, ms)| ms.parse::<u64>().is_ok());
         if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
