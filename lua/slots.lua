@@ -54,7 +54,7 @@ local function read(i, limit, window, asked)
   if stored[i] then return stored[i] end -- by the fast path
   local arg, last = ARGV[i], format('%.0f', now + window)
   local used, units, count = ask('ZCOUNT', i, after, last), tasks[arg].units, tasks[arg].count
-  local sent = units > 0 and math.min(count, (limit - limit % units) / units) or 0 -- the part has ids for so many checks
+  local sent = units > 0 and math.min(count, (limit - limit % units) / units) or 0 -- so many checks have ids
   local all, ids, ends, times = ids_of(arg, sent * units, math.min(sent, asked) * units), {}, { [0] = 0 }, 0
   local held = held_of(i, all, all[1] and used or 0, last)
   while times < asked do

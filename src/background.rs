@@ -82,6 +82,13 @@ impl BackRoom {
         self.start(Some((Box::pin(work), Some(self.begin()))));
     }
 
+    /// Lets work that an ended runtime has left go on in that of the caller.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        if !self.has_runtime.load(Relaxed) {
+            self.start(None);
+        }
+    }
+
     /// Keeps work for the next runtime, since this one ends. Without room the work is dropped.
     pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.lock();

@@ -4,9 +4,9 @@
 -- The sections begin at byte 14 + rules * 14: behind the count (1 byte), used and due of each (7 and 7), since and
 -- expires (6 and 6).
 
--- Reads a section as `read_section`, and brings it to the step of now. Returns the used units, the newest step, when the
--- section is due, where it begins, the room, and the bytes: the head, the queue, and a new entry. Returns nothing if the
--- plain script has to decide.
+-- Reads a section as `read_section`, and brings it to the step of now. Returns the used units, the newest step, when
+-- the section is due, where it begins, the room, and the bytes: the head, the queue, and a new entry. Returns nothing if
+-- the plain script has to decide.
 local function open_step(value, section_at, skipped, used, step, retention)
   local newest, first, base, width, live, behind, at, room
   used, newest, first, base, width, live, behind, at, room =

@@ -40,7 +40,7 @@ while fast_path and reply and i <= last do
   -- [rules * 2 + 2], [rules * 2 + 3]. An error of Redis has no size.
   if kind == CONCURRENCY then
     local key, id, latest, used = KEYS[i], sub(ARGV[i], -16), now + policy.window, nil
-    local last, is_one = format('%.0f', latest), is_check and units == 1 or action >= RENEW and count == 1
+    local last, is_one = format('%.0f', latest), task.count == 1 and (units == 1 or action >= RENEW)
     after_now = after_now or format('(%.0f', now)
     used = is_one and not is_denied and try('ZCOUNT', key, after_now, last)
     if type(used) == 'number' then

@@ -1,7 +1,8 @@
--- Checks, settlements, and renewals and returns of slots. An operation gets `parts`, as `part_of` makes them. It returns the
--- reply, and leaves the values to be written to the caller.
+-- Checks, settlements, and renewals and returns of slots. An operation gets `parts`, as `part_of` makes them. It
+-- returns the reply, and leaves the values to be written to the caller.
 
-local _, read_slots, take_slots, renew_or_return_slots = slots_script(now, slack, expire, tasks, stored, values, expiries, try, spread)
+local _, read_slots, take_slots, renew_or_return_slots =
+  slots_script(now, slack, expire, tasks, stored, values, expiries, try, spread)
 
 -- How many times the units fit a section, at most `count`.
 local function times_that_fit(section, units, count)

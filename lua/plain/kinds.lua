@@ -11,7 +11,8 @@
 --                            when the section is `due`, the `start` of the newest step, the last `release`
 --
 -- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
--- besides: see its file. Slots are no sections, and `slots.lua` has all about them. A section has `rule`, `used` (as stored), `newest`, `base`, `width`, `queue` and `room`.
+-- besides: see its file. Slots are no sections, and `slots.lua` has all about them. A section has `rule`, `used` (as
+-- stored), `newest`, `base`, `width`, `queue` and `room`.
 
 local concurrency = {}
 

@@ -59,8 +59,8 @@ local function attempt(first, last, next_block, admitted)
   return OPERATIONS[task.action](parts, task.action == SHADOWS and admitted or task.count)
 end
 
--- Decides an operation. After an error, it fails alone and writes nothing. The server's errors fail the call, unless they
--- are about the key.
+-- Decides an operation. After an error, it fails alone and writes nothing. The server's errors fail the call, unless
+-- they are about the key.
 -- first, last  the parts
 -- next_block   the first key of blocks
 -- admitted     how many checks the operation before admitted: this one may be their shadows

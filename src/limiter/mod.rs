@@ -111,9 +111,9 @@ impl Limiter {
         let strikes = bans::StrikeQueue::new(&memory.refusals, &background);
         let jobs = Jobs {
             reporter: reporter::Reporter::new(store.clone(), &background),
+            keeper: Arc::new(slots::Keeper::new(&background)),
             background,
             strikes: Arc::new(strikes),
-            keeper: Arc::default(),
         };
         let inner = Inner {
             fallback: Fallback::default(),

@@ -196,10 +196,11 @@ async fn slots_without_a_holder_are_not_renewed() {
 async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());
-    let many = Policy::parse("jobs", "1000/30s@concurrent").unwrap();
     let mut slots = Vec::new();
-    for _ in 0..100 {
-        slots.push(acquire(&limiter, &many).await.unwrap());
+    for user in 0..100 {
+        let job = Charge::new(&one(), Key::new("user", user.to_string()), 1);
+        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
+        slots.push(slot.unwrap().unwrap());
         cluster.pass(Duration::from_millis(100)).await;
     }
     cluster.pass(WINDOW * 5).await;
@@ -209,6 +210,22 @@ async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() 
     let renewed: usize = renewals.iter().sum();
     assert!(renewed >= 600, "before each third has passed: {renewed}");
     assert!(renewals.len() * 20 <= renewed, "{renewals:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_message_renews_all_slots_of_a_key() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let many = Policy::parse("jobs", "256/30s@concurrent").unwrap();
+    let mut slots = Vec::new();
+    for _ in 0..256 {
+        slots.push(acquire(&limiter, &many).await.unwrap());
+    }
+    cluster.pass(WINDOW * 4).await;
+    assert!(slots.iter().all(Slot::is_held));
+    assert!(acquire(&limiter, &many).await.is_none());
+    let renewals = cluster.renewals().len();
+    assert!((12..=18).contains(&renewals), "{renewals}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,8 @@ use crate::domain::slots::SlotId;
 pub(crate) struct SlotSet {
     window_ms: u64,
     slots: Vec<(u64, SlotId)>,
+    /// The last time at which anything is kept: a window after the last take or renewal, as a key expires in Redis.
+    kept_until_ms: u64,
 }
 
 impl SlotSet {
@@ -18,6 +20,7 @@ impl SlotSet {
         Self {
             window_ms,
             slots: Vec::new(),
+            kept_until_ms: u64::MAX,
         }
     }
 
@@ -25,7 +28,10 @@ impl SlotSet {
     #[cfg(feature = "redis")]
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
-        Self { window_ms, slots }
+        Self {
+            slots,
+            ..Self::new(window_ms)
+        }
     }
 
     pub(super) const fn window_ms(&self) -> u64 {
@@ -44,6 +50,9 @@ impl SlotSet {
 
     /// The slots that are held, in the order in which they expire.
     pub(crate) fn held(&self, now_ms: u64) -> &[(u64, SlotId)] {
+        if now_ms > self.kept_until_ms {
+            return &[];
+        }
         let last_ms = now_ms.saturating_add(self.window_ms);
         let first = self.slots.partition_point(|slot| slot.0 <= now_ms);
         let behind = self.slots.partition_point(|slot| slot.0 <= last_ms);
@@ -84,7 +93,8 @@ impl SlotSet {
 
     /// Drops the slots that have expired. The others may be believed again, as every store does.
     pub(super) fn prune(&mut self, now_ms: u64) {
-        self.slots.retain(|slot| slot.0 > now_ms);
+        let is_kept = now_ms <= self.kept_until_ms;
+        self.slots.retain(|slot| is_kept && slot.0 > now_ms);
     }
 
     /// Takes slots with these ids. Those that are held keep their expiry.
@@ -114,6 +124,7 @@ impl SlotSet {
     }
 
     fn insert(&mut self, expiry_ms: u64, id: SlotId) {
+        self.kept_until_ms = expiry_ms;
         let place = self.slots.partition_point(|slot| *slot < (expiry_ms, id));
         self.slots.insert(place, (expiry_ms, id));
     }

@@ -47,6 +47,7 @@ pub(in crate::limiter) struct Keeper {
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
     has_warned_of_early_expiry: AtomicBool,
+    background: Weak<BackRoom>,
 }
 
 #[derive(Default)]
@@ -108,6 +109,13 @@ fn random_early() -> u64 {
 }
 
 impl Keeper {
+    pub(in crate::limiter) fn new(background: &Arc<BackRoom>) -> Self {
+        Self {
+            background: Arc::downgrade(background),
+            ..Self::default()
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,23 +152,27 @@ impl Keeper {
             return; // without a runtime it was given up
         };
         let returned = group.end(charge);
-        let room = Arc::clone(&group.limiter.inner.jobs.background);
         groups.returning += returned;
-        groups.counted.get_or_insert_with(|| room.begin());
+        if let Some(room) = self.background.upgrade() {
+            groups.counted.get_or_insert_with(|| room.begin());
+        }
         self.schedule(groups, id);
     }
 
     /// Puts a group in order. Starts the task, or wakes it if the group is the first.
     fn schedule(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64) {
         let is_first = groups.schedule(id);
-        let new = groups.all.get(&id).filter(|_| !groups.has_task);
-        let room = new.map(|group| Arc::clone(&group.limiter.inner.jobs.background));
-        groups.has_task |= room.is_some();
+        let is_new = !groups.has_task && groups.all.contains_key(&id);
+        groups.has_task |= is_new;
         unlock(groups);
-        if let Some(room) = room {
-            room.spawn(run(Running::new(self, &room, false)));
+        let Some(room) = self.background.upgrade() else {
+            return;
+        };
+        if is_new {
+            room.spawn(run(Running::new(self, false)));
         } else if is_first {
             self.changed.notify_one();
+            room.resume();
         }
     }
 
@@ -527,17 +539,15 @@ impl Drop for Message {
 /// The task, which ends when there are no slots. If its runtime ends first, it goes on in the next.
 struct Running {
     keeper: Arc<Keeper>,
-    background: Weak<BackRoom>,
     /// Whether it waits for another runtime.
     is_kept: bool,
     has_ended: bool,
 }
 
 impl Running {
-    fn new(keeper: &Arc<Keeper>, background: &Arc<BackRoom>, is_kept: bool) -> Self {
+    fn new(keeper: &Arc<Keeper>, is_kept: bool) -> Self {
         Self {
             keeper: Arc::clone(keeper),
-            background: Arc::downgrade(background),
             is_kept,
             has_ended: false,
         }
@@ -546,11 +556,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        match self.background.upgrade() {
+        match self.keeper.background.upgrade() {
             _ if self.has_ended => {}
-            Some(room) if !self.is_kept => {
-                room.keep(run(Self::new(&self.keeper, &room, true)));
-            }
+            Some(room) if !self.is_kept => room.keep(run(Self::new(&self.keeper, true))),
             _ => self.keeper.do_without(), // there is no other runtime
         }
     }
@@ -562,7 +570,7 @@ async fn run(mut running: Running) {
         let (messages, wait) = running.keeper.due();
         let has_sent = !messages.is_empty();
         for message in messages {
-            if let Some(room) = running.background.upgrade() {
+            if let Some(room) = running.keeper.background.upgrade() {
                 room.spawn(message.send());
             }
         }

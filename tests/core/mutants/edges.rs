@@ -436,16 +436,18 @@ async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
 }
 
 async fn slots_are_those_of_the_memory_store(script: &Script) {
-    script.start(START_MS);
     let store: Arc<dyn Store> = Arc::new(script.store.clone());
-    let clock = || script.clock.clone();
-    kinds::messages_about_slots_may_come_twice(&store, clock()).await;
-    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, clock()).await;
-    kinds::a_check_may_take_several_slots(&store, clock()).await;
-    kinds::each_check_of_a_batch_has_slots_of_its_own(&store, clock()).await;
+    let start = || {
+        script.start(START_MS);
+        script.clock.clone()
+    };
+    kinds::messages_about_slots_may_come_twice(&store, start()).await;
+    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, start()).await;
+    kinds::a_check_may_take_several_slots(&store, start()).await;
+    kinds::each_check_of_a_batch_has_slots_of_its_own(&store, start()).await;
     kinds::slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(
         &store,
-        clock(),
+        start(),
     )
     .await;
 }

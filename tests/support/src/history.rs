@@ -208,10 +208,23 @@ pub fn days() -> impl Strategy<Value = History> {
 fn policies_of(rules: &[&'static str]) -> Policies {
     let rules = rules.to_vec();
     of_each_name(move |name| {
-        let policy = prop::sample::select(rules.clone());
-        let policy = policy.prop_map(move |rules| Policy::parse(name, rules).unwrap());
-        vec(policy, 1..=3).boxed()
+        // Slots and other rules of one name have keys of their own, which expire apart.
+        let rules = rules.clone();
+        let are_slots = prop::sample::select(rules.clone()).prop_map(is_of_slots);
+        let versions = are_slots.prop_flat_map(move |are_slots| {
+            let alike = rules.iter().filter(|rule| is_of_slots(rule) == are_slots);
+            let policy = prop::sample::select(alike.copied().collect::<Vec<_>>());
+            vec(
+                policy.prop_map(move |rules| Policy::parse(name, rules).unwrap()),
+                1..=3,
+            )
+        });
+        versions.boxed()
     })
+}
+
+fn is_of_slots(rules: &str) -> bool {
+    rules.contains("concurrent")
 }
 
 /// Acts of all kinds on two keys, of at most five units.

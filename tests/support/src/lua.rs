@@ -56,7 +56,8 @@ type Set = BTreeSet<(u64, Vec<u8>)>;
 impl Keys {
     /// The members of a set between two bounds, such as `(7` and `+inf`.
     fn between(&self, key: &[u8], from: &[u8], to: &[u8]) -> Vec<(u64, Vec<u8>)> {
-        let members = self.sets.get(key).into_iter().flat_map(|it| &it.0);
+        let kept = self.sets.get(key).filter(|it| it.1 >= self.now_ms);
+        let members = kept.into_iter().flat_map(|it| &it.0);
         let bound = |text: &[u8]| match text {
             b"-inf" => (0, false),
             b"+inf" => (u64::MAX, false),
@@ -492,8 +493,6 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
         }
         Ok(LuaValue::Table(all))
     };
-    let now_ms = keys.now_ms;
-    keys.sets.retain(|_, (_, gone)| *gone >= now_ms);
     match *args {
         [b"ZCOUNT", key, from, to] => count(keys.between(key, from, to).len()),
         [b"ZSCORE", key, member] => text(keys.score(key, member)),
@@ -521,6 +520,9 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
             table(members.into_iter().skip(place).take(1).collect(), true)
         }
         [b"ZADD", key, ref pairs @ ..] => {
+            let now_ms = keys.now_ms;
+            keys.sets
+                .retain(|name, (_, gone)| name != key || *gone >= now_ms);
             for pair in pairs.chunks(2) {
                 keys.remove(key, |it| it.1 == pair[1]);
                 let set = keys.sets.entry(key.into()).or_default();
