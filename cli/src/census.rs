@@ -1,6 +1,6 @@
 //! [`Census`]: a sample of the stored keys. It explains why nothing was found.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter};
 
 use sluicegate::{
     Key,
@@ -33,6 +33,8 @@ pub(crate) struct Census {
     /// The kinds of identities under the prefix of the settings.
     kinds: BTreeSet<String>,
     pub(crate) policies: BTreeSet<String>,
+    /// The policies that have slots, and when these expire, in ms.
+    slots: BTreeSet<(String, u64)>,
     /// The widths of the stored IPv6 networks.
     ipv6_prefixes: BTreeSet<u8>,
 }
@@ -46,6 +48,7 @@ impl Census {
             prefixes: BTreeSet::new(),
             kinds: BTreeSet::new(),
             policies: BTreeSet::new(),
+            slots: BTreeSet::new(),
             ipv6_prefixes: BTreeSet::new(),
         };
         let (servers, selection) = (inspector.servers().await?, inspector.all_prefixes());
@@ -86,6 +89,9 @@ impl Census {
         let (kind, value) = name.identity().split_once('=').unwrap_or_default();
         self.kinds.insert(kind.to_owned());
         self.policies.insert(name.policy().to_owned());
+        let slots = name.slots_expire_after_ms();
+        self.slots
+            .extend(slots.map(|ms| (name.policy().to_owned(), ms)));
         self.ipv6_prefixes.extend(ipv6_prefix(kind, value));
     }
 
@@ -147,11 +153,13 @@ impl Census {
     async fn stored_under(&self, inspector: &Inspector, key: &Key) -> Result<Vec<&str>> {
         let mut stored = Vec::new();
         for policy in &self.policies {
-            if !matches!(
-                inspector.read(&inspector.name(key, policy)).await?,
-                Ok(None)
-            ) {
-                stored.push(policy.as_str());
+            let slots = self.slots.iter().filter(|(of, _)| of == policy);
+            let slots = slots.map(|(_, expire_after_ms)| format!("{policy}@{expire_after_ms}"));
+            for name in iter::once(policy.clone()).chain(slots) {
+                let value = inspector.read(&inspector.name(key, &name)).await?;
+                if !matches!(value, Ok(None)) && stored.last() != Some(&policy.as_str()) {
+                    stored.push(policy.as_str());
+                }
             }
         }
         Ok(stored)

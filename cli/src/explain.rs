@@ -21,6 +21,7 @@ use super::{
     denied::{self, DenialReport},
     drift::{self, OtherRule},
     error::{Error, Result},
+    holders::Holder,
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
@@ -142,6 +143,8 @@ struct RuleReport {
     fits_ms: Option<u64>,
     /// The steps to be released before the cost fits, oldest first.
     released_first: Vec<StepReport>,
+    /// The processes that hold slots, those that have held one for longest first.
+    holders: Vec<Holder>,
     /// The current period; null if the rule is not of the calendar.
     period: Option<Period>,
 }
@@ -221,7 +224,10 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
             let decision = decision(policy, key, cost, reading.now_ms, value)?;
             denials.push(denial(policy, &decision, reading.now_ms));
             let plans = &entry.policies;
-            let policy = PolicyReport::of(policy, plans, &decision, reading.now_ms, value);
+            let mut policy = PolicyReport::of(policy, plans, &decision, reading.now_ms, value);
+            for rule in policy.rules.iter_mut().filter(|rule| rule.slots) {
+                rule.holders = Holder::all(value, reading.now_ms, &reading.processes);
+            }
             report.is_known &= policy.shadow || !policy.has_drifted();
             report.policies.push(policy);
         }
@@ -357,6 +363,7 @@ impl RuleReport {
             fits: !usage.is_exceeded(),
             fits_ms,
             released_first: before.map(|step| StepReport::of(&step)).collect(),
+            holders: Vec::new(),
             period: Period::of(&rule, now_ms),
         }
     }
@@ -462,6 +469,11 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     for rule in used.iter().flat_map(|policy| &policy.rules) {
         if let Some(period) = &rule.period {
             output.hint(&period.text(&rule.rule, report.now_ms))?;
+        }
+    }
+    for policy in &used {
+        for holder in policy.rules.iter().flat_map(|rule| &rule.holders) {
+            output.hint(&holder.text(&policy.policy, report.now_ms))?;
         }
     }
     if used.iter().any(|policy| policy.shadow) {

@@ -17,6 +17,7 @@ use super::{
     denied::{self, DenialReport},
     drift,
     error::Result,
+    holders::Holder,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, WARN, align_right},
     period::Period,
@@ -44,11 +45,15 @@ count. The picture shows the window of the rule, with the newest units at the
 right; the highest bar is full. A `?` is a limit that no policy has: the rule
 belongs to a process with other rules, or the rules have changed.
 
+Below the table you see who holds slots: the host and the id of each process, or
+the label that it has set, and since when, by the clock of that process.
+
 The last lines show how many requests of the identity the service has denied,
 like `top --denied`.
 
-Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
-SCAN and DBSIZE without policies, and ZRANGE for past denials.
+Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies and
+the labels of processes, SCAN and DBSIZE without policies, and ZRANGE for slots
+and past denials.
 Nothing is written.";
 
 #[derive(Args)]
@@ -134,6 +139,8 @@ pub(crate) struct RuleReport {
     pub(crate) free_ms: Option<u64>,
     /// The steps that count, oldest first.
     pub(crate) steps: Vec<StepReport>,
+    /// The processes that hold slots, those that have held one for longest first.
+    holders: Vec<Holder>,
     /// The current period; null if the rule is not of the calendar.
     period: Option<Period>,
 }
@@ -181,7 +188,7 @@ impl Report {
             denied: reading.denied.clone(),
             strikes: strikes(reading),
             policies: policies
-                .map(|entry| PolicyReport::of(entry, reading.now_ms))
+                .map(|entry| PolicyReport::of(entry, reading))
                 .collect(),
             other_policies: Vec::new(),
             warning: reading.unenforced.clone(),
@@ -224,6 +231,11 @@ impl Report {
         for rule in used.flat_map(|policy| &policy.rules) {
             if let Some(period) = &rule.period {
                 output.hint(&period.text(&rule.rule, self.now_ms))?;
+            }
+        }
+        for policy in &self.policies {
+            for holder in policy.rules.iter().flat_map(|rule| &rule.holders) {
+                output.hint(&holder.text(&policy.policy, self.now_ms))?;
             }
         }
         if !empty.is_empty() {
@@ -322,7 +334,8 @@ impl PolicyReport {
         self.expires_ms.is_none() && self.error.is_none()
     }
 
-    fn of(entry: &Entry, now_ms: u64) -> Self {
+    fn of(entry: &Entry, reading: &Reading) -> Self {
+        let now_ms = reading.now_ms;
         let stored = entry.stored.as_ref().ok().and_then(Option::as_ref);
         let mut known: Vec<Rule> = Vec::new();
         for rule in entry.policies.iter().flat_map(Policy::rules) {
@@ -343,6 +356,9 @@ impl PolicyReport {
         rules.extend(
             others.map(|section| RuleReport::of(&section.rule(0), None, Some(section), now_ms)),
         );
+        for rule in rules.iter_mut().filter(|rule| rule.slots) {
+            rule.holders = Holder::all(stored, now_ms, &reading.processes);
+        }
         Self {
             policy: entry.name.clone(),
             expires_ms: stored.map(|value| value.expires_ms()),
@@ -371,6 +387,7 @@ impl RuleReport {
             fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
             free_ms: Some(reset_ms).filter(|ms| *ms > 0),
             steps: steps.iter().map(StepReport::of).collect(),
+            holders: Vec::new(),
             period: Period::of(rule, now_ms),
         }
     }

@@ -15,6 +15,7 @@ mod drift;
 mod error;
 mod explain;
 mod hash;
+mod holders;
 mod identity;
 mod inspect;
 mod output;

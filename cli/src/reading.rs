@@ -1,6 +1,7 @@
 //! [`Reading`]: everything that is stored for one identity, and the policies to compare it with.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -8,7 +9,7 @@ use std::{
 use clap::Args;
 use sluicegate::{
     Key, Policy,
-    store::redis::inspect::{Inspector, StoredBlock, StoredResult},
+    store::redis::inspect::{Inspector, StoredBlock, StoredName, StoredResult},
 };
 
 use super::{
@@ -51,6 +52,8 @@ pub(crate) struct Reading {
     /// The denials that count towards a ban, independent of the policy.
     pub(crate) strikes: StoredResult,
     pub(crate) entries: Vec<Entry>,
+    /// The labels of processes that hold slots.
+    pub(crate) processes: HashMap<u64, String>,
     /// The number of denials; `None` if it was not read.
     pub(crate) denied: Option<Vec<DenialReport>>,
     /// Whether a file or the service supplies limits.
@@ -64,9 +67,11 @@ pub(crate) struct Reading {
     pub(crate) unenforced: Option<String>,
 }
 
-/// The stored value under one policy.
+/// The stored value under one policy. Policies of one name have several if some have slots, a key for each expiry.
 pub(crate) struct Entry {
     pub(crate) name: String,
+    /// If the key holds slots.
+    pub(crate) slots_expire_after_ms: Option<u64>,
     /// Empty if its limits are not known. Several if plans share the name.
     pub(crate) policies: Vec<Policy>,
     pub(crate) stored: StoredResult,
@@ -76,8 +81,8 @@ pub(crate) struct Entry {
 pub(crate) struct Reader {
     pub(crate) inspector: Inspector,
     key: Key,
-    /// By name. Policies without limits come from arguments or from a scan.
-    policies: Vec<(String, Vec<Policy>)>,
+    /// The keys to read, each with its policies. Those without limits come from arguments or from a scan.
+    policies: Vec<(StoredName, Vec<Policy>)>,
     local_clock: bool,
     has_limits: bool,
     source: Source,
@@ -110,20 +115,26 @@ impl ReadArgs {
         let file = self.policies.as_deref();
         let limits = published::limits(settings, file, &inspector).await?;
         let from_file = settings.policies_or(file);
-        let policies: Vec<_> = match &limits.policies {
+        let named: Vec<_> = match &limits.policies {
             Some(known) if self.only.is_empty() => known
                 .iter()
                 .map(|policy| (policy.name().to_owned(), limits.of(policy.name())))
                 .collect(),
-            _ if !self.only.is_empty() => self.named(&limits, from_file)?,
-            _ => {
-                // Nothing names a policy, so only a scan finds the keys.
-                let names = found(&inspector, &key).await?.into_iter();
-                names.map(|name| (name, Vec::new())).collect()
-            }
+            _ => self.named(&limits, from_file)?,
         };
-        let is_read =
-            |differing: &Differing| policies.iter().any(|(name, _)| *name == differing.policy);
+        let mut policies: Vec<_> = named
+            .into_iter()
+            .flat_map(|(name, policies)| keys(&inspector, &key, &name, policies))
+            .collect();
+        if limits.policies.is_none() && self.only.is_empty() {
+            // Nothing names a policy, so only a scan finds the keys.
+            let names = found(&inspector, &key).await?.into_iter();
+            policies = names.map(|name| (name, Vec::new())).collect();
+        }
+        let is_read = |differing: &Differing| {
+            let mut names = policies.iter().map(|(name, _)| name.policy());
+            names.any(|name| name == differing.policy)
+        };
         let differing = limits.differing.into_iter().filter(is_read).collect();
         Ok(Reader {
             inspector,
@@ -151,7 +162,7 @@ impl ReadArgs {
 impl Reader {
     /// The reason why nothing is stored for the identity under these policies.
     pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
-        let asked = self.policies.iter().map(|(name, _)| name.as_str());
+        let asked = self.policies.iter().map(|(name, _)| name.policy());
         let why = census::why_nothing(&self.inspector, settings, &self.key, asked).await;
         why.unwrap_or_default()
     }
@@ -171,13 +182,21 @@ impl Reader {
         };
         let mut entries = Vec::with_capacity(self.policies.len());
         for (name, policies) in &self.policies {
-            let stored = self.inspector.name(&self.key, name);
             entries.push(Entry {
-                name: name.clone(),
+                name: name.policy().to_owned(),
+                slots_expire_after_ms: name.slots_expire_after_ms(),
                 policies: policies.clone(),
-                stored: self.inspector.read(&stored).await?,
+                stored: self.inspector.read(name).await?,
             });
         }
+        let holds_slots = |entry: &Entry| {
+            entry.slots_expire_after_ms.is_some() && matches!(entry.stored, Ok(Some(_)))
+        };
+        // Without the right to read them, processes are shown by their numbers.
+        let processes = match entries.iter().any(holds_slots) {
+            true => self.inspector.processes().await.unwrap_or_default(),
+            false => HashMap::new(),
+        };
         Ok(Reading {
             identity: self.inspector.name(&self.key, "").identity().to_owned(),
             now_ms,
@@ -187,6 +206,7 @@ impl Reader {
                 .read(&self.inspector.strikes(&self.key))
                 .await?,
             entries,
+            processes,
             denied: None,
             has_limits: self.has_limits,
             source: self.source,
@@ -215,16 +235,38 @@ impl Reader {
     }
 }
 
-/// The policies with a stored value for an identity, sorted by name. This scans all keys.
-async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>> {
+/// The keys of an identity under policies of one name: slots have a key for each expiry.
+fn keys(
+    inspector: &Inspector,
+    key: &Key,
+    name: &str,
+    policies: Vec<Policy>,
+) -> Vec<(StoredName, Vec<Policy>)> {
+    let mut keys: Vec<(StoredName, Vec<Policy>)> = Vec::new();
+    for policy in policies {
+        let stored = inspector.name_under(key, &policy);
+        match keys.iter_mut().find(|(known, _)| *known == stored) {
+            Some((_, policies)) => policies.push(policy),
+            None => keys.push((stored, vec![policy])),
+        }
+    }
+    if keys.is_empty() {
+        keys.push((inspector.name(key, name), Vec::new()));
+    }
+    keys
+}
+
+/// The keys with a stored value for an identity, sorted by policy. This scans all keys.
+async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<StoredName>> {
     let mut names = Vec::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
     scan.run(&inspector.all_of(key), async |_, found| {
-        names.extend(found.iter().map(|name| name.policy().to_owned()));
+        names.extend(found);
         Ok(())
     })
     .await?;
-    names.sort_unstable();
+    let order = |name: &StoredName| (name.policy().to_owned(), name.slots_expire_after_ms());
+    names.sort_unstable_by_key(order);
     names.dedup();
     Ok(names)
 }

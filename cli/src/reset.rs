@@ -1,10 +1,10 @@
 //! `sluicegate reset`: deletes the counts of an identity.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate::Policy;
+use sluicegate::{Policy, Rule};
 
 use super::{
     answer::Answer,
@@ -14,7 +14,7 @@ use super::{
     identity::IdentityArgs,
     output::Output,
     published::Source,
-    reading::{ReadArgs, Reading},
+    reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
 };
@@ -90,9 +90,13 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             return Ok(Answer::No);
         }
         let limiter = server::limiter(store, settings);
-        for name in &stored {
-            // Counts belong to the name of a policy, so the rules do not matter.
-            let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
+        for entry in reading.entries.iter().filter(|it| is_stored(it)) {
+            // Counts belong to the name of a policy, and slots to the expiry as well: the rest does not matter.
+            let rule = match entry.slots_expire_after_ms {
+                Some(ms) => Rule::concurrent(1).expires_after(Duration::from_millis(ms)),
+                None => Rule::new(1, Duration::from_secs(1)),
+            };
+            let policy = Policy::new(entry.name.as_str(), [rule]).map_err(Error::usage)?;
             limiter.reset(&policy, &key).await?;
         }
         let mut others = Vec::new();
@@ -125,9 +129,14 @@ fn stays(reading: &Reading) -> Option<String> {
 
 /// The policies with something to delete.
 fn stored(reading: &Reading) -> Vec<String> {
-    let entries = reading.entries.iter();
-    let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));
-    stored.map(|entry| entry.name.clone()).collect()
+    let stored = reading.entries.iter().filter(|entry| is_stored(entry));
+    let mut names: Vec<_> = stored.map(|entry| entry.name.clone()).collect();
+    names.dedup();
+    names
+}
+
+const fn is_stored(entry: &Entry) -> bool {
+    !matches!(entry.stored, Ok(None))
 }
 
 fn nothing(

@@ -22,6 +22,26 @@ pub struct PublishedPolicy {
     version: Box<str>,
     seen_ms: u64,
     shares_name: bool,
+    /// The label of the process that publishes it, if it is known and the policy has slots. No stored policy has one.
+    process: Option<Box<str>>,
+}
+
+/// The longest label of a process, in bytes.
+const MAX_LABEL: usize = 64;
+
+/// The host and the id of this process.
+pub(crate) fn default_label() -> Box<str> {
+    let of_kernel = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let of_environment = || std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME"));
+    let host = of_kernel().or_else(|| of_environment().ok());
+    let host = host.unwrap_or_else(|| "host".to_owned());
+    plain_label(&format!("{}:{}", host.trim(), std::process::id()))
+}
+
+/// A label of at most 64 printable ASCII characters without spaces.
+pub(crate) fn plain_label(label: &str) -> Box<str> {
+    let plain = label.bytes().filter(u8::is_ascii_graphic);
+    plain.take(MAX_LABEL).map(char::from).collect()
 }
 
 impl PublishedPolicy {
@@ -35,7 +55,20 @@ impl PublishedPolicy {
             version: env!("CARGO_PKG_VERSION").into(),
             seen_ms: 0,
             shares_name: false,
+            process: None,
         }
+    }
+
+    /// Publishes the label of this process too, if the policy has slots.
+    pub(crate) fn label_process(&mut self, label: Option<&str>) {
+        let has_slots = self.policy.is_concurrency();
+        self.process = label.filter(|_| has_slots).map(plain_label);
+    }
+
+    /// The label of this process, if it publishes one.
+    #[cfg(feature = "redis")]
+    pub(crate) fn process(&self) -> Option<&str> {
+        self.process.as_deref()
     }
 
     /// Notes which of the policies that a process uses have the same name as others.

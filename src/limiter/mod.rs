@@ -263,6 +263,17 @@ impl Limiter {
         })
     }
 
+    /// Sets how this process is called where operators see [who holds slots](crate::middleware::concurrency#who-holds-my-slots), or
+    /// that it publishes no name: `None`. The default is the name of the host and the id of the process, `web-3:4711`.
+    ///
+    /// It is published with the policies, and only if one of them has slots: up to 64 printable ASCII characters
+    /// without spaces; other characters are left out. The last call holds for the limiter and its clones.
+    #[must_use]
+    pub fn process_label(self, label: Option<&str>) -> Self {
+        self.inner.jobs.reporter.0.policies.set_label(label);
+        self
+    }
+
     /// Sets whether this limiter repeats denials for a short time, without another call of the store. The default is
     /// `false`. Clones share the denials.
     ///

@@ -28,7 +28,7 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         operation::Operation,
         policy::Policy,
-        published::PublishedPolicy,
+        published::{PublishedPolicy, default_label},
     },
     limiter::jitter,
     store::Store,
@@ -62,10 +62,28 @@ pub(super) struct Publisher {
 
 struct Known {
     policies: HashMap<Policy, Noted>,
+    label: Label,
     /// Seconds until the next publication.
     due_in: u64,
     /// Seconds from the next failure to the publication after it.
     retry_in: u64,
+}
+
+/// How this process is called beside the number in the ids of its slots.
+enum Label {
+    HostAndId,
+    Own(Box<str>),
+    None,
+}
+
+impl Label {
+    fn text(&self) -> Option<Box<str>> {
+        match self {
+            Self::HostAndId => Some(default_label()),
+            Self::Own(label) => Some(label.clone()),
+            Self::None => None,
+        }
+    }
 }
 
 struct Noted {
@@ -118,6 +136,7 @@ impl Default for Publisher {
             seen: [const { AtomicU64::new(0) }; SEEN],
             known: Mutex::new(Known {
                 policies: HashMap::new(),
+                label: Label::HostAndId,
                 due_in: DELAY,
                 retry_in: RETRY,
             }),
@@ -128,6 +147,10 @@ impl Default for Publisher {
 }
 
 impl Publisher {
+    pub(super) fn set_label(&self, label: Option<&str>) {
+        self.lock().label = label.map_or(Label::None, |label| Label::Own(label.into()));
+    }
+
     /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one
     /// load, if its mark is at the first place.
     pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy) -> bool {
@@ -239,6 +262,11 @@ impl Publisher {
         }
         self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
         PublishedPolicy::note_shared_names(&mut used);
+        if used.iter().any(|it| it.policy().is_concurrency()) {
+            let label = known.label.text();
+            used.iter_mut()
+                .for_each(|it| it.label_process(label.as_deref()));
+        }
         used
     }
 

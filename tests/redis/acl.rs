@@ -9,10 +9,14 @@ mod least_rights {
 
 use std::time::Duration;
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError,
+    error::StoreErrorKind,
+    store::{Check, Operation, Slots},
+};
 use support::{
     redis::Server,
-    served::{BLOCKS_RIGHTS, CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
+    served::{BLOCKS_RIGHTS, CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, SLOTS_RIGHTS, limited},
 };
 
 /// All operations of a limiter, on a server that does not know the script.
@@ -61,6 +65,7 @@ fn the_documentation_names_these() {
     let page = include_str!("../../docs/guide/servers.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
     assert!(page.contains(&format!("- `{}` where", BLOCKS_RIGHTS.join(" "))));
+    assert!(page.contains(&format!("- `{}` for", SLOTS_RIGHTS.join(" "))));
     assert!(page.contains("- `+hgetall +hset +hdel +pexpire` where"));
     assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
 }
@@ -87,6 +92,47 @@ async fn a_list_of_blocks_needs_four_more_and_without_them_blocks_hold_all_the_s
             "+zadd" => assert_eq!(listed.unwrap().len(), 0),
             _ => assert_eq!(listed.unwrap().len(), 1, "{missing}"),
         }
+    }
+}
+
+#[tokio::test]
+async fn slots_need_these_as_well() {
+    let policy = Policy::parse("jobs", "300/1h@concurrent").unwrap();
+    let alice = Key::new("user", "alice");
+    let check = |cost| Check::new([Charge::new(&policy, alice.clone(), cost)]).unwrap();
+    let every_operation = async |store: &RedisStore| {
+        let few = store.check(&check(100)).await?;
+        let many = store.check(&check(150)).await?;
+        let more = store.check(&check(1)).await?;
+        assert!(few.is_allowed() && many.is_allowed() && more.is_allowed());
+        assert!(!store.check(&check(150)).await?.is_allowed());
+        for slots in Slots::of(few.usage())
+            .into_iter()
+            .chain(Slots::of(many.usage()))
+        {
+            store.execute(Operation::Renew(slots.clone())).await?;
+            store.execute(Operation::Return(slots)).await?;
+        }
+        Ok::<_, StoreError>(())
+    };
+    // A check only now and then drops what has expired.
+    let missing = SLOTS_RIGHTS
+        .into_iter()
+        .filter(|it| *it != "+zremrangebyscore");
+    for missing in missing.map(Some).chain([None]) {
+        let server = Server::start();
+        let rights = LEAST_RIGHTS.into_iter().chain(SLOTS_RIGHTS);
+        let rights: Vec<_> = rights.filter(|&it| Some(it) != missing).collect();
+        let store = RedisStore::connect(limited(&server, &rights))
+            .await
+            .unwrap();
+        let done = every_operation(&store).await;
+        let refused = done.err().map(|error| error.kind());
+        assert_eq!(
+            refused,
+            missing.map(|_| StoreErrorKind::AccessDenied),
+            "{missing:?}"
+        );
     }
 }
 

@@ -113,6 +113,62 @@ async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh
 }
 
 #[tokio::test]
+async fn a_process_with_slots_publishes_its_label_and_no_other_process_does() {
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    let labels = async |rules: &str, label: Option<Option<&str>>| {
+        let _: u64 = server.run(&format!("DEL {NAME}"));
+        let mut limiter = Limiter::new(store.clone());
+        if let Some(label) = label {
+            limiter = limiter.process_label(label);
+        }
+        let policy = Policy::parse("p", rules).unwrap();
+        let charge = Charge::new(&policy, Key::secret("api-key", "sesame"), 1);
+        limiter.check([charge]).await.unwrap();
+        limiter.policies_published().await.unwrap();
+        let stored: Vec<String> = server.run(&format!("HGETALL {NAME}"));
+        assert!(!stored.concat().contains("sesame"), "{stored:?}");
+        let labels = store.inspector().processes().await.unwrap();
+        labels.into_values().collect::<Vec<_>>()
+    };
+    let slots = "9/1h@concurrent";
+    let own = labels(slots, None).await;
+    let id = format!(":{}", std::process::id());
+    assert!(
+        own.len() == 1 && own[0].len() > id.len() && own[0].ends_with(&id),
+        "{own:?}"
+    );
+    assert_eq!(labels(slots, Some(Some("web-3"))).await, ["web-3"]);
+    assert_eq!(labels(slots, Some(None)).await.len(), 0);
+    assert_eq!(labels("9/1h", None).await.len(), 0);
+}
+
+#[tokio::test]
+async fn of_more_than_256_labels_of_processes_the_oldest_make_room() {
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    for number in 0..300 {
+        let seen_ms = START_MS + number;
+        let _: u64 = server.run(&format!(
+            "HSET {NAME} @{number:016x} seen={seen_ms}\nlabel=other"
+        ));
+    }
+    let limiter = Limiter::new(store.clone());
+    let policy = Policy::parse("p", "9/1h@concurrent").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    let labels = store.inspector().processes().await.unwrap();
+    assert_eq!(labels.len(), 256);
+    assert!(!labels.contains_key(&44) && labels.contains_key(&45));
+    assert_eq!(
+        published(&store).await.len(),
+        1,
+        "the labels take no room of policies"
+    );
+}
+
+#[tokio::test]
 async fn the_definitions_take_no_more_than_64_kb() {
     let (server, clock) = (Server::start(), ManualClock::new(START_MS));
     let store = store(&server, &clock).await;

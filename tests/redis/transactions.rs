@@ -19,7 +19,7 @@ use sluicegate::{
     error::StoreErrorKind,
     manual_clock::ManualClock,
     store::{
-        CallFuture, Check, Leases, Operation, Reply, StoreExt, StoreFuture,
+        CallFuture, Check, Leases, Operation, Reply, Slots, StoreExt, StoreFuture,
         redis::transactions::TransactionStore,
     },
 };
@@ -88,10 +88,13 @@ async fn pool(url: String) -> Pool {
     pool.build(manager).await.unwrap()
 }
 
-/// A store with a user that has only the needed rights, and the right to list blocks.
+/// A store with a user that has only the needed rights, and those for slots and lists of blocks.
 async fn start() -> (Served<Arc<Server>, TransactionStore>, ManualClock) {
     let server = shared_server();
-    let (url, prefix) = limited_apart(&server, &[&RIGHTS[..], &BLOCKS_RIGHTS].concat());
+    let (url, prefix) = limited_apart(
+        &server,
+        &[&RIGHTS[..], &SLOTS_RIGHTS, &BLOCKS_RIGHTS].concat(),
+    );
     let clock = ManualClock::new(0);
     let store = RedisStore::transactions(pool(url).await).prefix(&prefix);
     (Served::by(server, store.clock(clock.clone())), clock)
@@ -193,12 +196,7 @@ fn agree_on_one_server(config: &ProptestConfig, histories: impl Strategy<Value =
 async fn a_value_of_transactions_is_written_in_place_by_the_script() {
     let server = Server::start();
     let pool = pool(server.url()).await;
-    let mut rules = vec![
-        "9/1d@fixed",
-        "9/1m,99/1h",
-        "99+10/1s@bucket",
-        "9/1h@concurrent",
-    ];
+    let mut rules = vec!["9/1d@fixed", "9/1m,99/1h", "99+10/1s@bucket"];
     if cfg!(feature = "calendar") {
         rules.push("9/year@UTC");
     }
@@ -350,6 +348,33 @@ async fn with_all_of_them_everything_works() {
     everything(&store).await.unwrap();
 }
 
+/// The rights that concurrency rules need as well.
+const SLOTS_RIGHTS: [&str; 4] = ["+zrange", "+zrem", "+zadd", "+pexpire"];
+
+#[tokio::test]
+async fn slots_need_four_rights_more() {
+    let jobs = Policy::parse("jobs", "3/1h@concurrent").unwrap();
+    for missing in SLOTS_RIGHTS.into_iter().map(Some).chain([None]) {
+        let server = Server::start();
+        let rights = RIGHTS.into_iter().chain(SLOTS_RIGHTS);
+        let rights: Vec<_> = rights.filter(|&it| Some(it) != missing).collect();
+        let store = RedisStore::transactions(pool(limited(&server, &rights)).await);
+        let every_operation = async || {
+            let check = Check::new([Charge::new(&jobs, Key::new("user", "alice"), 2)])?;
+            let decision = store.check(&check).await?;
+            for slots in Slots::of(decision.usage()) {
+                store.execute(Operation::Renew(slots.clone())).await?;
+                store.execute(Operation::Return(slots)).await?;
+            }
+            store.check(&check).await
+        };
+        let done = every_operation().await;
+        let refused = done.err().map(|error| error.kind());
+        let expected = missing.map(|_| StoreErrorKind::AccessDenied);
+        assert_eq!(refused, expected, "{missing:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_list_of_blocks_needs_four_rights_more_and_without_them_blocks_hold_all_the_same() {
     for missing in BLOCKS_RIGHTS {
@@ -375,6 +400,7 @@ fn the_documentation_names_these_rights() {
     let page = include_str!("../../docs/guide/transactions.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", RIGHTS.join(" "))));
     assert!(page.contains(&format!("and\n`{}` to", BLOCKS_RIGHTS.join(" "))));
+    assert!(page.contains(&format!("also `{}`.", SLOTS_RIGHTS.join(" "))));
 }
 
 /// Each process has its own runtime and pool, and two of them call the script. Their joint counts are exact, and none of

@@ -3,7 +3,11 @@
 mod denied;
 mod ranking;
 
-use std::{collections::BTreeMap, io::Write, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::Write,
+    path::PathBuf,
+};
 
 use clap::Args;
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
@@ -17,6 +21,7 @@ use super::{
     census::{self, Census},
     drift::OtherRule,
     error::{Error, Result},
+    holders::Holder,
     output::{BAD, Output, WARN, align_right},
     policies_file,
     published::{self, Limits, Source},
@@ -148,6 +153,8 @@ struct Row {
     full: Option<bool>,
     /// The time when one more unit fits; null if that is now or never, or if the limit is not known.
     fits_ms: Option<u64>,
+    /// The processes that hold slots, those that have held one for longest first.
+    holders: Vec<Holder>,
 }
 
 pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
@@ -189,6 +196,8 @@ struct Top<'a> {
     banned: u64,
     /// The number of keys for each policy and rule, or each policy, that the file does not have.
     others: BTreeMap<(String, Option<String>), u64>,
+    /// The labels of processes that hold slots.
+    labels: HashMap<u64, String>,
 }
 
 impl<'a> Top<'a> {
@@ -203,10 +212,13 @@ impl<'a> Top<'a> {
             blocked: 0,
             banned: 0,
             others: BTreeMap::new(),
+            labels: HashMap::new(),
         }
     }
 
     async fn run(mut self, inspector: &Inspector) -> Result<Report> {
+        // Without the right to read them, processes are shown by their numbers.
+        self.labels = inspector.processes().await.unwrap_or_default();
         let scan = Scan::new(inspector, self.args.load).await?;
         let selection = match self.args.policy.as_deref() {
             Some(policy) => inspector.all(Some(policy)),
@@ -259,7 +271,8 @@ impl<'a> Top<'a> {
                     self.add_other(name.policy(), Some(other.rule));
                 }
             }
-            if let Some(ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
+            if let Some(mut ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
+                ranked.holders = Holder::all(Some(&value), self.now_ms, &self.labels);
                 self.ranking.offer(ranked);
             }
         }
@@ -344,6 +357,7 @@ impl Row {
             steps: ranked.steps,
             full: has_limits.then_some(ranked.full),
             fits_ms: ranked.fits_ms,
+            holders: ranked.holders.clone(),
         }
     }
 
@@ -459,6 +473,12 @@ fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
     output.hint(&report.why)?;
     if !report.top.is_empty() {
         write_rows(report, args.wide, output)?;
+        for row in &report.top {
+            for holder in &row.holders {
+                let of = format!("{} under {}", row.identity, row.policy);
+                output.hint(&holder.text(&of, report.now_ms))?;
+            }
+        }
     }
     write_others(report, output)?;
     if report.unreadable > 0 {

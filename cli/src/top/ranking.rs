@@ -5,6 +5,8 @@ use sluicegate::{
     store::redis::inspect::{StoredName, StoredValue},
 };
 
+use crate::holders::Holder;
+
 /// The first of all offered identities.
 pub(super) struct Ranking {
     size: usize,
@@ -27,6 +29,8 @@ pub(super) struct Ranked {
     pub(super) fits_ms: Option<u64>,
     pub(super) full: bool,
     rank: (u128, u64),
+    /// The processes that hold the slots.
+    pub(super) holders: Vec<Holder>,
 }
 
 impl Ranking {
@@ -95,6 +99,7 @@ impl Ranked {
                 full,
                 // Among full rules, the longest wait comes first.
                 rank: (share, fits_ms),
+                holders: Vec::new(),
             })
         });
         let mut fullest = rules.max_by_key(|ranked| ranked.rank)?;
@@ -115,6 +120,7 @@ impl Ranked {
             fits_ms: None,
             full: false,
             rank: (0, used),
+            holders: Vec::new(),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Slots of concurrency policies, as `inspect`, `explain`, `top` and `watch` show them.
 
-use sluicegate::{Charge, Key, Policy, limiter::Slot};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, limiter::Slot};
 
 use crate::site::Site;
 
@@ -31,7 +31,8 @@ async fn held(site: &Site, count: usize) -> Vec<Slot> {
 
 /// The lines about the slots. They have no times, since a request may end at any time.
 fn lines_of_slots(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| line.contains("jobs")).collect();
+    let lines = text.lines().filter(|line| !line.contains("held by"));
+    let lines: Vec<&str> = lines.filter(|line| line.contains("jobs")).collect();
     let lines = lines.join("\n");
     for time in ["in 1h", "in 59m", "min", ":"] {
         let line = lines.replace("jobs: denied", "");
@@ -89,5 +90,47 @@ async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
         .tool
         .run("explain user=alice --policies policies.toml --cost 4");
     says!(said.stdout => "by the rule 5/1d of api.", "Besides, until a request ends: all slots are in use");
+    drop(slots);
+}
+
+#[tokio::test]
+async fn the_processes_that_hold_slots_are_shown_by_label_or_by_number() {
+    let site = Site::start().await;
+    let slots = held(&site, 2).await;
+    let holder = |said: &serde_json::Value| {
+        let mut policies = said["policies"].as_array().unwrap().iter();
+        let jobs = policies.find(|it| it["policy"] == "jobs").unwrap();
+        jobs["rules"][0]["holders"][0].clone()
+    };
+    let told = holder(&site.json("inspect user=alice --policies policies.toml", 0));
+    assert_eq!(
+        (&told["slots"], &told["label"]),
+        (&2.into(), &serde_json::Value::Null)
+    );
+    let number = told["process"].as_str().unwrap().to_owned();
+    assert_eq!(number.len(), 16);
+    for verb in ["inspect user=alice", "top"] {
+        let text = site.text(&format!("{verb} --policies policies.toml"));
+        says!(text => "jobs: 2 slots are held by the process", &number);
+    }
+
+    // The label that a limiter publishes with its policies.
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let named = Limiter::new(store).process_label(Some("web 3:\u{1b}4711"));
+    let jobs = Policy::parse("jobs", "2/1h@concurrent").unwrap();
+    let other = Charge::new(&jobs, Key::new("user", "bob"), 1);
+    named.check([other]).await.unwrap();
+    named.policies_published().await.unwrap();
+    for verb in [
+        "inspect user=alice",
+        "explain user=alice",
+        "inspect user=bob",
+    ] {
+        let said = site
+            .tool
+            .run(&format!("{verb} --policies policies.toml --json"));
+        let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        assert_eq!(holder(&said)["label"], "web3:4711", "{verb}");
+    }
     drop(slots);
 }

@@ -2,19 +2,25 @@
 //!
 //! ```text
 //!   sluicegate:!policies
-//!     api:5f3c09ab   seen=1790000003123 · version=0.1.0 · blocks=true · kinds=ip,user · rules=10/1s
+//!     api:5f3c09ab      seen=1790000003123 · version=0.1.0 · blocks=true · kinds=ip,user · rules=10/1s
+//!     @05c1…            seen=1790000003123 · label=web-3:4711, of the process whose slots have ids that begin so
 //! ```
 //!
 //! Two definitions with one name are two fields, so that you can see a difference between processes. There is only one
 //! key, so all of this is in one slot of a cluster.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
 use super::{RedisStore, error::store_error};
 use crate::{
-    domain::{error::StoreError, published::PublishedPolicy, rule::millis},
+    domain::{
+        error::StoreError,
+        published::{PublishedPolicy, plain_label},
+        rule::millis,
+        slots::this_process,
+    },
     store::StoreFuture,
 };
 
@@ -25,6 +31,9 @@ const KEPT: Duration = Duration::from_secs(86_400);
 const MAX_FIELDS: usize = 256;
 const MAX_BYTES: usize = 65_536;
 
+/// How many processes with slots keep a label: the oldest labels make room.
+const MAX_PROCESSES: usize = 256;
+
 /// A field of the hash.
 struct Stored {
     field: String,
@@ -34,6 +43,8 @@ struct Stored {
     seen_ms: u64,
     /// `None` if this version or its features cannot read the definition, which others may need.
     policy: Option<PublishedPolicy>,
+    /// The number and the label of a process.
+    process: Option<(u64, String)>,
 }
 
 impl Stored {
@@ -52,11 +63,24 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
             let now_ms = store.client_now_ms();
-            let (over, held): (Vec<_>, Vec<_>) = stored
+            let (mut over, mut held): (Vec<_>, Vec<_>) = stored
                 .into_iter()
                 .partition(|stored| stored.is_over(now_ms));
+            let mut labels: Vec<_> = held
+                .extract_if(.., |stored| stored.process.is_some())
+                .collect();
+            labels.sort_unstable_by_key(|stored| stored.seen_ms);
+            let others = labels.len().saturating_sub(MAX_PROCESSES - 1);
+            over.extend(labels.drain(..others));
             store.delete_fields(over).await?;
-            store.set_fields(&fields(policies, &held, now_ms)).await
+            let label = policies.iter().find_map(PublishedPolicy::process);
+            let label = label.map(|label| {
+                let field = format!("@{:016x}", this_process());
+                (field, format!("seen={now_ms}\nlabel={label}"))
+            });
+            let mut fields = fields(policies, &held, now_ms);
+            fields.extend(label);
+            store.set_fields(&fields).await
         })
     }
 
@@ -90,6 +114,12 @@ impl RedisStore {
         Ok(fields.filter_map(|stored| stored.policy).collect())
     }
 
+    /// The labels of processes that publish policies with slots, by the number in the ids of their slots.
+    pub(super) async fn labels_of_processes(&self) -> Result<HashMap<u64, String>, StoreError> {
+        let fields = self.published_fields().await?.into_iter();
+        Ok(fields.filter_map(|stored| stored.process).collect())
+    }
+
     async fn published_fields(&self) -> Result<Vec<Stored>, StoreError> {
         let mut all = redis::cmd("HGETALL");
         let reply = self
@@ -106,6 +136,7 @@ impl RedisStore {
                 bytes: field.len() + value.len(),
                 seen_ms: seen.and_then(|ms| ms.parse().ok()).unwrap_or(0),
                 policy: PublishedPolicy::parse(name, &text),
+                process: process(&field, &text),
                 field,
             }
         });
@@ -144,6 +175,13 @@ fn fields(policies: Vec<PublishedPolicy>, held: &[Stored], now_ms: u64) -> Vec<(
         fields.push((field, text));
     }
     fields
+}
+
+/// Reads the field of a process. Any client may have written it, so the label is made plain again.
+fn process(field: &str, text: &str) -> Option<(u64, String)> {
+    let number = u64::from_str_radix(field.strip_prefix('@')?, 16).ok()?;
+    let label = text.lines().find_map(|line| line.strip_prefix("label="))?;
+    Some((number, plain_label(label).into()))
 }
 
 /// The policy's name, and a hash of its definition.

@@ -38,6 +38,18 @@ pub const LEAST_RIGHTS: [&str; 9] = [
 /// More rights, to list blocks.
 pub const BLOCKS_RIGHTS: [&str; 4] = ["+zadd", "+zrem", "+zremrangebyscore", "+zscan"];
 
+/// More rights, for concurrency rules.
+pub const SLOTS_RIGHTS: [&str; 8] = [
+    "+zcount",
+    "+zmscore",
+    "+zrangebyscore",
+    "+zrevrangebyscore",
+    "+zadd",
+    "+zrem",
+    "+zremrangebyscore",
+    "+pexpireat",
+];
+
 /// More rights, for charges with contributors.
 pub const CONTRIBUTORS_RIGHTS: [&str; 4] = ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
 

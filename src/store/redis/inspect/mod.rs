@@ -27,13 +27,14 @@ mod value;
 
 use std::{collections::HashMap, time::Duration};
 
-use redis::{Cmd, RedisError, RedisResult, Value};
+use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Value};
 
 use super::{
     RedisStore,
     connection::within,
     error::{code, store_error},
     key_names, milliseconds,
+    value::read_slots,
 };
 use crate::domain::{
     Text,
@@ -146,6 +147,12 @@ impl Inspector {
         StoredName::write(&self.store.names, key, policy)
     }
 
+    /// The name of the key that holds the counts or slots of an identity under this policy.
+    #[must_use]
+    pub fn name_under(&self, key: &Key, policy: &Policy) -> StoredName {
+        StoredName::of(&self.store.names, key, policy)
+    }
+
     /// The name of the key that holds the [strikes](crate::block#bans) of an identity.
     #[must_use]
     pub fn strikes(&self, key: &Key) -> StoredName {
@@ -159,9 +166,8 @@ impl Inspector {
     /// The outer error if the server does not answer in time, or with an error; the inner one if the stored value
     /// cannot be read.
     pub async fn read(&self, name: &StoredName) -> Result<StoredResult, StoreError> {
-        let name = name.as_bytes();
-        let value = self.send(redis::cmd("GET").arg(name), name).await;
-        stored(value, StoredValue::read)
+        let value = self.send(&name.read_command(), name.as_bytes()).await;
+        stored_at(name, value)
     }
 
     /// The contributors to the account of this key, by the server's time: like
@@ -201,6 +207,16 @@ impl Inspector {
     /// If the server does not answer in time, or with an error.
     pub async fn policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
         self.in_time(self.store.published_policies()).await
+    }
+
+    /// The labels of the processes that hold slots, by [the number](crate::store::SlotId::process) in the ids of these. A
+    /// process without a label publishes none: see [`Limiter::process_label`](crate::Limiter::process_label).
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer in time, or with an error.
+    pub async fn processes(&self) -> Result<HashMap<u64, String>, StoreError> {
+        self.in_time(self.store.labels_of_processes()).await
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.
@@ -243,6 +259,23 @@ impl Inspector {
 
 const TOO_LATE: StoreError =
     StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
+
+/// Reads the reply about a key of counts or slots.
+fn stored_at(name: &StoredName, value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
+    let Some(window_ms) = name.slots_expire_after_ms() else {
+        return stored(value, StoredValue::read);
+    };
+    let members = value.and_then(|value| Ok(Vec::from_redis_value(value)?));
+    match members {
+        Ok(members) if members.is_empty() => Ok(Ok(None)),
+        Ok(members) => {
+            let slots = read_slots(window_ms, members);
+            Ok(slots.map(|slots| Some(StoredValue::of_slots(slots))))
+        }
+        Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(UnreadableValue::WrongType)),
+        Err(error) => Err(store_error(&error)),
+    }
+}
 
 /// Applies `read` to the reply to a `GET`.
 fn stored<T>(

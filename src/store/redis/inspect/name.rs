@@ -1,11 +1,14 @@
 //! [`StoredName`]: the parsed name of a key.
 
+use redis::Cmd;
+
 use crate::{
     domain::{
         block::{BLOCKS, STRIKES},
         key::Key,
+        policy::Policy,
     },
-    store::redis::key_names::Names,
+    store::redis::key_names::{Names, window_of_slots},
 };
 
 /// The name of a stored key: its identity and its policy.
@@ -25,6 +28,13 @@ impl StoredName {
             name: name.into(),
             identity: start..end,
         }
+    }
+
+    /// The key of the counts or slots under this policy.
+    pub(super) fn of(names: &Names, key: &Key, policy: &Policy) -> Self {
+        let name = names.of_charge(policy, key);
+        let policy = &name[names.name("", key).len()..];
+        Self::write(names, key, &String::from_utf8_lossy(policy))
     }
 
     /// The key of the block of an identity, from its form in the index.
@@ -48,6 +58,8 @@ impl StoredName {
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // The names of contributors are longer: they contain a colon.
         let is_policy = !policy.is_empty() && !policy.contains(':') && policy != STRIKES;
+        let slots = policy.split_once('@');
+        let is_policy = is_policy && slots.is_none_or(|(_, ms)| ms.parse::<u64>().is_ok());
         if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
@@ -73,13 +85,31 @@ impl StoredName {
     /// The name of the policy.
     #[must_use]
     pub fn policy(&self) -> &str {
-        &self.name[self.identity.end + 2..]
+        let policy = &self.name[self.identity.end + 2..];
+        policy.split('@').next().unwrap_or(policy)
+    }
+
+    /// The expiry of slots, in ms, if the key holds slots.
+    #[must_use]
+    pub fn slots_expire_after_ms(&self) -> Option<u64> {
+        window_of_slots(self.as_bytes())
     }
 
     /// Whether this is the key of a block, which has no policy.
     #[must_use]
     pub fn is_of_block(&self) -> bool {
         self.policy() == BLOCKS
+    }
+
+    /// The command that reads the key. `ZRANGE` is among the least rights.
+    pub(super) fn read_command(&self) -> Cmd {
+        let (command, range) = match self.slots_expire_after_ms() {
+            Some(_) => ("ZRANGE", &["0", "-1", "WITHSCORES"][..]),
+            None => ("GET", &[][..]),
+        };
+        let mut cmd = redis::cmd(command);
+        cmd.arg(self.as_bytes()).arg(range);
+        cmd
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
@@ -97,13 +127,22 @@ mod tests {
         names.set_prefix("shop[1]*");
         for (key, identity) in [
             (Key::new("ip", "2001:db8::/64"), "ip=2001:db8::/64"),
-            (Key::new("user", "a:b"), "user=a:b"),
+            (Key::new("user", "a:b@c"), "user=a:b@c"),
             (Key::secret("api-key", "x"), "api-key=#"),
         ] {
             let read = StoredName::read(&names, names.name("api.v1", &key)).unwrap();
             assert!(read.identity().starts_with(identity), "{read:?}");
             assert_eq!((read.policy(), read.prefix()), ("api.v1", "shop[1]*"));
             assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
+            assert_eq!(read.slots_expire_after_ms(), None);
+            let slots = Policy::parse("api.v1", "3/30s@concurrent").unwrap();
+            let slots = StoredName::of(&names, &key, &slots);
+            assert_eq!(
+                (slots.policy(), slots.slots_expire_after_ms()),
+                ("api.v1", Some(30_000))
+            );
+            let read_slots = StoredName::read(&names, slots.as_bytes().to_vec());
+            assert_eq!(read_slots, Some(slots));
             let other = StoredName::read(&Names::new("other"), names.name("api.v1", &key));
             assert_eq!(other, None);
             let read = StoredName::read_of_any_prefix(names.name("api.v1", &key)).unwrap();
@@ -123,6 +162,8 @@ mod tests {
             "shop2:{ip=1}:api",
             "shop:{ip=1}:a\x1bpi",
             "shop:{ip=1}:ä",
+            "shop:{ip=1}:api@",
+            "shop:{ip=1}:api@3@4",
         ] {
             assert_eq!(StoredName::read(&names, other.into()), None, "{other}");
         }

@@ -2,7 +2,7 @@
 
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
-use super::{Inspector, StoredName, StoredResult, StoredValue, stored, unknown_to_proxies};
+use super::{Inspector, StoredName, StoredResult, stored_at, unknown_to_proxies};
 use crate::{
     domain::{error::StoreError, key::Key},
     store::redis::{
@@ -24,6 +24,8 @@ pub struct Server {
 pub struct Selection {
     pattern: Vec<u8>,
     of_any_prefix: bool,
+    /// The name of the policy, if it may be followed by the window of slots.
+    policy: Option<Box<str>>,
 }
 
 impl Selection {
@@ -31,6 +33,7 @@ impl Selection {
         Self {
             pattern,
             of_any_prefix: false,
+            policy: None,
         }
     }
 }
@@ -39,7 +42,14 @@ impl Inspector {
     /// All keys of the store, or those under the policy of this name.
     #[must_use]
     pub fn all(&self, policy: Option<&str>) -> Selection {
-        Selection::of_this_prefix(self.store.names.pattern(None, policy))
+        let Some(policy) = policy.filter(|policy| !policy.starts_with(['!', '*'])) else {
+            return Selection::of_this_prefix(self.store.names.pattern(None, policy));
+        };
+        let pattern = self.store.names.pattern(None, Some(&format!("{policy}*")));
+        Selection {
+            policy: Some(policy.into()),
+            ..Selection::of_this_prefix(pattern)
+        }
     }
 
     /// All keys of the store, and those that hold [blocks](StoredName::is_of_block).
@@ -55,6 +65,7 @@ impl Inspector {
         Selection {
             pattern: b"*:{*=*}:*".to_vec(),
             of_any_prefix: true,
+            policy: None,
         }
     }
 
@@ -122,11 +133,13 @@ impl Server {
         let names = &self.inspector.store.names;
         // The pattern also matches other keys, such as those of contributors.
         let found = found.into_iter().filter_map(|name| {
-            if selection.of_any_prefix {
+            let name = if selection.of_any_prefix {
                 StoredName::read_of_any_prefix(name)
             } else {
                 StoredName::read(names, name)
-            }
+            };
+            let policy = selection.policy.as_deref();
+            name.filter(|name| policy.is_none_or(|policy| name.policy() == policy))
         });
         Ok((next, found.collect()))
     }
@@ -139,10 +152,8 @@ impl Server {
     /// If the server does not answer in time, or with an error that is not about a key.
     pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
         let replies = self.get_all(names).await?;
-        let values = replies.into_iter();
-        values
-            .map(|value| stored(value, StoredValue::read))
-            .collect()
+        let values = replies.into_iter().zip(names);
+        values.map(|(value, name)| stored_at(name, value)).collect()
     }
 
     pub(super) async fn get_all(
@@ -151,7 +162,7 @@ impl Server {
     ) -> Result<Vec<RedisResult<Value>>, StoreError> {
         let mut gets = Pipeline::with_capacity(names.len());
         for name in names {
-            gets.cmd("GET").arg(name.as_bytes());
+            gets.add_command(name.read_command());
         }
         let replies = within(self.inspector.timeout, self.to.connection.send_all(&gets)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();

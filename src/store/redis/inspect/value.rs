@@ -6,6 +6,7 @@ use crate::{
     domain::{
         decision::Count,
         rule::{MAX_UNITS, Rule},
+        slots::SlotId,
         window::{self, BucketSpec, CalendarSpec, Spec, StepSpec},
     },
     store::redis::value::{Counts, MAX_TIME_MS, UnreadableValue},
@@ -54,6 +55,14 @@ impl StoredValue {
             sections: sections.map(|counted| Section { counted }).collect(),
             expires_ms: counts.expires_ms,
         })
+    }
+
+    pub(super) fn of_slots(slots: window::SlotSet) -> Self {
+        let counted = window::Section::Concurrency(slots);
+        Self {
+            expires_ms: counted.release_ms(),
+            sections: vec![Section { counted }],
+        }
     }
 
     /// The sections: first those of the process that wrote last, in the order of its rules, then those of other
@@ -109,7 +118,15 @@ impl Section {
         }
     }
 
-    /// The steps that count at this time, oldest first; empty for a bucket, a calendar rule, and slots.
+    /// The slots that are held at this time under a concurrency rule: when each expires, in ms, and its id, in the order
+    /// in which they expire.
+    #[must_use]
+    pub fn slots(&self, now_ms: u64) -> &[(u64, SlotId)] {
+        let slots = self.counted.slots();
+        slots.map_or(&[], |slots| slots.held(now_ms.min(MAX_TIME_MS)))
+    }
+
+    /// The steps that count at this time, oldest first; empty for rules of other kinds than sliding and fixed ones.
     ///
     /// While the clock is before the start of the newest step, time stands still: the same steps count.
     #[must_use]
@@ -157,7 +174,7 @@ impl Section {
     }
 
     /// The end of the newest stored step, even if the step no longer counts; 0 if there is none. For a bucket, the time
-    /// of the latest charge.
+    /// of the latest charge; for slots, the latest expiry.
     #[must_use]
     pub fn newest_end_ms(&self) -> u64 {
         self.counted.kept().newest_end_ms
