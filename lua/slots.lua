@@ -14,7 +14,7 @@ local after = format('(%.0f', now)
 -- Calls a command about KEYS[i]. An error of the server ends the operation.
 local function ask(command, i, ...)
   local reply = try(command, KEYS[i], ...)
-  if type(reply) == 'table' and reply.err then error(reply) end
+  if type(reply) == 'table' and reply.err then error({ problem = reply.err }) end -- a server makes text of `err`
   return reply
 end
 

@@ -18,7 +18,7 @@ for part = first, last do
       if type(written) == 'table' then break end
     end
     if type(written) ~= 'table' then written = try(expire, key, slack > 0 and expires + slack or value[1][1]) end
-    if type(written) ~= 'table' and now % 8 == 0 then written = try('ZREMRANGEBYSCORE', key, '-inf', now) end
+    if type(written) ~= 'table' and action < RENEW and now % 8 == 0 then written = try('ZREMRANGEBYSCORE', key, '-inf', now) end
   elseif value and expires then
     written = try('SET', key, value, expiry_option, expires - expiry_origin)
   elseif value then

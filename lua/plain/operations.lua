@@ -70,8 +70,9 @@ return function(first, last, next_block, admitted)
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
   for i = first, last do values[i], expiries[i] = nil, nil end
-  local problem = type(reply) == 'table' and reply or {} -- else an error of Lua: a value could not be read
-  local is_of_key = problem.err and string.find(problem.err, 'WRONGTYPE', 1, true)
-  if problem.err and not is_of_key then return nil, problem.err end
-  return FAILED .. (is_of_key and WRONG_TYPE or problem.reason or UNREADABLE), 0
+  local failure = type(reply) == 'table' and reply or {} -- else an error of Lua: a value could not be read
+  local problem = failure.problem
+  local is_of_key = problem and string.find(problem, 'WRONGTYPE', 1, true)
+  if problem and not is_of_key then return nil, problem end
+  return FAILED .. (is_of_key and WRONG_TYPE or failure.reason or UNREADABLE), 0
 end

@@ -4,7 +4,7 @@
 local function get(i)
   if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else read by the fast path
   local value = stored[i]
-  if type(value) == 'table' then error(value) end
+  if type(value) == 'table' then error({ problem = value.err }) end
   return value
 end
 

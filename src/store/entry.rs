@@ -221,7 +221,8 @@ impl Entry {
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
         self.sections.retain_mut(|section| {
             let mut rules = policy.rules().iter();
-            if rules.any(|rule| Spec::of(rule) == section.spec()) {
+            // Slots of another expiry are another key in Redis, which stays.
+            if rules.any(|rule| Spec::of(rule) == section.spec()) || section.slots().is_some() {
                 return !section.is_empty();
             }
             section.prune(now_ms);

@@ -134,7 +134,10 @@ impl Script {
         for (index, (step, right)) in history.steps.iter().zip(&case.right).enumerate() {
             move_clock(&self.clock, step.gap_ms);
             let came = player.come(&step.act).await;
-            assert!(came == *right, "step {index}: {step:?}: {came:?}");
+            assert!(
+                came == *right,
+                "step {index}: {step:?}: {came:?}, not {right:?}"
+            );
             let written = self.server.written();
             if !matches!(step.act, Act::Spoil(..)) {
                 self.assert_written(&before, &written, &player, history, &step.act);

@@ -1,6 +1,9 @@
 //! Input from untrusted parties, and promises that hold for all of it. Each function is one fuzz target.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use futures::executor::block_on;
 use http::{HeaderName, HeaderValue, Request};
@@ -150,6 +153,10 @@ pub(crate) fn stored_value(data: &[u8]) {
     for now_ms in [seconds * 1_000, u64::MAX] {
         for section in value.sections() {
             let rule = section.rule(7);
+            // No rule of this process has the calendar of a later release.
+            if rule == Rule::new(7, Duration::from_millis(1)) {
+                continue;
+            }
             assert!(section.is_of(&rule), "{section:?}");
             assert!(!rule.step().is_zero() && rule.step() <= rule.window());
             let steps = section.steps(now_ms);

@@ -26,7 +26,7 @@ use crate::{
         rule::millis,
         slots::{HeldSlots, SlotId, Slots},
     },
-    limiter::{FOR_EVER, jitter},
+    limiter::jitter,
     warning,
 };
 
@@ -582,9 +582,9 @@ async fn run(mut running: Running) {
         match wait {
             Some(_) if has_sent => yield_now().await,
             None if running.keeper.ends() => running.has_ended = true,
-            wait => {
-                let changed = running.keeper.changed.notified();
-                let _ = timeout(wait.unwrap_or(FOR_EVER), changed).await;
+            None => running.keeper.changed.notified().await,
+            Some(wait) => {
+                let _ = timeout(wait, running.keeper.changed.notified()).await;
             }
         }
     }

@@ -15,6 +15,8 @@ pub(in crate::limiter) struct Unanswered {
 
 impl Unanswered {
     pub(in crate::limiter) fn new(limiter: &Limiter, check: &Check) -> Self {
+        // The slots may be held outside of this runtime.
+        limiter.inner.jobs.background.knows_runtime();
         Self {
             limiter: limiter.clone(),
             check: Some(check.clone()),

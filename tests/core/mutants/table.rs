@@ -143,7 +143,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("if used > 0 and used <= FEW then", "if used <= 0 then"),
             ("local FEW = 128", "local FEW = 1"),
             ("if stored[i] then return stored[i] end", ""),
-            ("(limit - limit % units) / units", "limit"),
             ("if not held[all[k]] then", "if true then"),
             ("times * units + units do", "times * units + 1 do"),
             ("need > limit - used", "need >= limit - used"),
