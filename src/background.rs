@@ -99,13 +99,13 @@ impl BackRoom {
 
     /// Whether there is a runtime for work: that of this caller from now on, if there was none, or if that has ended.
     /// Ask this before work that may begin on a thread outside of any.
-    pub(crate) fn knows_runtime(&self) -> bool {
+    pub(crate) fn knows_runtime(self: &Arc<Self>) -> bool {
         self.has_runtime.load(Relaxed) || self.note_runtime()
     }
 
     #[cold]
-    fn note_runtime(&self) -> bool {
-        self.enter(&mut self.lock(), false);
+    fn note_runtime(self: &Arc<Self>) -> bool {
+        self.start(None); // and what was left to it
         self.has_runtime.load(Relaxed)
     }
 
