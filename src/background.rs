@@ -92,6 +92,7 @@ impl BackRoom {
     /// Keeps work for the next runtime, since this one ends. Without room the work is dropped.
     pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.lock();
+        self.has_runtime.store(false, Relaxed);
         if state.runtime.is_some() && state.left.len() < MAX_LEFT {
             state.left.push((Box::pin(work), None));
         }

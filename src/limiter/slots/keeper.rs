@@ -314,7 +314,7 @@ impl Groups {
         self.next_id
     }
 
-    /// Puts a group in order, or forgets it if it has no slots. Returns whether it is the first.
+    /// Puts a group in order, or forgets it if it has no slots. Returns whether it is the first, or was the last.
     fn schedule(&mut self, id: u64) -> bool {
         let Some(group) = self.all.get_mut(&id) else {
             return false;
@@ -330,7 +330,7 @@ impl Groups {
                 self.ids.remove(&group.key);
                 self.over.0.push(group);
             }
-            return false;
+            return self.all.is_empty(); // then the task ends
         }
         let due_ms = group.next_ms();
         group.due_ms = Some(due_ms);
