@@ -631,9 +631,10 @@ async fn what_goes_on_in_the_background_is_bounded() {
 async fn refunds_that_fill_all_places_keep_no_slot_from_being_returned() {
     let store = Watched::new(|_| StoreFuture::pending(pending()));
     let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    let jobs = policy("jobs", "9999/30s@concurrent");
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("all", "9999/1d"), everybody())
-        .limit_concurrent(policy("jobs", "9999/30s@concurrent"), everybody())
+        .limit_concurrent(jobs.clone(), everybody())
         .refund_unanswered();
     let mut service = layer.layer(service_fn(async |_: Request<String>| {
         pending::<Result<Response<String>, Infallible>>().await
@@ -643,7 +644,8 @@ async fn refunds_that_fill_all_places_keep_no_slot_from_being_returned() {
         assert!(futures::poll!(&mut response).is_pending());
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(store.begun(), 1_024 + 1_100);
+    assert_eq!(store.begun(), 1_024);
+    assert_eq!(store.left(&jobs).await, 9_999);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
     error::StoreErrorKind,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Reply, Settlement, StoreExt},
 };
 use support::{
     cluster::Cluster,
@@ -219,7 +219,7 @@ async fn a_fill_of_several_slots_that_fails_or_whose_caller_leaves_charges_nothi
         let users = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
         let check = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
         cluster.nodes[2].run::<()>("CLIENT PAUSE 60000 WRITE");
-        let fill = store.execute(Operation::CheckBatch { check, count: 300 });
+        let fill = store.execute(Operation::CheckBatch(CheckBatch::new(check, 300)));
         let filling = tokio::spawn(fill);
         while used(&limiter, &much, &users[0]).await < 300 {}
         if fails {
@@ -254,7 +254,8 @@ async fn callers_who_leave_while_a_shadow_is_decided_are_charged_nothing() {
         for name in users_at(&cluster, 0, 20) {
             let check = Check::new([charge(&much, &name), charge(&trial, &shadowed)]).unwrap();
             cluster.nodes[2].run::<()>("CLIENT PAUSE 60000 WRITE");
-            let deciding = tokio::spawn(store.execute(Operation::CheckBatch { check, count }));
+            let deciding =
+                tokio::spawn(store.execute(Operation::CheckBatch(CheckBatch::new(check, count))));
             while used(&limiter, &much, &name).await < u64::from(count) {}
             deciding.abort();
             let has_left = deciding.await.is_err();
@@ -289,7 +290,10 @@ async fn a_shadow_whose_node_hangs_delays_no_admission_until_the_timeout() {
 /// The decisions about this many identical checks.
 async fn fill(store: &RedisStore, check: &Check, count: u16) -> Vec<Decision> {
     let check = check.clone();
-    match store.execute(Operation::CheckBatch { check, count }).await {
+    match store
+        .execute(Operation::CheckBatch(CheckBatch::new(check, count)))
+        .await
+    {
         Ok(Reply::CheckBatch(decisions)) => decisions,
         other => panic!("{other:?}"),
     }
@@ -815,14 +819,8 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
         Operation::Settle(settlement),
         Operation::Check(one(0)),
         Operation::Check(check(&[&users[1], &users[2], &users[4]])),
-        Operation::CheckBatch {
-            check: one(3),
-            count: 4,
-        },
-        Operation::CheckBatch {
-            check: check(&[&users[4], &users[5]]),
-            count: 3,
-        },
+        Operation::CheckBatch(CheckBatch::new(one(3), 4)),
+        Operation::CheckBatch(CheckBatch::new(check(&[&users[4], &users[5]]), 3)),
         Operation::Check(Check::new([]).unwrap()),
         Operation::Check(one(1)),
     ];

@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use sluicegate::{
     Charge, Key, MemoryStore, Policy, RedisStore, Store,
     manual_clock::ManualClock,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, CheckBatch, Operation, Reply, Settlement},
 };
 
 use support::{
@@ -237,8 +237,7 @@ fn check(keys: &[&'static str]) -> Check {
 }
 
 fn fill(keys: &[&'static str], count: u16) -> Operation {
-    let check = check(keys);
-    Operation::CheckBatch { check, count }
+    Operation::CheckBatch(CheckBatch::new(check(keys), count))
 }
 
 fn ask<T: redis::FromRedisValue>(raw: &RefCell<&mut redis::Connection>, cmd: &redis::Cmd) -> T {

@@ -16,7 +16,7 @@ use sluicegate::{
 use tokio::task::yield_now;
 
 use support::{
-    history::{Act, History, Player, START_MS, few_cases, move_clock, wild},
+    history::{Act, History, Player, few_cases, move_clock, wild},
     outcome::Outcome,
     redis::Server,
     served::fresh,
@@ -369,58 +369,28 @@ fn a_call_in_a_runtime_that_nothing_drives_is_warned_about_once() {
     assert_eq!(warned.count(), 1, "{lines:?}");
 }
 
-/// The slots of this many users, one each.
-async fn slots(store: &RedisStore, users: usize) -> Vec<Slots> {
-    let jobs = policy("jobs", "1/30s@concurrent");
-    let mut slots = Vec::new();
-    for user in 0..users {
-        let admitted = store.check(&check(&jobs, &user.to_string(), 1)).await;
-        slots.extend(Slots::take(admitted.unwrap().usage()));
-    }
-    slots
-}
-
 #[tokio::test]
-async fn slots_that_are_renewed_at_the_same_time_are_renewed_in_two_calls() {
+async fn slots_of_a_key_are_renewed_by_one_write_and_those_of_many_keys_in_two_calls() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let slots = slots(&store, 200).await;
-    let before = server.calls("evalsha");
-    let renewed = join_all(slots.into_iter().map(|slots| store.renew(slots))).await;
-    assert!(renewed.iter().all(|it| it.as_ref().unwrap().is_renewed()));
-    assert_eq!(server.calls("evalsha") - before, 2);
-}
-
-#[tokio::test]
-async fn slots_of_one_key_that_share_a_step_are_renewed_by_one_write() {
-    let server = Server::start();
-    let clock = ManualClock::new(START_MS);
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    let store = store.clock(clock.clone());
     let jobs = policy("jobs", "99/30s@concurrent");
     let mut slots = Vec::new();
-    for tenant in ["acme", "initech"].repeat(30) {
-        let admitted = store.check(&check(&jobs, tenant, 1)).await;
-        slots.extend(Slots::take(admitted.unwrap().usage()));
+    for user in 0..200 {
+        let admitted = store
+            .check(&check(
+                &jobs,
+                &user.to_string(),
+                if user == 0 { 60 } else { 1 },
+            ))
+            .await;
+        slots.extend(Slots::of(admitted.unwrap().usage()));
     }
-    for _ in 0..2 {
-        clock.advance(Duration::from_secs(10));
-        let writes = server.calls("set") + server.calls("setrange");
-        let renewed = join_all(slots.into_iter().map(|slots| store.renew(slots))).await;
-        let renewed = renewed.into_iter().map(Result::unwrap);
-        slots = renewed.filter_map(|it| it.slots()).collect();
-        assert_eq!(slots.len(), 60);
-        // The first renewal travels alone.
-        let writes = server.calls("set") + server.calls("setrange") - writes;
-        assert!(writes <= 3, "{writes}");
-    }
-    for slots in slots {
-        store.settle(&slots.give_back()).await.unwrap();
-    }
-    for tenant in ["acme", "initech"] {
-        let decision = store.check(&check(&jobs, tenant, 0)).await.unwrap();
-        assert_eq!(remaining(&decision), 99);
-    }
+    let calls = || ["evalsha", "zadd"].map(|command| server.calls(command));
+    let before = calls();
+    let renewed = join_all(slots.iter().map(|slots| store.renew(slots))).await;
+    assert!(renewed.iter().all(|it| it.as_ref().unwrap().are_held()));
+    let after = calls();
+    assert_eq!([after[0] - before[0], after[1] - before[1]], [2, 200]);
 }
 
 #[tokio::test]

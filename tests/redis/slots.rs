@@ -3,7 +3,10 @@
 use std::{
     convert::Infallible,
     future::ready,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -275,7 +278,7 @@ async fn until(holds: impl Fn() -> bool) {
     timeout(PATIENCE, waiting).await.expect("it never holds");
 }
 
-/// Two responses end without memory, and a slot that is held has to be renewed.
+/// Two responses end without memory, and three slots that are held have to be renewed.
 #[tokio::test]
 async fn a_second_without_memory_loses_no_cost_and_no_slot() {
     let server = Server::start();
@@ -284,18 +287,29 @@ async fn a_second_without_memory_loses_no_cost_and_no_slot() {
     let limiter = limiter.probe_interval(Duration::ZERO); // each failure is that of the server
     let layer = chats(limiter.clone(), 2);
     let responses = [chat(&layer).await, chat(&layer).await];
-    let export = Policy::parse("exports", "1/3s@concurrent").unwrap();
-    let export = || limiter.acquire_slot([Charge::new(&export, acme(), 1)], Duration::ZERO);
-    let held = export().await.unwrap().unwrap().unwrap();
+    // The renewal of two slots of one key frees their memory first. That of one fails.
+    let exports =
+        ["1/3s@concurrent", "2/3s@concurrent"].map(|it| Policy::parse(&it[..1], it).unwrap());
+    let export = |place: usize| {
+        limiter.acquire_slot([Charge::new(&exports[place], acme(), 1)], Duration::ZERO)
+    };
+    let mut held = Vec::new();
+    for place in [0, 1, 1] {
+        held.push(export(place).await.unwrap().unwrap().unwrap());
+    }
     assert_eq!(left(&limiter, &chat_slots(2)).await, 0);
 
     server.run::<()>("CONFIG SET maxmemory 1");
     drop(responses);
-    until(|| matches!(outcomes.failed(), (4.., 1..))).await;
+    until(|| matches!(outcomes.failed(), (2.., 1..))).await;
     server.run::<()>("CONFIG SET maxmemory 0");
-    until(|| outcomes.renewed() > 0).await;
-    assert!(held.is_held());
-    assert!(export().await.unwrap().is_err(), "the store has it, too");
+    let before = outcomes.renewed();
+    until(|| outcomes.renewed() > before + 1).await;
+    assert!(held.iter().all(Slot::is_held));
+    for place in [0, 1] {
+        let denied = export(place).await.unwrap();
+        assert!(denied.is_err(), "the store has them, too");
+    }
     limiter.return_slots().await; // waits for what goes on in the background
     assert_eq!(left(&limiter, &chat_slots(2)).await, 2);
     assert_eq!(left(&limiter, &tokens()).await, 10_000 - 2 * 7);
@@ -318,8 +332,9 @@ async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
     drop(asking);
     stalled.go_on().await;
     limiter.return_slots().await;
-    // The four calls in flight, after the two that took and returned a slot.
-    assert_eq!(server.calls("evalsha") + server.calls("eval"), 7);
+    // The four in flight, after three for a slot that came and went, and one that returns what may have been taken.
+    assert_eq!(server.calls("evalsha") + server.calls("eval"), 8);
+    assert!(acquire(&limiter, Duration::ZERO).await.is_some());
 }
 
 #[tokio::test]
@@ -374,4 +389,68 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
         let (response, holds) = chat(layer).await;
         assert_eq!((response.status(), holds), (StatusCode::OK, true));
     }
+}
+
+/// Two processes, each with 32 callers, whose connections all die five times a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_die_take_no_slot_along() {
+    const LIMIT: u64 = 32;
+    let chats = Policy::parse("chats", "32/5s@concurrent").unwrap();
+    let server = Server::start();
+    let processes = [process(&server).await, process(&server).await];
+    let (end, held) = (
+        Instant::now() + Duration::from_secs(2),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let callers = (0..64_u64).map(|caller| {
+        let limiter = processes[caller as usize % 2].clone();
+        let (chats, held) = (chats.clone(), Arc::clone(&held));
+        tokio::spawn(async move {
+            let (mut taken, mut most) = (0, 0);
+            while Instant::now() < end {
+                let charge = Charge::new(&chats, acme(), 1);
+                let slot = limiter.acquire_slot([charge], Duration::ZERO).await;
+                if let Ok(Ok(Some(slot))) = slot {
+                    most = most.max(held.fetch_add(1, Relaxed) + 1);
+                    taken += 1;
+                    sleep(Duration::from_millis(caller % 20)).await;
+                    held.fetch_sub(1, Relaxed);
+                    drop(slot);
+                } else {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            (taken, most)
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    while Instant::now() < end {
+        sleep(Duration::from_millis(200)).await;
+        server.run::<u32>("CLIENT KILL TYPE normal");
+    }
+    let callers = join_all(callers).await;
+    let last = Instant::now();
+    let callers = callers.into_iter().map(Result::unwrap);
+    let (taken, most) = callers.fold((0, 0), |all, it| (all.0 + it.0, all.1.max(it.1)));
+    assert!(taken > 100 && most <= LIMIT, "{taken} taken, {most} held");
+    let onlooker = process(&server).await;
+    let mut free = 0;
+    while free < LIMIT && last.elapsed() < Duration::from_secs(1) {
+        free = left(&onlooker, &chats).await;
+    }
+    assert_eq!(free, LIMIT);
+}
+
+#[tokio::test]
+async fn twenty_slots_fit_in_a_kilobyte() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    for _ in 0..20 {
+        let admitted = limiter.check([Charge::new(&chat_slots(20), acme(), 1)]);
+        assert!(admitted.await.unwrap().is_allowed());
+    }
+    let keys: Vec<String> = server.run("KEYS *chats@*");
+    let bytes: usize = server.run(&format!("MEMORY USAGE {}", keys[0]));
+    println!("{bytes} bytes");
+    assert!(bytes <= 1_024, "{bytes}");
 }
