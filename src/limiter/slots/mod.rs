@@ -414,8 +414,9 @@ impl Holding {
     /// How much longer slots are held that were asked for then. Called under the lock of the state: so that slots are
     /// not renewed after they have been seen expired.
     fn left_since(&self, since_ms: u64) -> u64 {
-        let expires_ms = since_ms.saturating_add(self.window_ms);
-        expires_ms.saturating_sub(now_ms())
+        // The store's clock may have begun its millisecond almost one earlier than ours.
+        let surely_ms = self.window_ms.saturating_sub(1);
+        since_ms.saturating_add(surely_ms).saturating_sub(now_ms())
     }
 
     async fn wait_until_lost(&self) {

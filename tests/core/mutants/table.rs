@@ -253,8 +253,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "task.count",
             ),
             (
-                "  for i = first, last do values[i], expiries[i] = nil, nil end\n  local problem",
-                "  local problem",
+                "  for i = first, last do values[i], expiries[i] = nil, nil end\n  local failure",
+                "  local failure",
             ),
         ],
     ),

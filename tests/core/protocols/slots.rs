@@ -1,63 +1,89 @@
-//! A state machine of slots between processes, searched exhaustively: messages that are slow, lost or reordered,
-//! answers that never come, processes that stop, crash and come back, and clocks that count fractions of the store's
-//! clock.
+//! A state machine of slots between processes, searched exhaustively: messages that come twice, late, reordered or
+//! never, processes that stop, crash and come back, and clocks that begin their milliseconds at other times.
 //!
-//! Time is counted in halves of a millisecond. Each clock shows whole milliseconds, and the clock of each process
-//! begins them at another half. All times are relative to now, so that the search has no end of time.
+//! Time is counted in halves of a millisecond. The store's clock and that of each holder show whole milliseconds, and
+//! begin them at different halves.
 
-mod state;
+use std::collections::BTreeMap;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use state::{Message, Process, State, Step};
-
 /// In halves of a millisecond.
-const TICK: u8 = 2;
-const STEP: u8 = 4;
-const WINDOW: u8 = 6;
+const WINDOW: u8 = 4;
+/// How long a holder is sure of a slot: a millisecond less, as the store's may have begun that much earlier.
+const SURE: u8 = WINDOW - 2;
+/// How long the search goes on.
+const END: u8 = 8;
+const LIMIT: usize = 1;
+/// The most takes of each process, each with an id of its own.
+const TAKES: [u8; 2] = [2, 1];
 
 const BEYOND: &str = "never more holders than the limit";
-const UNCHARGED: &str = "each slot that is held is charged";
-const OVERCHARGED: &str = "never more is charged than the limit";
-const ROBBED: &str = "no holder that renews in time loses its slot";
+const ROBBED: &str = "no holder that was renewed in time loses its slot";
 const REVIVED: &str = "a slot that is not held any more is never held again";
-const TAKEN: &str = "the return of a slot that the store has lost takes no other";
-const LEAKED: &str = "a slot that nothing holds is free after one expiry and one step";
+const LEAKED: &str = "a slot is free one window after the last message about it";
 
 /// The code, or a mistake in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
-    /// The holder's time counts from the answer, not from before the request.
+    /// The holder's time counts from the answer, not from before the message.
     CountsFromAnswer,
-    /// The holder's time counts from the request to renew, whether the store answers or not.
+    /// The holder's time counts from the renewal, whether the store answers or not.
     CountsWithoutAnswer,
     /// The holder's time includes the millisecond after the last.
     HoldsOneMore,
-    /// A slot is held again when a renewal is answered after the end of the time that the holder could count on.
+    /// The holder believes the answer to a renewal after the end of its time.
     BelievesLateAnswers,
-    /// Renews again after a renewal of unknown outcome.
-    RenewsAfterUnknown,
-    /// Returns the slot after a renewal of unknown outcome.
-    ReturnsAfterUnknown,
-    /// Returns the slot while a renewal is under way.
-    ReturnsDuringRenewal,
-    /// Returns a slot that the store did not renew because it is lost.
-    ReturnsLost,
-    /// Renews a slot that has been returned.
-    RenewsAfterReturn,
-    /// Sends a return again if there was no answer.
-    RetriesReturns,
-    /// Renews and returns a renewed slot in the step before the renewal.
-    NamesFormerStep,
-    /// The store renews a slot that is not charged any more, and charges another unit.
+    /// The store renews an id without reading its expiry.
     Revives,
-    /// The store renews a slot, and leaves the former step charged.
-    RenewsWithoutMoving,
-    /// The store releases a slot one window after the begin of the step.
-    ReleasesEarly,
-    /// The store returns any slot if the step that is named has none.
+    /// A take that comes twice takes again, although the id has expired in between or is held.
+    TakesWithoutCounting,
+    /// A return frees whichever slot is there.
     ReturnsAny,
+    /// The store sets the expiry one window after the end of the millisecond.
+    ReleasesLate,
+}
+
+type Id = (usize, u8);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Kind {
+    Take,
+    Renew,
+    Return,
+}
+
+/// A message to the store, which may arrive at any time, and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Message {
+    kind: Kind,
+    id: Id,
+    /// The time of its holder when it was sent.
+    sent: u8,
+}
+
+/// A holder and the end of the time of which it is sure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Holder {
+    takes: u8,
+    until: u8,
+    is_asking: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    now: u8,
+    holders: Vec<Holder>,
+    /// Ids with their expiry, by the store's clock.
+    stored: BTreeMap<Id, u8>,
+    messages: Vec<Message>,
+    /// The answers on their way, and whether the slot was taken or renewed.
+    answers: Vec<(Message, bool)>,
+    /// When a message arrived last.
+    last_message: u8,
+    has_robbed: bool,
+    has_revived: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,195 +91,103 @@ enum Action {
     Wait,
     Ask(usize),
     Renew(usize),
-    Drop(usize),
-    GiveUp(usize),
-    Crash(usize),
-    Arrive(usize),
+    /// If the message is lost, the process has crashed.
+    Return(usize),
+    /// A message arrives, and may arrive again.
+    Arrive(usize, bool),
     Lose(usize),
-    /// An operator resets the key.
-    Reset,
-    /// Only mistakes do these.
-    ReturnAgain(usize),
-    RenewReturned(usize),
+    Answer(usize),
 }
 
-struct Slots {
-    code: Code,
-    limit: u8,
-    processes: usize,
-    /// The most messages under way.
-    messages: usize,
-    /// Whether operators reset the key. Then others take slots that are still held, of which holders learn only when
-    /// they renew.
-    resets: bool,
-}
+struct Slots(Code);
 
 impl Slots {
-    /// How much longer a process may count on a slot asked for now: whole milliseconds of the clock of that process.
-    fn sure(&self, state: &State, process: usize) -> u8 {
-        let begin = u8::try_from(process).unwrap() % TICK;
-        let since = (state.now + begin) % TICK;
-        match self.code {
-            Code::HoldsOneMore => WINDOW - since + TICK,
-            _ => WINDOW - since,
-        }
+    /// The whole milliseconds of the store's clock.
+    const fn store_time(now: u8) -> u8 {
+        now - now % 2
     }
 
-    fn arrive(&self, state: &mut State, index: usize) {
-        let message = state.messages.remove(index);
-        if matches!(message, Message::Take { .. } | Message::Renew { .. }) {
-            state.quiet = 0;
-        }
-        let (by, step) = match message {
-            Message::Take { by } => {
-                let is_free = state.used() < self.limit;
-                (by, is_free.then(|| state.charge(self.code)))
-            }
-            Message::Renew { by, step } => {
-                let renewed = state.renew(step, self.code);
-                let renews_in_time = by.is_some_and(|it| state.processes[it].is_held());
-                state.has_robbed |= renews_in_time && renewed.is_none();
-                (by, renewed)
-            }
-            Message::RenewReturned { step } => (None, state.renew(step, self.code)),
-            Message::Return { step } => return state.give_back(step, self.code),
-            Message::ReturnLost { step } => return state.give_back_lost(step, self.code),
-            Message::Answer { to, step } => return self.answer(state, to, step),
-        };
-        if let Some(to) = by {
-            state.messages.push(Message::Answer { to, step });
-        }
+    /// The last beginning of a millisecond of a holder's clock, at another half for each.
+    fn time(now: u8, holder: usize) -> u8 {
+        let shift = u8::try_from(holder % 2).unwrap();
+        now - (now + shift) % 2
     }
 
-    fn answer(&self, state: &mut State, to: usize, step: Option<Step>) {
-        let sure = match (self.code, state.processes[to]) {
-            (Code::CountsFromAnswer, _) => self.sure(state, to),
-            (_, Process::Asking { asked } | Process::Renewing { asked, .. }) => asked,
-            _ => return,
-        };
-        let believes = self.code == Code::BelievesLateAnswers;
-        state.processes[to] = match (state.processes[to], step) {
-            (Process::Renewing { step, .. }, None) if self.code == Code::ReturnsLost => {
-                state.messages.push(Message::ReturnLost { step });
-                Process::Idle
-            }
-            (_, None) => Process::Idle,
-            (Process::Renewing { returned, left, .. }, Some(step))
-                if returned || left == 0 && !believes =>
-            {
-                state.messages.push(Message::Return { step });
-                Process::Idle
-            }
-            (Process::Renewing { left, step, .. }, Some(_))
-                if self.code == Code::NamesFormerStep =>
-            {
-                state.has_revived |= left == 0;
-                Process::Held { left: sure, step }
-            }
-            (former, Some(step)) => {
-                let was_lost = matches!(former, Process::Renewing { left: 0, .. });
-                state.has_revived |= was_lost && sure > 0;
-                Process::Held { left: sure, step }
-            }
-        };
+    fn is_held(state: &State, holder: usize) -> bool {
+        state.now < state.holders[holder].until
     }
 
-    fn renew(&self, state: &mut State, process: usize) -> Option<()> {
-        let (Process::Held { left, step } | Process::Expiring { left, step }) =
-            state.processes[process]
-        else {
-            return None;
+    fn arrive(&self, state: &mut State, message: Message) {
+        let now = Self::store_time(state.now);
+        let late = u8::from(self.0 == Code::ReleasesLate) * 2;
+        let held = |stored: &BTreeMap<Id, u8>| {
+            let held = stored.values().filter(|expiry| **expiry > now);
+            held.count()
         };
-        let asked = self.sure(state, process);
-        state.processes[process] = Process::Renewing {
-            left: match self.code {
-                Code::CountsWithoutAnswer => asked,
-                _ => left,
-            },
-            asked,
-            step: self.kept(step),
-            returned: false,
-        };
-        let by = Some(process);
-        state.messages.push(Message::Renew { by, step });
-        Some(())
-    }
-
-    /// Right code needs the former step no more when a renewal has been sent.
-    fn kept(&self, step: Step) -> Step {
-        match self.code {
-            Code::Right => 0,
-            _ => step,
-        }
-    }
-
-    fn drop(&self, state: &mut State, process: usize) {
-        let returned = match &mut state.processes[process] {
-            Process::Renewing { step, .. } if self.code == Code::ReturnsDuringRenewal => {
-                Some(*step)
+        let is_held = state.stored.get(&message.id).is_some_and(|it| *it > now);
+        state.last_message = state.now;
+        let done = match message.kind {
+            Kind::Take => {
+                let fits = is_held || held(&state.stored) < LIMIT;
+                let fits = fits || self.0 == Code::TakesWithoutCounting;
+                if fits && !is_held {
+                    state.stored.insert(message.id, now + WINDOW + late);
+                }
+                fits
             }
-            Process::Renewing { returned, .. } => {
-                *returned = true;
+            Kind::Renew => {
+                let renews = is_held || self.0 == Code::Revives;
+                if renews {
+                    state.stored.insert(message.id, now + WINDOW + late);
+                }
+                let (holder, number) = message.id;
+                let is_current = state.holders[holder].takes == number;
+                state.has_robbed |= is_current && Self::is_held(state, holder) && !renews;
+                renews
+            }
+            Kind::Return if self.0 == Code::ReturnsAny => {
+                state.stored.pop_first();
                 return;
             }
-            Process::Held { step, .. } => Some(*step),
-            Process::Expiring { step, .. } => {
-                Some(*step).filter(|_| self.code == Code::ReturnsAfterUnknown)
+            Kind::Return => {
+                state.stored.remove(&message.id);
+                return;
             }
-            _ => None,
         };
-        state.abandon(process);
-        let remembers = matches!(self.code, Code::RetriesReturns | Code::RenewsAfterReturn);
-        state.processes[process] = match returned {
-            Some(step) if remembers => Process::Returned { step },
-            _ => Process::Idle,
-        };
-        let messages = returned.map(|step| Message::Return { step });
-        state.messages.extend(messages);
+        state.answers.push((message, done));
     }
 
-    fn give_up(state: &mut State, process: usize) {
-        state.abandon(process);
-        state.processes[process] = match state.processes[process] {
-            Process::Renewing {
-                left,
-                step,
-                returned: false,
-                ..
-            } => Process::Expiring { left, step },
-            _ => Process::Idle,
+    fn answer(&self, state: &mut State, (message, done): (Message, bool)) {
+        let (holder, number) = message.id;
+        if state.holders[holder].takes != number || !state.holders[holder].is_asking {
+            return;
+        }
+        let was_held = Self::is_held(state, holder);
+        state.holders[holder].is_asking = false;
+        let believes = match message.kind {
+            Kind::Take => true,
+            _ => was_held || self.0 == Code::BelievesLateAnswers,
         };
+        let until = match self.0 {
+            Code::CountsFromAnswer => state.now + SURE,
+            Code::HoldsOneMore => message.sent + WINDOW,
+            _ => message.sent + SURE,
+        };
+        if done && believes {
+            state.has_revived |= message.kind == Kind::Renew && !was_held;
+            state.holders[holder].until = until.max(state.holders[holder].until);
+        } else {
+            state.holders[holder].until = 0;
+            self.send(state, Kind::Return, message.id);
+        }
     }
-}
 
-impl Slots {
-    /// The steps of a process that may send a message.
-    fn sends(&self, process: Process, index: usize, actions: &mut Vec<Action>) {
-        let may_drop = match process {
-            Process::Idle => {
-                actions.push(Action::Ask(index));
-                false
-            }
-            Process::Renewing { returned, .. } => !returned,
-            Process::Held { .. } | Process::Expiring { .. } => true,
-            Process::Asking { .. } | Process::Returned { .. } => false,
-        };
-        if may_drop {
-            actions.push(Action::Drop(index));
-        }
-        let may_renew = match process {
-            Process::Held { left, .. } => left > 0,
-            Process::Expiring { .. } => self.code == Code::RenewsAfterUnknown,
-            _ => false,
-        };
-        if may_renew {
-            actions.push(Action::Renew(index));
-        }
-        if matches!(process, Process::Returned { .. }) {
-            actions.push(match self.code {
-                Code::RetriesReturns => Action::ReturnAgain(index),
-                _ => Action::RenewReturned(index),
-            });
+    fn send(&self, state: &mut State, kind: Kind, id: Id) {
+        let sent = Self::time(state.now, id.0);
+        state.messages.push(Message { kind, id, sent });
+        state.messages.sort();
+        if kind == Kind::Renew && self.0 == Code::CountsWithoutAnswer {
+            state.holders[id.0].until = sent + SURE;
         }
     }
 }
@@ -264,180 +198,122 @@ impl Model for Slots {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            processes: vec![Process::Idle; self.processes],
-            ..State::default()
+            now: 1,
+            holders: vec![Holder::default(); 2],
+            stored: BTreeMap::new(),
+            messages: Vec::new(),
+            answers: Vec::new(),
+            last_message: 1,
+            has_robbed: false,
+            has_revived: false,
         }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        actions.push(Action::Wait);
-        if self.resets && state.used() > 0 {
-            actions.push(Action::Reset);
+        if state.now < END {
+            actions.push(Action::Wait);
         }
-        for index in 0..state.messages.len() {
-            actions.extend([Action::Arrive(index), Action::Lose(index)]);
-        }
-        for (index, process) in state.processes.iter().enumerate() {
-            if process.waits() {
-                actions.push(Action::GiveUp(index));
+        let has_room = state.messages.len() < 2;
+        for (place, holder) in state.holders.iter().enumerate() {
+            let is_held = Self::is_held(state, place);
+            if has_room && !is_held && !holder.is_asking && holder.takes < TAKES[place] {
+                actions.push(Action::Ask(place));
             }
-            if process.is_held() {
-                actions.push(Action::Crash(index));
+            if has_room && is_held && !holder.is_asking {
+                actions.push(Action::Renew(place));
             }
-            if state.messages.len() < self.messages {
-                self.sends(*process, index, actions);
+            if has_room && (is_held || holder.is_asking) {
+                actions.push(Action::Return(place));
             }
         }
+        for message in 0..state.messages.len() {
+            actions.push(Action::Arrive(message, false));
+            actions.push(Action::Arrive(message, true));
+            actions.push(Action::Lose(message));
+        }
+        actions.extend((0..state.answers.len()).map(Action::Answer));
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
         match action {
-            Action::Wait => state.pass(),
-            Action::Reset => state.charged.clear(),
-            Action::Ask(index) => {
-                let asked = self.sure(&state, index);
-                state.processes[index] = Process::Asking { asked };
-                state.messages.push(Message::Take { by: Some(index) });
+            Action::Wait => state.now += 1,
+            Action::Ask(holder) => {
+                state.holders[holder].takes += 1;
+                state.holders[holder].is_asking = true;
+                state.holders[holder].until = 0;
+                let id = (holder, state.holders[holder].takes);
+                self.send(&mut state, Kind::Take, id);
             }
-            Action::Renew(index) => self.renew(&mut state, index)?,
-            Action::Drop(index) => self.drop(&mut state, index),
-            Action::GiveUp(index) => Self::give_up(&mut state, index),
-            Action::Crash(index) => {
-                state.abandon(index);
-                state.processes[index] = Process::Idle;
+            Action::Renew(holder) => {
+                state.holders[holder].is_asking = true;
+                let id = (holder, state.holders[holder].takes);
+                self.send(&mut state, Kind::Renew, id);
             }
-            Action::Arrive(index) => self.arrive(&mut state, index),
-            Action::Lose(index) => {
-                state.messages.remove(index);
+            Action::Return(holder) => {
+                state.holders[holder].until = 0;
+                state.holders[holder].is_asking = false;
+                let id = (holder, state.holders[holder].takes);
+                self.send(&mut state, Kind::Return, id);
             }
-            Action::ReturnAgain(index) | Action::RenewReturned(index) => {
-                let Process::Returned { step } = state.processes[index] else {
-                    return None;
+            Action::Arrive(place, again) => {
+                let message = match again {
+                    true => state.messages[place],
+                    false => state.messages.remove(place),
                 };
-                state.processes[index] = Process::Idle;
-                state.messages.push(match action {
-                    Action::ReturnAgain(_) => Message::Return { step },
-                    _ => Message::RenewReturned { step },
-                });
+                self.arrive(&mut state, message);
+            }
+            Action::Lose(place) => drop(state.messages.remove(place)),
+            Action::Answer(place) => {
+                let answer = state.answers.remove(place);
+                self.answer(&mut state, answer);
             }
         }
-        state.forget(self.code);
-        Some(state)
+        state.answers.sort();
+        state.answers.dedup();
+        (state.answers.len() <= 1).then_some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        if self.resets {
-            return vec![
-                Property::always(TAKEN, |_, state: &State| !state.has_taken),
-                Property::sometimes("a reset slot is held", |_, state: &State| {
-                    state.held() > state.used()
-                }),
-            ];
-        }
         vec![
-            Property::always(BEYOND, |model, state: &State| state.held() <= model.limit),
-            Property::always(UNCHARGED, |_, state: &State| state.held() <= state.used()),
-            Property::always(OVERCHARGED, |model, state: &State| {
-                state.used() <= model.limit
+            Property::always(BEYOND, |_, state: &State| {
+                (0..2).filter(|it| Slots::is_held(state, *it)).count() <= LIMIT
             }),
             Property::always(ROBBED, |_, state: &State| !state.has_robbed),
             Property::always(REVIVED, |_, state: &State| !state.has_revived),
             Property::always(LEAKED, |_, state: &State| {
-                state.quiet < WINDOW + STEP || state.used() == 0
+                let mut expiries = state.stored.values();
+                expiries.all(|expiry| *expiry <= state.last_message + WINDOW)
             }),
-            Property::sometimes("all slots are held", |model, state: &State| {
-                state.held() == model.limit
-            }),
-            Property::sometimes(
-                "a slot stays charged that nothing holds",
-                |_, state: &State| state.quiet > WINDOW && state.used() > 0,
-            ),
-            Property::sometimes(
-                "a slot is renewed whose holder has given up",
-                |_, state: &State| {
-                    let released = state.charged.iter().map(|(step, _)| *step).max();
-                    let is_new = released == Some(WINDOW + STEP - state.now);
-                    let is_old =
-                        |it: &Process| matches!(it, Process::Expiring { left, .. } if *left < STEP);
-                    is_new && state.messages.is_empty() && state.processes.iter().any(is_old)
-                },
-            ),
-            Property::sometimes(
-                "an answer comes after the slot is lost",
-                |_, state: &State| {
-                    let is_late = |it: &Message| {
-                        matches!(it, Message::Answer { to, step: Some(_) }
-                    if matches!(state.processes[*to], Process::Renewing { left: 0, .. }))
-                    };
-                    state.messages.iter().any(is_late)
-                },
-            ),
         ]
     }
 }
 
-/// Two processes. Two slots make many states, of which fewer messages leave enough.
-fn model(code: Code, limit: u8) -> Slots {
-    Slots {
-        code,
-        limit,
-        processes: 2,
-        messages: if limit == 1 { 3 } else { 2 },
-        resets: false,
-    }
-}
-
-fn with_resets(code: Code) -> Slots {
-    Slots {
-        resets: true,
-        ..model(code, 1)
-    }
+fn found(code: Code) -> Vec<&'static str> {
+    let checker = Slots(code)
+        .checker()
+        .finish_when(HasDiscoveries::AnyFailures);
+    let checker = checker.spawn_dfs().join();
+    checker.discoveries().into_keys().collect()
 }
 
 #[test]
 fn never_more_holders_than_the_limit_and_no_slot_is_taken_from_its_holder() {
-    for limit in [1, 2] {
-        let checker = model(Code::Right, limit).checker().threads(2);
-        let checker = checker.spawn_bfs().join();
-        checker.assert_properties();
-        println!("{} states", checker.unique_state_count());
-    }
-}
-
-#[test]
-fn after_a_reset_a_holder_that_learns_of_it_moves_nothing() {
-    let checker = with_resets(Code::Right).checker().threads(2);
-    checker.spawn_bfs().join().assert_properties();
-    let found = HasDiscoveries::AllOf([TAKEN].into());
-    let checker = with_resets(Code::ReturnsLost).checker().finish_when(found);
-    assert!(checker.spawn_bfs().join().discovery(TAKEN).is_some());
+    assert_eq!(found(Code::Right), Vec::<&str>::new());
 }
 
 #[test]
 fn each_known_mutant_fails() {
-    let mutants = [
-        (Code::CountsFromAnswer, 1, BEYOND),
-        (Code::CountsWithoutAnswer, 1, BEYOND),
-        (Code::HoldsOneMore, 1, BEYOND),
-        (Code::BelievesLateAnswers, 1, REVIVED),
-        (Code::RenewsAfterUnknown, 2, ROBBED),
-        (Code::ReturnsAfterUnknown, 2, ROBBED),
-        (Code::ReturnsDuringRenewal, 2, ROBBED),
-        (Code::RenewsAfterReturn, 1, LEAKED),
-        (Code::RenewsAfterReturn, 2, ROBBED),
-        (Code::RetriesReturns, 1, BEYOND),
-        (Code::NamesFormerStep, 2, ROBBED),
-        (Code::Revives, 1, OVERCHARGED),
-        (Code::RenewsWithoutMoving, 1, OVERCHARGED),
-        (Code::ReleasesEarly, 1, BEYOND),
-        (Code::ReturnsAny, 1, BEYOND),
-    ];
-    for (code, limit, failure) in mutants {
-        let found = HasDiscoveries::AllOf([failure].into());
-        let checker = model(code, limit).checker().threads(2).finish_when(found);
-        let checker = checker.spawn_bfs().join();
-        println!("{code:?} {}", checker.unique_state_count());
-        assert!(checker.discovery(failure).is_some(), "{code:?}: {failure}");
+    for code in [
+        Code::CountsFromAnswer,
+        Code::CountsWithoutAnswer,
+        Code::HoldsOneMore,
+        Code::BelievesLateAnswers,
+        Code::Revives,
+        Code::TakesWithoutCounting,
+        Code::ReturnsAny,
+        Code::ReleasesLate,
+    ] {
+        assert!(!found(code).is_empty(), "{code:?} passes");
     }
 }
