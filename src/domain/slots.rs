@@ -34,11 +34,11 @@ pub struct SlotId {
 impl SlotId {
     /// Reads an id. For stores.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        let bits = u128::from_be_bytes(bytes);
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         Self {
-            process: (bits >> 64) as u64,
-            number: bits as u64,
+            process: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
+            number: u64::from_be_bytes([i, j, k, l, m, n, o, p]),
         }
     }
 

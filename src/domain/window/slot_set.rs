@@ -67,7 +67,8 @@ impl SlotSet {
         let held = self.held(now_ms);
         let used = held.len() as u64;
         let over = (used + cost).saturating_sub(limit);
-        let makes_room = over.checked_sub(1).and_then(|last| held.get(last as usize));
+        let makes_room = usize::try_from(over).unwrap_or(usize::MAX).checked_sub(1);
+        let makes_room = makes_room.and_then(|last| held.get(last));
         Count {
             used,
             newest_end_ms: held.last().map_or(0, |slot| slot.0),

@@ -164,7 +164,7 @@ fn members(reply: Value) -> RedisResult<Vec<(String, u64)>> {
     clippy::cast_sign_loss,
     reason = "it saturates, as it is meant to"
 )]
-const fn units(score: f64) -> u64 {
+pub(super) const fn units(score: f64) -> u64 {
     score as u64
 }
 

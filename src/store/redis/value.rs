@@ -6,6 +6,7 @@ use std::{error::Error, fmt};
 
 use super::{
     error::{OTHER_VERSION, UNREADABLE},
+    reports::units,
     wire::{VERSION, is_of_a_later_kind, labelled, number},
 };
 use crate::{
@@ -91,9 +92,8 @@ pub(super) fn read_slots(
     members: Vec<(Vec<u8>, f64)>,
 ) -> Result<SlotSet, UnreadableValue> {
     let slots = members.into_iter().map(|(member, expiry_ms)| {
-        let id = member.try_into().ok().map(SlotId::from_bytes)?;
-        let is_time = (0.0..=MAX_TIME_MS as f64).contains(&expiry_ms);
-        is_time.then_some((expiry_ms as u64, id))
+        let (id, expiry_ms) = (member.try_into().ok()?, units(expiry_ms));
+        (expiry_ms <= MAX_TIME_MS).then(|| (expiry_ms, SlotId::from_bytes(id)))
     });
     let slots: Option<Vec<_>> = slots.collect();
     slots
