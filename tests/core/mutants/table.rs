@@ -133,16 +133,8 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("ID_SIZE + 1", "ID_SIZE"),
             (
                 "score > now and score <= latest",
-                "score >= now and score <= latest",
-            ),
-            (
-                "score > now and score <= latest",
                 "score > now and score < latest",
             ),
-            ("score > now and score <= latest", "score > now"),
-            ("if used > 0 and used <= FEW then", "if used <= 0 then"),
-            ("local FEW = 128", "local FEW = 1"),
-            ("if stored[i] then return stored[i] end", ""),
             ("if not held[all[k]] then", "if true then"),
             ("times * units + units do", "times * units + 1 do"),
             ("need > limit - used", "need >= limit - used"),

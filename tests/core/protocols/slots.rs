@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// In halves of a millisecond.
-const WINDOW: u8 = 4;
+const WINDOW: u8 = 6;
 /// How long a holder is sure of a slot: a millisecond less, as the store's may have begun that much earlier.
 const SURE: u8 = WINDOW - 2;
 /// How long the search goes on.
-const END: u8 = 8;
+const END: u8 = 10;
 const LIMIT: usize = 1;
 /// The most takes of each process, each with an id of its own.
-const TAKES: [u8; 2] = [2, 1];
+const TAKES: [u8; 2] = [1, 1];
 
 const BEYOND: &str = "never more holders than the limit";
 const ROBBED: &str = "no holder that was renewed in time loses its slot";
@@ -142,6 +142,7 @@ impl Slots {
                 }
                 let (holder, number) = message.id;
                 let is_current = state.holders[holder].takes == number;
+                state.has_revived |= renews && !is_held;
                 state.has_robbed |= is_current && Self::is_held(state, holder) && !renews;
                 renews
             }
@@ -277,7 +278,7 @@ impl Model for Slots {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(BEYOND, |_, state: &State| {
-                (0..2).filter(|it| Slots::is_held(state, *it)).count() <= LIMIT
+                (0..2).filter(|it| Self::is_held(state, *it)).count() <= LIMIT
             }),
             Property::always(ROBBED, |_, state: &State| !state.has_robbed),
             Property::always(REVIVED, |_, state: &State| !state.has_revived),
