@@ -278,7 +278,7 @@ impl From<UnreadableValue> for StoreError {
     }
 }
 
-/// What the transactions write.
+/// The values that transactions write.
 #[cfg(feature = "bb8")]
 mod write {
     use super::{BlockDetails, Counts, Entry, Part, entry_format};
