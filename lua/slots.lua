@@ -80,7 +80,7 @@ end
 local function take(i, view, times, is_denied)
   local last, taken, latest, fits_at, chunk = view.last, view.ends[times], 0, 0, nil
   local over = view.used + taken - view.limit + view.units
-  if is_denied and view.units <= view.limit and over > 0 then
+  if is_denied and over > 0 then
     fits_at = over > view.used and tonumber(last) or expiry('ZRANGEBYSCORE', i, after, last, over - 1)
   end
   if taken > 0 then
@@ -102,27 +102,28 @@ end
 local function renew_or_return(i, window, is_renewal)
   local arg, last = ARGV[i], format('%.0f', now + window)
   local count, used = tasks[arg].count, ask('ZCOUNT', i, after, last)
-  local ids, pairs, bits, latest = ids_of(arg, count, count), {}, {}, 0
+  local ids, found, pairs, bits, latest = ids_of(arg, count, count), {}, {}, {}, 0
   local held = held_of(i, ids, used, last)
-  for k = count, 1, -1 do
-    local byte, id = (k - 1 - (k - 1) % 8) / 8 + 1, ids[k]
-    bits[byte] = (bits[byte] or 0) * 2
-    if held[id] then
-      bits[byte] = bits[byte] + 1
-      pairs[#pairs + 1], pairs[#pairs + 2] = last, id
-    end
+  for k, id in ipairs(ids) do
+    local place = (k - 1) % 8
+    local byte = (k - 1 - place) / 8 + 1
+    bits[byte] = bits[byte] or 0
+    if held[id] then bits[byte], found[#found + 1] = bits[byte] + 2 ^ place, id end
   end
-  -- A server searches a short list from its front. There it finds ids in their order, and there it puts them backwards.
-  if pairs[1] and (not is_renewal or used > 1 and used <= FEW) then ask('ZREM', i, spread(ids)) end
-  if pairs[1] and is_renewal then
+  if found[1] and is_renewal then
+    for k = #found, 1, -1 do pairs[#pairs + 1], pairs[#pairs + 2] = last, found[k] end
+    -- A server searches a short list from its front. There it finds ids in their order, and there it puts them
+    -- backwards. The first stays: a cluster that moves the slot of a key takes no write to a key that has gone.
+    if #found > 1 and used <= FEW then ask('ZREM', i, spread(found, 2)) end
     ask('ZADD', i, spread(pairs))
     ask(expire, i, slack > 0 and window + slack or last)
     latest = tonumber(last)
   else
-    used = ask('ZCOUNT', i, after, last)
+    if found[1] then ask('ZREM', i, spread(ids)) end
+    used = used - #found
     latest = used > 0 and expiry('ZREVRANGEBYSCORE', i, last, after, 0) or 0
   end
-  return pack(USAGE, used, latest, 0) .. string.char(spread(bits, 1, (count + 7 - (count + 7) % 8) / 8))
+  return pack(USAGE, used, latest, 0) .. string.char(spread(bits))
 end
 
 -- Decides for the fast path. Returns whether the slots fit, and the reply about the key.

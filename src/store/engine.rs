@@ -70,7 +70,7 @@ pub(super) trait StoreCells: Cells {
 
     fn unblock(&mut self, key: &Key);
 
-    /// Forgets the counts or slots of a key under this policy, whatever the rules.
+    /// Forgets the counts of a key under this policy, whatever the rules, or its slots of this expiry.
     fn forget(&mut self, policy: &Policy, key: &Key);
 }
 

@@ -111,6 +111,15 @@ impl Entry {
         self.tidy(policy, now_ms);
     }
 
+    /// Forgets the slots under a concurrency policy, or else all counts. As in Redis, slots with another expiry stay.
+    pub(super) fn forget(&mut self, policy: &Policy) {
+        let slots = policy.rules().iter().find(|rule| rule.is_concurrency());
+        self.sections.retain(|section| match slots {
+            Some(rule) => section.spec() != Spec::of(rule),
+            None => section.slots().is_some(),
+        });
+    }
+
     /// Whether each of these slots is held under a concurrency policy.
     pub(super) fn holds(&self, policy: &Policy, ids: &[SlotId], now_ms: u64) -> Vec<bool> {
         let rule = policy.rules().first();

@@ -11,8 +11,6 @@ use crate::domain::slots::SlotId;
 pub(crate) struct SlotSet {
     window_ms: u64,
     slots: Vec<(u64, SlotId)>,
-    /// The last time at which anything is kept: a window after the last take or renewal, as a key expires in Redis.
-    kept_until_ms: u64,
 }
 
 impl SlotSet {
@@ -20,7 +18,6 @@ impl SlotSet {
         Self {
             window_ms,
             slots: Vec::new(),
-            kept_until_ms: u64::MAX,
         }
     }
 
@@ -28,10 +25,7 @@ impl SlotSet {
     #[cfg(feature = "redis")]
     pub(crate) fn of(window_ms: u64, mut slots: Vec<(u64, SlotId)>) -> Self {
         slots.sort_unstable();
-        Self {
-            slots,
-            ..Self::new(window_ms)
-        }
+        Self { window_ms, slots }
     }
 
     pub(super) const fn window_ms(&self) -> u64 {
@@ -50,9 +44,6 @@ impl SlotSet {
 
     /// The slots that are held, in the order in which they expire.
     pub(crate) fn held(&self, now_ms: u64) -> &[(u64, SlotId)] {
-        if now_ms > self.kept_until_ms {
-            return &[];
-        }
         let last_ms = now_ms.saturating_add(self.window_ms);
         let first = self.slots.partition_point(|slot| slot.0 <= now_ms);
         let behind = self.slots.partition_point(|slot| slot.0 <= last_ms);
@@ -94,19 +85,19 @@ impl SlotSet {
 
     /// Takes slots with these ids. Those that are held keep their expiry.
     ///
-    /// Drops what has expired, as the script does: in one ms of 8, which saves a command in the others. Until then a clock
-    /// that steps back finds it again.
+    /// Drops what has expired, as the script does: with a write in one ms of 8, which saves a command in the others.
+    /// Until then a clock that steps back finds it again.
     pub(crate) fn take(&mut self, now_ms: u64, ids: impl Iterator<Item = SlotId>) {
-        if now_ms > self.kept_until_ms {
-            self.slots.clear();
-        } else if now_ms.is_multiple_of(8) {
-            self.slots.retain(|slot| slot.0 > now_ms);
-        }
+        let mut is_written = false;
         for id in ids {
             if !self.holds(now_ms, id) {
                 self.give_back(&[id]); // if its expiry is not believed
                 self.insert(now_ms + self.window_ms, id);
+                is_written = true;
             }
+        }
+        if is_written && now_ms.is_multiple_of(8) {
+            self.slots.retain(|slot| slot.0 > now_ms);
         }
     }
 
@@ -126,7 +117,6 @@ impl SlotSet {
     }
 
     fn insert(&mut self, expiry_ms: u64, id: SlotId) {
-        self.kept_until_ms = expiry_ms;
         let place = self.slots.partition_point(|slot| *slot < (expiry_ms, id));
         self.slots.insert(place, (expiry_ms, id));
     }

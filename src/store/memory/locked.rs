@@ -162,7 +162,7 @@ impl StoreCells for Locked<'_> {
         let token = self.store.tokens.token(policy.name(), key);
         let shard = self.store.shards[index(token, self.store.shards.len())].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
-        shard.remove(token);
+        shard.forget(token, policy);
     }
 }
 

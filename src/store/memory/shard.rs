@@ -6,7 +6,7 @@ use super::{
     standing::{CLASSES, LIMITED, Standing},
     token::{BuildTokenHasher, Token},
 };
-use crate::store::entry::Entry;
+use crate::{domain::policy::Policy, store::entry::Entry};
 
 /// With fewer keys than this, released keys stay until their room is needed.
 const SWEEP_ABOVE: usize = 64;
@@ -106,6 +106,14 @@ impl Shard {
         {
             self.queues[standing.class()].remove(&(standing, token));
         }
+    }
+
+    /// Forgets the counts of a key under a policy, or its slots.
+    pub(super) fn forget(&mut self, token: Token, policy: &Policy) {
+        if let Some(queued) = self.entries.get_mut(&token) {
+            queued.entry.forget(policy);
+        }
+        self.cancel(token);
     }
 
     /// Drops keys that no longer count, or else the key with the most room. Returns whether there is room afterwards.

@@ -60,6 +60,24 @@ const CASES: &[(&str, &[Next])] = &[
         "1000000/10s@1s",
         &[Check(70_000), Wait(1_000), Check(3), Settle(1, 0), Check(1)],
     ),
+    // A refund takes no more than is left of its step, and no units of others.
+    (
+        "10/10s@1s",
+        &[
+            Check(5),
+            Reset,
+            Check(2),
+            Wait(1_000),
+            Check(3),
+            Settle(0, 0),
+            Check(9),
+        ],
+    ),
+    // Two steps have to be released before two units fit.
+    (
+        "10/10s@1s",
+        &[Check(1), Wait(1_000), Check(9), Wait(1_000), Check(2)],
+    ),
     // A refund of all units of the newest step, with a step before it.
     (
         "10/10s@1s",
@@ -127,6 +145,24 @@ const CASES: &[(&str, &[Next])] = &[
             Check(9),
         ],
     ),
+    // A slot that has a millisecond left is kept when others are dropped.
+    (
+        "9/30s@concurrent",
+        &[Wait(1), Check(2), Wait(29_999), Check(2), Check(6)],
+    ),
+    // More slots than the server keeps in a short list, and some of them expire.
+    (
+        "300/30s@concurrent",
+        &[
+            Check(5),
+            Wait(1),
+            Check(130),
+            Renew(1),
+            Wait(29_999),
+            Together(&[0, 1]),
+            Check(171),
+        ],
+    ),
 ];
 
 pub(super) async fn all(script: &Script) {
@@ -185,7 +221,9 @@ async fn outcomes_of(
 
 /// Renews the slots of these checks in one call.
 async fn renew(store: &dyn Store, usages: &[Usage], numbers: &[usize]) -> Vec<Outcome> {
-    let slots = numbers.iter().flat_map(|it| Slots::of(&usages[*it]));
+    let slots = numbers
+        .iter()
+        .flat_map(|number| Slots::of(&usages[*number]));
     let replies = store
         .call(slots.map(Operation::Renew).collect())
         .await

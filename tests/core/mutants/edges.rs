@@ -56,6 +56,7 @@ pub(super) async fn all(script: &Script) {
     a_bucket_is_emptied_by_whole_units(script).await;
     a_bucket_of_others_keeps_its_time(script).await;
     slots_are_those_of_the_memory_store(script).await;
+    slots_that_are_held_need_no_room_under_a_lower_limit(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     bans_are_those_of_the_memory_store(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
@@ -342,6 +343,18 @@ async fn steps_may_span_a_window_and_a_step(script: &Script) {
 }
 
 /// The fast path may leave other room.
+async fn slots_that_are_held_need_no_room_under_a_lower_limit(script: &Script) {
+    script.start(START_MS);
+    let [low, high] = ["2/30s@concurrent", "9/30s@concurrent"].map(policy);
+    let first = look(&low, 1);
+    let checks = [&first, &look(&high, 8), &first, &look(&low, 0)];
+    let mut are_allowed = Vec::new();
+    for check in checks {
+        are_allowed.push(script.store.check(check).await.unwrap().is_allowed());
+    }
+    assert_eq!(are_allowed, [true, true, true, false]);
+}
+
 async fn room_is_taken_and_given_back(script: &Script) {
     let policy = policy("99/1m@1s");
     for pause in 48..56 {

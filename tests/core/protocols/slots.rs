@@ -124,7 +124,10 @@ impl Slots {
             let held = stored.values().filter(|expiry| **expiry > now);
             held.count()
         };
-        let is_held = state.stored.get(&message.id).is_some_and(|it| *it > now);
+        let is_held = state
+            .stored
+            .get(&message.id)
+            .is_some_and(|expiry| *expiry > now);
         state.last_message = state.now;
         let done = match message.kind {
             Kind::Take => {
@@ -278,7 +281,10 @@ impl Model for Slots {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(BEYOND, |_, state: &State| {
-                (0..2).filter(|it| Self::is_held(state, *it)).count() <= LIMIT
+                (0..2)
+                    .filter(|holder| Self::is_held(state, *holder))
+                    .count()
+                    <= LIMIT
             }),
             Property::always(ROBBED, |_, state: &State| !state.has_robbed),
             Property::always(REVIVED, |_, state: &State| !state.has_revived),

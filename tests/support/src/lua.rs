@@ -56,8 +56,7 @@ type Set = BTreeSet<(u64, Vec<u8>)>;
 impl Keys {
     /// The members of a set between two bounds, such as `(7` and `+inf`.
     fn between(&self, key: &[u8], from: &[u8], to: &[u8]) -> Vec<(u64, Vec<u8>)> {
-        let kept = self.sets.get(key).filter(|it| it.1 >= self.now_ms);
-        let members = kept.into_iter().flat_map(|it| &it.0);
+        let members = self.sets.get(key).into_iter().flat_map(|it| &it.0);
         let bound = |text: &[u8]| match text {
             b"-inf" => (0, false),
             b"+inf" => (u64::MAX, false),
@@ -88,6 +87,15 @@ impl Keys {
             self.sets.remove(key);
         }
         before - left
+    }
+
+    /// Keeps a set until its newest member expires, and then also, as a server does that knows nothing of the caller's
+    /// clock.
+    fn keep_set(&mut self, key: &[u8], gone_ms: u64) -> i64 {
+        let (set, gone) = self.sets.get_mut(key).expect("there is a set");
+        assert!(set.iter().any(|it| it.0 == gone_ms), "as long as a member");
+        *gone = gone_ms;
+        1
     }
 
     fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
@@ -520,9 +528,6 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
             table(members.into_iter().skip(place).take(1).collect(), true)
         }
         [b"ZADD", key, ref pairs @ ..] => {
-            let now_ms = keys.now_ms;
-            keys.sets
-                .retain(|name, (_, gone)| name != key || *gone >= now_ms);
             for pair in pairs.chunks(2) {
                 keys.remove(key, |it| it.1 == pair[1]);
                 let set = keys.sets.entry(key.into()).or_default();
@@ -540,13 +545,9 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
         }
         [b"PEXPIRE", key, ms] => {
             let gone = keys.now_ms + number(ms) - SLACK_MS;
-            keys.sets.get_mut(key).expect("there is a set").1 = gone;
-            Ok(LuaValue::Integer(1))
+            Ok(LuaValue::Integer(keys.keep_set(key, gone)))
         }
-        [b"PEXPIREAT", key, gone] => {
-            keys.sets.get_mut(key).expect("there is a set").1 = number(gone);
-            Ok(LuaValue::Integer(1))
-        }
+        [b"PEXPIREAT", key, gone] => Ok(LuaValue::Integer(keys.keep_set(key, number(gone)))),
         _ => panic!("not a command of the script: {args:?}"),
     }
 }
