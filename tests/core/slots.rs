@@ -41,7 +41,7 @@ struct Script {
 
 #[derive(Clone, Copy, Debug)]
 enum Failure {
-    /// The store does it, and the answer is lost.
+    /// The store acts, and the answer is lost.
     AnswerLost,
     /// The store is not even asked.
     Unsent,
@@ -287,7 +287,7 @@ async fn a_return_without_an_answer_is_sent_again_and_takes_no_slot_of_another()
     let slot = acquire(&limiter, &one()).await.unwrap();
     cluster.fail(Some(Failure::AnswerLost));
     drop(slot);
-    cluster.pass(Duration::from_millis(200)).await; // the store has done it
+    cluster.pass(Duration::from_millis(200)).await; // the store has acted
     let other = acquire(&limiter, &one()).await.unwrap();
     cluster.fail(None);
     cluster.pass(WINDOW * 2).await;

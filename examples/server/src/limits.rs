@@ -3,7 +3,7 @@
 //! Neither is limited, so that the page can show the limits when they deny everything else. In a service that is open
 //! to the world, limit them as well, and let only your operators reset anything.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -14,9 +14,10 @@ use axum::{
 };
 use serde::Serialize;
 use sluicegate::{
-    Charge, FailurePolicy, Key, KeyExtractor, Limiter, Policy, Usage,
+    Charge, FailurePolicy, Key, KeyExtractor, Limiter, Policy, Rule, Usage,
     error::{ConfigError, ExtractError},
     policies::ReloadablePolicies,
+    store::redis::inspect::Inspector,
 };
 
 use super::{
@@ -24,8 +25,12 @@ use super::{
     report::{self, RuleReport, rule_id},
 };
 
+/// How long the page waits for each reply about holders.
+const HOLDERS_ARE_READ: Duration = Duration::from_millis(200);
+
 pub(crate) struct Limits {
     limiter: Limiter,
+    inspector: Option<Inspector>,
     live: ReloadablePolicies,
     limits: Vec<Limit>,
     probe: Policy,
@@ -65,12 +70,23 @@ struct LimitReport {
     rules: Vec<RuleText>,
     /// The five contributors with the most units, if they are counted and the caller may know.
     contributors: Vec<ContributorText>,
+    /// The processes that hold slots of the caller, if they share a server and the caller may know.
+    holders: Vec<HolderText>,
 }
 
 #[derive(Serialize)]
 struct ContributorText {
     label: String,
     units: u64,
+}
+
+#[derive(Serialize)]
+struct HolderText {
+    /// The host and the id of the process.
+    process: String,
+    slots: u64,
+    /// How long ago the process asked for the first of them.
+    held_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -90,6 +106,7 @@ impl Limits {
     pub(crate) fn new(
         options: &Options,
         limiter: Limiter,
+        inspector: Option<Inspector>,
         live: ReloadablePolicies,
     ) -> Result<Self, ConfigError> {
         let limits = options.limits.iter().map(|limit| Limit {
@@ -103,6 +120,7 @@ impl Limits {
         });
         Ok(Self {
             limiter,
+            inspector: inspector.map(|inspector| inspector.timeout(HOLDERS_ARE_READ)),
             live,
             limits: limits.collect(),
             // No request is charged to this policy. A shadow would not do: a check can be answered without its shadows
@@ -152,6 +170,9 @@ impl Limits {
         if self.tells_contributors && self.may_reset {
             self.add_contributors(&charges, &mut limits).await;
         }
+        if let Some(inspector) = self.inspector.as_ref().filter(|_| self.may_reset) {
+            add_holders(inspector, &charges, &mut limits).await;
+        }
         let (answers, usage) = tokio::join!(self.answers(), self.limiter.peek(charges));
         Report {
             store: if self.redis { "redis" } else { "memory" },
@@ -196,6 +217,40 @@ impl Limits {
     }
 }
 
+/// Adds the processes that hold slots. A silent server leaves them out.
+async fn add_holders(inspector: &Inspector, charges: &[Charge], limits: &mut [LimitReport]) {
+    let are_slots = |policy: &Policy| policy.rules().iter().any(Rule::is_concurrency);
+    for charge in charges.iter().filter(|charge| are_slots(charge.policy())) {
+        let name = inspector.name_under(charge.key(), charge.policy());
+        let stored = inspector.read(&name).await;
+        let (Ok(Ok(Some(value))), Ok(now_ms)) = (stored, inspector.now_ms(charge.key()).await)
+        else {
+            continue;
+        };
+        let labels = inspector.processes().await.unwrap_or_default();
+        let mut holders: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let sections = value.sections().iter();
+        let slots = sections.flat_map(|section| section.slots(now_ms));
+        for (_, id) in slots {
+            let (slots, since_ms) = holders.entry(id.process()).or_insert((0, u64::MAX));
+            (*slots, *since_ms) = (*slots + 1, id.asked_at_ms().min(*since_ms));
+        }
+        let holders = holders.into_iter();
+        let holders = holders.map(|(process, (slots, since_ms))| HolderText {
+            process: labels
+                .get(&process)
+                .cloned()
+                .unwrap_or_else(|| format!("{process:016x}")),
+            slots,
+            held_ms: now_ms.saturating_sub(since_ms),
+        });
+        let policy = charge.policy().name();
+        if let Some(limit) = limits.iter_mut().find(|limit| limit.policy == policy) {
+            limit.holders.extend(holders);
+        }
+    }
+}
+
 impl LimitReport {
     fn new(limit: &Limit, policy: &Policy, applies: bool) -> Self {
         let rules = policy.rules().iter().enumerate();
@@ -214,6 +269,7 @@ impl LimitReport {
             applies,
             rules: rules.collect(),
             contributors: Vec::new(),
+            holders: Vec::new(),
         }
     }
 }

@@ -34,7 +34,7 @@ use sluicegate::{
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
-    store::Leases,
+    store::{Leases, redis::inspect::Inspector},
 };
 
 use limits::Limits;
@@ -66,7 +66,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<(), String> {
-    let limiter = limiter(options).await?;
+    let (limiter, inspector) = limiter(options).await?;
     let ending = limiter.clone();
     let live = ReloadablePolicies::new(config::policies(&options.limits)?);
     let as_text = |error: ConfigError| error.to_string();
@@ -78,7 +78,7 @@ async fn run(options: &Options) -> Result<(), String> {
     } else {
         Some(limited(layer, options, &live).map_err(as_text)?)
     };
-    let shown = Limits::new(options, limiter, live.clone()).map_err(as_text)?;
+    let shown = Limits::new(options, limiter, inspector, live.clone()).map_err(as_text)?;
     if let Some(file) = &options.config {
         config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
     }
@@ -197,8 +197,14 @@ fn cost(head: &Parts, policy: &Policy) -> u64 {
     app::cost(&head.uri).unwrap_or(0)
 }
 
-async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = Limiter::new(store(options)?)
+/// Returns the limiter, and what reads the slots of all replicas if they share a server.
+async fn limiter(options: &Options) -> Result<(Limiter, Option<Inspector>), String> {
+    let (store, inspector) = innermost(options)?;
+    let store = match options.leases {
+        true => Arc::new(Leases::new(store)),
+        false => store,
+    };
+    let limiter = Limiter::new(store)
         .timeout(options.timeout)
         .on_failure(options.on_failure)
         .replicas(options.replicas)
@@ -207,33 +213,26 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }
-    Ok(limiter)
+    Ok((limiter, inspector))
 }
 
-fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
-    let store = innermost(options)?;
-    Ok(if options.leases {
-        Arc::new(Leases::new(store))
-    } else {
-        store
-    })
-}
-
-fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
+fn innermost(options: &Options) -> Result<(Arc<dyn Store>, Option<Inspector>), String> {
     let store = match (&options.redis[..], &options.sentinel) {
-        ([], _) => return Ok(Arc::new(MemoryStore::new())),
+        ([], _) => return Ok((Arc::new(MemoryStore::new()), None)),
         (sentinels, Some(name)) => behind(sentinels, name)?,
         (nodes, None) if options.cluster => cluster(nodes)?,
         ([server, ..], None) if options.transactions => {
             let pool = pool(server.clone(), options.pool.unwrap_or(8))?;
-            return Ok(Arc::new(RedisStore::transactions(pool)));
+            return Ok((Arc::new(RedisStore::transactions(pool)), None));
         }
         ([server, ..], None) => redis_store(server.clone(), options.pool)?,
     };
-    Ok(Arc::new(match options.in_flight {
+    let store = match options.in_flight {
         Some(calls) => store.in_flight(calls),
         None => store,
-    }))
+    };
+    let inspector = store.inspector();
+    Ok((Arc::new(store), Some(inspector)))
 }
 
 /// Returns a store that connects at the first check.

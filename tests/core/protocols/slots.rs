@@ -15,7 +15,7 @@ const SURE: u8 = WINDOW - 2;
 /// How long the search goes on.
 const END: u8 = 10;
 const LIMIT: usize = 1;
-/// The most takes of each process, each with an id of its own.
+/// The most takes of each process, each with another id.
 const TAKES: [u8; 2] = [1, 1];
 
 const BEYOND: &str = "never more holders than the limit";
@@ -23,7 +23,7 @@ const ROBBED: &str = "no holder that was renewed in time loses its slot";
 const REVIVED: &str = "a slot that is not held any more is never held again";
 const LEAKED: &str = "a slot is free one window after the last message about it";
 
-/// The code, or a mistake in it.
+/// The code, or a mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
     Right,
@@ -33,9 +33,9 @@ enum Code {
     CountsWithoutAnswer,
     /// The holder's time includes the millisecond after the last.
     HoldsOneMore,
-    /// The holder believes the answer to a renewal after the end of its time.
+    /// The holder believes the answer to a renewal after the end of the time.
     BelievesLateAnswers,
-    /// The store renews an id without reading its expiry.
+    /// The store renews an id without reading the expiry.
     Revives,
     /// A take that comes twice takes again, although the id has expired in between or is held.
     TakesWithoutCounting,
@@ -59,7 +59,7 @@ enum Kind {
 struct Message {
     kind: Kind,
     id: Id,
-    /// The time of its holder when it was sent.
+    /// The time of the holder when this was sent.
     sent: u8,
 }
 

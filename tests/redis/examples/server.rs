@@ -224,6 +224,23 @@ async fn a_server_that_is_asked_to_stop_ends_its_responses_and_returns_their_slo
 }
 
 #[tokio::test]
+async fn the_limits_say_which_process_holds_the_slots_of_the_caller() {
+    let redis = Server::start();
+    let limit = "header:x-user=2/1h@concurrent";
+    let server = Example::start(&["--limit", limit, "--redis", &redis.url()]);
+    let browser = Browser::new();
+    let held = browser.open(&server, "/wait/3600000").await;
+    assert_eq!(held.status(), OK);
+    let user = [("x-user", "alice")];
+    let (_, _, body) = browser.ask(&server, "/limits", &user).await;
+    let said: Value = serde_json::from_str(&body).unwrap();
+    let holders = said["limits"][0]["holders"].as_array().unwrap();
+    assert_eq!(holders.len(), 1, "{said}");
+    assert_eq!(holders[0]["slots"], 1);
+    assert!(holders[0]["held_ms"].as_u64().unwrap() < 600_000);
+}
+
+#[tokio::test]
 async fn a_stream_costs_its_frames_or_those_that_were_sent_before_the_client_left() {
     let limit = ["--limit", "header:x-user=100000000/1d"];
     let (server, browser) = (Example::start(&limit), Browser::new());
