@@ -7,7 +7,7 @@ use crate::domain::{
     key::Key,
     policies::CurrentPolicy,
     policy::Policy,
-    rule::{MAX_UNITS, Rule},
+    rule::MAX_UNITS,
     slots::{FirstSlot, SlotId},
 };
 
@@ -123,19 +123,21 @@ impl Charge {
         }
     }
 
-    /// Whether the charge takes slots of a concurrency policy.
-    pub(crate) fn takes_slots(&self) -> bool {
-        self.cost > 0 && self.policy.is_concurrency()
+    /// Whether the charge, which is one of a check, takes slots of a concurrency policy. Above the limit it never does.
+    pub(crate) const fn takes_slots(&self) -> bool {
+        self.slots.is_some()
     }
 
-    /// Chooses new ids for the slots that it takes. A charge above the limit takes none.
+    /// Whether the charge, as one of a check, has to choose slots.
+    pub(crate) fn chooses_slots(&self) -> bool {
+        let mut rules = self.policy.rules().iter();
+        self.cost > 0 && rules.any(|rule| rule.is_concurrency() && self.cost <= rule.limit())
+    }
+
+    /// Chooses new ids for the slots that it takes.
     pub(crate) fn choose_slots(&mut self) {
-        let fits = |rule: &Rule| self.cost <= rule.limit();
-        self.slots = if self.takes_slots() && self.policy.rules().iter().all(fits) {
-            Some(FirstSlot::next(self.cost))
-        } else {
-            None
-        };
+        let chooses = self.chooses_slots();
+        self.slots = chooses.then(|| FirstSlot::next(self.cost));
     }
 
     /// Returns the ids of the slots that the charge takes when a check with it is admitted.

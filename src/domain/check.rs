@@ -338,7 +338,7 @@ impl CheckBuilder {
             look_ups.retain(|key| !is_charged(key));
             all.sort_by_key(|charge| charge.policy().is_shadow());
         }
-        if inner.all.iter().any(Charge::takes_slots) {
+        if inner.all.iter().any(Charge::chooses_slots) {
             choose_slots(&mut inner);
         }
         Some(Check { inner })
@@ -351,8 +351,7 @@ fn choose_slots(check: &mut Arc<Inner>) {
 }
 
 fn slots_are_few(charge: &Charge) -> Result<(), StoreError> {
-    let limit = charge.policy().rules().first().map(Rule::limit);
-    if charge.takes_slots() && (MAX_SLOTS + 1..=limit.unwrap_or(0)).contains(&charge.cost()) {
+    if charge.cost() > MAX_SLOTS && charge.chooses_slots() {
         return Err(StoreError::invalid_request(
             "a charge takes more than 1000 slots",
         ));

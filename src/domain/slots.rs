@@ -3,6 +3,7 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
+    num::NonZeroU64,
     sync::{
         OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -75,24 +76,24 @@ pub(crate) fn this_process() -> u64 {
 
 /// The first of some ids with consecutive numbers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FirstSlot(u64);
+pub(crate) struct FirstSlot(NonZeroU64);
 
 impl FirstSlot {
     /// Chooses `count` ids that this process has not chosen before.
     pub(super) fn next(count: u64) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = millis(since_epoch.unwrap_or(Duration::ZERO)) << 16;
         // More than 2^16 in a ms take numbers of the next one.
         let next = |next: u64| Some(next.max(now) + count);
         let last = NEXT.fetch_update(Relaxed, Relaxed, next).unwrap_or(0);
-        Self(last.max(now))
+        Self(NonZeroU64::new(last.max(now)).unwrap_or(NonZeroU64::MIN))
     }
 
     pub(super) fn id(self, place: u64) -> SlotId {
         SlotId {
             process: this_process(),
-            number: self.0 + place,
+            number: self.0.get() + place,
         }
     }
 }
