@@ -170,7 +170,14 @@ impl Limiter {
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
-        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
+        let mut sent = None;
+        let begin = |store: &dyn Store| {
+            let answer = store.check(charged.as_ref().unwrap_or(&check));
+            if takes_slots {
+                sent = answer.sent().cloned();
+            }
+            answer
+        };
         let info = || CallInfo::new(kind, &check);
         let mut call = match repeated {
             Some(denial) => {
@@ -183,6 +190,9 @@ impl Limiter {
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
+        }
+        if let Some(slots) = &mut asked.slots {
+            slots.sent = sent;
         }
         let limiter = self.clone();
         MaybeReady::pending(async move { limiter.resolve_call(kind, &check, call.await, asked) })

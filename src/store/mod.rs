@@ -184,6 +184,11 @@ impl<T> StoreFuture<T> {
         self.answer.take_ready()
     }
 
+    /// What decides whether the operation is sent.
+    pub(crate) const fn sent(&self) -> Option<&Sent> {
+        self.sent.as_ref()
+    }
+
     /// Leaves without the answer. Returns whether the operation is never sent.
     pub(crate) fn leave(&mut self) -> bool {
         self.answer = MaybeReady::Ready(None);

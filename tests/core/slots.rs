@@ -51,6 +51,8 @@ enum Failure {
     Slow,
     /// The store answers a check after the timeout.
     Late,
+    /// A check arrives after what is sent later.
+    Overtaken,
     /// The store takes a while to answer a renewal.
     SlowRenewal,
     /// The store answers a renewal or a return long after the timeout.
@@ -107,8 +109,17 @@ impl Cluster {
 
 impl Store for Cluster {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let fails = self.script.lock().unwrap().fails;
+        if let Some(Failure::Overtaken) = fails {
+            let (store, check) = (self.store.clone(), check.clone());
+            let arrives = tokio::spawn(async move {
+                sleep(Duration::from_millis(50)).await;
+                store.check(&check).await
+            });
+            return StoreFuture::pending(async { arrives.await.unwrap() });
+        }
         let decision = self.store.check(check);
-        let latency = match self.script.lock().unwrap().fails {
+        let latency = match fails {
             Some(Failure::Slow) => Duration::from_millis(50),
             Some(Failure::Late) => Duration::from_millis(150),
             _ => return decision,
@@ -293,6 +304,19 @@ async fn a_return_without_an_answer_is_sent_again_and_takes_no_slot_of_another()
     cluster.pass(WINDOW * 2).await;
     assert!(other.is_held());
     assert!(acquire(&limiter, &one()).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_return_that_overtakes_the_check_is_sent_again() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let jobs = one();
+    cluster.fail(Some(Failure::Overtaken));
+    let asked = tokio::time::timeout(Duration::from_millis(10), acquire(&limiter, &jobs));
+    assert!(asked.await.is_err(), "the caller has left");
+    sleep(Duration::from_secs(1)).await;
+    cluster.fail(None);
+    assert!(acquire(&limiter, &jobs).await.is_some());
 }
 
 #[tokio::test(start_paused = true)]

@@ -78,8 +78,10 @@ struct Group {
     limiter: Limiter,
     /// The slots that are held, by their first id.
     held: BTreeMap<SlotId, Arc<Holding>>,
-    /// The slots to be returned, each with the time when it has expired anyway.
-    ended: BTreeMap<SlotId, u64>,
+    /// The slots to be returned.
+    ended: BTreeMap<SlotId, Ended>,
+    /// The earliest time when one of them is to be returned.
+    return_ms: u64,
     /// The earliest time when one of them is to be renewed.
     renew_ms: u64,
     /// The earliest time when one of them has expired.
@@ -94,6 +96,15 @@ struct Group {
     renews: bool,
     has_failed: bool,
     due_ms: Option<u64>,
+}
+
+/// A slot to be returned.
+struct Ended {
+    due_ms: u64,
+    /// When it has expired anyway.
+    until_ms: u64,
+    /// From when on the store knows whether it is held: a return may overtake the check that takes the slot.
+    known_ms: u64,
 }
 
 /// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
@@ -139,21 +150,31 @@ impl Keeper {
 
     /// Returns the slots of a holding.
     pub(super) fn end(self: &Arc<Self>, holding: &Holding) {
-        self.return_from(self.lock(), holding.group.load(Relaxed), &holding.charge);
+        self.return_from(self.lock(), holding.group.load(Relaxed), &holding.charge, 0);
     }
 
     /// Returns the slots of a charge that may have been admitted, although the answer never came.
     pub(super) fn give_back(self: &Arc<Self>, charge: &Charge, limiter: &Limiter, is_local: bool) {
         let mut groups = self.lock();
         let id = groups.group_of(charge, limiter, is_local);
-        self.return_from(groups, id, charge);
+        let known_ms = match is_local {
+            true => 0,
+            false => now_ms().saturating_add(millis(limiter.inner.caller.timeout())),
+        };
+        self.return_from(groups, id, charge, known_ms);
     }
 
-    fn return_from(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64, charge: &Charge) {
+    fn return_from(
+        self: &Arc<Self>,
+        mut groups: MutexGuard<'_, Groups>,
+        id: u64,
+        charge: &Charge,
+        known_ms: u64,
+    ) {
         let Some(group) = groups.all.get_mut(&id) else {
             return; // without a runtime it was given up
         };
-        let returned = group.end(charge);
+        let returned = group.end(charge, known_ms);
         groups.returning += returned;
         if let Some(room) = self.background.upgrade() {
             groups.counted.get_or_insert_with(|| room.begin());
@@ -301,6 +322,7 @@ impl Groups {
             limiter: limiter.clone(),
             held: BTreeMap::new(),
             ended: BTreeMap::new(),
+            return_ms: NEVER,
             renew_ms: NEVER,
             expiry_ms: NEVER,
             retry_ms: 0,
@@ -367,12 +389,19 @@ impl Group {
     }
 
     /// Lets the slots of a charge be returned. Returns how many were added.
-    fn end(&mut self, charge: &Charge) -> usize {
-        let (before, until_ms) = (
-            self.ended.len(),
-            now_ms().saturating_add(self.key.window_ms),
-        );
-        self.ended.extend(charge.slots().map(|id| (id, until_ms)));
+    fn end(&mut self, charge: &Charge, known_ms: u64) -> usize {
+        let before = self.ended.len();
+        let until_ms = now_ms().saturating_add(self.key.window_ms);
+        let ended = |id| {
+            let ended = Ended {
+                due_ms: 0,
+                until_ms,
+                known_ms,
+            };
+            (id, ended)
+        };
+        self.ended.extend(charge.slots().map(ended));
+        self.return_ms = 0;
         if let Some(first) = charge.slots().next() {
             self.held.remove(&first);
         }
@@ -380,9 +409,8 @@ impl Group {
     }
 
     fn next_ms(&self) -> u64 {
-        let returns_ms = if self.ended.is_empty() { NEVER } else { 0 };
         self.renew_ms
-            .min(returns_ms)
+            .min(self.return_ms)
             .max(self.retry_ms)
             .min(self.expiry_ms)
     }
@@ -391,7 +419,7 @@ impl Group {
     /// are spread: after a few windows, a process renews all slots that it keeps in a few calls.
     fn is_due(&self, due_ms: u64, now_ms: u64) -> bool {
         let early_ms = due_ms.saturating_sub(now_ms);
-        let may_be_early = due_ms == self.renew_ms && self.ended.is_empty();
+        let may_be_early = due_ms == self.renew_ms && due_ms < self.return_ms;
         early_ms == 0 || may_be_early && early_ms <= self.key.window_ms / 24
     }
 
@@ -402,12 +430,12 @@ impl Group {
             let expired = self.held.values().filter(|holding| !holding.is_held());
             let expired: Vec<_> = expired.cloned().collect();
             for holding in &expired {
-                self.end(&holding.charge);
+                self.end(&holding.charge, 0);
             }
             lost.extend(expired);
             self.note_times();
         }
-        self.ended.retain(|_, until_ms| *until_ms > now_ms);
+        self.ended.retain(|_, ended| ended.until_ms > now_ms);
         if self.retry_ms > now_ms {
             return (Vec::new(), Vec::new());
         }
@@ -417,7 +445,10 @@ impl Group {
             let held = self.held.values().filter(|holding| holding.is_renewed);
             renewed.extend(held.flat_map(|holding| holding.charge.slots()));
         }
-        (self.ended.keys().copied().collect(), renewed)
+        self.return_ms = NEVER; // until the answer
+        let returned = self.ended.iter();
+        let returned = returned.filter(|(_, ended)| ended.due_ms <= now_ms);
+        (returned.map(|(id, _)| *id).collect(), renewed)
     }
 
     fn message(
@@ -450,19 +481,29 @@ impl Group {
         self.asking -= 1;
         self.has_failed |= answer.is_none();
         match answer {
-            Some(_) if message.is_return => {
-                for id in message.slots.ids() {
-                    self.ended.remove(id);
-                }
-            }
+            Some(answer) if message.is_return => self.returned(message, answer),
             Some(answer) => self.renewed(message, answer, lost),
             None => {}
         }
         if self.asking == 0 {
             let pause_ms = mem::take(&mut self.has_failed).then(|| self.pause_ms());
             self.retry_ms = pause_ms.map_or(0, |pause_ms| now_ms().saturating_add(pause_ms));
+            let due = self.ended.values().map(|ended| ended.due_ms);
+            self.return_ms = due.min().unwrap_or(NEVER);
             if mem::take(&mut self.renews) {
                 self.note_times();
+            }
+        }
+    }
+
+    /// Takes the answer to a return. It may have come before the check, and is then made again.
+    fn returned(&mut self, message: &Message, answer: &HeldSlots) {
+        for (id, was_held) in message.slots.ids().iter().zip(answer.held()) {
+            if let Some(ended) = self.ended.get_mut(id) {
+                ended.due_ms = ended.known_ms;
+                if *was_held || ended.known_ms <= message.asked_at_ms {
+                    self.ended.remove(id);
+                }
             }
         }
     }
@@ -482,7 +523,7 @@ impl Group {
             }
         }
         for holding in gone {
-            self.end(&holding.charge);
+            self.end(&holding.charge, 0);
             lost.push(holding);
         }
     }

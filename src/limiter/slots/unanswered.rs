@@ -3,6 +3,7 @@
 use super::Limiter;
 use crate::clock;
 use crate::domain::{check::Check, decision::Decision, error::StoreError};
+use crate::store::sent::Sent;
 
 /// A check that takes slots, from before it is sent until its caller has the decision. If this is dropped earlier,
 /// because the caller has left or an observer has panicked, the slots are returned.
@@ -11,6 +12,8 @@ pub(in crate::limiter) struct Unanswered {
     check: Option<Check>,
     asked_at_ms: u64,
     is_local: bool,
+    /// Where the check waits to be sent.
+    pub(in crate::limiter) sent: Option<Sent>,
 }
 
 impl Unanswered {
@@ -22,6 +25,7 @@ impl Unanswered {
             check: Some(check.clone()),
             asked_at_ms: clock::now_ms(),
             is_local: false,
+            sent: None,
         }
     }
 
@@ -52,6 +56,9 @@ impl Unanswered {
         let Some(check) = self.check.take() else {
             return;
         };
+        if !self.is_local && self.sent.as_ref().is_some_and(Sent::leave) {
+            return; // it never was
+        }
         let keeper = &self.limiter.inner.jobs.keeper;
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.takes_slots()) {
