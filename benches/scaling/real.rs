@@ -11,7 +11,7 @@ use std::{
 
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore, Rule, Store,
-    store::{Check, Operation},
+    store::{Check, CheckBatch, Operation},
 };
 use support::redis::Server;
 
@@ -219,7 +219,7 @@ impl Bench {
                 let mut calls = 0;
                 while Instant::now() < end {
                     let check = Check::new([Charge::new(&self.policy, user(), 1)])?;
-                    let batch = Operation::CheckBatch { check, count: 16 };
+                    let batch = Operation::CheckBatch(CheckBatch::new(check, 16));
                     for reply in self.store.call(vec![batch]).await? {
                         reply?;
                     }

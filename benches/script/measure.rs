@@ -13,7 +13,7 @@ use sluicegate::{
     block::Until,
     calendar::Period,
     manual_clock::ManualClock,
-    store::{Check, Operation, Settlement, StoreExt},
+    store::{Check, CheckBatch, Operation, Settlement, StoreExt},
 };
 use support::redis::Server;
 
@@ -412,7 +412,8 @@ impl Case {
                 Work::CheckBatch { store, policy } => {
                     let count = u16::try_from(self.checks)?;
                     let check = check_of(std::slice::from_ref(policy), user())?;
-                    call(store, vec![Operation::CheckBatch { check, count }]).await?;
+                    let batch = CheckBatch::new(check, count);
+                    call(store, vec![Operation::CheckBatch(batch)]).await?;
                 }
             }
             decisions += self.checks as u64;

@@ -25,13 +25,14 @@ const PAUSE: Duration = Duration::from_secs(10);
 const WARM_UP: usize = 10;
 const TURNS: usize = 61;
 
+/// Checks that take a hundred slots of so many keys.
 fn checks(name: &str, keys: u64) -> Result<Vec<Check>, Error> {
     let policy = Policy::new(name, [Rule::concurrent(1_000_000)])?;
-    let check = |slot: u64| {
-        let key = Key::new("user", (slot % keys).to_string());
-        Ok(Check::new([Charge::new(&policy, key, 1)])?)
+    let check = |user: u64| {
+        let key = Key::new("user", user.to_string());
+        Ok(Check::new([Charge::new(&policy, key, SLOTS / keys)])?)
     };
-    (0..SLOTS).map(check).collect()
+    (0..keys).map(check).collect()
 }
 
 /// The cost of a hundred slots in one call, relative to as many checks, each in a call of its own.
@@ -107,10 +108,10 @@ async fn ratio(server: &Server, store: &RedisStore, keys: u64) -> Result<f64, Er
     let clock = ManualClock::new(1_700_000_000_000);
     let prefix = format!("renewing-{keys}");
     let store = store.clone().prefix(&prefix).clock(clock.clone());
-    let (held, other) = (checks("held", keys)?, checks("other", keys)?);
+    let (held, other) = (checks("held", keys)?, checks("other", SLOTS)?);
     let mut slots = Vec::new();
     for check in &held {
-        slots.extend(Slots::take(store.check(check).await?.usage()));
+        slots.extend(Slots::of(store.check(check).await?.usage()));
     }
     let mut ratios = Vec::new();
     for _ in 0..WARM_UP + TURNS {
@@ -121,22 +122,19 @@ async fn ratio(server: &Server, store: &RedisStore, keys: u64) -> Result<f64, Er
         }
         let check = Figures::read(server, SLOTS).micros;
         server.run::<()>("CONFIG RESETSTAT");
-        slots = renew(&store, slots).await?;
+        renew(&store, &slots).await?;
         ratios.push(Figures::read(server, SLOTS).micros / check);
     }
     Ok(median(ratios.split_off(WARM_UP)))
 }
 
-async fn renew(store: &RedisStore, slots: Vec<Slots>) -> Result<Vec<Slots>, Error> {
-    let renewals = slots
-        .into_iter()
-        .map(|slots| Operation::Renew(slots.renew()));
-    let mut renewed = Vec::new();
+async fn renew(store: &RedisStore, slots: &[Slots]) -> Result<(), Error> {
+    let renewals = slots.iter().cloned().map(Operation::Renew);
     for reply in store.call(renewals.collect()).await? {
         match reply? {
-            Reply::Renew(reply) if reply.is_renewed() => renewed.extend(reply.slots()),
+            Reply::Renew(reply) if reply.are_held() => {}
             other => return Err(format!("not renewed: {other:?}").into()),
         }
     }
-    Ok(renewed)
+    Ok(())
 }
