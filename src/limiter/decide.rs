@@ -170,11 +170,11 @@ impl Limiter {
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
-        let mut sent = None;
+        let slots = &mut asked.slots;
         let begin = |store: &dyn Store| {
             let answer = store.check(charged.as_ref().unwrap_or(&check));
-            if takes_slots {
-                sent = answer.sent().cloned();
+            if let Some(slots) = slots {
+                slots.sent = answer.sent().cloned();
             }
             answer
         };
@@ -190,9 +190,6 @@ impl Limiter {
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
-        }
-        if let Some(slots) = &mut asked.slots {
-            slots.sent = sent;
         }
         let limiter = self.clone();
         MaybeReady::pending(async move { limiter.resolve_call(kind, &check, call.await, asked) })

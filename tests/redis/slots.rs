@@ -403,7 +403,7 @@ async fn connections_that_die_take_no_slot_along() {
         Arc::new(AtomicU64::new(0)),
     );
     let callers = (0..64_u64).map(|caller| {
-        let limiter = processes[caller as usize % 2].clone();
+        let limiter = processes[usize::from(caller % 2 == 1)].clone();
         let (chats, held) = (chats.clone(), Arc::clone(&held));
         tokio::spawn(async move {
             let (mut taken, mut most) = (0, 0);
