@@ -44,9 +44,9 @@ while fast_path and reply and i <= last do
     after_now = after_now or format('(%.0f', now)
     used = is_one and not is_denied and try('ZCOUNT', key, after_now, last)
     if type(used) == 'number' then
-      local score = used > 0 and try('ZSCORE', key, id)
-      local ends = type(score) == 'string' and tonumber(score) or 0
-      local is_held, is_free = ends > now and ends <= latest, not score and used < policy.limit
+      local score = used > 0 and try('ZMSCORE', key, id)[1] -- nothing after an error, and false if there is no such id
+      local ends = tonumber(score or 0)
+      local is_held, is_free = ends > now and ends <= latest, score == false and used < policy.limit
       if is_check and is_free or action == RENEW and is_held then
         values[i], expiries[i] = { { last, id } }, policy.window
         counts = is_check and pack('<I7I6I6', used + 1, latest, 0) or pack('<I7I6I6I1', used, latest, 0, 1)

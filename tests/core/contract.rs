@@ -5,7 +5,7 @@ mod memory {
 
     use sluicegate::{
         Charge, Decision, Key, Limiter, MemoryStore, Policy, StoreError, error::StoreErrorKind,
-        manual_clock::ManualClock,
+        limiter::Slot, manual_clock::ManualClock,
     };
     use support::trace::traced;
 
@@ -70,6 +70,22 @@ mod memory {
             let expected = if index % 2 == 0 { 0 } else { 100 };
             assert_eq!(left(&limiter, &policy, key).await, expected, "{key}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_ten_times_the_capacity_loses_no_slot() {
+        let limiter = Limiter::new(MemoryStore::new().capacity(5_000));
+        let slots = Policy::parse("slots", "2/1h@concurrent").unwrap();
+        let mut held = Vec::new();
+        for key in 0..1_000 {
+            let slot = limiter.acquire_slot(charge(&slots, key), Duration::ZERO);
+            held.extend(slot.await.unwrap().unwrap());
+        }
+        flood(&limiter, &Policy::parse("p", "2/1h").unwrap(), 0..50_000).await;
+        for key in 0..1_000 {
+            assert_eq!(left(&limiter, &slots, key).await, 1, "{key}");
+        }
+        assert!(held.iter().all(Slot::is_held));
     }
 
     #[tokio::test]

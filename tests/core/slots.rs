@@ -519,6 +519,27 @@ async fn a_slot_that_an_operator_has_freed_takes_no_slot_of_another() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reload_to_a_shorter_expiry_leaves_the_slots_until_the_work_ends() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let policies = [one(), Policy::parse("jobs", "1/5s@concurrent").unwrap()];
+    let mut slots = Vec::new();
+    for policy in &policies {
+        slots.push(acquire(&limiter, policy).await.unwrap());
+    }
+    cluster.pass(WINDOW * 2).await;
+    assert!(slots.iter().all(Slot::is_held));
+    for policy in &policies {
+        assert!(acquire(&limiter, policy).await.is_none());
+    }
+    drop(slots);
+    cluster.pass(Duration::from_secs(1)).await;
+    for policy in &policies {
+        assert!(acquire(&limiter, policy).await.is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_ends_returns_its_slots() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());

@@ -391,17 +391,25 @@ async fn while_the_server_is_away_the_failure_policy_decides_about_slots() {
     }
 }
 
-/// Two processes, each with 32 callers, whose connections all die five times a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_die_take_no_slot_along() {
+    let (lasts, kills) = (Duration::from_secs(2), Duration::from_millis(200));
+    connections_die(lasts, kills).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a long form"]
+async fn connections_that_die_for_twenty_seconds_take_no_slot_along() {
+    connections_die(Duration::from_secs(20), Duration::from_secs(1)).await;
+}
+
+/// Two processes, each with 32 callers, whose connections die all at once, again and again.
+async fn connections_die(lasts: Duration, kills: Duration) {
     const LIMIT: u64 = 32;
     let chats = Policy::parse("chats", "32/5s@concurrent").unwrap();
     let server = Server::start();
     let processes = [process(&server).await, process(&server).await];
-    let (end, held) = (
-        Instant::now() + Duration::from_secs(2),
-        Arc::new(AtomicU64::new(0)),
-    );
+    let (end, held) = (Instant::now() + lasts, Arc::new(AtomicU64::new(0)));
     let callers = (0..64_u64).map(|caller| {
         let limiter = processes[usize::from(caller % 2 == 1)].clone();
         let (chats, held) = (chats.clone(), Arc::clone(&held));
@@ -425,7 +433,7 @@ async fn connections_that_die_take_no_slot_along() {
     });
     let callers: Vec<_> = callers.collect();
     while Instant::now() < end {
-        sleep(Duration::from_millis(200)).await;
+        sleep(kills).await;
         server.run::<u32>("CLIENT KILL TYPE normal");
     }
     let callers = join_all(callers).await;
@@ -439,6 +447,28 @@ async fn connections_that_die_take_no_slot_along() {
         free = left(&onlooker, &chats).await;
     }
     assert_eq!(free, LIMIT);
+}
+
+#[tokio::test]
+async fn two_releases_with_another_expiry_hold_and_return_their_own_slots() {
+    let server = Server::start();
+    let processes = [process(&server).await, process(&server).await];
+    let mut held = Vec::new();
+    let expiries = ["1/30s@concurrent", "1/10s@concurrent"];
+    for (limiter, rule) in processes.iter().zip(expiries) {
+        let jobs = Policy::parse("jobs", rule).unwrap();
+        let charge = || [Charge::new(&jobs, acme(), 1)];
+        let slot = limiter.acquire_slot(charge(), Duration::ZERO).await;
+        held.push(slot.unwrap().unwrap());
+        assert!(!limiter.check(charge()).await.unwrap().is_allowed());
+    }
+    let sets = || server.run::<Vec<String>>("KEYS *:jobs@*").len();
+    assert_eq!(sets(), 2);
+    drop(held);
+    for limiter in &processes {
+        limiter.return_slots().await;
+    }
+    assert_eq!(sets(), 0);
 }
 
 #[tokio::test]

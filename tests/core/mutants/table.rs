@@ -343,7 +343,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("or 2 ^ 53 - 1)", "or 2 ^ 53)"),
             ("if task.action == TAKE then", "if false then"),
             ("ends > now and", "ends >= now and"),
-            ("not score and used < policy.limit", "used < policy.limit"),
+            (
+                "score == false and used < policy.limit",
+                "used < policy.limit",
+            ),
             ("used < policy.limit", "used <= policy.limit"),
             ("used + 1, latest, 0", "used, latest, 0"),
             ("used - 1, tonumber(last)", "used, tonumber(last)"),

@@ -32,6 +32,7 @@ macro_rules! kinds {
             slots_of_a_shadow_are_held
             slots_are_taken_and_returned_by_their_keys
             another_expiry_starts_empty_and_the_first_is_still_returned
+            a_policy_may_change_from_rates_to_slots_and_to_another_expiry
             slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window
             a_denial_tells_the_wait_besides_slots
             a_new_limit_takes_effect_within_a_period
@@ -386,6 +387,31 @@ pub async fn another_expiry_starts_empty_and_the_first_is_still_returned(
     assert!(is_free(store, &long, "alice").await && !is_free(store, &short, "alice").await);
     give_back(store, &after).await;
     assert!(is_free(store, &short, "alice").await);
+}
+
+pub async fn a_policy_may_change_from_rates_to_slots_and_to_another_expiry(
+    store: &AnyStore,
+    _: ManualClock,
+) {
+    let rules = ["10/1h", "3/30s@concurrent", "3/10s@concurrent"];
+    let releases = rules.map(|rules| policy("p", rules));
+    let all = async || {
+        let mut all = Vec::new();
+        for release in &releases {
+            all.push(left(store, release, "alice").await);
+        }
+        all
+    };
+    for (release, units) in releases.iter().zip([4, 2, 3]) {
+        let admitted = check(store, [charge(release, "alice", units)]).await;
+        assert!(admitted.is_allowed());
+    }
+    assert_eq!(all().await, [6, 1, 0]);
+    let alice = Key::new("user", "alice");
+    store.reset(&releases[1], &alice).await.unwrap();
+    assert_eq!(all().await, [6, 3, 0]);
+    store.reset(&releases[0], &alice).await.unwrap();
+    assert_eq!(all().await, [10, 3, 0]);
 }
 
 pub async fn slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(

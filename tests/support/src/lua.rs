@@ -503,7 +503,6 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
     };
     match *args {
         [b"ZCOUNT", key, from, to] => count(keys.between(key, from, to).len()),
-        [b"ZSCORE", key, member] => text(keys.score(key, member)),
         [b"ZMSCORE", key, ref members @ ..] => {
             let scores = members.iter().map(|it| text(keys.score(key, it)));
             let scores: Vec<_> = scores.collect::<mlua::Result<_>>()?;
