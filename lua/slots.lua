@@ -78,7 +78,7 @@ end
 -- Leaves the ids of the first `times` checks to be written, which fit. Returns the usage after these, and when another
 -- check fits if `is_denied`.
 local function take(i, view, times, is_denied)
-  local last, taken, latest, fits_at, chunk = view.last, view.ends[times], 0, 0, nil
+  local last, taken, latest, fits_at = view.last, view.ends[times], 0, 0
   local over = view.used + taken - view.limit + view.units
   if is_denied and over > 0 then
     fits_at = over > view.used and tonumber(last) or expiry('ZRANGEBYSCORE', i, after, last, over - 1)
@@ -89,10 +89,8 @@ local function take(i, view, times, is_denied)
     latest = expiry('ZREVRANGEBYSCORE', i, last, after, 0)
   end
   for k = 1, taken do
-    if k % MOST_IDS == 1 then
-      chunk = {}
-      values[i][#values[i] + 1] = chunk
-    end
+    if k % MOST_IDS == 1 then values[i][#values[i] + 1] = {} end
+    local chunk = values[i][#values[i]]
     chunk[#chunk + 1], chunk[#chunk + 2] = last, view.ids[k]
   end
   return pack(USAGE, view.used + taken, latest, fits_at)

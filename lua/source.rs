@@ -17,7 +17,7 @@ concat!(
     "local function fast_bucket(now, values, pack, spread)\n",
     include_str!("fast/bucket.lua"),
     "end\n",
-    "local function fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)\n",
+    "local function fast_charge(now, values, expiries, read_section, pack, sub, spread)\n",
     include_str!("fast/charge.lua"),
     "end\n",
     "local function fast_settlement(now, values, pack, unpack, spread)\n",

@@ -40,19 +40,19 @@ while fast_path and reply and i <= last do
   -- [rules * 2 + 2], [rules * 2 + 3]. An error of Redis has no size.
   if kind == CONCURRENCY then
     local key, id, latest, used = KEYS[i], sub(ARGV[i], -16), now + policy.window, nil
-    local last, is_one = format('%.0f', latest), task.count == 1 and (units == 1 or action >= RENEW)
+    local bound, is_one = format('%.0f', latest), task.count == 1 and (units == 1 or action >= RENEW)
     after_now = after_now or format('(%.0f', now)
-    used = is_one and not is_denied and try('ZCOUNT', key, after_now, last)
+    used = is_one and not is_denied and try('ZCOUNT', key, after_now, bound)
     if type(used) == 'number' then
       local score = used > 0 and try('ZMSCORE', key, id)[1] -- nothing after an error, and false if there is no such id
       local ends = tonumber(score or 0)
       local is_held, is_free = ends > now and ends <= latest, score == false and used < policy.limit
       if is_check and is_free or action == RENEW and is_held then
-        values[i], expiries[i] = { { last, id } }, policy.window
+        values[i], expiries[i] = { { bound, id } }, policy.window
         counts = is_check and pack('<I7I6I6', used + 1, latest, 0) or pack('<I7I6I6I1', used, latest, 0, 1)
       elseif action > RENEW and is_held and try('ZREM', key, id) == 1 then
-        last = used > 1 and try('ZREVRANGEBYSCORE', key, last, after_now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or 0
-        counts = pack('<I7I6I6I1', used - 1, tonumber(last), 0, 1)
+        local newest = used > 1 and try('ZREVRANGEBYSCORE', key, bound, after_now, 'WITHSCORES', 'LIMIT', 0, 1)[2] or 0
+        counts = pack('<I7I6I6I1', used - 1, tonumber(newest), 0, 1)
       end
     end
     if not counts then
@@ -95,7 +95,7 @@ while fast_path and reply and i <= last do
     elseif fits then
       form = '\2'
       if is_due and units > 0 then
-        charge = charge or fast_charge(now, values, expiries, read_section, pack, unpack, sub, spread)
+        charge = charge or fast_charge(now, values, expiries, read_section, pack, sub, spread)
         counts = charge(policy, i, stored[i], front, units)
       elseif not is_due then
         for k = 2, rules + 1 do front[k] = front[k] + units end

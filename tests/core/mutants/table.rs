@@ -349,7 +349,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("used < policy.limit", "used <= policy.limit"),
             ("used + 1, latest, 0", "used, latest, 0"),
-            ("used - 1, tonumber(last)", "used, tonumber(last)"),
+            ("used - 1, tonumber(newest)", "used, tonumber(newest)"),
             ("elseif action > RENEW and is_held", "elseif action > RENEW"),
             ("action == RENEW and is_held", "action == RENEW"),
             ("      if is_check then\n", "      if true then\n"),
