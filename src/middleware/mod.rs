@@ -22,6 +22,7 @@ pub mod migration {
 }
 #[cfg(feature = "obey")]
 pub mod obey;
+mod read_body;
 mod respond;
 mod response_end;
 mod service;
@@ -42,6 +43,9 @@ pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;
 #[cfg(feature = "obey")]
 pub use obey::ObeyLayer;
+#[doc(hidden)]
+pub use read_body::ReadBodyFuture;
+pub use read_body::{BodyError, ParsedBody, ReadBody, ReadBodyLayer};
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{

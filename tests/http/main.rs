@@ -23,6 +23,7 @@ mod near_limit;
 mod obey;
 mod observe;
 mod proxies;
+mod read_body;
 mod readiness;
 mod routes_unmet;
 mod rules;

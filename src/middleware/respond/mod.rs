@@ -21,6 +21,7 @@ pub use grpc::{Grpc, StatusOnly};
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
+pub(super) use problem::plain_problem;
 pub use rejection::{MakeRejection, Rejection};
 pub(super) use responder::Answers;
 use seconds::retry_after;

@@ -77,22 +77,42 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
             return answer;
         }
         let status = self.status(rejection);
-        let mut problem = problem(rejection, status);
-        let mut headers = HeaderMap::new();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        if head.method == Method::HEAD {
-            // Otherwise the server would send the length of the empty body (RFC 9110, 8.6).
-            headers.insert(header::CONTENT_LENGTH, problem.len().into());
-            problem.clear();
-        }
-        let mut response = Response::new(B::from(problem));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        response
+        response(status, problem(rejection, status), head)
     }
+}
+
+/// A problem without a type of its own. The text may have any characters.
+pub(in crate::middleware) fn plain_problem<B: From<String>>(
+    status: StatusCode,
+    detail: &str,
+    head: &Parts,
+) -> Response<B> {
+    let mut json = beginning(
+        status,
+        "about:blank",
+        "",
+        status.canonical_reason().unwrap_or_default(),
+    );
+    push_detail(&mut json, detail);
+    json.push('}');
+    response(status, json, head)
+}
+
+fn response<B: From<String>>(status: StatusCode, mut problem: String, head: &Parts) -> Response<B> {
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/problem+json"),
+    );
+    if head.method == Method::HEAD {
+        // Otherwise the server would send the length of the empty body (RFC 9110, 8.6).
+        headers.insert(header::CONTENT_LENGTH, problem.len().into());
+        problem.clear();
+    }
+    let mut response = Response::new(B::from(problem));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
 }
 
 /// Only error messages need escaping: policy names are `[A-Za-z0-9._-]`.
@@ -114,9 +134,7 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     } else {
         TYPES
     };
-    let mut json = String::with_capacity(ROOM);
-    json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
-    json.extend([r#"","status":"#, status.as_str()]);
+    let mut json = beginning(status, types, kind, title);
     if let Rejection::Denied(denial) | Rejection::NoSlot(denial) = rejection {
         push_violated(&mut json, denial);
     }
@@ -131,6 +149,13 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
         push_detail(&mut json, &error.to_string());
     }
     json.push('}');
+    json
+}
+
+fn beginning(status: StatusCode, types: &str, kind: &str, title: &str) -> String {
+    let mut json = String::with_capacity(ROOM);
+    json.extend([r#"{"type":""#, types, kind, r#"","title":""#, title]);
+    json.extend([r#"","status":"#, status.as_str()]);
     json
 }
 

@@ -1,0 +1,87 @@
+//! [`Collecting`]: the bytes of a body, as they arrive.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::Body;
+use tokio::time::{Sleep, sleep};
+
+use super::refusal::Refusal;
+
+/// Keeps at most so many bytes, for so long at most.
+pub(super) struct Collecting {
+    most: usize,
+    time_limit: Duration,
+    /// Made at the first wait, since most bodies are there with the head.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The first frame, which is mostly the whole body.
+    first: Bytes,
+    /// All frames, if there are several.
+    all: BytesMut,
+}
+
+impl Collecting {
+    pub(super) fn new(most: usize, time_limit: Duration) -> Self {
+        Self {
+            most,
+            time_limit,
+            timer: None,
+            first: Bytes::new(),
+            all: BytesMut::new(),
+        }
+    }
+
+    /// Returns all bytes when the body has ended.
+    pub(super) fn poll<B: Body>(
+        &mut self,
+        mut body: Pin<&mut B>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Bytes, Refusal>> {
+        loop {
+            let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
+                let timer = self
+                    .timer
+                    .get_or_insert_with(|| Box::pin(sleep(self.time_limit)));
+                ready!(timer.as_mut().poll(cx));
+                return Poll::Ready(Err(Refusal::Slow));
+            };
+            match frame {
+                Some(Ok(frame)) => {
+                    // Others are trailers.
+                    if let Ok(data) = frame.into_data() {
+                        self.add(data)?;
+                    }
+                }
+                Some(Err(_)) => return Poll::Ready(Err(Refusal::BrokenOff)),
+                None if self.all.is_empty() => {
+                    return Poll::Ready(Ok(std::mem::take(&mut self.first)));
+                }
+                None => return Poll::Ready(Ok(self.all.split().freeze())),
+            }
+        }
+    }
+
+    fn add(&mut self, mut data: impl Buf) -> Result<(), Refusal> {
+        let length = data.remaining();
+        if length > self.most - self.first.len().max(self.all.len()) {
+            return Err(Refusal::TooLarge(self.most));
+        }
+        if self.first.is_empty() {
+            self.first = data.copy_to_bytes(length); // no copy, of `Bytes`
+            return Ok(());
+        }
+        if self.all.is_empty() {
+            self.all.extend_from_slice(&self.first);
+        }
+        while data.has_remaining() {
+            let chunk = data.chunk();
+            self.all.extend_from_slice(chunk);
+            data.advance(chunk.len());
+        }
+        Ok(())
+    }
+}

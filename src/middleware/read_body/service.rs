@@ -1,0 +1,204 @@
+//! [`ReadBody`]: the service that reads bodies, and its future.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{Request, Response, request::Parts};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::{ParsedBody, Shared, collecting::Collecting, is_plain, refusal::Refusal};
+
+/// A service whose bodies [`ReadBodyLayer`](super::ReadBodyLayer) reads.
+pub struct ReadBody<S, T> {
+    inner: S,
+    shared: Arc<Shared<T>>,
+}
+
+impl<S, T> ReadBody<S, T> {
+    pub(super) const fn new(inner: S, shared: Arc<Shared<T>>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S, T, B, R> Service<Request<B>> for ReadBody<S, T>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    T: Send + Sync + 'static,
+    B: Body + From<Bytes>,
+    R: From<String>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = ReadBodyFuture<S, T, B>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let service = self.inner.clone();
+        let (head, body) = request.into_parts();
+        if body.is_end_stream() || !self.shared.reads(&head) {
+            let request = Some(Request::from_parts(head, body));
+            let state = State::Unready { service, request };
+            return ReadBodyFuture { state };
+        }
+        let most = self.shared.most;
+        let refusal = if !is_plain(&head.headers) {
+            Some(Refusal::Encoded)
+        } else if body.size_hint().lower() > most as u64 {
+            Some(Refusal::TooLarge(most))
+        } else {
+            None
+        };
+        let reading = Reading {
+            head,
+            service,
+            shared: Arc::clone(&self.shared),
+            collecting: Collecting::new(most, self.shared.time_limit),
+            refusal,
+        };
+        let reading = Some(Box::new(reading));
+        ReadBodyFuture {
+            state: State::Reading { body, reading },
+        }
+    }
+}
+
+pin_project! {
+    /// Response future for [`ReadBody`].
+    pub struct ReadBodyFuture<S, T, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, T, B>,
+    }
+}
+
+pin_project! {
+    #[project = Projected]
+    enum State<S, T, B>
+    where
+        S: Service<Request<B>>,
+    {
+        Reading {
+            #[pin]
+            body: B,
+            reading: Option<Box<Reading<S, T>>>,
+        },
+        // Not ready yet.
+        Unready {
+            service: S,
+            request: Option<Request<B>>,
+        },
+        Called {
+            #[pin]
+            response: S::Future,
+        },
+    }
+}
+
+/// A request whose body is read.
+struct Reading<S, T> {
+    head: Parts,
+    service: S,
+    shared: Arc<Shared<T>>,
+    collecting: Collecting,
+    /// Set if there is no need to read.
+    refusal: Option<Refusal>,
+}
+
+impl<S, T: Send + Sync + 'static> Reading<S, T> {
+    fn poll<B: Body>(
+        &mut self,
+        body: Pin<&mut B>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Bytes, Refusal>> {
+        if let Some(refusal) = self.refusal.take() {
+            return Poll::Ready(Err(refusal));
+        }
+        let bytes = ready!(self.collecting.poll(body, cx))?;
+        if !bytes.is_empty() {
+            let parsed = (self.shared.parse)(&self.head, &bytes).map_err(Refusal::Unparsed)?;
+            self.head.extensions.insert(ParsedBody(Arc::new(parsed)));
+        }
+        Poll::Ready(Ok(bytes))
+    }
+}
+
+impl<S, T, B, R> Future for ReadBodyFuture<S, T, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    T: Send + Sync + 'static,
+    B: Body + From<Bytes>,
+    R: From<String>,
+{
+    type Output = Result<Response<R>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                Projected::Reading { body, reading } => {
+                    let Some(unread) = reading.as_mut() else {
+                        panic!("polled after completion");
+                    };
+                    let read = ready!(unread.poll(body, cx));
+                    let Some(reading) = reading.take() else {
+                        unreachable!("it was there");
+                    };
+                    let Reading { head, service, .. } = *reading;
+                    match read {
+                        Ok(bytes) => State::Unready {
+                            service,
+                            request: Some(Request::from_parts(head, B::from(bytes))),
+                        },
+                        Err(refusal) => return Poll::Ready(Ok(refusal.response(&head))),
+                    }
+                }
+                Projected::Unready { service, request } => {
+                    ready!(service.poll_ready(cx))?;
+                    let Some(request) = request.take() else {
+                        panic!("polled after completion");
+                    };
+                    State::Called {
+                        response: service.call(request),
+                    }
+                }
+                Projected::Called { response } => return response.poll(cx),
+            };
+            state.set(next);
+        }
+    }
+}
+
+impl<S: Clone, T> Clone for ReadBody<S, T> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<S: fmt::Debug, T> fmt::Debug for ReadBody<S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadBody")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Service<Request<B>>, T, B> fmt::Debug for ReadBodyFuture<S, T, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadBodyFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,341 @@
+//! Bodies that are read once, outside of the limits that depend on them.
+
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, http::request::Parts, routing::post};
+use bytes::Bytes;
+use futures::{FutureExt, stream};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde::Deserialize;
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::{BodyError, ParsedBody, ReadBodyLayer},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::{advance, sleep},
+};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+
+#[derive(Deserialize)]
+struct Chat {
+    max_tokens: u64,
+}
+
+/// A hundred tokens for everybody, and bodies of at most 64 bytes.
+struct Served {
+    limiter: Limiter,
+    tokens: Policy,
+    router: Router,
+}
+
+fn served() -> Served {
+    let limiter = Limiter::new(MemoryStore::new());
+    let tokens = Policy::parse("tokens", "100/1h").unwrap();
+    let charged = RateLimitLayer::new(limiter.clone())
+        .limit(tokens.clone(), all())
+        .cost(|head, _| ParsedBody::<Chat>::of(head).map_or(1, |chat| chat.max_tokens));
+    let router = Router::new()
+        .route("/", post(async |body: Bytes| body).get(async || "got"))
+        .layer(charged)
+        .layer(ReadBodyLayer::json::<Chat>(64));
+    Served {
+        limiter,
+        tokens,
+        router,
+    }
+}
+
+fn all() -> Key {
+    Key::new("service", "all")
+}
+
+impl Served {
+    async fn left(&self) -> u64 {
+        let charge = Charge::new(&self.tokens, all(), 1);
+        let usage = self.limiter.peek([charge]).await.unwrap();
+        usage.rules().next().unwrap().remaining()
+    }
+
+    /// Sends these bytes over a connection, and reads until its end.
+    async fn raw(&self, request: impl AsRef<[u8]>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = self.router.clone();
+        let server = tokio::spawn(async { axum::serve(listener, router).await });
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(request.as_ref()).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        server.abort();
+        answer
+    }
+}
+
+const CHAT: &str = r#"{"max_tokens":30}"#;
+
+fn with_length(headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn chunked(chunks: &[&str]) -> String {
+    let mut text =
+        "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+            .to_owned();
+    for chunk in chunks {
+        text += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
+    }
+    text + "0\r\n\r\n"
+}
+
+#[tokio::test]
+async fn the_cost_stands_in_the_body_which_the_handler_gets_unchanged() {
+    let served = served();
+    let parts = [&CHAT[..5], &CHAT[5..9], &CHAT[9..]];
+    for (request, left) in [(with_length("", CHAT), 70), (chunked(&parts), 40)] {
+        let answer = served.raw(request).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains(CHAT), "{answer}");
+        assert_eq!(served.left().await, left);
+    }
+    let two = served.raw(with_length("", r#"{"max_tokens":41}"#)).await;
+    assert!(two.starts_with("HTTP/1.1 429 "), "{two}");
+}
+
+#[tokio::test]
+async fn a_body_that_cannot_be_used_is_refused_and_nothing_is_charged() {
+    let served = served();
+    let long = "x".repeat(65);
+    let half = with_length("", CHAT).replace("content-length: 17", "content-length: 18");
+    let secret = r#"{"max_tokens":"a secret"}"#;
+    for (request, status, detail) in [
+        (with_length("", &long), 413, "more than 64 bytes"),
+        (chunked(&["x", &long[..64]]), 413, "more than 64 bytes"),
+        (
+            with_length("", "{\n\"max_tokens\""),
+            400,
+            "not JSON, at line 2, column 12",
+        ),
+        (
+            with_length("", secret),
+            400,
+            "not as expected, at line 1, column 24",
+        ),
+        (half, 400, "The body broke off."),
+        (
+            with_length("content-encoding: gzip\r\n", CHAT),
+            415,
+            "no content coding",
+        ),
+    ] {
+        let answer = served.raw(&request).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{request}: {answer}"
+        );
+        assert!(
+            answer.contains("content-type: application/problem+json\r\n"),
+            "{answer}"
+        );
+        assert!(
+            answer.contains(detail) && !answer.contains("secret"),
+            "{answer}"
+        );
+        assert_eq!(
+            answer.contains("accept-encoding: identity\r\n"),
+            status == 415
+        );
+        assert_eq!(served.left().await, 100);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_asked_to_go_on_only_if_the_body_is_read() {
+    let served = served();
+    let expect = |length: usize, body: &str| {
+        format!(
+            "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        )
+    };
+    let taken = served.raw(expect(CHAT.len(), CHAT)).await;
+    assert!(
+        taken.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 "),
+        "{taken}"
+    );
+    let refused = served.raw(expect(65, "")).await;
+    assert!(refused.starts_with("HTTP/1.1 413 "), "{refused}");
+}
+
+#[tokio::test]
+async fn a_request_without_a_body_or_of_no_interest_passes_unread() {
+    let served = served();
+    let got = served
+        .raw("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        .await;
+    assert!(got.starts_with("HTTP/1.1 200 "), "{got}");
+    let empty = served.raw(chunked(&[])).await;
+    assert!(empty.starts_with("HTTP/1.1 200 "), "{empty}");
+    assert_eq!(served.left().await, 98);
+
+    let reads_posts = ReadBodyLayer::json::<Chat>(64).only(|head| head.method == Method::POST);
+    let echo = service_fn(async |request: Request<Body>| {
+        let parsed = request.extensions().get::<ParsedBody<Chat>>().is_some();
+        Ok::<_, Infallible>(Response::new(Body::from(parsed.to_string())))
+    });
+    for (method, text) in [(Method::POST, "true"), (Method::PUT, "false")] {
+        let request = Request::builder().method(method).body(Body::from(CHAT));
+        let response = reads_posts
+            .layer(echo)
+            .oneshot(request.unwrap())
+            .await
+            .unwrap();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, text);
+    }
+}
+
+#[tokio::test]
+async fn over_http_2_trailers_are_dropped() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen = async |request: Request<Body>| {
+        let tokens = ParsedBody::<Chat>::of(&request.into_parts().0).map(|chat| chat.max_tokens);
+        format!("{tokens:?}")
+    };
+    let app = Router::new()
+        .route("/", post(seen))
+        .layer(ReadBodyLayer::json::<Chat>(64));
+    tokio::spawn(async { axum::serve(listener, app).await });
+    let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream)
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", "1".parse().unwrap());
+    let frames = [Frame::data(Bytes::from(CHAT)), Frame::trailers(trailers)];
+    let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+    let request = Request::post(format!("http://{address}/"))
+        .body(body)
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "Some(30)");
+}
+
+/// A body of which no more comes. Counts those that are there.
+struct Stuck(Arc<AtomicUsize>);
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl http_body::Body for Stuck {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+fn stuck(alive: &Arc<AtomicUsize>) -> Request<Body> {
+    alive.fetch_add(1, SeqCst);
+    Request::post("/")
+        .body(Body::new(Stuck(Arc::clone(alive))))
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_body_is_refused_after_its_time_and_one_that_is_given_up_is_dropped() {
+    let (served, alive) = (served(), Arc::default());
+    let mut asked = pin!(served.router.clone().oneshot(stuck(&alive)));
+    assert!((&mut asked).now_or_never().is_none());
+    advance(Duration::from_secs(9)).await;
+    assert!((&mut asked).now_or_never().is_none());
+    advance(Duration::from_secs(1)).await;
+    let response = asked.await.unwrap();
+    assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(response.headers()[header::CONNECTION], "close");
+
+    {
+        let mut left = pin!(served.router.clone().oneshot(stuck(&alive)));
+        assert!((&mut left).now_or_never().is_none());
+        assert_eq!(alive.load(SeqCst), 1);
+    }
+    assert_eq!(alive.load(SeqCst), 0);
+    assert_eq!(served.left().await, 100);
+}
+
+async fn echo(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    sleep(Duration::from_millis(1)).await;
+    Ok(Response::new(request.into_body()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_body_holds_no_place_of_the_inner_service() {
+    let read = ReadBodyLayer::new(64, |_: &Parts, _: &Bytes| Ok::<_, BodyError>(()));
+    let one = ServiceBuilder::new().concurrency_limit(1).service_fn(echo);
+    let mut limited = read.layer(one);
+    let mut buffered = read.layer(
+        ServiceBuilder::new()
+            .buffer(1)
+            .concurrency_limit(1)
+            .service_fn(echo),
+    );
+    let alive = Arc::default();
+    let (slow, slow_too) = (limited.call(stuck(&alive)), buffered.call(stuck(&alive)));
+    let (mut slow, mut slow_too) = (pin!(slow), pin!(slow_too));
+    assert!((&mut slow).now_or_never().is_none() && (&mut slow_too).now_or_never().is_none());
+    for _ in 0..3 {
+        let post = || Request::post("/").body(Body::from("text")).unwrap();
+        assert_eq!(limited.call(post()).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(
+            buffered.call(post()).await.unwrap().status(),
+            StatusCode::OK
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_refused_in_the_words_of_the_function() {
+    let read = ReadBodyLayer::new(64, |_: &Parts, _: &Bytes| {
+        Err::<(), _>(BodyError::new("The \"method\" is missing."))
+    });
+    let inner =
+        service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let response = read
+        .layer(inner)
+        .oneshot(Request::new(Body::from("{}")))
+        .await
+        .unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["detail"], "The \"method\" is missing.");
+    assert_eq!(problem["title"], "Bad Request");
+}
