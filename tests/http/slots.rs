@@ -11,6 +11,7 @@ use sluicegate::{
     limiter::SlotWatch,
     manual_clock::ManualClock,
     middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, Rejection, Route, Routes, ToBodyEnd},
+    policies::{Policies, ReloadablePolicies},
     store::{Check, Slots, Store, StoreExt},
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -71,6 +72,34 @@ async fn a_response_holds_its_slot_until_its_body_ends() {
     drop(first);
     settled().await;
     assert_eq!(get(&layer).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_slot_is_returned_to_the_policy_that_gave_it_when_a_reload_changes_the_expiry() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let alice = Key::new("user", "alice");
+    let releases = ["3/30s@concurrent", "3/10s@concurrent"]
+        .map(|rule| Policy::parse("exports", rule).unwrap());
+    let [old, new] = releases.clone().map(|it| Policies::new([it]).unwrap());
+    let live = ReloadablePolicies::new(old);
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit_concurrent(live.policy("exports").unwrap(), alice.clone());
+    let left = async || {
+        settled().await;
+        let charges = releases.each_ref();
+        let looks = charges.map(|it| limiter.peek([Charge::new(it, alice.clone(), 0)]));
+        let looks = futures::future::join_all(looks).await.into_iter();
+        let left = looks.map(|it| it.unwrap().rules().next().unwrap().remaining());
+        left.collect::<Vec<_>>()
+    };
+    let first = get(&layer).await;
+    live.replace(new).unwrap();
+    let second = get(&layer).await;
+    assert_eq!(left().await, [2, 2]);
+    text(first).await;
+    assert_eq!(left().await, [3, 2]);
+    text(second).await;
+    assert_eq!(left().await, [3, 3]);
 }
 
 #[tokio::test]

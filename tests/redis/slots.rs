@@ -19,6 +19,7 @@ use sluicegate::{
     limiter::{Slot, SlotWatch},
     middleware::{CostMeter, FollowedBody, ProblemJson, ToBodyEnd},
     observe::{CallKind, Event, Observer},
+    policies::{Policies, ReloadablePolicies},
     store::Check,
 };
 use support::redis::Server;
@@ -454,14 +455,22 @@ async fn two_releases_with_another_expiry_hold_and_return_their_own_slots() {
     let server = Server::start();
     let processes = [process(&server).await, process(&server).await];
     let mut held = Vec::new();
-    let expiries = ["1/30s@concurrent", "1/10s@concurrent"];
-    for (limiter, rule) in processes.iter().zip(expiries) {
-        let jobs = Policy::parse("jobs", rule).unwrap();
-        let charge = || [Charge::new(&jobs, acme(), 1)];
-        let slot = limiter.acquire_slot(charge(), Duration::ZERO).await;
-        held.push(slot.unwrap().unwrap());
-        assert!(!limiter.check(charge()).await.unwrap().is_allowed());
+    let releases =
+        ["1/1s@concurrent", "1/2s@concurrent"].map(|rule| Policy::parse("jobs", rule).unwrap());
+    let charge = |release: &Policy| [Charge::new(release, acme(), 1)];
+    for (limiter, release) in processes.iter().zip(&releases) {
+        let slot = limiter.acquire_slot(charge(release), Duration::ZERO).await;
+        held.push(slot.unwrap().unwrap().unwrap());
     }
+    // Longer than both expiries: they are renewed.
+    let start = Instant::now();
+    let waiting = processes.iter().zip(&releases).map(|(limiter, release)| {
+        limiter.acquire_slot(charge(release), Duration::from_millis(2_500))
+    });
+    for slot in join_all(waiting).await {
+        assert!(slot.unwrap().is_err());
+    }
+    assert!(start.elapsed() > Duration::from_secs(2) && held.iter().all(Slot::is_held));
     let sets = || server.run::<Vec<String>>("KEYS *:jobs@*").len();
     assert_eq!(sets(), 2);
     drop(held);
@@ -469,6 +478,36 @@ async fn two_releases_with_another_expiry_hold_and_return_their_own_slots() {
         limiter.return_slots().await;
     }
     assert_eq!(sets(), 0);
+}
+
+#[tokio::test]
+async fn slots_are_returned_where_they_were_taken_when_a_reload_changes_the_expiry() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let releases =
+        ["3/30s@concurrent", "3/10s@concurrent"].map(|rule| Policy::parse("chats", rule).unwrap());
+    let [old, new] = releases.clone().map(|it| Policies::new([it]).unwrap());
+    let live = ReloadablePolicies::new(old);
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit_concurrent(live.policy("chats").unwrap(), acme())
+        .meter_costs();
+    let all = async || {
+        [
+            left(&limiter, &releases[0]).await,
+            left(&limiter, &releases[1]).await,
+        ]
+    };
+    let sets = || server.run::<Vec<String>>("KEYS *@*").len();
+    let first = chat(&layer).await;
+    live.replace(new).unwrap();
+    let second = chat(&layer).await;
+    assert_eq!((all().await, sets()), ([2, 2], 2));
+    drop(first);
+    until(|| sets() == 1).await;
+    assert_eq!(all().await, [3, 2]);
+    drop(second);
+    limiter.return_slots().await;
+    assert_eq!((all().await, sets()), ([3, 3], 0));
 }
 
 #[tokio::test]

@@ -402,14 +402,15 @@ pub async fn a_policy_may_change_from_rates_to_slots_and_to_another_expiry(
         }
         all
     };
-    for (release, units) in releases.iter().zip([4, 2, 3]) {
-        let admitted = check(store, [charge(release, "alice", units)]).await;
+    // At the end, the rates are back.
+    for (release, units) in [(0, 4), (1, 2), (2, 3), (0, 5)] {
+        let admitted = check(store, [charge(&releases[release], "alice", units)]).await;
         assert!(admitted.is_allowed());
     }
-    assert_eq!(all().await, [6, 1, 0]);
+    assert_eq!(all().await, [1, 1, 0]);
     let alice = Key::new("user", "alice");
     store.reset(&releases[1], &alice).await.unwrap();
-    assert_eq!(all().await, [6, 3, 0]);
+    assert_eq!(all().await, [1, 3, 0]);
     store.reset(&releases[0], &alice).await.unwrap();
     assert_eq!(all().await, [10, 3, 0]);
 }
