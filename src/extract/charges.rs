@@ -8,14 +8,14 @@ use crate::domain::{charge::Charge, error::ExtractError};
 pub(crate) type ChargesFuture =
     Pin<Box<dyn Future<Output = Result<Vec<Charge>, ExtractError>> + Send>>;
 
-/// The return types of a look-up for [`charge_async`](crate::RateLimitLayer::charge_async): a [`Charge`], an `Option`,
-/// a `Vec`, or a `Result` of one of them.
+/// The return types of a look-up for [`charge_async`](crate::RateLimitLayer::charge_async): a [`Charge`] or a `Vec`, or
+/// an `Option` or a `Result` of one of them.
 ///
 /// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected. Return an empty `Vec`
 /// if this limit does not apply.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of a look-up of charges",
-    note = "answer a `Charge`, an `Option<Charge>`, a `Vec<Charge>`, or a `Result` of one, whose error is an \
+    note = "answer a `Charge`, a `Vec<Charge>`, an `Option` of one, or a `Result` of one, whose error is an \
             `ExtractError`"
 )]
 pub trait IntoCharges {
@@ -39,10 +39,10 @@ impl IntoCharges for Vec<Charge> {
     }
 }
 
-impl IntoCharges for Option<Charge> {
+impl<C: IntoCharges> IntoCharges for Option<C> {
     fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
-        let charge = self.ok_or(ExtractError::missing("the look-up found nothing to charge"))?;
-        charge.into_charges()
+        let found = self.ok_or(ExtractError::missing("the look-up found nothing to charge"))?;
+        found.into_charges()
     }
 }
 

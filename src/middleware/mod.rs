@@ -3,6 +3,12 @@
 #![doc = include_str!("../../docs/guide/around_a_client.md")]
 
 mod admit;
+#[cfg(feature = "json")]
+pub mod bodies {
+    //! Limits by what is in the body of a request.
+    //!
+    #![doc = include_str!("../../docs/guide/bodies.md")]
+}
 pub mod concurrency {
     //! Limit concurrent requests, over all replicas.
     //!
