@@ -209,6 +209,7 @@ impl Check {
     }
 
     /// Returns a check of the counting charges at these indexes, without shadows.
+    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         self.part(places.iter().map(|place| self.charges()[*place].clone()))
     }
@@ -228,6 +229,7 @@ impl Check {
     }
 
     /// Returns a check of some charges, which all count; blocks are enforced as in this check.
+    #[cfg(feature = "redis")]
     fn part(&self, charges: impl Iterator<Item = Charge>) -> Self {
         Self::counting(charges).enforce_blocks(self.enforces_blocks())
     }
@@ -426,6 +428,7 @@ impl CheckBatch {
     }
 
     /// Returns a batch of the same checks with these changed in the same way.
+    #[cfg(feature = "cluster")]
     pub(crate) fn map(&self, change: impl Fn(&Check) -> Check) -> Self {
         Self {
             check: change(&self.check),

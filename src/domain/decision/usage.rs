@@ -136,6 +136,7 @@ impl Usage {
     }
 
     /// Creates the usage of a check whose parts were decided separately; it cannot be settled.
+    #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self::of(check, decided_at_ms, rules, false)
     }
@@ -149,6 +150,7 @@ impl Usage {
     }
 
     /// Returns the usage of the charges at these indexes; it cannot be settled separately.
+    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);

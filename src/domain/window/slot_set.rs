@@ -37,7 +37,7 @@ impl SlotSet {
     }
 
     /// The expiries and ids that are kept, held or not.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "bb8")]
     pub(crate) fn slots(&self) -> &[(u64, SlotId)] {
         &self.slots
     }
