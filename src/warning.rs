@@ -150,7 +150,7 @@ pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
         policy = name,
         similar,
         "misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
-         name a policy of the layer"
+         name a policy of the layer, or of the check"
     );
     #[cfg(not(feature = "tracing"))]
     let _ = (setter, name, similar);

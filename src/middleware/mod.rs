@@ -50,5 +50,7 @@ pub use respond::{
 };
 #[doc(hidden)]
 pub use response_end::{AtHead, Ending, Follow};
-pub use response_end::{CostMeter, EndGuard, EndOutcome, FollowedBody, ResponseEnd, ToBodyEnd};
+pub use response_end::{
+    CostMeter, EndGuard, EndOutcome, FollowedBody, PolicyMeter, ResponseEnd, ToBodyEnd,
+};
 pub use service::RateLimit;

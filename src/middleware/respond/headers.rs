@@ -274,16 +274,15 @@ pub(in crate::middleware) struct Headers {
 
 impl Headers {
     /// Adds the headers of a decision to those of inner layers, whose values are `inner`. Returns the values now sent.
-    pub(in crate::middleware) fn add<B>(
+    pub(in crate::middleware) fn add(
         &self,
-        response: &mut Response<B>,
+        headers: &mut HeaderMap,
+        status: StatusCode,
         decision: &Decision,
         inner: Option<Sent>,
     ) -> Option<Sent> {
         let mut sent = inner;
-        let tells = self.tells(response.status(), decision);
-        let headers = response.headers_mut();
-        if tells {
+        if self.tells(status, decision) {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
