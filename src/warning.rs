@@ -206,6 +206,20 @@ pub(crate) fn limits_found_again() {
     tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
 }
 
+/// Warns of a denial for which clients of language models do not wait.
+pub(crate) fn ignored_wait(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy,
+        "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: clients of language models ignore \
+         such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
+         a bucket, such as `60+60/1m@bucket`; if the rule is a quota of hours or days, ignore this"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = policy;
+}
+
 /// Warns that slots are returned with the head of a response.
 pub(crate) fn slots_at_head() {
     #[cfg(feature = "tracing")]

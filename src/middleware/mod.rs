@@ -45,8 +45,8 @@ pub use obey::ObeyLayer;
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{
-    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
-    StatusOnly,
+    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, OpenAiJson, ProblemJson,
+    Rejection, StatusOnly,
 };
 #[doc(hidden)]
 pub use response_end::{AtHead, Ending, Follow};

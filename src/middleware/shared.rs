@@ -106,7 +106,13 @@ impl<R> Shared<R> {
             answers, config, ..
         } = &self.settings;
         let interval = config.limiter.retry_interval();
-        answers.rejection(rejection, head, &*self.rejection, interval)
+        let response = answers.rejection(rejection, head, &*self.rejection, interval);
+        if answers.headers.style.sends_ms()
+            && let Some(Rejection::Denied(denial)) = response.extensions().get()
+        {
+            config.warnings.see_wait(denial);
+        }
+        response
     }
 }
 

@@ -167,8 +167,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
     ///
     /// For services that report their usage last, such as in a trailer, or in one of the last events of a stream: you get
-    /// the [last 4 KiB](crate::middleware::ResponseEnd::tail) and the last frame. It applies to every admitted request, with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the
-    /// extensions of the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
+    /// the [last 4 KiB](crate::middleware::ResponseEnd::tail) and the last frame. It applies to every admitted request,
+    /// with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response
+    /// wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
     /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
     /// charge stays.
