@@ -11,7 +11,7 @@ use sluicegate::{
     middleware::CostMeter,
     store::{Check, Operation, Reply, StoreFuture},
 };
-use support::trace::traced;
+use support::{cut_checks::cut_checks, trace::traced};
 use tokio::time::{Instant, timeout};
 
 fn policies() -> [Policy; 3] {
@@ -192,6 +192,11 @@ fn a_name_that_is_not_charged_is_warned_of_once() {
         line.contains(r#"policy="outputs" similar="output""#),
         "{line}"
     );
+}
+
+#[tokio::test]
+async fn streams_that_are_cut_anywhere_cost_what_was_metered_under_each_policy() {
+    cut_checks(Limiter::new(MemoryStore::new()), 5_000).await;
 }
 
 /// A name for each event, from a client say, must not fill the memory.
