@@ -150,7 +150,7 @@ pub(crate) fn unknown_policy(setter: &str, name: &str, similar: Option<&str>) {
         policy = name,
         similar,
         "misconfigured: `{setter}` names a policy that does not exist, so that requests keep what they were charged: \
-         name a policy of the layer"
+         name a policy of the layer, or of the check"
     );
     #[cfg(not(feature = "tracing"))]
     let _ = (setter, name, similar);
@@ -204,6 +204,20 @@ pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
 pub(crate) fn limits_found_again() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
+}
+
+/// Warns of a denial for which clients of language models do not wait.
+pub(crate) fn ignored_wait(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy,
+        "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: clients of language models ignore \
+         such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
+         a bucket, such as `60+60/1m@bucket`; if the rule is a quota of hours or days, ignore this"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = policy;
 }
 
 /// Warns that slots are returned with the head of a response.

@@ -55,10 +55,12 @@ pub use read_body::{BodyError, ParsedBody, ReadBody, ReadBodyLayer};
 #[cfg(feature = "axum")]
 pub use respond::AxumRejection;
 pub use respond::{
-    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
-    StatusOnly,
+    Decisions, EXPOSED_HEADERS, Grpc, HeaderStyle, MakeRejection, OpenAiJson, ProblemJson,
+    Rejection, StatusOnly,
 };
 #[doc(hidden)]
 pub use response_end::{AtHead, Ending, Follow};
-pub use response_end::{CostMeter, EndGuard, EndOutcome, FollowedBody, ResponseEnd, ToBodyEnd};
+pub use response_end::{
+    CostMeter, EndGuard, EndOutcome, FollowedBody, PolicyMeter, ResponseEnd, ToBodyEnd,
+};
 pub use service::RateLimit;

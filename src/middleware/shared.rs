@@ -78,6 +78,9 @@ impl<R> Shared<R> {
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Settings)) {
         let settings = &mut self.settings;
         change(settings);
+        if let Some(at_end) = &mut settings.at_end {
+            Arc::make_mut(at_end).config = Some(settings.config.clone());
+        }
         let headers = &mut settings.answers.headers;
         *headers = headers.style.prepare(Some(&settings.config));
         *self.introduced.get_mut() = false;
@@ -103,7 +106,13 @@ impl<R> Shared<R> {
             answers, config, ..
         } = &self.settings;
         let interval = config.limiter.retry_interval();
-        answers.rejection(rejection, head, &*self.rejection, interval)
+        let response = answers.rejection(rejection, head, &*self.rejection, interval);
+        if answers.headers.style.sends_ms()
+            && let Some(Rejection::Denied(denial)) = response.extensions().get()
+        {
+            config.warnings.see_wait(denial);
+        }
+        response
     }
 }
 
@@ -149,7 +158,8 @@ impl Settings {
             return is_needed.then(|| self.guard_to(None, head, admitted));
         };
         // An outer layer may be around the same handler.
-        let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
+        let outer: Option<CostMeter> = head.extensions.remove();
+        let mut meter = outer.inspect(CostMeter::nest).unwrap_or_default();
         let ending = admitted.map(|admitted| {
             for name in &at_end.metered {
                 if admitted.by_policy(name).is_none() {
@@ -158,7 +168,7 @@ impl Settings {
             }
             let followed = Followed {
                 at_end: at_end.clone(),
-                reading: meter.reading.clone(),
+                readings: meter.readings.clone(),
                 answers_head: head.method == Method::HEAD,
             };
             let ending = self.guard_to(Some(followed), head, admitted);
@@ -241,7 +251,8 @@ impl Settings {
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
             let shown = self.answers.shown(now);
-            let sent = self.answers.headers.add(response, &shown, sent);
+            let (status, headers) = (response.status(), response.headers_mut());
+            let sent = self.answers.headers.add(headers, status, &shown, sent);
             if let Some(sent) = sent.filter(|_| admitted.outer.is_some()) {
                 let nested: &mut Nested = response.extensions_mut().get_or_insert_default();
                 nested.sent = Some((sent, admitted.clone()));

@@ -1,4 +1,4 @@
-//! A failing store is called once in each interval. All requests call it again as soon as it answers.
+//! A failing store is called once in each interval. All requests call it again after the first answer.
 
 use std::{
     sync::{

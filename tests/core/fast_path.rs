@@ -32,7 +32,7 @@ fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
     (store.clock(clock.clone()), clock)
 }
 
-/// With the fast path alone, an operation that it would hand over is an error.
+/// With the fast path alone, an operation to hand over is an error.
 mod hand_over {
     use super::{LuaServer, ManualClock};
     use support::hand_over::{self, Halves};

@@ -19,6 +19,7 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+mod meters;
 mod mutants;
 mod near_limit;
 mod pauses;

@@ -1,4 +1,4 @@
-//! A shadow decides, charges and reports, and never denies, even if it fails.
+//! A shadow decides, charges and reports, and never denies, even after a failure.
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 

@@ -102,6 +102,7 @@ async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
         HeaderStyle::DRAFT_11,
         HeaderStyle::DRAFT_6,
         HeaderStyle::X_RATE_LIMIT_EPOCH,
+        HeaderStyle::RETRY_AFTER_MS,
         HeaderStyle::NONE,
     ] {
         let layer = RateLimitLayer::new(limiter.clone()).headers(style);
@@ -109,7 +110,7 @@ async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
         let (status, headers, body) = ask(&limiter, &layer).await;
         assert_eq!(status, BLOCKED);
         assert!(!has_quota(&headers), "{headers:?}");
-        assert!(!headers.contains_key("retry-after"));
+        assert!(!headers.contains_key("retry-after") && !headers.contains_key("retry-after-ms"));
         assert_eq!(headers["cache-control"], "no-store");
         assert!(!body.contains("alice"), "{body}");
     }

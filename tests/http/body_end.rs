@@ -11,7 +11,8 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    Charge, Decision, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer,
+    Store,
     middleware::{ActualCost, CostMeter, EndOutcome, ResponseEnd, ToBodyEnd},
     store::{Check, Operation, Reply, StoreFuture},
 };
@@ -463,6 +464,106 @@ async fn named_policies_are_metered_and_others_keep_their_charge() {
     assert_eq!(budget.left_of(&requests).await, 49);
 }
 
+#[tokio::test]
+async fn the_meter_of_a_policy_replaces_the_meter_of_all_whatever_the_layer_meters() {
+    let budget = Budget::new();
+    let [bytes, money] = ["bytes", "money"].map(|name| Policy::parse(name, "1000/1h").unwrap());
+    let handler = |meter: CostMeter| {
+        assert_eq!(meter.under("bytes").units(), None);
+        meter.add(30);
+        meter.under("bytes").add(5);
+        meter.clone().under(String::from("bytes")).add(2);
+        assert_eq!(meter.under("bytes").units(), Some(7));
+        let _ = meter.under("money"); // without a reading
+        assert_eq!(meter.units(), Some(30));
+        Response::new("hello".to_owned())
+    };
+    let layer = || {
+        let layer = budget.layer().limit(bytes.clone(), budget.key.clone());
+        layer.limit(money.clone(), budget.key.clone())
+    };
+    let left = async || {
+        let left = [budget.left().await, budget.left_of(&bytes).await];
+        [left[0], left[1], budget.left_of(&money).await]
+    };
+    drop(respond(&layer().meter_costs(), Method::GET, handler).await);
+    assert_eq!(left().await, [70, 993, 970]);
+    let one = layer().meter_costs_under("tokens");
+    drop(respond(&one, Method::GET, handler).await);
+    assert_eq!(left().await, [40, 986, 960], "money keeps its charge");
+}
+
+#[tokio::test]
+async fn a_closure_reads_the_meters_of_policies_and_wins_over_them() {
+    let budget = Budget::new();
+    let layer = budget.layer().settle_at_end(|end: &ResponseEnd, charge| {
+        assert_eq!(end.metered_under("bytes"), None);
+        end.metered_under(charge.policy().name()).unwrap() / 2
+    });
+    let handler = |meter: CostMeter| {
+        meter.under("tokens").set(30);
+        Response::new("hello".to_owned())
+    };
+    drop(respond(&layer, Method::GET, handler).await);
+    assert_eq!(budget.left().await, 85);
+}
+
+#[test]
+fn the_meter_of_a_policy_that_no_layer_has_is_warned_of_once() {
+    let handler = |meter: CostMeter| {
+        meter.under("token").add(1);
+        Response::new("hello".to_owned())
+    };
+    let lines = traced(false, async {
+        let layer = Budget::new().layer().meter_costs();
+        for _ in 0..2 {
+            drop(respond(&layer, Method::GET, handler).await);
+        }
+    });
+    let [line] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(line.starts_with("WARN misconfigured: `CostMeter::under` names a policy"));
+    assert!(
+        line.contains(r#"policy="token" similar="tokens""#),
+        "{line}"
+    );
+
+    // A limit that does not apply to a request, and one of another layer, are no mistakes.
+    let lines = traced(false, async {
+        let (outer, inner) = (Budget::new(), Budget::new());
+        let bytes = Policy::parse("bytes", "1000/1h").unwrap();
+        let absent = Header::new("x-absent").or_skip();
+        let service = inner
+            .layer()
+            .meter_costs()
+            .layer(service_fn(async |request: Request<()>| {
+                request
+                    .extensions()
+                    .get::<CostMeter>()
+                    .unwrap()
+                    .under("bytes")
+                    .add(1);
+                Ok::<_, Infallible>(Response::new("hello".to_owned()))
+            }));
+        let outer = RateLimitLayer::new(outer.limiter.clone())
+            .limit(bytes.clone(), outer.key.clone())
+            .meter_costs();
+        outer
+            .layer(service)
+            .oneshot(Request::new(()))
+            .await
+            .unwrap();
+        let skipping = Budget::new().layer().limit(bytes, absent).meter_costs();
+        let handler = |meter: CostMeter| {
+            meter.under("bytes").add(1);
+            Response::new("hello".to_owned())
+        };
+        drop(respond(&skipping, Method::GET, handler).await);
+    });
+    assert_eq!(lines, [""; 0]);
+}
+
 #[test]
 fn a_misspelled_policy_to_meter_is_warned_of_by_the_name_of_the_setting() {
     let lines = traced(false, async {
@@ -550,13 +651,70 @@ async fn a_closure_settles_by_trailers_or_the_last_data() {
                 .as_ref()
                 .and_then(|trailers| trailers.get("x-tokens"));
             let told = trailer.and_then(|tokens| tokens.to_str().ok());
-            let last = std::str::from_utf8(&end.last_data).unwrap();
+            let last = std::str::from_utf8(end.last_data()).unwrap();
             let tokens = told.or(last.strip_prefix("usage: "));
             tokens.map_or(charge.cost(), |tokens| tokens.parse().unwrap())
         });
         let response = respond(&layer, Method::GET, handler).await;
         response.into_body().collect().await.unwrap();
         assert_eq!(budget.left().await, left);
+    }
+}
+
+/// The usage comes one event before the last one, and a network may cut events anywhere.
+#[tokio::test]
+async fn a_closure_finds_a_report_in_the_tail_of_the_body_over_frames() {
+    let budget = Budget::new();
+    let layer = budget.layer().settle_at_end(|end: &ResponseEnd, charge| {
+        assert_eq!(end.last_data(), b"data: [DONE]\n\n");
+        let tail = String::from_utf8_lossy(&end.tail);
+        let usage = tail.rsplit_once(r#""total_tokens":"#).map(|(_, rest)| rest);
+        let digits = usage.and_then(|rest| rest.split(|it: char| !it.is_ascii_digit()).next());
+        digits.map_or(charge.cost(), |digits| digits.parse().unwrap())
+    });
+    let stream = |_| {
+        Response::new(Frames::data(&[
+            "data: {\"a\":1}\n\n",
+            "data: {\"usage\":{\"total_tok",
+            "ens\":42}}\n\n",
+            "data: [DONE]\n\n",
+            "",
+        ]))
+    };
+    let response = respond(&layer, Method::GET, stream).await;
+    response.into_body().collect().await.unwrap();
+    assert_eq!(budget.left().await, 58);
+}
+
+#[tokio::test]
+async fn the_tail_is_the_last_4_kib_however_the_body_is_cut() {
+    let mut random = fastrand::Rng::with_seed(54);
+    for _ in 0..200 {
+        let most = [10, 1_000, 5_000, 20_000][random.usize(..4)];
+        let frames = random.usize(..40);
+        let frames: Vec<Vec<u8>> = (0..frames)
+            .map(|_| (0..random.usize(..most)).map(|_| random.u8(..)).collect())
+            .collect();
+        let whole = frames.concat();
+        let last = frames.iter().rfind(|frame| !frame.is_empty());
+        let last = last.cloned().unwrap_or_default();
+        let expected = [&whole[..], &last].map(|it| it[it.len().saturating_sub(4_096)..].to_vec());
+        let budget = Budget::new();
+        let layer = budget.layer().settle_at_end(move |end: &ResponseEnd, _| {
+            assert_eq!([&end.tail[..], end.last_data()], expected);
+            1
+        });
+        let stream = move |_| {
+            let frames = frames.iter().rev();
+            let left = frames.map(|frame| Ok(Frame::data(frame.clone().into())));
+            Response::new(Frames {
+                left: left.collect(),
+                meter: None,
+            })
+        };
+        let response = respond(&layer, Method::GET, stream).await;
+        response.into_body().collect().await.unwrap();
+        assert_eq!(budget.left().await, 99, "the closure saw the tail");
     }
 }
 

@@ -350,6 +350,7 @@ async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflight
     let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
     let style = style.and(HeaderStyle::DRAFT_6);
     let style = style.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
+    let style = style.and(HeaderStyle::RETRY_AFTER_MS);
     let tokens = Policy::parse("tokens", "1/1d").unwrap().unit(Unit::TOKENS);
     let app = || Router::new().route("/", get(async || "hello"));
     let limited = limit("all", 1)

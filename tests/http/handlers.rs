@@ -16,7 +16,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, StoreError,
     error::{ExtractError, StoreErrorKind},
-    middleware::{Decisions, HeaderStyle, RateLimit, Rejection, StatusOnly},
+    middleware::{Decisions, EXPOSED_HEADERS, HeaderStyle, RateLimit, Rejection, StatusOnly},
     policies::{Policies, ReloadablePolicies},
 };
 use tokio::net::TcpListener;
@@ -67,9 +67,10 @@ async fn each_limit_costs_what_the_closure_says_of_its_policy() {
 
 // Checks in handlers
 
-const STYLES: [HeaderStyle; 3] = [
+const STYLES: [HeaderStyle; 4] = [
     HeaderStyle::DRAFT_11,
     HeaderStyle::X_RATE_LIMIT,
+    HeaderStyle::DRAFT_6.and(HeaderStyle::RETRY_AFTER_MS),
     HeaderStyle::NONE,
 ];
 
@@ -77,6 +78,23 @@ fn requests() -> [Request<String>; 3] {
     let call = Request::post("/").header("content-type", "application/grpc");
     [Request::get("/"), Request::head("/"), call]
         .map(|request| request.body(String::new()).unwrap())
+}
+
+/// The headers of a decision on a response of one's own.
+fn written(style: HeaderStyle, decision: &Decision) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    style.write(decision, &mut headers);
+    headers
+}
+
+/// Those that a style can write.
+fn quota(headers: &HeaderMap) -> HeaderMap {
+    let quota = headers
+        .iter()
+        .filter(|(name, _)| EXPOSED_HEADERS.contains(name));
+    quota
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// Compares the answers of a layer and of a handler to the same requests with the same decision.
@@ -93,7 +111,10 @@ async fn assert_same_answers(limiter: Limiter, charge: Charge) {
             let expected = limited(layer, request).await;
 
             let rejection = match limiter.check([charge.clone()]).await {
-                Ok(decision) => Rejection::of(&decision).unwrap(),
+                Ok(decision) => {
+                    assert_eq!(written(style, &decision), quota(expected.headers()));
+                    Rejection::of(&decision).unwrap()
+                }
                 Err(error) => Rejection::Undecided(error),
             };
             let answer = rejection.response(&head, style);
@@ -127,6 +148,34 @@ async fn a_handler_answers_a_block_as_a_layer_does() {
 async fn a_handler_answers_that_the_store_cannot_decide_as_a_layer_does() {
     let limiter = Limiter::new(Scripted::failing());
     assert_same_answers(limiter, Charge::new(&policy("api", "10/1s"), alice(), 1)).await;
+}
+
+#[tokio::test]
+async fn a_handler_writes_the_quota_of_an_admission_as_a_layer_does() {
+    let api = policy("api", "10/1s,100/1h");
+    for style in STYLES {
+        let layer = RateLimitLayer::new(Scripted::allowing()).limit(api.clone(), alice());
+        let expected = limited(layer.headers(style), Request::new(String::new())).await;
+        let limiter = Limiter::new(Scripted::allowing());
+        let decision = limiter.check([Charge::new(&api, alice(), 1)]).await;
+        assert_eq!(
+            written(style, &decision.unwrap()),
+            quota(expected.headers())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_handler_without_a_slot_writes_a_short_wait() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let one = policy("exports", "1/30s@concurrent");
+    let export = || limiter.check([Charge::new(&one, alice(), 1)]);
+    assert!(export().await.unwrap().is_allowed());
+    let headers = written(HeaderStyle::RETRY_AFTER_MS, &export().await.unwrap());
+    assert_eq!(
+        (&headers["retry-after"], &headers["retry-after-ms"]),
+        (&"1".parse().unwrap(), &"1000".parse().unwrap())
+    );
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod forwarded;
 mod grpc;
 mod handlers;
 mod hosts;
+mod language_models;
 mod listed;
 mod look_ups;
 mod middleware;

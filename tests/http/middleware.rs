@@ -522,6 +522,7 @@ async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let all = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
     let all = all.and(HeaderStyle::DRAFT_6);
     let all = all.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
+    let all = all.and(HeaderStyle::RETRY_AFTER_MS);
     let limited = layer(Scripted::denying_for(1))
         .limit(policy("tokens", "9/1m").unit(Unit::TOKENS), everybody())
         .rejection(StatusOnly);

@@ -22,7 +22,7 @@ use sluicegate::{
     policies::{Policies, ReloadablePolicies},
     store::Check,
 };
-use support::redis::Server;
+use support::{cut_checks::cut_checks, redis::Server};
 use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
@@ -30,6 +30,13 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn streams_that_handlers_check_leave_no_slot_and_cost_what_was_metered_under_each_policy() {
+    let server = Server::start();
+    let limiter = process(&server).await.timeout(PATIENCE);
+    cut_checks(limiter, 2_000).await;
+}
 
 /// One slot, which expires a second after its last renewal.
 fn job() -> [Charge; 1] {

@@ -6,12 +6,13 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use http::request::Parts;
 
 use crate::{
-    domain::{error::ExtractError, policy::Policy, similar::most_similar},
+    domain::{decision::Denial, error::ExtractError, policy::Policy, similar::most_similar},
     extract::forwarded::is_forwarded_for_other,
     outage::Outage,
     warning,
@@ -23,6 +24,10 @@ const WINDOW: u32 = 100;
 
 /// Not all: a proxy's own health checks lack the header.
 const MOST_OF_THEM: u32 = 90;
+
+/// The client libraries of OpenAI ignore `Retry-After` and `retry-after-ms` from here on: that for JavaScript from 60 s,
+/// that for Python above.
+const LEAST_IGNORED: Duration = Duration::from_secs(60);
 
 /// More mistakes than a layer is likely to have.
 const MAX_WARNED: usize = 16;
@@ -37,6 +42,7 @@ pub(in crate::middleware) struct Warnings {
     /// Whether a cost has named an unknown policy.
     misnames: AtomicBool,
     returns_slots_early: AtomicBool,
+    denies_for_long: AtomicBool,
 }
 
 /// The latest requests limited by peer address.
@@ -82,6 +88,15 @@ impl Warnings {
     pub(in crate::middleware) fn slots_at_head(&self) {
         if !self.returns_slots_early.swap(true, Relaxed) {
             warning::slots_at_head();
+        }
+    }
+
+    /// Warns of a denial for which clients of language models do not wait.
+    pub(in crate::middleware) fn see_wait(&self, denial: &Denial) {
+        let is_ignored = |wait| wait >= LEAST_IGNORED;
+        if denial.retry_after().is_some_and(is_ignored) && !self.denies_for_long.swap(true, Relaxed)
+        {
+            warning::ignored_wait(denial.policy().name());
         }
     }
 

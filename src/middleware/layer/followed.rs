@@ -111,7 +111,8 @@ impl<R, E> RateLimitLayer<R, E> {
     }
 
     /// Settles each request at the end of its response at the cost that the handler has counted by a
-    /// [`CostMeter`](crate::middleware::CostMeter), under all policies of this layer.
+    /// [`CostMeter`](crate::middleware::CostMeter), under all policies of this layer. A handler can count [under each
+    /// policy](crate::middleware::CostMeter::under) apart.
     ///
     /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
     /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
@@ -165,9 +166,10 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Sets the final cost of an admitted request at the end of its response: from its last data, its trailers or how
     /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
     ///
-    /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
-    /// every admitted request, with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the
-    /// extensions of the response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
+    /// For services that report their usage last, such as in a trailer, or in one of the last events of a stream: you get
+    /// the [last 4 KiB](crate::middleware::ResponseEnd::tail) and the last frame. It applies to every admitted request,
+    /// with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response
+    /// wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
     /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
     /// charge stays.

@@ -7,13 +7,15 @@ use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 use super::{
     by_unit,
     draft11::{self, Draft11},
-    seconds::{retry_after, retry_after_date},
+    seconds::{retry_after, retry_after_date, retry_after_ms},
     single_rule::{self, Reset, Sent, SingleRule},
 };
 use crate::{
     domain::decision::{Decision, Share},
     middleware::admit::LayerConfig,
 };
+
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
 /// response exposes them.
@@ -23,8 +25,9 @@ use crate::{
 ///
 /// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add
 /// those of your other units.
-pub const EXPOSED_HEADERS: [HeaderName; 15] = [
+pub const EXPOSED_HEADERS: [HeaderName; 16] = [
     header::RETRY_AFTER,
+    RETRY_AFTER_MS,
     draft11::RATELIMIT,
     draft11::RATELIMIT_POLICY,
     single_rule::LIMIT,
@@ -53,7 +56,7 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 
 #[cold] // the names are made here
 fn has_quota(headers: &HeaderMap) -> bool {
-    let [_, quota @ ..] = EXPOSED_HEADERS;
+    let [_, _, quota @ ..] = EXPOSED_HEADERS;
     quota.iter().any(|name| headers.contains_key(name))
 }
 
@@ -75,6 +78,7 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) | `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Tokens`, … | the tightest rule of each unit |
+/// | [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) | `retry-after-ms` | the wait after a denial |
 ///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
 /// layers show the tightest of all their rules. A [hidden](crate::Policy::hidden) policy is in no header.
@@ -93,8 +97,8 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: for its
 /// users, send [`DRAFT_6`](Self::DRAFT_6) or [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) without `DRAFT_11`.
 ///
-/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) is for chat services: Go's `go-openai` reads these headers as
-/// they are sent here.
+/// [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) and [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) are for chat
+/// services: see [clients of language models](crate::middleware::costs#clients-of-language-models).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct HeaderStyle {
@@ -103,6 +107,7 @@ pub struct HeaderStyle {
     single: SingleRule,
     below: Option<u8>,
     dates_from: Option<Duration>,
+    retry_after_ms: bool,
 }
 
 impl HeaderStyle {
@@ -113,6 +118,7 @@ impl HeaderStyle {
         single: SingleRule::NONE,
         below: None,
         dates_from: None,
+        retry_after_ms: false,
     };
 
     /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft, with one item for each rule. The
@@ -189,6 +195,21 @@ impl HeaderStyle {
         ..SingleRule::NONE
     });
 
+    /// `retry-after-ms` beside each `Retry-After` of a denial: the exact wait in milliseconds, without rounding up to a
+    /// second. The client libraries of OpenAI read it first.
+    ///
+    /// ```text
+    /// retry-after: 13
+    /// retry-after-ms: 12345
+    /// ```
+    ///
+    /// These clients wait for less than 60 s only. The layer warns once when a denial is longer: see [which rules keep
+    /// below](crate::middleware::costs#clients-of-language-models).
+    pub const RETRY_AFTER_MS: Self = Self {
+        retry_after_ms: true,
+        ..Self::NONE
+    };
+
     const fn single(single: SingleRule) -> Self {
         Self {
             single,
@@ -210,6 +231,7 @@ impl HeaderStyle {
                 None => self.dates_from,
                 from => from,
             },
+            retry_after_ms: self.retry_after_ms || other.retry_after_ms,
         }
     }
 
@@ -248,6 +270,11 @@ impl HeaderStyle {
         self
     }
 
+    /// Whether the clients are those that ignore long waits.
+    pub(in crate::middleware) const fn sends_ms(self) -> bool {
+        self.retry_after_ms
+    }
+
     /// Prepares the headers once, before the first request; without a layer, for a decision of which no policy is known
     /// in advance.
     pub(in crate::middleware) fn prepare(self, config: Option<&LayerConfig>) -> Headers {
@@ -274,16 +301,15 @@ pub(in crate::middleware) struct Headers {
 
 impl Headers {
     /// Adds the headers of a decision to those of inner layers, whose values are `inner`. Returns the values now sent.
-    pub(in crate::middleware) fn add<B>(
+    pub(in crate::middleware) fn add(
         &self,
-        response: &mut Response<B>,
+        headers: &mut HeaderMap,
+        status: StatusCode,
         decision: &Decision,
         inner: Option<Sent>,
     ) -> Option<Sent> {
         let mut sent = inner;
-        let tells = self.tells(response.status(), decision);
-        let headers = response.headers_mut();
-        if tells {
+        if self.tells(status, decision) {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
@@ -299,11 +325,17 @@ impl Headers {
                 let is_long = self.style.dates_from.is_some_and(|from| wait >= from);
                 let date = is_long.then(|| retry_after_date(wait)).flatten();
                 let value = date.unwrap_or_else(|| retry_after(wait));
-                headers.insert(header::RETRY_AFTER, value)
+                headers.insert(header::RETRY_AFTER, value);
+                if self.style.retry_after_ms {
+                    headers.insert(RETRY_AFTER_MS, retry_after_ms(wait));
+                }
             }
-            // An inner layer may have set the header, but this decision names no time.
-            None => headers.remove(header::RETRY_AFTER),
-        };
+            // An inner layer may have set the headers, but this decision names no time.
+            None => {
+                headers.remove(header::RETRY_AFTER);
+                headers.remove(RETRY_AFTER_MS);
+            }
+        }
         sent
     }
 

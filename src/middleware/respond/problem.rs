@@ -10,6 +10,8 @@ use crate::domain::{block::BlockedBy, decision::Denial};
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
 /// Enough for a few names of typical length.
 const ROOM: usize = 256;
 
@@ -77,7 +79,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
             return answer;
         }
         let status = self.status(rejection);
-        response(status, problem(rejection, status), head)
+        answer_with(problem(rejection, status), PROBLEM, status, head)
     }
 }
 
@@ -87,29 +89,29 @@ pub(in crate::middleware) fn plain_problem<B: From<String>>(
     detail: &str,
     head: &Parts,
 ) -> Response<B> {
-    let mut json = beginning(
-        status,
-        "about:blank",
-        "",
-        status.canonical_reason().unwrap_or_default(),
-    );
-    push_detail(&mut json, detail);
-    json.push('}');
-    response(status, json, head)
+    let title = status.canonical_reason().unwrap_or_default();
+    let mut json = beginning(status, "about:blank", "", title);
+    json.push_str(r#","detail":""#);
+    push_escaped(&mut json, detail);
+    json.push_str("\"}");
+    answer_with(json, PROBLEM, status, head)
 }
 
-fn response<B: From<String>>(status: StatusCode, mut problem: String, head: &Parts) -> Response<B> {
+/// The response with this body, or without for a `HEAD`.
+pub(super) fn answer_with<B: From<String>>(
+    mut body: String,
+    content_type: HeaderValue,
+    status: StatusCode,
+    head: &Parts,
+) -> Response<B> {
     let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/problem+json"),
-    );
+    headers.insert(header::CONTENT_TYPE, content_type);
     if head.method == Method::HEAD {
         // Otherwise the server would send the length of the empty body (RFC 9110, 8.6).
-        headers.insert(header::CONTENT_LENGTH, problem.len().into());
-        problem.clear();
+        headers.insert(header::CONTENT_LENGTH, body.len().into());
+        body.clear();
     }
-    let mut response = Response::new(B::from(problem));
+    let mut response = Response::new(B::from(body));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -146,7 +148,9 @@ fn problem(rejection: &Rejection, status: StatusCode) -> String {
     if let Rejection::MissingKey(error) = rejection
         && status.is_client_error()
     {
-        push_detail(&mut json, &error.to_string());
+        json.push_str(r#","detail":""#);
+        push_escaped(&mut json, &error.to_string());
+        json.push('"');
     }
     json.push('}');
     json
@@ -160,7 +164,7 @@ fn beginning(status: StatusCode, types: &str, kind: &str, title: &str) -> String
 }
 
 /// An operator's block has none.
-const fn detail(by: BlockedBy) -> Option<&'static str> {
+pub(super) const fn detail(by: BlockedBy) -> Option<&'static str> {
     match by {
         BlockedBy::Operator => None,
         BlockedBy::Ban => Some("Blocked for a time, after too many requests were denied."),
@@ -169,8 +173,7 @@ const fn detail(by: BlockedBy) -> Option<&'static str> {
 }
 
 /// The message may come from your service, with any characters.
-fn push_detail(json: &mut String, message: &str) {
-    json.push_str(r#","detail":""#);
+pub(super) fn push_escaped(json: &mut String, message: &str) {
     for character in message.chars() {
         match character {
             '"' | '\\' => json.extend(['\\', character]),
@@ -178,16 +181,23 @@ fn push_detail(json: &mut String, message: &str) {
             _ => json.push(character),
         }
     }
-    json.push('"');
+}
+
+/// Why a request can never pass, if it cannot.
+pub(super) fn never_passes(denial: &Denial) -> Option<&'static str> {
+    if denial.retry_after().is_some() {
+        return None;
+    }
+    Some(if is_too_large(denial) {
+        "This request costs more than a limit allows. It will never pass."
+    } else {
+        "A limit of 0 denies all requests at present."
+    })
 }
 
 fn push_violated(json: &mut String, denial: &Denial) {
-    if is_too_large(denial) {
-        json.push_str(
-            r#","detail":"This request costs more than a limit allows. It will never pass.""#,
-        );
-    } else if denial.retry_after().is_none() {
-        json.push_str(r#","detail":"A limit of 0 denies all requests at present.""#);
+    if let Some(detail) = never_passes(denial) {
+        json.extend([r#","detail":""#, detail, "\""]);
     }
     json.push_str(r#","violated-policies":["#);
     for (index, (name, _)) in violated(denial).iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use http::{HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header, request::Parts};
 
 use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection, retry_after};
 use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
@@ -58,7 +58,9 @@ impl Answers {
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         add_challenge(&mut response, &rejection);
         if let Some(shown) = shown {
-            self.headers.add(&mut response, &shown, None);
+            let status = response.status();
+            self.headers
+                .add(response.headers_mut(), status, &shown, None);
         }
         if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
             let wait = || retry_interval.saturating_add(jitter::random_up_to(self.jitter));
@@ -104,6 +106,36 @@ fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
     {
         let headers = response.headers_mut();
         headers.entry(header::WWW_AUTHENTICATE).or_insert(challenge);
+    }
+}
+
+impl HeaderStyle {
+    /// Writes the headers of a decision that you have made yourself into those of a response of your own: the quota, and
+    /// `Retry-After` if the decision is a denial. For a denial, [`Rejection::response`] makes the whole response.
+    ///
+    /// If a layer is around the handler, and the response is no denial, the layer adds its own items to the lists of
+    /// [`DRAFT_11`](Self::DRAFT_11), and replaces the headers for one rule.
+    ///
+    /// ```
+    /// use http::Response;
+    /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, middleware::HeaderStyle};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let tokens = Policy::parse("tokens", "1000/1m")?;
+    /// let decision = limiter.check([Charge::new(&tokens, Key::new("user", "alice"), 100)]).await?;
+    ///
+    /// let mut response = Response::new("hello");
+    /// HeaderStyle::default().write(&decision, response.headers_mut());
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""tokens";q=1000;w=60"#);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn write(self, decision: &Decision, headers: &mut HeaderMap) {
+        let answers = Answers::new(self.prepare(None));
+        let shown = answers.shown_denial(decision);
+        answers.headers.add(headers, StatusCode::OK, &shown, None);
     }
 }
 

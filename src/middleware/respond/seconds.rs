@@ -10,6 +10,17 @@ pub(super) const fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add(partial as u64)
 }
 
+/// Whole milliseconds, rounded up, and at least 1.
+pub(super) fn milliseconds(time: Duration) -> u64 {
+    let ms = time.as_nanos().div_ceil(1_000_000).max(1);
+    u64::try_from(ms).unwrap_or(u64::MAX)
+}
+
+/// The value of `retry-after-ms`.
+pub(super) fn retry_after_ms(wait: Duration) -> HeaderValue {
+    HeaderValue::from(milliseconds(wait))
+}
+
 /// The value of `Retry-After`. At least 1: clients treat 0 as "at once", or ignore the header.
 pub(in crate::middleware) fn retry_after(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))

@@ -1,10 +1,10 @@
 //! [`Ending`]: settles a request when its response has ended, however that happens.
 
 use std::{
-    fmt,
+    fmt, iter,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -14,14 +14,22 @@ use http::{HeaderMap, StatusCode, header, response::Parts};
 use http_body::Frame;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::reading::Reading;
+use super::reading::Readings;
 use crate::{
-    domain::{ActualCost, charge::Charge, decision::Usage, settlement::Settlement},
+    domain::{
+        ActualCost,
+        charge::Charge,
+        decision::{Decision, Usage},
+        policy::Policy,
+        settlement::Settlement,
+        similar::most_similar,
+    },
     limiter::{Limiter, SETTLING, Slot},
-    middleware::settle::Settle,
+    middleware::{admit::LayerConfig, settle::Settle},
+    warning,
 };
 
-/// A usage report of a service is far shorter, and this much is kept for each response under way.
+/// A usage report of a service is shorter, and at most twice as much is kept for each response under way.
 const MAX_DATA: usize = 4_096;
 
 type CostOf = dyn Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync;
@@ -36,6 +44,8 @@ pub(in crate::middleware) struct AtEnd {
     pub(in crate::middleware) cost_of: Option<Arc<CostOf>>,
     /// Whether a response ends when its slot is lost.
     pub(in crate::middleware) cuts_off: bool,
+    /// The settings of the layer, which know its policies; `None` for checks that handlers make.
+    pub(in crate::middleware) config: Option<LayerConfig>,
 }
 
 /// A settlement under the limiter's timeout; resolves to the usage afterwards, or `None` after a failure.
@@ -67,7 +77,7 @@ pub(in crate::middleware) struct Admitted {
 /// How to settle a request whose response is followed to the end of the body.
 pub(in crate::middleware) struct Followed {
     pub(in crate::middleware) at_end: Arc<AtEnd>,
-    pub(in crate::middleware) reading: Reading,
+    pub(in crate::middleware) readings: Readings,
     /// Whether the request was a `HEAD`, so that no client gets the body.
     pub(in crate::middleware) answers_head: bool,
 }
@@ -157,10 +167,7 @@ impl Ending {
         if let Some(data) = frame.data_ref() {
             end.data_bytes += data.remaining() as u64;
             if keeps_data && data.has_remaining() {
-                let chunk = data.chunk();
-                let tail = &chunk[chunk.len().saturating_sub(MAX_DATA)..];
-                end.last_data.clear();
-                end.last_data.extend_from_slice(tail);
+                end.keep(data.chunk());
             }
         } else if keeps_data && let Some(trailers) = frame.trailers_ref() {
             end.trailers = Some(trailers.clone());
@@ -203,17 +210,22 @@ impl Admitted {
     /// Settles the costs that are known at the end. These settlements need no place.
     fn settle_at_end(&mut self) {
         let Some(Followed {
-            at_end, reading, ..
+            at_end, readings, ..
         }) = &self.followed
         else {
             return;
         };
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
-        end.metered = reading.units();
+        end.metered = readings.of_all().units();
         end.complete_if_whole();
+        if at_end.cost_of.is_some() {
+            end.readings = Some(readings.clone());
+            end.trim();
+        }
         // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
         let parts = catch_unwind(AssertUnwindSafe(|| {
-            Limiter::final_parts(&self.usage, |charge| at_end.cost(end, charge))
+            at_end.warn_of_uncharged(readings, &self.usage);
+            Limiter::final_parts(&self.usage, |charge| at_end.cost(end, readings, charge))
         }));
         self.settle_in_background(parts.unwrap_or_default(), SETTLING, None);
     }
@@ -258,15 +270,47 @@ impl Drop for Admitted {
 
 impl AtEnd {
     /// The final cost; `None` if the handler and the response left it open.
-    fn cost(&self, end: &ResponseEnd, charge: &Charge) -> Option<u64> {
+    fn cost(&self, end: &ResponseEnd, readings: &Readings, charge: &Charge) -> Option<u64> {
         let policy = charge.policy().name();
         let actual = end.actual.as_ref();
         let is_metered = || self.meters_all || self.metered.iter().any(|name| **name == *policy);
         let by_closure = || self.cost_of.as_ref().map(|cost_of| cost_of(end, charge));
-        let by_meter = || end.metered.filter(|_| is_metered());
+        let by_meter = || {
+            let of_policy = readings.units_under(policy);
+            of_policy.or_else(|| end.metered.filter(|_| is_metered()))
+        };
         let actual = actual.and_then(|actual| actual.of_policy(policy));
         actual.or_else(by_closure).or_else(by_meter)
     }
+
+    /// Warns of a policy that a handler has metered, and that is not charged. With several layers none can know.
+    fn warn_of_uncharged(&self, readings: &Readings, usage: &Usage) {
+        for name in readings.names() {
+            if !readings.is_nested() && policies(usage).all(|policy| policy.name() != name) {
+                self.warn_of(&name, usage);
+            }
+        }
+    }
+
+    #[cold]
+    fn warn_of(&self, name: &str, usage: &Usage) {
+        static WARNED: Once = Once::new();
+        const SETTER: &str = "CostMeter::under";
+        match &self.config {
+            Some(config) => config.warn_of_unknown(SETTER, name),
+            None => WARNED.call_once(|| {
+                let similar = most_similar(name, policies(usage).map(Policy::name));
+                warning::unknown_policy(SETTER, name, similar);
+            }),
+        }
+    }
+}
+
+/// The policies that a check was charged under, shadows among them.
+fn policies(usage: &Usage) -> impl Iterator<Item = &Policy> {
+    let shadow = usage.shadow().map(Decision::usage);
+    let parts = iter::once(usage).chain(shadow);
+    parts.flat_map(|part| part.check().charges().iter().map(Charge::policy))
 }
 
 /// How a response ended.
@@ -290,22 +334,55 @@ pub struct ResponseEnd {
     pub outcome: EndOutcome,
     /// The status; `None` if the request got no response.
     pub status: Option<StatusCode>,
-    /// The reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered.
+    /// The reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered. For that of one
+    /// policy, see [`metered_under`](Self::metered_under).
     pub metered: Option<u64>,
     /// How many bytes of data the body had, up to its end. Trailers do not count.
     pub data_bytes: u64,
-    /// The last frame of data that was not empty, or its last 4 KiB; empty if there was none.
+    /// The last 4 KiB of the body's data, over frames: for a report that comes before the last frame, or in pieces.
     ///
     /// A frame in several pieces of memory counts as its first piece.
-    pub last_data: Vec<u8>,
+    pub tail: Vec<u8>,
     /// The trailers that the body ended with.
     pub trailers: Option<HeaderMap>,
+    /// How much of the tail the last frame has.
+    last: usize,
+    readings: Option<Readings>,
     actual: Option<ActualCost>,
     /// The length in the head: after this many bytes, a server drops the body.
     length: Option<u64>,
 }
 
 impl ResponseEnd {
+    /// Returns the last frame of data that was not empty, or its last 4 KiB; empty if there was none.
+    #[must_use]
+    pub fn last_data(&self) -> &[u8] {
+        &self.tail[self.tail.len().saturating_sub(self.last)..]
+    }
+
+    /// Returns the reading of [`CostMeter::under`](super::CostMeter::under) for the policy of this name; `None` if nothing
+    /// was metered under it.
+    #[must_use]
+    pub fn metered_under(&self, policy: &str) -> Option<u64> {
+        self.readings.as_ref()?.units_under(policy)
+    }
+
+    /// Adds data to the tail, which may be twice as long meanwhile: so each byte moves once at most.
+    fn keep(&mut self, data: &[u8]) {
+        let data = &data[data.len().saturating_sub(MAX_DATA)..];
+        let length = self.tail.len() + data.len();
+        if length > 2 * MAX_DATA {
+            self.tail.drain(..length - MAX_DATA);
+        }
+        self.tail.extend_from_slice(data);
+        self.last = data.len();
+    }
+
+    fn trim(&mut self) {
+        let surplus = self.tail.len().saturating_sub(MAX_DATA);
+        self.tail.drain(..surplus);
+    }
+
     fn complete_if_whole(&mut self) {
         let is_whole = self.length.is_some_and(|length| length <= self.data_bytes);
         if self.outcome == EndOutcome::Dropped && is_whole {

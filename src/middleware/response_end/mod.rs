@@ -9,7 +9,7 @@ mod ending;
 mod reading;
 
 pub use body::FollowedBody;
-pub use cost_meter::{CostMeter, EndGuard};
+pub use cost_meter::{CostMeter, EndGuard, PolicyMeter};
 pub(super) use ending::{AtEnd, Followed};
 pub use ending::{EndOutcome, Ending, ResponseEnd};
 

@@ -1,9 +1,10 @@
-//! Streams that end at random points, in every way that a response can end: no slot stays taken, and each stream costs
-//! the frames that the server has polled.
+//! Streams that end at random points, in every way that a response can end: no slot stays taken, and under each of three
+//! policies, a stream costs what was metered for the frames that the server has polled.
 
 use std::{
     convert::Infallible,
     path::PathBuf,
+    slice,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -46,17 +47,20 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How a stream ends, beside clients that leave.
 const ENDS: [&str; 6] = ["whole", "whole", "whole", "panic", "stall", "hang"];
 
+/// The budgets of a stream, and what a frame costs under each. The meter of all counts for the first one.
+const BUDGETS: [(&str, u64); 3] = [("requests", 1), ("tokens", 2), ("money", 3)];
+
 /// Frames that were polled, for each stream; [`NEVER`] if its handler has not begun.
 type Polled = Arc<[AtomicU64]>;
 
 const NEVER: u64 = u64::MAX;
 
-/// The two limits of every stream: one slot of all, and a budget of its own.
+/// The limits of every stream: one slot of all, and budgets of its own.
 #[derive(Clone)]
 struct Limits {
     limiter: Limiter,
     slots: Policy,
-    tokens: Policy,
+    budgets: [Policy; 3],
 }
 
 /// Runs so many streams, and fails unless, `soon` after the last of them has ended, all slots are free and all costs
@@ -71,7 +75,7 @@ pub async fn cut_streams(
     let limits = Limits {
         limiter,
         slots: Policy::new("slots", [slots]).unwrap(),
-        tokens: Policy::parse("tokens", "1000000/1d").unwrap(),
+        budgets: BUDGETS.map(|(name, _)| Policy::parse(name, "1000000/1d").unwrap()),
     };
     let polled: Polled = (0..streams).map(|_| AtomicU64::new(NEVER)).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -156,26 +160,23 @@ impl Drop for UnderWay {
 impl Limits {
     fn layer(&self) -> RateLimitLayer<sluicegate::middleware::ProblemJson, ToBodyEnd> {
         let id = |head: &Parts| head.uri.path().split('/').nth(1).map(str::to_owned);
-        RateLimitLayer::new(self.limiter.clone())
+        let layer = RateLimitLayer::new(self.limiter.clone())
             .limit_concurrent(self.slots.clone(), Key::new("service", "all"))
-            .limit(self.tokens.clone(), move |head: &Parts| {
-                Some(Key::new("stream", id(head)?))
-            })
-            .cost(|_, policy| {
-                if policy.name() == "tokens" {
-                    ESTIMATE
-                } else {
-                    1
-                }
-            })
-            .meter_costs()
+            .cost(|_, _| ESTIMATE)
+            .meter_costs();
+        let stream = move |head: &Parts| Some(Key::new("stream", id(head)?));
+        let budgets = self.budgets.iter().cloned();
+        budgets.fold(layer, |layer, budget| layer.limit(budget, stream))
     }
 
-    async fn used(&self, policy: &Policy, key: Key) -> u64 {
-        let charge = Charge::new(policy, key, 0);
-        let usage = self.limiter.peek([charge]).await.unwrap();
-        let rule = usage.policies().next().unwrap().rules()[0];
-        rule.rule().limit() - rule.remaining()
+    async fn used(&self, policies: &[Policy], key: Key) -> Vec<u64> {
+        let charges = policies.iter();
+        let charges = charges.map(|policy| Charge::new(policy, key.clone(), 0));
+        let usage = self.limiter.peek(charges).await.unwrap();
+        let used = usage
+            .rules()
+            .map(|rule| rule.rule().limit() - rule.remaining());
+        used.collect()
     }
 }
 
@@ -186,9 +187,12 @@ async fn respond(
 ) -> Body {
     let meter = request.extensions().get::<CostMeter>().unwrap().clone();
     meter.set(0);
+    let named = [1, 2].map(|budget| (meter.under(BUDGETS[budget].0), BUDGETS[budget].1));
+    named.iter().for_each(|(meter, _)| meter.set(0));
     polled[id].store(0, SeqCst);
     let poll = move || {
-        meter.add(1);
+        meter.add(BUDGETS[0].1);
+        named.iter().for_each(|(meter, cost)| meter.add(*cost));
         polled[id].fetch_add(1, SeqCst);
     };
     if end == "hang" {
@@ -316,11 +320,12 @@ async fn settled(limits: &Limits, polled: &Polled, soon: Duration) -> Duration {
     let start = Instant::now();
     let end = start + soon;
     loop {
-        let used = limits.used(&limits.slots, Key::new("service", "all")).await;
-        if used == 0 {
+        let all = Key::new("service", "all");
+        let used = limits.used(slice::from_ref(&limits.slots), all).await;
+        if used == [0] {
             break;
         }
-        assert!(Instant::now() < end, "{used} slots are still taken");
+        assert!(Instant::now() < end, "{used:?} slots are still taken");
     }
     let took = start.elapsed();
     for (id, polled) in polled.iter().enumerate() {
@@ -328,17 +333,17 @@ async fn settled(limits: &Limits, polled: &Polled, soon: Duration) -> Duration {
             let key = Key::new("stream", id.to_string());
             let (is_late, used) = (
                 Instant::now() >= end,
-                limits.used(&limits.tokens, key).await,
+                limits.used(&limits.budgets, key).await,
             );
             let polled = polled.load(SeqCst);
-            // A client that leaves before its handler begins is charged the estimate, or nothing.
-            let is_early = polled == NEVER && [0, ESTIMATE].contains(&used);
-            if is_early || used == polled {
+            // A client that leaves before its handler begins is charged the estimates, or nothing.
+            let is_early = polled == NEVER && (used == [0; 3] || used == [ESTIMATE; 3]);
+            if is_early || used == BUDGETS.map(|(_, cost)| polled.saturating_mul(cost)) {
                 break;
             }
             assert!(
                 !is_late,
-                "stream {id} costs {used}, and {polled} of its frames were polled"
+                "stream {id} costs {used:?}, and {polled} of its frames were polled"
             );
         }
     }

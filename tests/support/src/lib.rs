@@ -19,6 +19,7 @@ pub mod calls;
 pub mod cluster;
 pub mod contract;
 pub mod contributors;
+pub mod cut_checks;
 pub mod cut_streams;
 pub mod denials;
 pub mod example;

@@ -1,0 +1,211 @@
+//! Meters of checks that handlers make themselves: settled when the last clone is dropped, however that happens.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
+    error::StoreErrorKind,
+    middleware::CostMeter,
+    store::{Check, Operation, Reply, StoreFuture},
+};
+use support::{cut_checks::cut_checks, trace::traced};
+use tokio::time::{Instant, timeout};
+
+fn policies() -> [Policy; 3] {
+    ["input", "output", "money"].map(|name| Policy::parse(name, "1000/1h").unwrap())
+}
+
+fn charges(cost: u64) -> [Charge; 3] {
+    policies().map(|policy| Charge::new(&policy, Key::new("user", "alice"), cost))
+}
+
+/// Charges 10 under each policy.
+async fn checked(limiter: &Limiter) -> Decision {
+    limiter.check(charges(10)).await.unwrap()
+}
+
+/// What is used of each limit.
+async fn used(limiter: &Limiter) -> Vec<u64> {
+    let usage = limiter.peek(charges(0)).await.unwrap();
+    usage.rules().map(|rule| 1_000 - rule.remaining()).collect()
+}
+
+/// The same, after the settlements of dropped meters.
+async fn used_at_last(limiter: &Limiter) -> Vec<u64> {
+    limiter.return_slots().await;
+    used(limiter).await
+}
+
+#[tokio::test]
+async fn a_check_is_settled_when_the_last_clone_of_its_meter_is_dropped() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let decision = checked(&limiter).await;
+    let meter = limiter.meter(&decision);
+    let (clone, output) = (meter.clone(), meter.under("output"));
+    meter.add(3);
+    drop(meter);
+    clone.under("money").add(400);
+    let guard = clone.delay_end();
+    drop(clone);
+    output.add(70);
+    drop(output);
+    assert_eq!(
+        used_at_last(&limiter).await,
+        [10, 10, 10],
+        "a guard is left"
+    );
+    drop(guard);
+    assert_eq!(used_at_last(&limiter).await, [3, 70, 400]);
+
+    // A second meter of the check settles nothing.
+    limiter.meter(&decision).add(900);
+    assert_eq!(used_at_last(&limiter).await, [3, 70, 400]);
+}
+
+#[tokio::test]
+async fn a_meter_without_a_reading_keeps_the_charge_and_one_of_0_refunds_it() {
+    let limiter = Limiter::new(MemoryStore::new());
+    drop(limiter.meter(&checked(&limiter).await));
+    assert_eq!(used_at_last(&limiter).await, [10, 10, 10]);
+    let one = limiter.meter(&checked(&limiter).await);
+    one.under("input").set(0);
+    drop(one);
+    assert_eq!(used_at_last(&limiter).await, [10, 20, 20]);
+    limiter.meter(&checked(&limiter).await).set(0);
+    assert_eq!(used_at_last(&limiter).await, [10, 20, 20]);
+}
+
+#[tokio::test]
+async fn a_meter_of_a_denied_check_settles_nothing() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let denied = limiter.check(charges(1_001)).await.unwrap();
+    assert!(!denied.is_allowed());
+    limiter.meter(&denied).add(7);
+    assert_eq!(used_at_last(&limiter).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_task_that_is_cancelled_or_panics_pays_what_it_has_metered() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let meter = limiter.meter(&checked(&limiter).await);
+    meter.add(3);
+    let task = tokio::spawn(async move {
+        let _meter = meter;
+        std::future::pending::<()>().await;
+    });
+    tokio::task::yield_now().await;
+    task.abort();
+    assert!(task.await.is_err());
+    assert_eq!(used_at_last(&limiter).await, [3, 3, 3]);
+
+    let meter = limiter.meter(&checked(&limiter).await);
+    let task = tokio::spawn(async move {
+        meter.add(4);
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(task.await.is_err());
+    assert_eq!(used_at_last(&limiter).await, [7, 7, 7]);
+}
+
+/// A memory store that refuses so many settlements, without any change.
+#[derive(Debug)]
+struct Refusing(MemoryStore, AtomicUsize);
+
+impl Store for Refusing {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        let one_less = |left: usize| left.checked_sub(1);
+        if matches!(operation, Operation::Settle(_))
+            && self.1.fetch_update(SeqCst, SeqCst, one_less).is_ok()
+        {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
+            return StoreFuture::ready(Err(error.unsent()));
+        }
+        self.0.execute(operation)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_was_not_sent_is_tried_again_for_a_minute_and_waited_for() {
+    for (refused, expected) in [(20, 3), (usize::MAX, 10)] {
+        let store = MemoryStore::new();
+        let limiter = Limiter::new(Refusing(store.clone(), refused.into()));
+        limiter.meter(&checked(&limiter).await).add(3);
+        let start = Instant::now();
+        limiter.return_slots().await;
+        assert!(start.elapsed() >= Duration::from_secs(1), "it waits");
+        assert!(start.elapsed() <= Duration::from_secs(61));
+        assert_eq!(used(&Limiter::new(store)).await, [expected; 3]);
+    }
+}
+
+#[test]
+fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_next() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let runtime = support::runtime();
+    let [first, second] = runtime.block_on(async {
+        let first = limiter.meter(&checked(&limiter).await);
+        [first, limiter.meter(&checked(&limiter).await)]
+    });
+    first.add(3);
+    drop(first);
+    assert_eq!(runtime.block_on(used_at_last(&limiter)), [13, 13, 13]);
+    drop(runtime);
+    second.add(4);
+    drop(second);
+    let next = support::runtime();
+    assert_eq!(next.block_on(used_at_last(&limiter)), [7, 7, 7]);
+}
+
+#[test]
+fn a_meter_without_any_runtime_keeps_the_charge() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let decision = futures::executor::block_on(checked(&limiter));
+    limiter.meter(&decision).add(3);
+    let used = futures::executor::block_on(used(&limiter));
+    assert_eq!(used, [10, 10, 10]);
+}
+
+#[test]
+fn a_name_that_is_not_charged_is_warned_of_once() {
+    let lines = traced(false, async {
+        let limiter = Limiter::new(MemoryStore::new());
+        for _ in 0..2 {
+            let meter = limiter.meter(&checked(&limiter).await);
+            meter.under("outputs").add(1);
+            meter.under("output").add(1);
+        }
+        let end = timeout(Duration::from_secs(61), limiter.return_slots());
+        end.await.unwrap();
+    });
+    let [line] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(line.starts_with("WARN misconfigured: `CostMeter::under` names a policy"));
+    assert!(
+        line.contains(r#"policy="outputs" similar="output""#),
+        "{line}"
+    );
+}
+
+#[tokio::test]
+async fn streams_that_are_cut_anywhere_cost_what_was_metered_under_each_policy() {
+    cut_checks(Limiter::new(MemoryStore::new()), 5_000).await;
+}
+
+/// A name for each event, from a client say, must not fill the memory.
+#[test]
+fn the_names_of_a_meter_are_bounded() {
+    let meter = CostMeter::default();
+    for event in 0..1_000 {
+        meter.under(format!("event-{event}")).add(1);
+    }
+    assert_eq!(meter.under("event-0").units(), Some(1));
+    assert_eq!(meter.under("event-999").units(), None);
+}
