@@ -166,7 +166,7 @@ let c = |_: &Rejection, _: &Parts| Response::new(String::new()); let _: axum::Ro
 
 layer().charge_async(|_| async { 5 });
 > is no answer of a look-up of charges
-> answer a `Charge`, an `Option<Charge>`
+> answer a `Charge`, a `Vec<Charge>`
 
 layer().cost(|_head| 1);
 > error[E0593]
