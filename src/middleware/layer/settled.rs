@@ -38,8 +38,9 @@ impl<R, E> RateLimitLayer<R, E> {
     /// disconnects, the settlement continues in the background, in one of the 1024 places of
     /// [refunds](Self::refund_unanswered).
     ///
-    /// If you know the cost only at the end of a streaming body, [settle](Limiter::settle) in the handler, with the
-    /// [`Decisions`](crate::middleware::Decisions) in the request's extensions; a check can be settled only once.
+    /// If you know the cost only at the end of a streaming body, [meter](Self::meter_costs) it. A handler can also
+    /// [settle](Limiter::settle) with the [`Decisions`](crate::middleware::Decisions) in the request's extensions; a check
+    /// can be settled only once.
     pub fn settle(self, cost: impl Fn(&Parts, &Charge) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|settings| settings.settle.cost_of = Some(Arc::new(cost)))
     }
