@@ -76,10 +76,11 @@ pub struct ReadBodyLayer<T> {
 struct Shared<T> {
     most: usize,
     time_limit: Duration,
-    only: Option<Arc<dyn Fn(&Parts) -> bool + Send + Sync>>,
+    only: Option<Arc<Only>>,
     parse: Arc<Parse<T>>,
 }
 
+type Only = dyn Fn(&Parts) -> bool + Send + Sync;
 type Parse<T> = dyn Fn(&Parts, &Bytes) -> Result<T, BodyError> + Send + Sync;
 
 /// The value of a body that [`ReadBodyLayer`] has read. Cheap to clone.
