@@ -472,7 +472,7 @@ async fn the_meter_of_a_policy_replaces_the_meter_of_all_whatever_the_layer_mete
         assert_eq!(meter.under("bytes").units(), None);
         meter.add(30);
         meter.under("bytes").add(5);
-        meter.clone().under(String::from("bytes")).add(2);
+        meter.under(String::from("bytes")).add(2);
         assert_eq!(meter.under("bytes").units(), Some(7));
         let _ = meter.under("money"); // without a reading
         assert_eq!(meter.units(), Some(30));

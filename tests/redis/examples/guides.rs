@@ -27,7 +27,7 @@ macro_rules! guides {
 }
 
 guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
-    api_key_and_ip custom_rejection hot_swap hyper_service login_failures per_route prometheus routes_table
+    api_key_and_ip custom_rejection hot_swap hyper_service language_model login_failures per_route prometheus routes_table
     tiers tiers_database
 }
 
