@@ -2,14 +2,14 @@
 //!
 //!     cargo run --example language_model --features axum,calendar,json
 //!
-//! A request is charged the `max_tokens` that stand in its body, and settled with what was streamed:
+//! A request is charged the `max_tokens` that stand in its body, and settled with the words of the stream:
 //!
 //!     curl -i localhost:3000/chat -H 'x-user: alice' -d '{"prompt":"a b c","max_tokens":20}'    # 200, "output-tokens";r=980, a b c
 //!     curl -i localhost:3000/chat -H 'x-user: alice' -d '{"prompt":"d","max_tokens":20}'        # 200, "output-tokens";r=977, d
 //!     curl -i localhost:3000/chat -H 'x-user: alice' -d '{"prompt":"e","max_tokens":2000}'      # 413, invalid_request_error
 //!     curl -i localhost:3000/chat -H 'x-user: alice' -d '{"prompt":1}'                          # 400, line 1, column 11
 //!
-//! A client that goes away early pays for what it was sent. The client libraries of language models understand the
+//! A client that goes away early pays for the words that it was sent. The client libraries of language models understand the
 //! rejections, and wait as they say.
 //!
 //! In a crate of your own, beside a clone of this one:
@@ -51,7 +51,7 @@ const fn price(input: u64, output: u64) -> u64 {
     3 * input + 15 * output
 }
 
-/// What a request may cost at most, by what its body says.
+/// The most that a request can cost, by its body.
 fn at_most(head: &Parts, policy: &Policy) -> u64 {
     let Some(chat) = ParsedBody::<Chat>::of(head) else {
         return 0; // without a body, the handler rejects it
