@@ -46,9 +46,11 @@ impl Chat {
     }
 }
 
-/// In micro-dollars: 3 and 15 dollars for a million tokens.
+/// In micro-dollars: 3 and 15 dollars for a million tokens. A client can state any number.
 const fn price(input: u64, output: u64) -> u64 {
-    3 * input + 15 * output
+    input
+        .saturating_mul(3)
+        .saturating_add(output.saturating_mul(15))
 }
 
 /// The most that a request can cost, by its body.
@@ -63,7 +65,7 @@ fn at_most(head: &Parts, policy: &Policy) -> u64 {
     }
 }
 
-/// Streams the words of the prompt, in the place of a model.
+/// Streams words of the prompt, in the place of a model, and at most as many as were charged.
 async fn chat(
     meter: CostMeter,
     chat: Option<Extension<ParsedBody<Chat>>>,
@@ -74,10 +76,13 @@ async fn chat(
     let (output, money) = (meter.under("output-tokens"), meter.under("micro-dollars"));
     output.set(0);
     money.set(price(input, 0));
-    let words: Vec<String> = chat
+    let words = chat
         .prompt
         .split_whitespace()
-        .map(|word| format!("{word} "))
+        .map(|word| format!("{word} "));
+    let words: Vec<String> = words
+        .zip(0..chat.max_tokens)
+        .map(|(word, _)| word)
         .collect();
     Ok(Body::from_stream(stream::iter(words).map(move |word| {
         output.add(1);
@@ -119,7 +124,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).await?;
+    let stop = async { drop(tokio::signal::ctrl_c().await) };
+    axum::serve(listener, service)
+        .with_graceful_shutdown(stop)
+        .await?;
     limiter.return_slots().await;
     Ok(())
 }

@@ -320,6 +320,28 @@ async fn a_return_that_overtakes_the_check_is_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_has_ended() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone()).timeout(WINDOW / 6);
+    let jobs = Policy::parse("jobs", "2/30s@concurrent").unwrap();
+    let ended = acquire(&limiter, &jobs).await;
+    sleep(WINDOW / 5).await;
+    drop(ended); // shortly before its renewal
+    cluster.fail(Some(Failure::Overtaken));
+    let asked = tokio::time::timeout(Duration::from_millis(10), acquire(&limiter, &jobs));
+    assert!(asked.await.is_err(), "the caller has left");
+    cluster.fail(None);
+    sleep(WINDOW / 4).await; // longer than the timeout
+    let returned = tokio::time::timeout(Duration::from_secs(1), limiter.return_slots());
+    assert!(returned.await.is_ok());
+    let slots = [
+        acquire(&limiter, &jobs).await,
+        acquire(&limiter, &jobs).await,
+    ];
+    assert!(slots.iter().all(Option::is_some));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_slot_that_is_dropped_during_a_renewal_is_returned_after_the_answer() {
     let cluster = Cluster::new();
     let limiter = Limiter::new(cluster.clone());

@@ -445,7 +445,12 @@ impl Group {
             let held = self.held.values().filter(|holding| holding.is_renewed);
             renewed.extend(held.flat_map(|holding| holding.charge.slots()));
         }
-        self.return_ms = NEVER; // until the answer
+        let later = self.ended.values().map(|ended| ended.due_ms);
+        // Of those that are due now, the answer decides.
+        self.return_ms = later
+            .filter(|due_ms| *due_ms > now_ms)
+            .min()
+            .unwrap_or(NEVER);
         let returned = self.ended.iter();
         let returned = returned.filter(|(_, ended)| ended.due_ms <= now_ms);
         (returned.map(|(id, _)| *id).collect(), renewed)

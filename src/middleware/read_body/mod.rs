@@ -41,7 +41,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// client holds no place there.
 ///
 /// **Put a limit by address outside.** Anybody can make this layer keep as many bytes as you allow, for as long as the
-/// time limit.
+/// time limit, and then until the inner service has taken the request: load shedding belongs inside.
 ///
 /// ```
 /// use axum::{Json, Router, http::request::Parts, routing::post};
