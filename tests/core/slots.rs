@@ -325,11 +325,11 @@ async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_h
     let limiter = Limiter::new(cluster.clone()).timeout(WINDOW / 6);
     let jobs = Policy::parse("jobs", "2/30s@concurrent").unwrap();
     let ended = acquire(&limiter, &jobs).await;
-    sleep(WINDOW / 5).await;
-    drop(ended); // shortly before its renewal
+    sleep(WINDOW / 5).await; // its renewal is near
     cluster.fail(Some(Failure::Overtaken));
     let asked = tokio::time::timeout(Duration::from_millis(10), acquire(&limiter, &jobs));
     assert!(asked.await.is_err(), "the caller has left");
+    drop(ended);
     cluster.fail(None);
     sleep(WINDOW / 4).await; // longer than the timeout
     let returned = tokio::time::timeout(Duration::from_secs(1), limiter.return_slots());

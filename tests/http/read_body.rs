@@ -217,8 +217,10 @@ async fn over_http_2_trailers_are_dropped() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let seen = async |request: Request<Body>| {
-        let tokens = ParsedBody::<Chat>::of(&request.into_parts().0).map(|chat| chat.max_tokens);
-        format!("{tokens:?}")
+        let (head, body) = request.into_parts();
+        let tokens = ParsedBody::<Chat>::of(&head).map(|chat| chat.max_tokens);
+        let has_trailers = body.collect().await.unwrap().trailers().is_some();
+        format!("{tokens:?} {has_trailers}")
     };
     let app = Router::new()
         .route("/", post(seen))
@@ -240,7 +242,7 @@ async fn over_http_2_trailers_are_dropped() {
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(body, "Some(30)");
+    assert_eq!(body, "Some(30) false");
 }
 
 /// A body of which no more comes. Counts those that are there.
@@ -320,6 +322,17 @@ async fn a_slow_body_holds_no_place_of_the_inner_service() {
             StatusCode::OK
         );
     }
+}
+
+#[tokio::test]
+async fn a_length_in_the_head_is_enough_to_refuse_a_body_that_a_layer_has_wrapped() {
+    let (served, alive) = (served(), Arc::default());
+    let mut request = stuck(&alive);
+    request
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, 65.into());
+    let response = served.router.clone().oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test]

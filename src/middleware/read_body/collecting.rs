@@ -70,13 +70,11 @@ impl Collecting {
         if length > self.most - self.first.len().max(self.all.len()) {
             return Err(Refusal::TooLarge(self.most));
         }
-        if self.first.is_empty() {
+        if self.first.is_empty() && self.all.is_empty() {
             self.first = data.copy_to_bytes(length); // no copy, of `Bytes`
             return Ok(());
         }
-        if self.all.is_empty() {
-            self.all.extend_from_slice(&self.first);
-        }
+        self.all.extend_from_slice(&std::mem::take(&mut self.first));
         while data.has_remaining() {
             let chunk = data.chunk();
             self.all.extend_from_slice(chunk);

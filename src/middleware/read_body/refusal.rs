@@ -20,14 +20,14 @@ impl BodyError {
     /// The text of serde's error would show a part of the body.
     #[cfg(feature = "json")]
     pub(super) fn of_json(error: &serde_json::Error) -> Self {
-        let (line, column) = (error.line(), error.column());
         let what = match error.classify() {
             serde_json::error::Category::Data => "JSON, but not as expected",
             _ => "not JSON",
         };
-        Self::new(format!(
-            "The body is {what}, at line {line}, column {column}."
-        ))
+        Self::new(match (error.line(), error.column()) {
+            (0, _) => format!("The body is {what}."), // serde lost the place, as for untagged enums
+            (line, column) => format!("The body is {what}, at line {line}, column {column}."),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, request::Parts};
+use http::{Request, Response, header, request::Parts};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -53,7 +53,7 @@ where
         let most = self.shared.most;
         let refusal = if !is_plain(&head.headers) {
             Some(Refusal::Encoded)
-        } else if body.size_hint().lower() > most as u64 {
+        } else if body.size_hint().lower().max(stated(&head)) > most as u64 {
             Some(Refusal::TooLarge(most))
         } else {
             None
@@ -70,6 +70,13 @@ where
             state: State::Reading { body, reading },
         }
     }
+}
+
+/// The length in the head; 0 if there is none. An outer layer may have wrapped the body, which then does not know it.
+fn stated(head: &Parts) -> u64 {
+    let length = head.headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    length.unwrap_or(0)
 }
 
 pin_project! {
