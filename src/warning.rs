@@ -246,7 +246,7 @@ pub(crate) fn slot_lost() {
     tracing::warn!(
         target: "sluicegate",
         "slots were lost while they were held, so that more work than the limit may run at a time: the store did not \
-         answer for too long, the key was reset, or this process was stopped; let them expire later, or stop the work \
+         answer for too long, the key was reset, or this process or its machine was stopped; let them expire later, or stop the work \
          by `lost()`"
     );
 }

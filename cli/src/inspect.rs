@@ -425,7 +425,7 @@ impl RuleReport {
     }
 
     /// A picture of the window that ends with the current step. Empty for a fixed rule, which has one step, for a
-    /// bucket and a calendar rule, which have none, and for slots, whose steps are those of their renewals.
+    /// bucket and a calendar rule, which have none, and for slots, which have ids.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
         if self.fixed || self.refill.is_some() || self.period.is_some() || self.slots {
             return String::new();

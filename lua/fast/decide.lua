@@ -6,7 +6,7 @@
 -- leaving no `reply`: for example a policy with rules of two kinds, a block, a new key, another period of the calendar,
 -- wide entries, a queue without room, a batch that is not admitted whole, units to take from an older step. It reads
 -- only the parts of a value that it needs, so another spoiled part may go unnoticed. To change the meaning of the script,
--- change the plain script, which gives the same answers alone. Slots have one file for both.
+-- change the plain script, which gives the same answers alone. One slot is decided here, and several by the file for both.
 --
 -- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 

@@ -236,8 +236,8 @@ impl Rule {
         self.window.duration()
     }
 
-    /// Returns the length of one step: the precision of a sliding or a concurrency rule, the window of a fixed or a
-    /// calendar rule, 1 ms for a bucket.
+    /// Returns the length of one step: the precision of a sliding rule, the window of a fixed or a calendar rule, 1 ms for
+    /// a bucket and for slots.
     #[must_use]
     pub const fn step(&self) -> Duration {
         self.step_length().duration()

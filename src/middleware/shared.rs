@@ -106,13 +106,12 @@ impl<R> Shared<R> {
             answers, config, ..
         } = &self.settings;
         let interval = config.limiter.retry_interval();
-        let response = answers.rejection(rejection, head, &*self.rejection, interval);
         if answers.headers.style.sends_ms()
-            && let Some(Rejection::Denied(denial)) = response.extensions().get()
+            && let Rejection::Denied(denial) = &rejection
         {
             config.warnings.see_wait(denial);
         }
-        response
+        answers.rejection(rejection, head, &*self.rejection, interval)
     }
 }
 

@@ -18,7 +18,7 @@ use sluicegate::{
     limiter::Slot,
     manual_clock::ManualClock,
     observe::{CallKind, Event, Observer},
-    store::{Check, Operation, Reply, StoreFuture},
+    store::{Check, Operation, Reply, Slots, StoreFuture},
 };
 use tokio::time::{Instant, advance, sleep};
 
@@ -57,6 +57,8 @@ enum Failure {
     SlowRenewal,
     /// The store answers a renewal or a return long after the timeout.
     Stalls,
+    /// A message with fewer ids than one can have is lost.
+    RestLost,
 }
 
 impl Cluster {
@@ -139,6 +141,11 @@ impl Store for Cluster {
         if let Some(Failure::Unsent) = failure {
             let error = StoreError::new(StoreErrorKind::Unavailable, "no connection").unsent();
             return StoreFuture::ready(Err(error));
+        }
+        if let (Some(Failure::RestLost), Operation::Renew(slots)) = (failure, &operation)
+            && slots.ids().len() < Slots::MOST
+        {
+            return StoreFuture::pending(std::future::pending());
         }
         if let (Some(Failure::Unsupported), Operation::Renew(_)) = (failure, &operation) {
             return StoreFuture::ready(Err(operation.unsupported()));
@@ -273,6 +280,21 @@ async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
     cluster.pass(2 * WINDOW).await;
     let held: Vec<_> = slots.iter().map(Slot::is_held).collect();
     assert_eq!(held, [false, true, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_that_two_messages_renew_are_lost_if_one_has_no_answer() {
+    let cluster = Cluster::new();
+    let limiter = Limiter::new(cluster.clone());
+    let many = Policy::parse("jobs", "300/30s@concurrent").unwrap();
+    let job = Charge::new(&many, Key::new("user", "alice"), 300);
+    let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
+    let slot = slot.unwrap().unwrap();
+    sleep(WINDOW * 2).await;
+    assert!(slot.is_held());
+    cluster.fail(Some(Failure::RestLost));
+    sleep(WINDOW).await;
+    assert!(!slot.is_held());
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{sync::Notify, task::yield_now, time::timeout};
 
 use super::{Holding, Limiter};
@@ -90,6 +91,8 @@ struct Group {
     retry_ms: u64,
     /// How much earlier than necessary to renew next.
     early: u64,
+    /// How many slots of a holding that several messages renew have been answered, by its first id.
+    answered: BTreeMap<SlotId, u64>,
     /// How many messages are under way.
     asking: usize,
     /// Whether a renewal is among them, and whether one of them has failed.
@@ -327,6 +330,7 @@ impl Groups {
             expiry_ms: NEVER,
             retry_ms: 0,
             early: 0,
+            answered: BTreeMap::new(),
             asking: 0,
             renews: false,
             has_failed: false,
@@ -442,6 +446,7 @@ impl Group {
         let mut renewed = Vec::new();
         if self.renew_ms <= now_ms.saturating_add(self.key.window_ms / 24) {
             self.renew_ms = NEVER; // until the answer
+            self.answered.clear();
             let held = self.held.values().filter(|holding| holding.is_renewed);
             renewed.extend(held.flat_map(|holding| holding.charge.slots()));
         }
@@ -513,17 +518,28 @@ impl Group {
         }
     }
 
-    /// Takes the answer to a renewal. A holding of more slots than a message has is renewed by several.
+    /// Takes the answer to a renewal. A holding whose slots several messages renew is renewed by the last of their
+    /// answers.
     fn renewed(&mut self, message: &Message, answer: &HeldSlots, lost: &mut Vec<Arc<Holding>>) {
         let answers = message.slots.ids().iter().zip(answer.held());
         let answers: BTreeMap<_, _> = answers.collect();
         let mut gone = Vec::new();
-        for holding in self.held.values() {
+        for (first, holding) in &self.held {
             let ids = holding.charge.slots();
-            let mut known = ids.filter_map(|id| answers.get(&id)).peekable();
-            let is_asked = known.peek().is_some();
-            if is_asked && !(known.all(|is_held| **is_held) && holding.renewed(message.asked_at_ms))
-            {
+            let known: SmallVec<[bool; 1]> = ids
+                .filter_map(|id| answers.get(&id).map(|held| **held))
+                .collect();
+            if known.is_empty() {
+                continue;
+            }
+            let mut answered = known.len() as u64;
+            if answered < holding.charge.cost() {
+                let before = self.answered.entry(*first).or_insert(0);
+                *before += answered;
+                answered = *before;
+            }
+            let is_whole = answered == holding.charge.cost();
+            if known.contains(&false) || is_whole && !holding.renewed(message.asked_at_ms) {
                 gone.push(Arc::clone(holding));
             }
         }

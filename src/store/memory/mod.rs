@@ -80,7 +80,7 @@ const QUIET_MS: u64 = 60_000;
 ///
 /// **When the store is full**, a new key replaces a key that no longer counts. If there is none, the new key replaces
 /// the key that has used the smallest share of its limits, measured at that key's latest charge, to about a factor of
-/// two. A key at its limit, under which not one unit fits, is never forgotten. So a flood of made-up keys (spoofed
+/// two. A key at its limit, under which not one unit fits, is never forgotten, nor is a slot that is held. So a flood of made-up keys (spoofed
 /// addresses, random user names) lifts no limit of a key at its limit and takes no more memory. The store forgets
 /// another key only when all other keys have used at least about half of that key's share.
 ///

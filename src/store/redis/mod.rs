@@ -114,9 +114,6 @@ impl RedisStore {
     /// under way at the same time may be executed in either order. [On a cluster](deployment#cluster) the calls to each
     /// slot are counted and shared separately.
     ///
-    /// Renewals of [slots](crate::Rule::concurrent) share calls among themselves. One such call is in flight, and more
-    /// up to this number while at least 256 renewals wait.
-    ///
     /// A shared call has keys of several identities, all of which must be on one server: turn sharing off behind [a
     /// proxy that spreads them](deployment#twemproxy). Clones share their calls until you change a setting of one of
     /// them.
