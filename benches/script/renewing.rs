@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 const WARM_UP: usize = 10;
 const TURNS: usize = 61;
 
-/// Checks that take a hundred slots of so many keys.
+/// Checks that take a hundred slots, spread over this number of keys.
 fn checks(name: &str, keys: u64) -> Result<Vec<Check>, Error> {
     let policy = Policy::new(name, [Rule::concurrent(1_000_000)])?;
     let check = |user: u64| {

@@ -27,11 +27,11 @@ pub struct Charge {
     key: Key,
     cost: u64,
     label: Option<Arc<Key>>,
-    /// The ids of the slots that it takes in a check; `None` if it takes none.
+    /// The first id of the slots that a check with this charge takes; `None` if the charge takes none.
     slots: Option<FirstSlot>,
 }
 
-/// Whose slots they are makes no difference.
+/// The ids of slots make no difference.
 impl PartialEq for Charge {
     fn eq(&self, other: &Self) -> bool {
         self.cost == other.cost

@@ -127,7 +127,7 @@ impl FirstSlot {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Slots {
-    /// Of one charge that takes nothing.
+    /// Has one charge, which takes nothing.
     check: Check,
     ids: Vec<SlotId>,
 }

@@ -263,7 +263,7 @@ impl Limiter {
         })
     }
 
-    /// Sets how this process is called where operators see [who holds slots](crate::middleware::concurrency#who-holds-my-slots), or
+    /// Sets how this process is called where operators see [the holders of slots](crate::middleware::concurrency#see-the-holders-of-slots), or
     /// that it publishes no name: `None`. The default is the name of the host and the id of the process, `web-3:4711`.
     ///
     /// It is published with the policies, and only if one of them has slots: up to 64 printable ASCII characters

@@ -57,8 +57,8 @@ impl Entry {
         u16::try_from(fitting).unwrap_or(u16::MAX)
     }
 
-    /// How many of these charges, which are alike but for the ids of their slots, fit one after another. An id that is
-    /// held needs no room.
+    /// Returns how many of these charges fit one after another. They differ in the ids of their slots alone, and an id that
+    /// is held needs no room.
     pub(super) fn fitting_slots<'a>(
         &self,
         charges: impl Iterator<Item = &'a Charge>,

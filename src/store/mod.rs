@@ -184,7 +184,7 @@ impl<T> StoreFuture<T> {
         self.answer.take_ready()
     }
 
-    /// What decides whether the operation is sent.
+    /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
     pub(crate) const fn sent(&self) -> Option<&Sent> {
         self.sent.as_ref()
     }

@@ -62,7 +62,8 @@ struct Groups {
     /// How many slots wait to be returned, and a task that counts until there are none.
     returning: usize,
     counted: Option<Task>,
-    /// What is over, to be dropped without the lock: limiters and their observers are foreign code.
+    /// Groups without slots and an ended count. They are dropped without the lock, since limiters and their observers are
+    /// foreign code.
     over: (Vec<Group>, Option<Task>),
 }
 
@@ -450,12 +451,10 @@ impl Group {
             let held = self.held.values().filter(|holding| holding.is_renewed);
             renewed.extend(held.flat_map(|holding| holding.charge.slots()));
         }
-        let later = self.ended.values().map(|ended| ended.due_ms);
-        // Of those that are due now, the answer decides.
-        self.return_ms = later
-            .filter(|due_ms| *due_ms > now_ms)
-            .min()
-            .unwrap_or(NEVER);
+        // The answer decides about the slots that are due now.
+        let due = self.ended.values().map(|ended| ended.due_ms);
+        let later = due.filter(|due_ms| *due_ms > now_ms).min();
+        self.return_ms = later.unwrap_or(NEVER);
         let returned = self.ended.iter();
         let returned = returned.filter(|(_, ended)| ended.due_ms <= now_ms);
         (returned.map(|(id, _)| *id).collect(), renewed)

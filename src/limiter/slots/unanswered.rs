@@ -12,7 +12,7 @@ pub(in crate::limiter) struct Unanswered {
     check: Option<Check>,
     asked_at_ms: u64,
     is_local: bool,
-    /// Where the check waits to be sent.
+    /// The mark of a check that waits to be sent.
     pub(in crate::limiter) sent: Option<Sent>,
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::refusal::Refusal;
 
-/// Keeps at most so many bytes, for so long at most.
+/// Keeps at most `most` bytes, and waits for at most `time_limit`.
 pub(super) struct Collecting {
     most: usize,
     time_limit: Duration,

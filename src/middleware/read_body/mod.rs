@@ -24,7 +24,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// The inner service gets the same bytes, and a [`ParsedBody`] in the request's extensions. A request without a body
 /// passes unread, as one does that you [leave out](Self::only); it has no `ParsedBody`.
 ///
-/// The layer works for any body that can be made of bytes: axum's as it is. For hyper, convert hyper's `Incoming`
+/// The layer takes axum's body as it is, and any other that implements `From<Bytes>`. For hyper, convert hyper's `Incoming`
 /// outside: `ServiceBuilder::new().map_request(|request: Request<Incoming>| request.map(axum::body::Body::new))`.
 ///
 /// | the request | the response, as `application/problem+json` |

@@ -159,15 +159,16 @@ where
                         panic!("polled after completion");
                     };
                     let read = ready!(unread.poll(body, cx));
-                    let Some(reading) = reading.take() else {
+                    let Some(Reading { head, service, .. }) = reading.take().map(|read| *read)
+                    else {
                         unreachable!("it was there");
                     };
-                    let Reading { head, service, .. } = *reading;
+                    // The body before the service: a slow client must hold no place there.
                     match read {
-                        Ok(bytes) => State::Unready {
-                            service,
-                            request: Some(Request::from_parts(head, B::from(bytes))),
-                        },
+                        Ok(bytes) => {
+                            let request = Some(Request::from_parts(head, B::from(bytes)));
+                            State::Unready { service, request }
+                        }
                         Err(refusal) => return Poll::Ready(Ok(refusal.response(&head))),
                     }
                 }
