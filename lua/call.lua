@@ -6,9 +6,9 @@ local A_DAY = 86400000 -- in ms
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
 local pack, unpack, spread, try = struct.pack, struct.unpack, unpack or table.unpack, redis.pcall
-local sub, format = string.sub, string.format
+local sub, rep, format = string.sub, string.rep, string.format
 local SHADOWS, ADD, TAKE, RENEW = 1, 2, 3, 7 -- actions, for the fast path; the return of slots is behind the renewal
-local CONCURRENCY, CALENDAR, BUCKET = 1, 2, 8 -- kinds, for the fast path
+local STEPS, BUCKETS, SLOTS = 1, 3, 4 -- classes of policies, for the fast path; 2 is steps with calendar rules
 local version = ARGV[1] and string.byte(ARGV[1])
 local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and its task
 local now -- in ms
@@ -26,15 +26,18 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; and, if
--- that is the whole value, when the key expires.
+-- For KEYS[i]: the value that was read; the value that the operation leaves to be written, GONE or nothing; its place in
+-- the stored value, or nothing if it is the whole; and when the key expires, or nothing if the expiry stays.
 local GONE = ''
-local stored, values, expiries = {}, {}, {}
+-- Tables have room for eight keys: to grow is dear.
+local stored, values = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
+local offsets, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
 local tasks = {} -- by arguments, as those of a call are mostly alike
 -- The first part of an operation, its first key of blocks, and how many checks the operation before admitted.
 local first, next_block, admitted = 1, last_part + 1, 0
+local following = last_part > 0 and read_task(ARGV[1], tasks) -- of the operation that follows
 local blocks_found -- how many keys of blocks exist: mostly none, which one command shows for the whole call
-local replies = { pack('<I6', now) }
+local replies, reply_count = { pack('<I6', now), nil, nil, nil, nil, nil, nil, nil, nil }, 1
 local after_now -- the text of the time, as the bound of a range that begins later
-local plain, slots, take_buckets, charge, settle -- made when they are needed
+local plain, slots, buckets, steps, charge_first -- made when they are needed
 local fast_path = true -- false in tests of the plain script

@@ -2,7 +2,7 @@
 
 local refusal -- the server's error: no write of this call is accepted
 if not fast_path or not reply then
-  plain = plain or plain_script(now, slack, expire, tasks, stored, values, expiries, try, spread, slots_script)
+  plain = plain or plain_script(now, slack, expire, tasks, stored, values, expiries, offsets, try, spread, slots_script)
   reply, count = plain(first, last, next_block, admitted)
   refusal = not reply and count
 end
@@ -19,13 +19,15 @@ for part = first, last do
     end
     if type(written) ~= 'table' then written = try(expire, key, slack > 0 and expires + slack or value[1][1]) end
     if type(written) ~= 'table' and action < RENEW and now % 8 == 0 then written = try('ZREMRANGEBYSCORE', key, '-inf', now) end
-  elseif value and expires then
-    written = try('SET', key, value, expiry_option, expires - expiry_origin)
+  elseif value and offsets[part] then -- the rest of the value stays
+    written = try('SETRANGE', key, offsets[part], value)
+    if expires and type(written) ~= 'table' then written = try(expire, key, expires - expiry_origin) end
   elseif value then
-    written = try('SETRANGE', key, '0', value) -- the value begins with this; the rest and the expiry stay
+    written = try('SET', key, value, expiry_option, expires - expiry_origin)
   end
   refusal = type(written) == 'table' and written.err
 end
 if refusal then return redis.error_reply((string.gsub(refusal, '^.*: %-', ''))) end -- without the place in the script
-replies[#replies + 1] = reply
+reply_count = reply_count + 1
+replies[reply_count] = reply
 next_block, first, admitted = next_block + block_count, last + 1, count

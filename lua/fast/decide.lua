@@ -1,12 +1,12 @@
 -- The fast path: decides the common case several times as fast as the plain script, and has no other purpose.
 --
--- The common case is a check of keys that exist and hold the sections of the caller's rules and no others, while no
--- clock has stepped back. The fast path charges such keys as they are, opens steps, releases others, or denies. A
--- settlement charges the same way, or takes from the newest step. It hands over any other operation before any write, by
--- leaving no `reply`: for example a policy with rules of two kinds, a block, a new key, another period of the calendar,
--- wide entries, a queue without room, a batch that is not admitted whole, units to take from an older step. It reads
--- only the parts of a value that it needs, so another spoiled part may go unnoticed. To change the meaning of the script,
--- change the plain script, which gives the same answers alone. One slot is decided here, and several by the file for both.
+-- The common case is a check of keys that are new, or hold the sections of the caller's rules and no others, while no
+-- clock has stepped back. The fast path charges such keys, opens and releases steps, or denies. A settlement charges the
+-- same way, or takes from the newest step. It hands over any other operation before any write, by leaving no `reply`: for
+-- example a policy with buckets beside other rules, a block, another period of the calendar, entries that have to become
+-- wide, a batch that is not admitted whole, units to take from an older step. It reads only the parts of a value that it
+-- needs, so another spoiled part may go unnoticed. To change the meaning of the script, change the plain script, which
+-- gives the same answers alone. One slot is decided here, and several by the file for both.
 --
 -- This is the body of a loop and no function, since functions cost time in each call: see README.md.
 
@@ -32,13 +32,11 @@ end
 
 while fast_path and reply and i <= last do
   task = tasks[ARGV[i]]
-  if task.policy == nil then task.policy = read_policy(task, ARGV[i], tasks, now) end
-  local policy, units, fits, form, usage, counts, front = task.policy, task.units * count, true, '\1', nil, nil, nil
-  local kind, rules = policy and policy.kind, policy and policy.rules
+  if task.policy == nil then task.policy = read_policy(task, ARGV[i], tasks) end
+  local policy, units, fits, form, counts = task.policy, task.units * count, true, '\1', nil
+  local class = policy and policy.class
 
-  -- The front of the value: count, used of each, due of each, since, expires: [1], [k + 1], [k + rules + 1],
-  -- [rules * 2 + 2], [rules * 2 + 3]. An error of Redis has no size.
-  if kind == CONCURRENCY then
+  if class == SLOTS then
     local key, id, latest, used = KEYS[i], sub(ARGV[i], -16), now + policy.window, nil
     local bound, is_one = format('%.0f', latest), task.count == 1 and (units == 1 or action >= RENEW)
     after_now = after_now or format('(%.0f', now)
@@ -60,50 +58,38 @@ while fast_path and reply and i <= last do
       is_one, fits, counts = pcall(slots, i, policy, action, count, is_denied)
       if not is_one then counts = nil end
     end
-  elseif policy and action < RENEW then
-    local value = stored[i] or try('GET', KEYS[i])
-    stored[i] = value
-    if value and #value >= policy.least_size and sub(value, -#policy.ending) == policy.ending then
-      front = { unpack(policy.front_format, value) }
+  elseif class and action < RENEW then
+    local value, is_full = try('GETRANGE', KEYS[i], '0', policy.upto), false -- of an error, `#` is 0
+    if class == STEPS and #value > 63 and is_check and units > 0 and not is_denied then
+      local is, since, due, others, expires, newest, base, used, second, third =
+        unpack('<I6I6I6I6I6I6I7I7I7I7', value) -- the front; what it lacks of three rules is any number
+      local wide, total, totals = is - policy.mark, used + units, second + units
+      third = third + units
+      if since <= now and now < others and (wide == 0 or wide == 1) then
+        -- The entries of a value are narrow or wide: 0 or 1. Each has limits of its own.
+        local fit = totals <= policy[wide * 3 + 2] and third <= policy[wide * 3 + 3]
+        if now < due then
+          if fit and total <= policy[wide * 3 + 1] then
+            counts = pack(policy.counts, total, totals, third)
+            values[i], offsets[i], form = counts, '43', policy.form
+          end
+          is_full = total > policy[4] or totals > policy[5] or third > policy[6]
+        elseif fit and wide == 0 then
+          charge_first = charge_first or fast_first(now, values, offsets, expiries, rep, sub, pack, unpack)
+          counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, third)
+          if counts then form = policy.form end
+        end
+      end
+    end
+    if not counts and class == BUCKETS and is_check and (value == '' or #value > 63 and unpack('<I6', value) == policy.mark) then
+      buckets = buckets or fast_bucket(now, values, expiries, offsets, rep, sub, pack, unpack, spread)
+      fits, form, counts = buckets(policy, i, value, units, is_denied)
+    elseif not counts and class < BUCKETS and (value == '' or #value > 63) then
+      steps = steps or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread)
+      fits, form, counts = steps(policy, i, value == '', units, task.action, is_denied, is_full)
     end
   end
 
-  -- Charges, settles or only looks. Without `counts`, the plain script has to decide.
-  if front and front[1] == rules and front[rules * 2 + 2] <= now and front[rules * 2 + 3] > now then
-    -- Whether the units fit, and whether a step has to be opened or released.
-    local limits, is_due = policy.limits, false
-    if kind ~= BUCKET then
-      for k = 2, rules + 1 do
-        if units > (is_check and limits[k] or 2 ^ 53 - 1) - front[k] then fits = false end -- settlements have no limit
-        if front[k + rules] <= now then is_due = true end
-        if kind == CALENDAR and front[k + rules] ~= policy.labels[k * 2 - 2] then reply = nil end -- another period
-      end
-      if is_check and (is_denied or not fits or units == 0) then -- released steps may make room
-        usage, fits = usage_of(policy, stored[i], front, units)
-      end
-    end
-    if task.action == TAKE then
-      settle, fits, form = settle or fast_settlement(now, values, pack, unpack, spread), true, '\2'
-      counts = kind ~= BUCKET and settle(policy, i, stored[i], front, units)
-    elseif kind == BUCKET then
-      if is_check then
-        take_buckets = take_buckets or fast_bucket(now, values, pack, spread)
-        fits, form, counts = take_buckets(policy, i, front, units, is_denied)
-      end
-    elseif is_check and (is_denied or not fits or units == 0) then
-      counts = usage
-    elseif fits then
-      form = '\2'
-      if is_due and units > 0 then
-        charge = charge or fast_charge(now, values, expiries, read_section, pack, sub, spread)
-        counts = charge(policy, i, stored[i], front, units)
-      elseif not is_due then
-        for k = 2, rules + 1 do front[k] = front[k] + units end
-        counts = pack(policy.used_format, spread(front, 1, rules + 1))
-        if units > 0 then values[i] = counts end
-      end
-    end
-  end
   if not reply or not counts or not fits and count > 1 then -- of several checks, some may fit
     reply = nil
     break
@@ -114,7 +100,7 @@ while fast_path and reply and i <= last do
     reply, i = reply .. form .. counts, i + 1
   else -- begin again, to reply with the usage of each key
     is_denied, reply, i = true, '\1\0\0\0\0', first
-    for part = first, last do values[part], expiries[part] = nil, nil end
+    for part = first, last do values[part], expiries[part], offsets[part] = nil, nil, nil end
   end
 end
 if is_denied then count = 0 end

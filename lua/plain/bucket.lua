@@ -1,4 +1,4 @@
--- Buckets: `used` counts the missing units * ms of a section at the time `due`. A unit is as much as the window is
+-- Buckets: `used` counts the missing units * ms of a section at the time `newest`. A unit is as much as the window is
 -- long, and each ms brings back the refill.
 
 local bucket = {}
@@ -11,11 +11,11 @@ end
 
 function bucket.advance(section)
   local rule, missing = section.rule, section.used
-  local elapsed = now - section.due
+  local elapsed = now - section.newest
   if elapsed >= missing / rule.refill or rule.limit and -elapsed > rule.window then
-    section.due, section.used = now, 0 -- full, or charged while the clock was wrong
+    section.newest, section.used = now, 0 -- full, or charged while the clock was wrong
   elseif elapsed > 0 and rule.limit then -- not one of others: without the limit, a wrong time would stay
-    section.due, section.used = now, missing - elapsed * rule.refill
+    section.newest, section.used = now, missing - elapsed * rule.refill
   end
 end
 
@@ -34,6 +34,6 @@ end
 function bucket.describe(section)
   local rule = section.rule
   local missing_for = math.min(math.ceil(section.used / rule.refill), FOR_EVER)
-  section.units, section.newest, section.start = math.ceil(section.used / rule.period), section.due, section.due
-  section.release = section.due + missing_for
+  section.units, section.due, section.start = math.ceil(section.used / rule.period), 0, section.newest
+  section.release = section.newest + missing_for
 end

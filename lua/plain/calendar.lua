@@ -9,7 +9,7 @@ local calendar = {}
 
 -- For a rule of others, the script knows only the stored end: the period starts now, and all ends are believed.
 function calendar.new(rule)
-  rule.window, rule.start, rule.stop, rule.last_believed = 0, now, now, math.huge
+  rule.window, rule.start, rule.stop, rule.last_believed = A_MINUTE, now, now, math.huge
 end
 
 -- Reads the boundaries of a caller's rule: the start of a period, then the ends of this and of later periods. The
@@ -53,6 +53,6 @@ function calendar.fits_at(section)
 end
 
 function calendar.describe(section)
-  section.units, section.first, section.start, section.release = section.used, section.newest, 0, section.newest
-  section.due = section.newest
+  section.units, section.start, section.due, section.release = section.used, 0, section.newest, section.newest
+  section.needs_wide = section.used >= 2 ^ 16 -- so that a wide value has no bound, for the fast path
 end

@@ -2,7 +2,7 @@
 -- times are in ms. README.md draws all formats. Behind the numbers, `unpack` returns the place of the next byte.
 
 local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
-local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
+local pack, unpack, sub, byte, rep = struct.pack, struct.unpack, string.sub, string.byte, string.rep
 
 local VALUE_VERSION = 1
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
@@ -14,13 +14,17 @@ local POLICY_AT = 17 -- in a part
 local KIND = 2 ^ 44 -- a label's first number: this times the number of the kind, plus a number of the rule
 local GONE = '' -- in `values`, of a key to be deleted
 local STEP_END, STEP_END_SIZE = 'I6', 6 -- of a charged step
+local RULES = '<I1I1I6I2' -- how many there are; for the fast path, a class, the mark of their labels, and a size
 local LIMIT, LIMIT_SIZE = '<I7', 7
 local LABEL, LABEL_SIZE = '<I6I6', 12 -- the kind and the first number of a rule, its second number
+local BEHIND_LABEL = 4 -- bytes
 local BOUNDARY = '<I6' -- of a period of the calendar
 
-local COUNT, COUNT_SIZE = '<I7', 7 -- in the front of a value: the used units of each section; then when each is due
-local FRONT_END = '<I6I6' -- since, expires
-local HEAD = '<I6I6I7I4I4I1' -- of a section: newest, first, base, length and room of the queue, width
+local FRONT = '<I6I6I6I6I6' -- of a value: mark, since, due, due of the others, expires
+local HEAD = '<I6I7' -- of a section: newest, base
+local COUNT = '<I7' -- used
+local BODY_SIZE = '<I4'
+
 local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- end, maker, version
 
 local TIMES_ADMITTED = '<I4'

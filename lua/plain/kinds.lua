@@ -7,12 +7,12 @@
 -- charge(section, units)     adds units now
 -- take(section, units, stop) takes units from the step that ends at `stop`, at most those that are there
 -- fits_at(section, units)    when units fit that do not fit now, although they are within the limit
--- describe(section)          sets the `units` that count, the `newest` and `first` that a value keeps, and three times:
---                            when the section is `due`, the `start` of the newest step, the last `release`
+-- describe(section)          sets the `units` that count, and three times: when the section is `due`, the `start` of the
+--                            newest step, the last `release`
 --
 -- Rules of others have no limit, and come to `new`, `advance` and `describe` alone. A calendar rule has `read_details`
--- besides: see its file. Slots are no sections, and `slots.lua` has all about them. A section has `rule`, `used` (as
--- stored), `newest`, `base`, `width`, `queue` and `room`.
+-- besides, and steps have `body`, which sets the bytes of that name: see their files. Slots are no sections, and
+-- `slots.lua` has all about them. A section has `rule`, and as stored `used`, `newest`, `base` and `body`.
 
 local concurrency = {}
 
@@ -38,7 +38,7 @@ end
 function unknown.advance() end
 
 function unknown.describe(section)
-  section.units, section.start, section.release = section.used, now, section.expires
+  section.units, section.due, section.start, section.release = section.used, 0, now, section.expires
 end
 
 -- Reads the rule of a label. The limit is the caller's; a rule of others has none.
@@ -46,7 +46,7 @@ local function rule_of(label, limit)
   local first, second = unpack(LABEL, label)
   local number = first % KIND
   local kind = KINDS[(first - number) / KIND] or unknown
-  local rule = { kind = kind, label = label, limit = limit, most = MOST_UNITS, least_room = 0 }
+  local rule = { kind = kind, label = label, limit = limit, most = MOST_UNITS }
   rule.kind.new(rule, number, second)
   return rule
 end

@@ -19,21 +19,22 @@ local OPERATIONS = {
   [8] = function(parts) return renew_or_return(parts, false) end,
 }
 
--- The rules of the policy in a part: first all their limits, then all their labels; and behind the version of the
--- value, details of some.
+-- The rules of the policy in a part, and the mark of their labels: first all limits, then all labels; and behind the
+-- version of the value, details of some.
 local function rules_of(arg)
-  local rules, count, limit, limit_at = {}, byte(arg, POLICY_AT), nil, POLICY_AT + 1
-  local label_at = limit_at + count * LIMIT_SIZE
+  if byte(arg, POLICY_AT) == 0 then return {}, 0 end
+  local count, _, mark, _, limit_at = unpack(RULES, arg, POLICY_AT)
+  local rules, limit, label_at = {}, nil, limit_at + count * LIMIT_SIZE
   for k = 1, count do
     limit, limit_at = unpack(LIMIT, arg, limit_at)
     rules[k] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), limit)
-    label_at = label_at + LABEL_SIZE
+    label_at = label_at + LABEL_SIZE + BEHIND_LABEL
   end
-  local details_at = label_at + 1
+  local details_at = label_at + 2
   for _, rule in ipairs(rules) do
     if rule.kind.read_details then details_at = rule.kind.read_details(rule, arg, details_at) end
   end
-  return rules
+  return rules, mark
 end
 
 -- The i-th part: the task for a key. The policy may stand in an earlier part.
@@ -41,10 +42,10 @@ local function part_of(i)
   local task = tasks[ARGV[i]]
   local arg = task.policy_at > 0 and ARGV[task.policy_at] or ARGV[i]
   local origin = tasks[arg]
-  origin.rules = origin.rules or rules_of(arg)
+  if not origin.rules then origin.rules, origin.mark = rules_of(arg) end
   local rules = origin.rules
   return {
-    i = i, units = task.action == TAKE and -task.units or task.units, rules = rules,
+    i = i, units = task.action == TAKE and -task.units or task.units, rules = rules, mark = origin.mark,
     are_slots = #rules == 1 and rules[1].kind == concurrency,
     sections = nil, expires = nil, -- of the key; `read` sets both
   }
@@ -66,7 +67,7 @@ end
 -- admitted     how many checks the operation before admitted: this one may be their shadows
 -- Returns the reply, and how many checks were admitted; or nothing, and the server's error.
 return function(first, last, next_block, admitted)
-  for i = first, last do values[i], expiries[i] = nil, nil end -- left by the fast path
+  for i = first, last do values[i], expiries[i], offsets[i] = nil, nil, nil end -- left by the fast path
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
   if is_done then return reply, count end
   for i = first, last do values[i], expiries[i] = nil, nil end

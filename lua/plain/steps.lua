@@ -1,152 +1,181 @@
--- Sliding and fixed rules count units in steps. The end of a step is its name. The units count until `retention` ms
--- after the end.
+-- Sliding and fixed rules count units in steps. The end of a step is its name, and the end divided by the length is its
+-- `number`. The units count until `retention` ms after the end.
 --
--- A section holds the end of the `newest` step, and how many units are `used`. The `queue` has an entry for each step
--- before the newest, oldest first: the number of the step (end / step), and the total of all units up to that end.
--- Totals are counted from `base`. So bisection finds the released steps, and when a cost fits: no work grows with the
--- time that has passed. `width` says how wide entries are; both of their numbers are counted modulo `wrap`.
+-- A section holds the end of the `newest` step, and how many units are `used`. The `body` has the totals of all units
+-- up to the ends of earlier steps, counted from `base`. Totals are kept in one of two ways, by these functions:
+--
+-- total(section, number)  the total up to the end of an earlier step
+-- bytes(section, width)   the body with the section's changes, with entries of this width
+--
+-- Both count modulo `wrap`. Bisection over totals finds when a cost fits: no work grows with the time that has passed.
 
-local NARROW = { format = '<I2I2', size = 4, wrap = 2 ^ 16 }
-local ENTRIES = { -- by width; a queue that has had no entries has the width 0
-  [0] = NARROW,
-  NARROW,
-  { format = '<I4I4', size = 8, wrap = 2 ^ 32 },
-  { format = '<I7I7', size = 14, wrap = 2 ^ 53 },
-}
+local NARROW = { format = 'I2', size = 2, wrap = 2 ^ 16 }
+local WIDE = { format = 'I7', size = 7, wrap = 2 ^ 53 } -- where more units are used
+local MOST_PLACES = 256 -- of a ring
 
--- How many steps there are: one for each entry, and the newest.
-local function count_steps(section)
-  return math.floor(#section.queue / ENTRIES[section.width].size) + 1
+-- The units up to the end of a step, of those that the value had when it was read.
+local function units_read(section, number)
+  if number >= section.read_newest then return section.read_used end
+  if number < section.read_newest - section.rule.places then return 0 end
+  return (section.rule.totals.total(section, number) - section.base) % section.width.wrap
 end
 
--- Adds units to `base`, and returns the total. In this order no number exceeds 2^53, so the sum is exact.
-local function total_after(base, units, wrap)
-  return (base - wrap + units) % wrap
+-- The units that count up to the end of a step.
+local function units_until(section, number)
+  if number <= section.released then return 0 end
+  if number >= section.newest / section.rule.step then return section.used end
+  local taken = number >= section.taken_from and section.taken or 0
+  return units_read(section, number) - section.released_units - taken
 end
 
--- The end of the i-th step, and the units of this and all earlier steps: 0 and 0 if `i` is 0.
-local function step_at(section, i)
-  if i == 0 then return 0, 0 end
-  if i >= count_steps(section) then return section.newest, section.used end
-  local entries, step = ENTRIES[section.width], section.rule.step
-  local number, total = unpack(entries.format, section.queue, (i - 1) * entries.size + 1)
-  local steps_ago = (section.newest / step - number) % entries.wrap
-  return section.newest - steps_ago * step, (total - section.base) % entries.wrap
-end
-
--- The bytes of an entry.
-local function entry_bytes(section, stop, units)
-  local entries = ENTRIES[section.width]
-  local number = stop / section.rule.step % entries.wrap
-  return pack(entries.format, number, total_after(section.base, units, entries.wrap))
-end
-
--- The index of the first step for which `is_reached(stop, units)` holds, as for all later ones. If there is none, one
--- more than there are steps.
-local function first_step(section, is_reached)
-  local low, high = 1, count_steps(section) + 1
-  while low < high do
+-- The first number at which so many units are reached, above 0.
+local function first_with(section, units)
+  local low, high = math.max(section.released, section.read_newest - section.rule.places - 1), nil
+  high = section.newest / section.rule.step
+  while high - low > 1 do
     local middle = math.floor((low + high) / 2)
-    if is_reached(step_at(section, middle)) then
-      high = middle
-    else
-      low = middle + 1
-    end
+    if units_until(section, middle) >= units then high = middle else low = middle end
   end
-  return low
+  return high
 end
 
--- Finds the step that ends at `stop`: returns the index and the units, 0 if there is no such step.
-local function find(section, stop)
-  local i = first_step(section, function(ends) return ends >= stop end)
-  local _, before = step_at(section, i - 1)
-  local ends, total = step_at(section, i)
-  return i, ends == stop and total - before or 0
+-- A ring has a place for each step that can count beside the newest: for the step with this number, the place
+-- `number % places`.
+local ring = {}
+
+function ring.width(section)
+  local size = #section.body / section.rule.places
+  if size ~= NARROW.size and size ~= WIDE.size and size > 0 then fail(UNREADABLE) end
+  return size == WIDE.size and WIDE or NARROW
 end
 
--- Makes entries wide enough for these units, and for the numbers of all steps that count: these may span a window and
--- a step.
-local function widen(section, units)
-  local width, most = 1, math.max(units, section.rule.retention / section.rule.step + 1)
-  while most >= ENTRIES[width].wrap do width = width + 1 end
-  if width <= section.width and section.used > 0 then return end
-  local wide, entries = { rule = section.rule, width = width, base = 0 }, {}
-  for i = 1, count_steps(section) - 1 do entries[i] = entry_bytes(wide, step_at(section, i)) end
-  section.width, section.base, section.queue = width, 0, table.concat(entries)
+function ring.total(section, number)
+  local width = section.width
+  return unpack('<' .. width.format, section.body, number % section.rule.places * width.size + 1)
 end
 
--- Keeps the steps from the first to the last of these.
-local function keep(section, first, last)
-  local entries, _, before = ENTRIES[section.width], step_at(section, first - 1)
-  local newest, total = step_at(section, last)
-  section.queue = sub(section.queue, (first - 1) * entries.size + 1, math.max(last - 1, 0) * entries.size)
-  section.base, section.used = total_after(section.base, before, entries.wrap), total - before
-  section.newest = newest
-  if section.used == 0 then section.newest, section.base, section.width = 0, 0, 0 end
+function ring.bytes(section, width)
+  local places, newest, totals = section.rule.places, section.newest / section.rule.step, {}
+  for number = newest - places, newest - 1 do totals[number % places + 1] = units_until(section, number) end
+  section.base = 0
+  return pack('<' .. rep(width.format, places), spread(totals))
 end
 
--- Makes this step the newest: the newest so far gets an entry.
-local function open(section, stop)
-  if section.used > 0 then
-    widen(section, section.used)
-    section.queue = section.queue .. entry_bytes(section, section.newest, section.used)
+-- A queue has an entry for each earlier step, oldest first: the number and the total. Its first byte is the size of the
+-- totals. It serves rules with so many steps that most are never charged.
+local queue = {}
+
+function queue.width(section)
+  return byte(section.body) == WIDE.size and WIDE or NARROW
+end
+
+-- Where the i-th entry is, and the format.
+local function entry_at(section, i)
+  return 2 + (i - 1) * (6 + section.width.size), '<I6' .. section.width.format
+end
+
+-- The index of the first entry with at least this number.
+local function position(section, number)
+  local low, high = 0, math.floor(#section.body / (6 + section.width.size)) + 1
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    local at, format = entry_at(section, middle)
+    if unpack(format, section.body, at) < number then low = middle else high = middle end
   end
-  section.newest = stop
+  return high
 end
+
+function queue.total(section, number)
+  local i = position(section, number + 1) - 1
+  if i == 0 then return section.base end
+  local at, format = entry_at(section, i)
+  local _, total = unpack(format, section.body, at)
+  return total
+end
+
+function queue.bytes(section, width)
+  local newest, from = section.newest / section.rule.step, section.width == width and section.taken_from or 0
+  local first, last = position(section, section.released + 1), position(section, newest)
+  local changed = math.max(first, math.min(position(section, from), last))
+  local entries = { string.char(width.size) .. sub(section.body, entry_at(section, first), entry_at(section, changed) - 1) }
+  local base = (section.base - width.wrap + section.released_units) % width.wrap -- in this order always exact
+  local function add(number)
+    local total = (base - width.wrap + units_until(section, number)) % width.wrap
+    entries[#entries + 1] = pack('<I6' .. width.format, number, total)
+  end
+  for i = changed, last - 1 do
+    local at, format = entry_at(section, i)
+    add((unpack(format, section.body, at)))
+  end
+  if section.read_used > 0 and section.read_newest > section.released and section.read_newest < newest then
+    add(section.read_newest)
+  end
+  section.base = base
+  return table.concat(entries)
+end
+
+-- A fixed rule has no earlier steps.
+local none = {
+  width = function() return NARROW end,
+  bytes = function() return '' end,
+}
 
 local steps = {}
 
 function steps.new(rule, step, retention)
   rule.step, rule.retention, rule.window = step, retention, math.max(step, retention)
-  rule.least_room = retention > 0 and 32 or 0 -- a fixed rule has no queue
+  rule.places = math.ceil(retention / step)
+  rule.totals = rule.places == 0 and none or rule.places <= MOST_PLACES and ring or queue
 end
 
 -- If the clock has stepped back, time stands still until the clock has caught up. A step that is further ahead than is
 -- believed was charged while the clock was wrong.
 function steps.advance(section)
+  local rule, step, newest = section.rule, section.rule.step, section.newest / section.rule.step
+  section.read_newest, section.read_used, section.width = newest, section.used, rule.totals.width(section)
+  section.taken_from, section.taken, section.released, section.released_units = math.huge, 0, -1, 0
   if section.used == 0 then return end
-  local rule = section.rule
-  local last = now + 2 * rule.step + math.max(rule.step, rule.retention)
-  if section.newest > last then
-    keep(section, 1, first_step(section, function(stop) return stop > last end) - 1)
+  if newest % 1 > 0 then fail(UNREADABLE) end -- bisection would not end
+  local last = math.floor((now + 2 * step + rule.window) / step)
+  if newest > last then
+    section.newest, section.used = last * step, units_read(section, last)
+    newest = section.used > 0 and first_with(section, section.used) or 0
+    section.newest = newest * step
   end
-  local time = math.max(now, section.newest - rule.step)
-  if step_at(section, 1) + rule.retention > time then return end
-  local first = first_step(section, function(stop) return stop + rule.retention > time end)
-  keep(section, first, count_steps(section))
+  local released = math.floor((math.max(now, section.newest - step) - rule.retention) / step)
+  local units = released < newest and units_read(section, released) or section.used
+  section.released, section.released_units, section.used = released, units, section.used - units
+  if section.used == 0 then section.newest = 0 end
 end
 
 function steps.charge(section, units)
   local step = section.rule.step
-  local stop = now - now % step + step
-  if stop > section.newest then open(section, stop) end
+  section.newest = math.max(section.newest, now - now % step + step)
   section.used = section.used + units
 end
 
--- This changes all totals from the step on. A step without units is left out.
 function steps.take(section, units, stop)
-  local i, own = find(section, stop)
-  if own == 0 then return end
-  units = math.min(units, own)
-  open(section, section.newest) -- so that all steps have entries
-  local entries = { sub(section.queue, 1, (i - 1) * ENTRIES[section.width].size) }
-  for later = units < own and i or i + 1, count_steps(section) - 1 do
-    local ends, total = step_at(section, later)
-    entries[#entries + 1] = entry_bytes(section, ends, total - units)
-  end
-  section.queue = table.concat(entries)
-  keep(section, 1, count_steps(section) - 1) -- the last entry becomes the newest step
+  local number = stop / section.rule.step
+  units = math.min(units, units_until(section, number) - units_until(section, number - 1))
+  section.taken_from, section.taken, section.used = number, units, section.used - units
+  section.newest = section.used > 0 and first_with(section, section.used) * section.rule.step or 0
 end
 
 function steps.fits_at(section, units)
   local excess = section.used - section.rule.limit + units -- in this order nothing exceeds 2^53
-  local stop = step_at(section, first_step(section, function(_, total) return total >= excess end))
-  return stop + section.rule.retention
+  return first_with(section, excess) * section.rule.step + section.rule.retention
 end
 
+-- Units are released when the next step begins, or once within it.
 function steps.describe(section)
-  local rule, newest, first = section.rule, section.newest, step_at(section, 1)
-  section.units, section.first = section.used, first
-  section.start, section.release = newest - rule.step, newest + rule.retention
-  section.due = math.min(newest, first + rule.retention)
+  local rule, newest, was_wide = section.rule, section.newest, section.width == WIDE
+  local start = newest - rule.step
+  local release = start + rule.retention % rule.step
+  section.units, section.start, section.release = section.used, start, newest + rule.retention
+  section.due = release > math.max(now, start) and release or newest
+  section.needs_wide = section.used >= NARROW.wrap or was_wide and section.read_used > section.released_units
+end
+
+function steps.body(section, is_wide)
+  section.body = section.rule.totals.bytes(section, is_wide and WIDE or NARROW)
 end

@@ -8,30 +8,31 @@ local function get(i)
   return value
 end
 
--- A section without units. All fields have a value at once, which is cheaper than to add them later.
-local function new_section(label, expires)
+-- A section. All fields have a value at once, which is cheaper than to add them later.
+local function new_section(label, used, newest, base, body, expires)
   return {
-    rule = nil, label = label, expires = expires,
-    used = 0, due = 0, newest = 0, first = 0, base = 0, room = 0, width = 0, queue = '',
-    units = 0, start = 0, release = 0,
+    rule = nil, label = label, used = used, newest = newest, base = base, body = body, expires = expires,
+    units = 0, due = 0, start = 0, release = 0, needs_wide = false,
   }
 end
 
--- The sections of a value, by label and in order; and when the key expires.
+-- The sections of a value, by label and in order; and when the key expires. The first head stands in the front, each
+-- other before the body.
 local function parse(value)
   if byte(value, -1) ~= VALUE_VERSION then fail(OTHER_VERSION) end
-  local sections, count = {}, byte(value)
-  local used_at, due_at, label_at = 2, 2 + count * COUNT_SIZE, #value - count * LABEL_SIZE
-  local labels_at = label_at
-  local _, expires, at = unpack(FRONT_END, value, due_at + count * COUNT_SIZE)
+  local sections, count = {}, byte(value, -2) or 0
+  local labels_at = #value - 1 - count * (LABEL_SIZE + BEHIND_LABEL)
+  local _, _, _, _, expires, at = unpack(FRONT, value)
+  local newest, base, used_at, used, size
+  newest, base, used_at = unpack(HEAD, value, at)
+  at = used_at + count * 7
   for k = 1, count do
-    local section, length = new_section(sub(value, label_at, label_at + LABEL_SIZE - 1), expires), nil
-    section.used, used_at = unpack(COUNT, value, used_at)
-    section.due, due_at = unpack(COUNT, value, due_at)
-    section.newest, section.first, section.base, length, section.room, section.width, at = unpack(HEAD, value, at)
-    section.queue = sub(value, at, at + length - 1)
-    at, label_at = at + section.room, label_at + LABEL_SIZE
-    sections[k], sections[section.label] = section, section
+    local label_at = labels_at + (k - 1) * (LABEL_SIZE + BEHIND_LABEL)
+    if k > 1 then newest, base, at = unpack(HEAD, value, at) end
+    used, size = unpack(COUNT, value, used_at + (k - 1) * 7), unpack(BODY_SIZE, value, label_at + LABEL_SIZE)
+    local label, body = sub(value, label_at, label_at + LABEL_SIZE - 1), sub(value, at, at + size - 1)
+    local section = new_section(label, used, newest, base, body, expires)
+    sections[k], sections[label], at = section, section, at + size
   end
   if count == 0 or at ~= labels_at then fail(UNREADABLE) end
   return sections, expires
@@ -51,10 +52,10 @@ local function read(part)
   if part.are_slots then fail(UNREADABLE) end
   local value, held, sections = get(part.i), {}, {}
   part.sections, part.expires = sections, 0
-  if value then held, part.expires = parse(value) end
-  if part.expires <= now then held, part.expires = {}, 0 end -- nothing counts: begin with empty queues
+  if value and value ~= '' then held, part.expires = parse(value) end -- nor does the fast path tell an empty value from none
+  if part.expires <= now then held, part.expires = {}, 0 end -- nothing counts
   for k, rule in ipairs(part.rules) do
-    sections[k] = update(held[rule.label] or new_section(), rule)
+    sections[k] = update(held[rule.label] or new_section(rule.label, 0, 0, 0, '', 0), rule)
   end
   for _, section in ipairs(held) do
     if not section.rule and #sections < MOST_SECTIONS then
@@ -64,29 +65,23 @@ local function read(part)
   end
 end
 
--- The room of a queue, in bytes, so that the queue can grow and shrink while the bytes behind stay in place.
-local function room_of(section)
-  local length, room = #section.queue, math.max(section.room, section.rule.least_room)
-  if length > room then return math.max(length, room * 2, 32) end
-  if room > 64 and length * 4 < room then return math.max(length * 2, 32) end
-  return room
-end
-
-local function section_bytes(section)
-  local length, room = #section.queue, room_of(section)
-  return pack(HEAD, section.newest, section.first, section.base, length, room, section.width)
-    .. section.queue .. string.rep('\0', room - length)
-end
-
 -- Leaves the sections of a part to be written. The key expires at the last release or at most a minute later, so that
--- most new steps need no new expiry.
+-- most new steps need no new expiry. If one section needs wide entries, all get them.
 local function write(part)
-  local used, dues, bodies, labels, since, latest = '', '', '', '', 0, nil
+  local used, bodies, labels, since, dues, latest, is_wide = '', '', '', 0, {}, nil, false
   for _, section in ipairs(part.sections) do
     section.rule.kind.describe(section)
-    local counts = section.used > 0
-    used, dues = used .. pack(COUNT, section.used), dues .. pack(COUNT, counts and section.due or 0)
-    bodies, labels = bodies .. section_bytes(section), labels .. section.rule.label
+    is_wide = is_wide or section.needs_wide
+  end
+  local first = part.sections[1]
+  for k, section in ipairs(part.sections) do
+    local kind, counts = section.rule.kind, section.used > 0
+    if kind.body then kind.body(section, is_wide) end
+    if not counts then section.newest, section.base = 0, 0 end
+    used, labels = used .. pack(COUNT, section.used), labels .. section.label .. pack(BODY_SIZE, #section.body)
+    bodies = bodies .. (k > 1 and pack(HEAD, section.newest, section.base) or '') .. section.body
+    local i = math.min(k, 2)
+    dues[i] = math.min(dues[i] or FOR_EVER, counts and section.due or 0)
     if counts then since = math.max(since, section.start) end
     if counts and (not latest or section.release > latest.release) then latest = section end
   end
@@ -100,6 +95,8 @@ local function write(part)
   end
   if expires % 1 ~= 0 or expires <= now or expires >= 2 ^ 48 then fail(UNREADABLE) end -- from spoiled times
   expiries[part.i] = expires
-  values[part.i] = string.char(#part.sections) .. used .. dues .. pack(FRONT_END, since, expires) .. bodies .. labels
-    .. string.char(VALUE_VERSION)
+  local count = #part.sections
+  local mark = count == #part.rules and part.mark + (is_wide and 1 or 0) or 0
+  values[part.i] = pack(FRONT, mark, since, dues[1], dues[2] or FOR_EVER, expires) .. pack(HEAD, first.newest, first.base)
+    .. used .. bodies .. labels .. string.char(count, VALUE_VERSION)
 end

@@ -24,7 +24,7 @@ use support::{
     },
     lua::LuaServer,
     root,
-    stored::{assert_room, assert_sections, assert_written},
+    stored::{assert_sections, assert_sizes, assert_written},
 };
 use table::MUTANTS;
 
@@ -169,8 +169,8 @@ impl Script {
             let was = before.get(name).map(|(was, _)| &was[..]);
             let was = (!matches!(act, Act::Call(_))).then_some(was);
             assert_written(value, *gone_ms, now_ms, was, &rules);
-            if let Some(was) = was.filter(|_| self.is_plain) {
-                assert_room(value, was, now_ms); // the fast path may leave other room
+            if let Some(was) = was {
+                assert_sizes(value, was);
             }
             if let Act::Check(charges) = act {
                 let mut policies = charges.iter().map(|(policy, ..)| player.policy(*policy));

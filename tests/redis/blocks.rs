@@ -142,18 +142,19 @@ async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
     assert_eq!(server.run::<Vec<String>>("KEYS *"), [INDEX]);
 }
 
+/// The number of strings and parts of strings that were read.
+fn reads(server: &Server) -> u64 {
+    server.calls("get") + server.calls("getrange")
+}
+
 /// The numbers of commands for one check, inside the script and outside.
 async fn commands(server: &Server, limiter: &Limiter, users: &[&str]) -> [u64; 6] {
     server.run::<()>("CONFIG RESETSTAT");
     limiter.check(charges(users)).await.unwrap();
+    let [evalsha, time, exists, eval] =
+        ["evalsha", "time", "exists", "eval"].map(|it| server.calls(it));
     let writes = server.calls("set") + server.calls("setrange") + server.calls("del");
-    ["evalsha", "time", "get", "exists", "eval"]
-        .map(|it| server.calls(it))
-        .into_iter()
-        .chain([writes])
-        .collect::<Vec<_>>()
-        .try_into()
-        .unwrap()
+    [evalsha, time, reads(server), exists, eval, writes]
 }
 
 #[tokio::test]
@@ -177,7 +178,7 @@ async fn enforcing_blocks_is_one_command_for_all_identities_and_no_round_trip() 
     let charges = names.iter().map(|it| Charge::new(it, user("alice"), 1));
     server.run::<()>("CONFIG RESETSTAT");
     enforcing.check(charges).await.unwrap();
-    assert_eq!((server.calls("get"), server.calls("exists")), (3, 1));
+    assert_eq!((reads(&server), server.calls("exists")), (3, 1));
     // If any identity is blocked, the script reads the blocks of all, but no counts, and writes nothing.
     enforcing.block(&user("alice"), HOUR).await.unwrap();
     let users = &["alice", "bob"];
@@ -198,7 +199,7 @@ async fn a_call_of_many_checks_asks_once_whether_any_is_blocked() {
         .await
         .unwrap();
     assert!(replies.iter().all(is_allowed), "{replies:?}");
-    assert_eq!((server.calls("get"), server.calls("exists")), (4, 1));
+    assert_eq!((reads(&server), server.calls("exists")), (4, 1));
 }
 
 #[tokio::test]
@@ -492,11 +493,13 @@ async fn a_layer_makes_one_call_for_what_it_limits_and_what_it_only_looks_up() {
     for (layer, expected) in [
         (alone.clone(), [1, 1, 1, 1, 0]),
         (alone.clone().limit(api(), user("alice")), [1, 1, 1, 1, 1]),
-        (alone.limit(api(), user("bob")), [1, 1, 1, 2, 1]),
+        // The fast path hands over an identity that is only looked up.
+        (alone.limit(api(), user("bob")), [1, 1, 1, 3, 1]),
     ] {
         server.run::<()>("CONFIG RESETSTAT");
         ask(&layer).await;
-        let calls = ["evalsha", "time", "exists", "get", "set"].map(|it| server.calls(it));
-        assert_eq!(calls, expected);
+        let [evalsha, time, exists, set] =
+            ["evalsha", "time", "exists", "set"].map(|it| server.calls(it));
+        assert_eq!([evalsha, time, exists, reads(&server), set], expected);
     }
 }

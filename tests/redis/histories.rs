@@ -174,11 +174,11 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     });
 }
 
-/// A search among entries of which the last is cut must end: else the server answers no one any more.
+/// A search among totals of which the last is cut must end: else the server answers no one any more.
 #[test]
-fn the_script_ends_whatever_length_a_queue_names() {
-    /// The index at which the first of two sections has the length of its queue.
-    const LENGTH_AT: usize = 60;
+fn the_script_ends_whatever_length_a_value_names() {
+    /// So far before the end, the first of two sections has the length of its totals.
+    const LENGTH_BEFORE: usize = 2 + 2 * 16 - 12;
     let (server, runtime) = (Server::start(), support::runtime());
     let client = redis::Client::open(server.socket_url()).unwrap();
     let mut connection = client.get_connection().unwrap();
@@ -189,8 +189,9 @@ fn the_script_ends_whatever_length_a_queue_names() {
         runtime.block_on(charged_at(&store, &clock, &[1_000; 6]));
         let names: Vec<Vec<u8>> = ask(&raw, redis::cmd("KEYS").arg("*=changed}*"));
         let mut value: Vec<u8> = ask(&raw, redis::cmd("GET").arg(&names[0]));
-        assert_eq!(value[LENGTH_AT..LENGTH_AT + 4], [20, 0, 0, 0]);
-        value[LENGTH_AT] = length;
+        let length_at = value.len() - LENGTH_BEFORE;
+        assert_eq!(value[length_at..length_at + 4], [20, 0, 0, 0]);
+        value[length_at] = length;
         let () = ask(
             &raw,
             redis::cmd("SET").arg(&names[0]).arg(value).arg("KEEPTTL"),

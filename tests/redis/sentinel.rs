@@ -352,7 +352,8 @@ async fn the_least_rights_are_enough_behind_sentinels() {
         .unwrap();
     let limited = |url: &str| url.replace("//", "//limiter:sesame@");
     let sentinels = || [limited(&sentinel.url())];
-    let rights = "~sluicegate:* +evalsha +eval +time +get +exists +set +setrange +del";
+    let rights =
+        "~sluicegate:* +evalsha +eval +time +get +getrange +exists +set +setrange +pexpireat +del";
     let primary = format!("redis://limiter:sesame@{NAME}");
 
     server.run::<()>(&format!("ACL SETUSER limiter reset on >sesame {rights}"));

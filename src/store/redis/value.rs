@@ -7,7 +7,7 @@ use std::{error::Error, fmt};
 use super::{
     error::{OTHER_VERSION, UNREADABLE},
     reports::units,
-    wire::{VERSION, is_of_a_later_kind, labelled, number},
+    wire::{Places, VERSION, is_of_a_later_kind, labelled, number},
 };
 use crate::{
     domain::{
@@ -25,6 +25,9 @@ use crate::{
 
 /// The bytes of one label.
 const LABEL: usize = 12;
+
+/// The bytes of the number behind a label, which says how long the body is.
+const BODY_SIZE: usize = 4;
 
 /// The latest time of a server, in ms: later ones could not be stored.
 pub(super) const MAX_TIME_MS: u64 = 1 << 48;
@@ -49,18 +52,10 @@ pub(super) struct Counts {
 struct Part {
     label: [u64; 2],
     used: u64,
-    due_ms: u64,
     newest_ms: u64,
-    first_ms: u64,
     base: u64,
-    width: u64,
-    /// The bytes of the queue, and for how many there is room.
-    queue: Vec<u8>,
-    #[cfg_attr(
-        not(feature = "bb8"),
-        expect(dead_code, reason = "only transactions write values")
-    )]
-    room: usize,
+    /// The totals at the ends of the steps before the newest.
+    body: Vec<u8>,
 }
 
 /// Why the value of a key cannot be read.
@@ -128,20 +123,34 @@ fn read_details(mut bytes: &[u8]) -> BlockDetails {
     }
 }
 
-fn read(mut bytes: &[u8]) -> Option<Counts> {
-    let count = usize::try_from(number(&mut bytes, 1)?).ok()?;
-    let used: Vec<u64> = numbers(&mut bytes, count, 7)?;
-    let dues = numbers(&mut bytes, count, 7)?;
-    let _since = number(&mut bytes, 6)?;
-    let expires_ms = number(&mut bytes, 6)?;
-    // The labels come last, so split them off before reading the sections in front of them.
-    let labels_at = bytes.len().checked_sub(count * LABEL)?;
-    let (mut bodies, mut labels) = bytes.split_at(labels_at);
+fn read(bytes: &[u8]) -> Option<Counts> {
+    let (&count, bytes) = bytes.split_last()?;
+    let count = usize::from(count);
+    let labels_at = bytes.len().checked_sub(count * (LABEL + BODY_SIZE))?;
+    let (mut front, mut labels) = bytes.split_at_checked(labels_at)?;
+    let [_mark, _since, _due, _others] = [(); 4].map(|()| number(&mut front, 6));
+    let expires_ms = number(&mut front, 6)?;
+    let first = [number(&mut front, 6)?, number(&mut front, 7)?];
+    let used = numbers(&mut front, count, 7)?;
+    let mut bodies = front;
     let (mut sections, mut later) = (Vec::with_capacity(count), Vec::new());
-    for (used, due_ms) in used.into_iter().zip(dues) {
+    for (place, used) in used.into_iter().enumerate() {
+        let [newest_ms, base] = match place {
+            0 => first,
+            _ => [number(&mut bodies, 6)?, number(&mut bodies, 7)?],
+        };
         let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
-        let part = Part::read(label, used, due_ms, &mut bodies)?;
-        if is_of_a_later_kind(label) {
+        let size = usize::try_from(number(&mut labels, BODY_SIZE)?).ok()?;
+        let (body, rest) = bodies.split_at_checked(size)?;
+        bodies = rest;
+        let part = Part {
+            label,
+            used,
+            newest_ms,
+            base,
+            body: body.to_vec(),
+        };
+        if is_of_a_later_kind(part.label) {
             later.push(part);
         } else {
             sections.push(part.section()?);
@@ -155,28 +164,6 @@ fn read(mut bytes: &[u8]) -> Option<Counts> {
 }
 
 impl Part {
-    /// Reads a head, and the queue behind it.
-    fn read(label: [u64; 2], used: u64, due_ms: u64, bytes: &mut &[u8]) -> Option<Self> {
-        let [newest_ms, first_ms] = [number(bytes, 6)?, number(bytes, 6)?];
-        let base = number(bytes, 7)?;
-        let length = usize::try_from(number(bytes, 4)?).ok()?;
-        let room = usize::try_from(number(bytes, 4)?).ok()?;
-        let width = number(bytes, 1)?;
-        let (queue, rest) = bytes.split_at_checked(room)?;
-        *bytes = rest;
-        Some(Self {
-            label,
-            used,
-            due_ms,
-            newest_ms,
-            first_ms,
-            base,
-            width,
-            queue: queue.get(..length)?.to_vec(),
-            room,
-        })
-    }
-
     fn section(&self) -> Option<Section> {
         Some(match labelled(self.label)? {
             Spec::Steps(spec) => Section::Steps(self.steps(spec)?),
@@ -193,48 +180,76 @@ impl Part {
         }
         let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
         is_step.then_some(())?;
-
-        // Both numbers of an entry are stored modulo `wrap`: step numbers relative to the newest, totals relative to
-        // the base.
-        let (half, wrap) = entry_format(self.width)?;
-        let mut entries = &*self.queue;
         let newest = newest_ms / spec.step_ms;
         let mut steps: Vec<(u64, u64)> = Vec::new();
         let mut total_before = 0;
-        while !entries.is_empty() {
-            let step = number(&mut entries, half)?;
-            let total = modulo(number(&mut entries, half)?, self.base, wrap);
-            let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
-            let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
-            let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
-            (follows && 0 < end_ms && end_ms < newest_ms).then_some(())?;
-            steps.push((end_ms, units));
+        for (step, total) in self.totals(spec, newest)? {
+            let units = total.checked_sub(total_before)?;
+            let follows = steps.last().is_none_or(|(last, _)| *last < step);
+            (follows && 0 < step && step < newest).then_some(())?;
+            // A step without units is only a place of the ring, or one from which a settlement has taken all.
+            if units > 0 {
+                steps.push((step, units));
+            }
             total_before = total;
         }
         let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
-        steps.push((newest_ms, units));
-        (steps[0].0 == self.first_ms).then(|| StepQueue::from_steps(spec, steps))
+        steps.push((newest, units));
+        let steps = steps.into_iter();
+        Some(StepQueue::from_steps(
+            spec,
+            steps.map(|(step, units)| (step * spec.step_ms, units)),
+        ))
+    }
+
+    /// The numbers of the steps before the newest, and the totals up to their ends.
+    fn totals(&self, spec: StepSpec, newest: u64) -> Option<Vec<(u64, u64)>> {
+        let mut totals = Vec::new();
+        let mut bytes = &*self.body;
+        match Places::of(spec) {
+            Places::None => {}
+            Places::Ring(places) => {
+                let places = places.get();
+                let size = self.body.len() / usize::try_from(places).ok()?;
+                let wrap = wrap(size)?;
+                for place in 0..places {
+                    let ago = 1 + (newest + places - 1 - place) % places;
+                    let total = modulo(number(&mut bytes, size)?, self.base, wrap);
+                    totals.push((newest.saturating_sub(ago), total));
+                }
+                totals.sort_unstable();
+                totals.retain(|(step, _)| *step > 0);
+            }
+            Places::Queue => {
+                let size = usize::try_from(number(&mut bytes, 1)?).ok()?;
+                let wrap = wrap(size)?;
+                while !bytes.is_empty() {
+                    let step = number(&mut bytes, 6)?;
+                    totals.push((step, modulo(number(&mut bytes, size)?, self.base, wrap)));
+                }
+            }
+        }
+        bytes.is_empty().then_some(totals)
     }
 
     fn bucket(&self, spec: BucketSpec) -> Option<Bucket> {
-        let (deficit, at_ms) = (self.used, self.due_ms);
-        let is_bucket = self.queue.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
+        let (deficit, at_ms) = (self.used, self.newest_ms);
+        let is_bucket = self.body.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
         is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
     }
 
     fn period(&self, spec: CalendarSpec) -> Option<PeriodCount> {
         let (used, end_ms) = (self.used, self.newest_ms);
-        let is_count = self.queue.is_empty() && used <= MAX_UNITS && end_ms <= MAX_TIME_MS;
+        let is_count = self.body.is_empty() && used <= MAX_UNITS && end_ms <= MAX_TIME_MS;
         is_count.then(|| PeriodCount::from_parts(spec, used, end_ms))
     }
 }
 
-/// The size in bytes of each of the two numbers of an entry, and their modulus.
-const fn entry_format(width: u64) -> Option<(usize, u64)> {
-    match width {
-        0 | 1 => Some((2, 1 << 16)),
-        2 => Some((4, 1 << 32)),
-        3 => Some((7, 1 << 53)),
+/// The modulus of totals of this size in bytes.
+const fn wrap(size: usize) -> Option<u64> {
+    match size {
+        2 => Some(1 << 16),
+        7 => Some(1 << 53),
         _ => None,
     }
 }
@@ -281,14 +296,14 @@ impl From<UnreadableValue> for StoreError {
 /// The values that transactions write.
 #[cfg(feature = "bb8")]
 mod write {
-    use super::{BlockDetails, Counts, Entry, Part, entry_format};
+    use super::{BlockDetails, Counts, Entry, LABEL, Part};
     use crate::{
         domain::{
             block::Block,
             rule::Rule,
             window::{Section, SlotSet, Spec, StepQueue},
         },
-        store::redis::wire::{VERSION, label, push_number},
+        store::redis::wire::{Places, VERSION, label, mark, push_number},
     };
 
     /// A key may live this much longer than its last section, in ms, so that most new steps need no new expiry.
@@ -296,9 +311,6 @@ mod write {
 
     /// The latest time of six bytes, in ms.
     const LAST_MS: u64 = (1 << 48) - 1;
-
-    /// The least room for the steps of a sliding rule, in bytes.
-    const ROOM: usize = 32;
 
     /// The greatest number of sections: those of other processes beyond are dropped.
     const MOST_SECTIONS: usize = 255;
@@ -327,7 +339,8 @@ mod write {
             rules: impl Iterator<Item = Rule>,
             now_ms: u64,
         ) -> Option<Vec<u8>> {
-            let mut value = Value::default();
+            let is_wide = self.entry.sections().iter().any(needs_wide);
+            let mut value = Value::at(now_ms, is_wide);
             let mut others: Vec<&Section> = self.entry.sections().iter().collect();
             for rule in rules {
                 let spec = Spec::of(&rule);
@@ -335,11 +348,13 @@ mod write {
                 let own = own.map(|place| others.remove(place));
                 value.add_section(own.unwrap_or(&Section::new(spec)), Some(&rule));
             }
-            for section in others.into_iter().filter(|it| !it.is_empty()) {
+            let others: Vec<_> = others.into_iter().filter(|it| !it.is_empty()).collect();
+            value.has_others = !others.is_empty() || !self.later.is_empty();
+            for section in others {
                 value.add_section(section, None);
             }
             for part in &self.later {
-                value.add(part, now_ms, (self.expires_ms, 0));
+                value.add(part, Times::default(), (self.expires_ms, 0));
             }
             let Some((release_ms, window_ms)) = value.latest else {
                 *self = Self::nothing(0);
@@ -353,52 +368,112 @@ mod write {
         }
     }
 
-    /// A value to which sections are added. Each field is written for all sections side by side.
-    #[derive(Default)]
+    /// When the newest step of a section begins, and when the next step begins or units are released within it.
+    #[derive(Clone, Copy, Default)]
+    struct Times {
+        start_ms: u64,
+        due_ms: u64,
+    }
+
+    /// The time of `due` where there is no other section.
+    const NEVER_MS: u64 = 1 << 47;
+
+    /// From so many units on, totals need wide entries. Then all sections of the value get them.
+    fn needs_wide(section: &Section) -> bool {
+        matches!(section, Section::Steps(_) | Section::Calendar(_))
+            && section.kept().used >= 1 << 16
+    }
+
+    /// A value to which sections are added. The fields stand in the order of the bytes.
     struct Value {
-        count: u8,
-        used: Vec<u8>,
-        dues: Vec<u8>,
+        now_ms: u64,
+        is_wide: bool,
+        has_others: bool,
         since_ms: u64,
+        /// Of the first section, and of all others.
+        dues_ms: [u64; 2],
+        used: Vec<u8>,
         bodies: Vec<u8>,
-        labels: Vec<u8>,
+        labels: Vec<[u64; 2]>,
+        sizes: Vec<usize>,
         /// The last release, and how much longer the key may live.
         latest: Option<(u64, u64)>,
+        first: [u64; 2],
     }
 
     impl Value {
-        /// `rule` is that of the process that writes, if it has one for this section.
-        fn add_section(&mut self, section: &Section, rule: Option<&Rule>) {
-            let part = Part::of(section);
-            let (start_ms, window_ms) = match (section.spec(), rule) {
-                (Spec::Steps(spec), _) => (
-                    part.newest_ms.saturating_sub(spec.step_ms),
-                    spec.retention_ms.max(spec.step_ms),
-                ),
-                (Spec::Bucket(spec), Some(rule)) => {
-                    let full_ms = rule.limit().saturating_mul(spec.window_ms) / spec.refill;
-                    (part.newest_ms, full_ms)
-                }
-                (Spec::Bucket(_), None) => (part.newest_ms, 0),
-                (Spec::Calendar(_) | Spec::Concurrency(_), _) => (0, 0),
-            };
-            self.add(&part, start_ms, (section.release_ms(), window_ms));
+        const fn at(now_ms: u64, is_wide: bool) -> Self {
+            Self {
+                now_ms,
+                is_wide,
+                has_others: false,
+                since_ms: 0,
+                dues_ms: [NEVER_MS; 2],
+                used: Vec::new(),
+                bodies: Vec::new(),
+                labels: Vec::new(),
+                sizes: Vec::new(),
+                latest: None,
+                first: [0; 2],
+            }
         }
 
-        fn add(&mut self, part: &Part, start_ms: u64, latest: (u64, u64)) {
-            if usize::from(self.count) == MOST_SECTIONS {
+        /// `rule` is that of the process that writes, if it has one for this section.
+        fn add_section(&mut self, section: &Section, rule: Option<&Rule>) {
+            let part = Part::of(section, self.is_wide);
+            let newest_ms = part.newest_ms;
+            let (times, window_ms) = match (section.spec(), rule) {
+                (Spec::Steps(spec), _) => {
+                    let start_ms = newest_ms.saturating_sub(spec.step_ms);
+                    let release_ms = start_ms + spec.retention_ms % spec.step_ms;
+                    let is_ahead = release_ms > self.now_ms.max(start_ms);
+                    let due_ms = if is_ahead { release_ms } else { newest_ms };
+                    (
+                        Times { start_ms, due_ms },
+                        spec.retention_ms.max(spec.step_ms),
+                    )
+                }
+                (Spec::Bucket(spec), rule) => {
+                    let limit = rule.map_or(0, Rule::limit);
+                    let full_ms = limit.saturating_mul(spec.window_ms) / spec.refill;
+                    let times = Times {
+                        start_ms: newest_ms,
+                        due_ms: 0,
+                    };
+                    (times, full_ms)
+                }
+                (Spec::Calendar(_) | Spec::Concurrency(_), _) => {
+                    let times = Times {
+                        start_ms: 0,
+                        due_ms: newest_ms,
+                    };
+                    (times, A_MINUTE_MS)
+                }
+            };
+            self.add(&part, times, (section.release_ms(), window_ms));
+        }
+
+        fn add(&mut self, part: &Part, times: Times, latest: (u64, u64)) {
+            if self.labels.len() == MOST_SECTIONS {
                 return;
             }
             let counts = part.used > 0;
-            self.count += 1;
-            push_number(&mut self.used, part.used, 7);
-            push_number(&mut self.dues, if counts { part.due_ms } else { 0 }, 7);
-            part.push_body(&mut self.bodies);
-            for number in part.label {
-                push_number(&mut self.labels, number, 6);
+            let newest_ms = if counts { part.newest_ms } else { 0 };
+            let due_ms = if counts { times.due_ms } else { 0 };
+            if self.labels.is_empty() {
+                self.first = [newest_ms, part.base];
+                self.dues_ms[0] = due_ms;
+            } else {
+                push_number(&mut self.bodies, newest_ms, 6);
+                push_number(&mut self.bodies, part.base, 7);
+                self.dues_ms[1] = self.dues_ms[1].min(due_ms);
             }
+            push_number(&mut self.used, part.used, 7);
+            self.bodies.extend(&part.body);
+            self.labels.push(part.label);
+            self.sizes.push(part.body.len());
             if counts {
-                self.since_ms = self.since_ms.max(start_ms);
+                self.since_ms = self.since_ms.max(times.start_ms);
                 if self.latest.is_none_or(|it| it.0 < latest.0) {
                     self.latest = Some(latest);
                 }
@@ -406,72 +481,80 @@ mod write {
         }
 
         fn join(self, expires_ms: u64) -> Vec<u8> {
-            let mut times = Vec::new();
-            push_number(&mut times, self.since_ms, 6);
-            push_number(&mut times, expires_ms, 6);
-            let (count, version) = (vec![self.count], vec![VERSION]);
-            let (used, dues) = (self.used, self.dues);
-            [count, used, dues, times, self.bodies, self.labels, version].concat()
+            let mark = match self.has_others {
+                true => 0,
+                false => mark(&self.labels) + u64::from(self.is_wide),
+            };
+            let mut bytes = Vec::new();
+            let [due_ms, others_ms] = self.dues_ms;
+            let times = [self.since_ms, due_ms, others_ms, expires_ms];
+            for number in [mark].into_iter().chain(times).chain([self.first[0]]) {
+                push_number(&mut bytes, number, 6);
+            }
+            push_number(&mut bytes, self.first[1], 7);
+            bytes.extend(self.used);
+            bytes.extend(self.bodies);
+            for (label, size) in self.labels.iter().zip(self.sizes) {
+                push_number(&mut bytes, label[0], LABEL / 2);
+                push_number(&mut bytes, label[1], LABEL / 2);
+                push_number(&mut bytes, size as u64, 4);
+            }
+            bytes.push(u8::try_from(self.labels.len()).unwrap_or(u8::MAX)); // never more
+            bytes.push(VERSION);
+            bytes
         }
     }
 
     impl Part {
-        fn of(section: &Section) -> Self {
+        fn of(section: &Section, is_wide: bool) -> Self {
             let kept = section.kept();
-            let mut part = Self {
+            let body = match section {
+                Section::Steps(queue) => body(queue, is_wide),
+                _ => Vec::new(),
+            };
+            Self {
                 label: label(section.spec()),
                 used: kept.used,
-                due_ms: kept.newest_end_ms,
                 newest_ms: kept.newest_end_ms,
-                first_ms: 0,
                 base: 0,
-                width: 0,
-                queue: Vec::new(),
-                room: 0,
-            };
-            match section {
-                Section::Steps(queue) => part.set_steps(queue),
-                Section::Calendar(_) => part.first_ms = part.newest_ms,
-                Section::Bucket(_) | Section::Concurrency(_) => {}
+                body,
             }
-            part
         }
+    }
 
-        /// Leaves room for more steps, so that the script can add some in place.
-        fn set_steps(&mut self, queue: &StepQueue) {
-            let (spec, steps) = (queue.spec(), queue.steps().collect::<Vec<_>>());
-            self.room = if spec.retention_ms > 0 { ROOM } else { 0 };
-            let Some((&(newest_ms, units), older)) = steps.split_last() else {
-                return;
-            };
-            self.first_ms = steps[0].0;
-            self.due_ms = newest_ms.min(spec.release(self.first_ms));
-            if older.is_empty() {
-                return;
+    /// The totals at the ends of the steps before the newest.
+    fn body(queue: &StepQueue, is_wide: bool) -> Vec<u8> {
+        let spec = queue.spec();
+        let size = if is_wide { 7 } else { 2 };
+        let mut total = 0;
+        let totals = queue.steps().map(|(end_ms, units)| {
+            total += units;
+            (end_ms / spec.step_ms, total)
+        });
+        let mut totals: Vec<(u64, u64)> = totals.collect();
+        let newest = totals.pop().map_or(0, |(step, _)| step);
+        let mut bytes = Vec::new();
+        match Places::of(spec) {
+            Places::None => {}
+            Places::Ring(places) => {
+                let places = places.get();
+                for place in 0..places {
+                    let ago = 1 + (newest + places - 1 - place) % places;
+                    let step = newest.saturating_sub(ago);
+                    let behind = totals.partition_point(|(end, _)| *end <= step);
+                    let total = behind.checked_sub(1).map_or(0, |last| totals[last].1);
+                    push_number(&mut bytes, total, size);
+                }
             }
-            // The totals of entries, and the numbers of steps that count, which span a window and a step.
-            let most = (self.used - units).max(spec.retention_ms / spec.step_ms + 1);
-            self.width = 1 + u64::from(most >= 1 << 16) + u64::from(most >= 1 << 32);
-            let (half, wrap) = entry_format(self.width).unwrap_or((7, 1 << 53));
-            let mut total = 0;
-            for (end_ms, units) in older {
-                total += units;
-                push_number(&mut self.queue, end_ms / spec.step_ms % wrap, half);
-                push_number(&mut self.queue, total % wrap, half);
+            Places::Queue => {
+                push_number(&mut bytes, size as u64, 1);
+                for (step, total) in totals {
+                    push_number(&mut bytes, step, 6);
+                    push_number(&mut bytes, total, size);
+                }
             }
-            self.room = self.queue.len().next_power_of_two().max(ROOM);
         }
-
-        fn push_body(&self, bytes: &mut Vec<u8>) {
-            push_number(bytes, self.newest_ms, 6);
-            push_number(bytes, self.first_ms, 6);
-            push_number(bytes, self.base, 7);
-            push_number(bytes, self.queue.len() as u64, 4);
-            push_number(bytes, self.room as u64, 4);
-            push_number(bytes, self.width, 1);
-            bytes.extend_from_slice(&self.queue);
-            bytes.resize(bytes.len() + self.room - self.queue.len(), 0);
-        }
+        bytes
     }
 
     /// Writes the block of an identity.
@@ -592,15 +675,16 @@ mod tests {
         #[test]
         fn a_section_of_a_later_kind_is_carried_along_as_it_is() {
             let mut value = counts(sections()).write(iter::empty(), NOW_MS).unwrap();
-            let label = value.len() - 1 - 5 * LABEL..value.len() - 1 - 4 * LABEL;
-            value[label.clone()][5] = 3 << 4; // the kind of the second section
-            let label = value[label].to_vec();
+            let label_at = value.len() - 2 - 5 * (LABEL + BODY_SIZE);
+            value[label_at + 5] = 3 << 4; // the kind of the second section
+            let label = value[label_at..label_at + LABEL + BODY_SIZE].to_vec();
             let mut read = Counts::read(&value).unwrap();
             assert_eq!(read.entry.sections().len(), sections().len() - 1);
             let (rule, expires_ms): (Rule, _) = ("9/1m".parse().unwrap(), read.expires_ms);
             let written = read.write(iter::once(rule), NOW_MS).unwrap();
             assert_eq!(read.expires_ms, expires_ms);
-            assert_eq!(written[written.len() - 1 - LABEL..][..LABEL], label);
+            let last = &written[..written.len() - 2];
+            assert!(last.ends_with(&label));
             let again = Counts::read(&written).unwrap();
             assert_eq!(format!("{:?}", again.later), format!("{:?}", read.later));
             assert_eq!(again.later[0].used, 13);

@@ -8,6 +8,6 @@ pub(super) use decode::{Replies, no_reply, number, read_replies};
 #[cfg(feature = "bb8")]
 pub(super) use encode::push_number;
 pub(super) use encode::{Call, VERSION};
+pub(super) use label::{Places, is_of_a_later_kind, labelled};
 #[cfg(feature = "bb8")]
-pub(super) use label::label;
-pub(super) use label::{is_of_a_later_kind, labelled};
+pub(super) use label::{label, mark};

@@ -85,7 +85,7 @@ impl Counting {
     }
 }
 
-/// A key that is new is handed over, and then nothing: charges in place, denials, looks, and settlements.
+/// Nothing is handed over: new keys, charges in place, denials, looks, and settlements.
 pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock) {
     let kinds = [
         ("sliding", "9/1m"),
@@ -95,8 +95,12 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
     ];
     for (name, rules) in kinds {
         let mut calls = Counting::new(&stores, &clock, name, rules);
+        assert!(
+            !calls.check(10).await.0,
+            "{name}: more than the limit of a new key"
+        );
         assert!(calls.check(1).await.0);
-        assert_eq!(calls.handed_over(), 1, "{name}: a new key");
+        assert_eq!(calls.handed_over(), 0, "{name}: a new key");
         assert!(calls.check(3).await.0 && !calls.check(9).await.0 && !calls.check(10).await.0);
         assert!(calls.check(0).await.0);
         assert_eq!(calls.handed_over(), 0, "{name}: in one step");
@@ -123,21 +127,27 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
     }
 }
 
-/// A section begins with room for eight steps, and then its room is doubled.
+/// Only the charge that brings the units of a rule to 2^16 is handed over, as entries become wide.
 pub async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, clock: ManualClock) {
-    for (name, rules) in [("sliding", "1000/1m")] {
+    for (name, rules, cost, becomes_wide) in [
+        ("sliding", "1000/1m", 1, vec![]),
+        ("within-a-step", "1000/1m@7s", 1, vec![]),
+        ("three", "99/1s,999/1m,999/1h", 1, vec![]),
+        ("month", "999/1m,999/month@UTC", 1, vec![]),
+        ("wide", "1000000/1m", 5_000, vec![13]),
+    ] {
         let mut calls = Counting::new(&stores, &clock, name, rules);
         let mut handed_over_at = Vec::new();
         for second in 0..200 {
-            assert!(calls.check(1).await.0);
+            assert!(calls.check(cost).await.0);
             if calls.handed_over() > 0 {
                 handed_over_at.push(second);
             }
             clock.advance(Duration::from_millis(1_000));
         }
-        assert_eq!(handed_over_at, [0, 9, 17, 33], "{name}");
+        assert_eq!(handed_over_at, becomes_wide, "{name}");
         clock.advance(Duration::from_secs(30));
-        assert!(calls.check(1).await.0);
+        assert!(calls.check(cost).await.0);
         assert_eq!(calls.handed_over(), 0, "{name}: many steps are released");
     }
 }

@@ -91,8 +91,12 @@ impl Keys {
 
     /// Keeps a set until its newest member expires, and then also, as a server does that knows nothing of the caller's
     /// clock.
-    fn keep_set(&mut self, key: &[u8], gone_ms: u64) -> i64 {
-        let (set, gone) = self.sets.get_mut(key).expect("there is a set");
+    fn keep(&mut self, key: &[u8], gone_ms: u64) -> i64 {
+        if let Some((_, gone)) = self.values.get_mut(key) {
+            *gone = gone_ms;
+            return 1;
+        }
+        let (set, gone) = self.sets.get_mut(key).expect("there is a key");
         assert!(set.iter().any(|it| it.0 == gone_ms), "as long as a member");
         *gone = gone_ms;
         1
@@ -430,7 +434,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
-        [b"GET" | b"ZCOUNT", key, ..] if keys.of_wrong_type.contains(key) => {
+        [b"GET" | b"GETRANGE" | b"ZCOUNT", key, ..] if keys.of_wrong_type.contains(key) => {
             let error = lua.create_table()?;
             error.set("err", "WRONGTYPE Operation against a key")?;
             Ok(LuaValue::Table(error))
@@ -439,6 +443,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
         }),
+        [b"GETRANGE", key, b"0", last] => {
+            let value = keys.get(key).map_or(&[][..], |(value, _)| value);
+            let part = value.len().min(1 + usize::try_from(number(last)).unwrap());
+            Ok(LuaValue::String(lua.create_string(&value[..part])?))
+        }
         [b"EXISTS", ref names @ ..] => {
             let is_there =
                 |key: &&&[u8]| keys.of_wrong_type.contains(**key) || keys.get(key).is_some();
@@ -465,8 +474,8 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         }
         [b"SETRANGE", key, at, part] => {
             let (value, _) = keys.values.get_mut(key).expect("there is a value");
-            assert_eq!(at, b"0");
-            value[..part.len()].copy_from_slice(part);
+            let at = usize::try_from(number(at)).unwrap();
+            value[at..at + part.len()].copy_from_slice(part);
             Ok(LuaValue::Integer(1))
         }
         [b"SET", key, value, b"KEEPTTL"] => {
@@ -544,9 +553,9 @@ fn call_set(lua: &Lua, keys: &mut Keys, args: &[&[u8]]) -> mlua::Result<LuaValue
         }
         [b"PEXPIRE", key, ms] => {
             let gone = keys.now_ms + number(ms) - SLACK_MS;
-            Ok(LuaValue::Integer(keys.keep_set(key, gone)))
+            Ok(LuaValue::Integer(keys.keep(key, gone)))
         }
-        [b"PEXPIREAT", key, gone] => Ok(LuaValue::Integer(keys.keep_set(key, number(gone)))),
+        [b"PEXPIREAT", key, gone] => Ok(LuaValue::Integer(keys.keep(key, number(gone)))),
         _ => panic!("not a command of the script: {args:?}"),
     }
 }

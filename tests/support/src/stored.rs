@@ -148,36 +148,61 @@ pub async fn foretells_the_script(store: &RedisStore, clock: &ManualClock, histo
 
 const A_MINUTE_MS: u64 = 60_000;
 
-/// The numbers of a value beside its counts.
+/// The numbers of a value, and of each section the size of its entries and how many units are used, by label.
 struct Layout {
-    used: Vec<u64>,
-    dues: Vec<u64>,
+    mark: u64,
     since_ms: u64,
+    /// Of the first section, and of all others.
+    dues_ms: [u64; 2],
+    used: Vec<u64>,
+    newest_ms: Vec<u64>,
     expires_ms: u64,
-    /// By label, the length of the queue and its room.
-    rooms: HashMap<Vec<u8>, (u64, u64)>,
+    sizes: HashMap<Vec<u8>, (usize, u64)>,
 }
 
 impl Layout {
     fn read(value: &[u8]) -> Self {
-        let number = |at: usize, size: usize| {
-            let bytes = value[at..at + size].iter().rev();
+        let count = usize::from(value[value.len() - 2]);
+        let mut at = 0;
+        let mut number = |size: usize| {
+            at += size;
+            let bytes = value[at - size..at].iter().rev();
             bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
         };
-        let count = usize::from(value[0]);
-        let (mut head, labels) = (13 + 14 * count, value.len() - 1 - 12 * count);
-        let rooms = (0..count).map(|section| {
-            let (length, room) = (number(head + 19, 4), number(head + 23, 4));
-            head += 28 + usize::try_from(room).unwrap();
-            let label = labels + 12 * section;
-            (value[label..label + 12].to_vec(), (length, room))
-        });
+        let [mark, since_ms, due_ms, others_ms, expires_ms, first_ms] = [6; 6].map(&mut number);
+        number(7);
+        let used: Vec<u64> = (0..count).map(|_| number(7)).collect();
+        let (mut newest_ms, mut sizes) = (Vec::new(), HashMap::new());
+        let labels = value[value.len() - 2 - 16 * count..].chunks(16).take(count);
+        for (place, (label, used)) in labels.zip(&used).enumerate() {
+            newest_ms.push(if place == 0 { first_ms } else { number(6) });
+            if place > 0 {
+                number(7);
+            }
+            let part = |at: usize, size: usize| {
+                let bytes = label[at..at + size].iter().rev();
+                bytes.fold(0, |number, byte| number << 8 | usize::from(*byte))
+            };
+            let (length, places) = (part(12, 4), part(6, 6).div_ceil(part(0, 6).max(1)));
+            let first_byte = usize::try_from(number(usize::from(length > 0))).unwrap();
+            number(length.saturating_sub(1));
+            if length > 0 {
+                let size = if places <= 256 {
+                    length / places
+                } else {
+                    first_byte
+                };
+                sizes.insert(label[..12].to_vec(), (size, *used));
+            }
+        }
         Self {
-            rooms: rooms.collect(),
-            used: (0..count).map(|it| number(1 + 7 * it, 7)).collect(),
-            dues: (count..2 * count).map(|it| number(1 + 7 * it, 7)).collect(),
-            since_ms: number(1 + 14 * count, 6),
-            expires_ms: number(7 + 14 * count, 6),
+            mark,
+            since_ms,
+            dues_ms: [due_ms, others_ms],
+            used,
+            newest_ms,
+            expires_ms,
+            sizes,
         }
     }
 }
@@ -190,16 +215,16 @@ struct Times {
 }
 
 impl Times {
-    fn of(section: &Section, used: u64, due_ms: u64, now_ms: u64) -> Self {
+    fn of(section: &Section, used: u64, newest_ms: u64, now_ms: u64) -> Self {
         let rule = section.rule(0);
         if let Some(refill) = rule.refill() {
             return Self {
-                start_ms: due_ms,
-                due_ms,
-                release_ms: due_ms + used.div_ceil(refill).min(FOR_EVER_MS),
+                start_ms: newest_ms,
+                due_ms: 0,
+                release_ms: newest_ms + used.div_ceil(refill).min(FOR_EVER_MS),
             };
         }
-        let newest_ms = section.newest_end_ms();
+        assert_eq!(newest_ms, section.newest_end_ms());
         if rule.in_calendar().is_some() {
             return Self {
                 start_ms: 0,
@@ -207,27 +232,21 @@ impl Times {
                 release_ms: newest_ms,
             };
         }
-        let steps = section.steps(now_ms);
-        let (oldest, newest) = (steps[0], steps[steps.len() - 1]);
-        let start_ms = newest.end_ms - ms(rule.step());
-        let mut right_ms = newest.end_ms.min(oldest.release_ms);
-        if steps.iter().map(|it| it.units).sum::<u64>() != used {
-            assert!(
-                start_ms > now_ms,
-                "only a settlement ahead of the clock leaves steps that are released"
-            );
-            right_ms = due_ms.min(right_ms);
-        }
+        let release_ms = section.steps(now_ms).last().unwrap().release_ms;
+        let start_ms = newest_ms - ms(rule.step());
+        // Within the newest step, the units of another are released so long after the start.
+        let within_ms = start_ms + (release_ms - newest_ms) % ms(rule.step());
+        let is_ahead = within_ms > now_ms.max(start_ms);
         Self {
             start_ms,
-            due_ms: right_ms,
-            release_ms: newest.release_ms,
+            due_ms: if is_ahead { within_ms } else { newest_ms },
+            release_ms,
         }
     }
 }
 
 /// The script has written a value at this time: then all times in it follow from the counts, as the README of the
-/// script says. With the value before the operation, so do the expiry and the room of each queue.
+/// script says. With the value before the operation, so does the expiry.
 pub fn assert_written(
     value: &[u8],
     gone_ms: u64,
@@ -238,34 +257,40 @@ pub fn assert_written(
     let (read, layout) = (StoredValue::read(value).unwrap(), Layout::read(value));
     assert_eq!(layout.expires_ms, gone_ms);
     assert_eq!(read.sections().len(), layout.used.len());
-    let (mut since_ms, mut release_ms, mut windows) = (0, 0, Vec::new());
+    let (mut since_ms, mut dues_ms, mut release_ms, mut windows) =
+        (0, [FOR_EVER_MS; 2], 0, Vec::new());
     for (index, section) in read.sections().iter().enumerate() {
-        let (used, due_ms) = (layout.used[index], layout.dues[index]);
+        let (used, newest_ms) = (layout.used[index], layout.newest_ms[index]);
+        let due_ms = &mut dues_ms[index.min(1)];
         if used == 0 {
-            assert_eq!(due_ms, 0);
+            *due_ms = 0;
             continue;
         }
         // The caller alone believes too late a time: of a bucket by its limit, of the calendar by its periods.
         let rule = section.rule(0);
         let may_be_ahead = rule.refill().is_some() || rule.in_calendar().is_some();
-        let is_ahead = may_be_ahead && due_ms > now_ms;
+        let is_ahead = may_be_ahead && newest_ms > now_ms;
         assert!(
             is_ahead || section.used(now_ms) > 0,
             "it counts no longer at {now_ms}: {section:?}"
         );
-        let times = Times::of(section, used, due_ms, now_ms);
-        assert_eq!(due_ms, times.due_ms);
+        let times = Times::of(section, used, newest_ms, now_ms);
+        *due_ms = times.due_ms.min(*due_ms);
         since_ms = times.start_ms.max(since_ms);
         if times.release_ms > release_ms {
             (release_ms, windows) = (times.release_ms, windows_of(section, rules));
         }
     }
-    // The fast path leaves it where all rules are buckets.
-    let are_buckets = read
-        .sections()
-        .iter()
-        .all(|it| it.rule(0).refill().is_some());
-    assert!(layout.since_ms == since_ms || are_buckets);
+    assert_eq!(layout.since_ms, since_ms);
+    assert_eq!(layout.dues_ms, dues_ms);
+    let size = if layout.mark % 2 == 0 { 2 } else { 7 };
+    assert!(layout.mark == 0 || layout.sizes.values().all(|it| it.0 == size));
+    for (size, used) in layout.sizes.values() {
+        assert!(
+            *size == 7 || *size == 2 && *used < 1 << 16,
+            "{size}: {used}"
+        );
+    }
     assert!(release_ms > now_ms, "nothing counts");
     let slack_ms = layout.expires_ms.checked_sub(release_ms).unwrap();
     assert!(slack_ms <= A_MINUTE_MS, "{slack_ms}");
@@ -283,27 +308,22 @@ pub fn assert_written(
     );
 }
 
-/// The plain script has written a value in the place of this one: queues have the room that they need.
-pub fn assert_room(value: &[u8], before: Option<&[u8]>, now_ms: u64) {
+/// The script has written a value in the place of this one: entries are wide only if they have to be, or were.
+pub fn assert_sizes(value: &[u8], before: Option<&[u8]>) {
     let before = before.map(Layout::read);
-    let before = before.filter(|it| it.expires_ms > now_ms);
-    for (label, (length, room)) in &Layout::read(value).rooms {
-        let was = before.as_ref().and_then(|it| it.rooms.get(label));
-        let is_fixed = label[6..] == [0; 6];
-        let least = if label[5] < 32 && !is_fixed { 32 } else { 0 };
-        let was = was.map_or(0, |(_, room)| *room).max(least);
-        let expected = match *length {
-            longer if longer > was => longer.max(2 * was).max(32),
-            short if was > 64 && 4 * short < was => (2 * short).max(32),
-            _ => was,
-        };
-        assert_eq!(*room, expected, "of {length}, and {was} before");
+    let layout = Layout::read(value);
+    let may_be_wide = layout.used.iter().any(|used| *used >= 1 << 16);
+    for (label, (size, used)) in &layout.sizes {
+        let was = before.as_ref().and_then(|it| it.sizes.get(label));
+        let was_wide = was.is_some_and(|(size, _)| *size == 7);
+        assert!(*size == 2 || may_be_wide || was_wide, "{used}");
     }
 }
 
 /// A caller with these rules has charged them: its sections come first, and others only if they still count.
 pub fn assert_sections(value: &[u8], rules: &[Rule]) {
     let (read, layout) = (StoredValue::read(value).unwrap(), Layout::read(value));
+    assert_eq!(layout.mark == 0, layout.used.len() > rules.len());
     for (index, section) in read.sections().iter().enumerate() {
         match rules.get(index) {
             Some(rule) => assert!(section.is_of(rule), "{rule}: {section:?}"),
@@ -317,7 +337,7 @@ fn windows_of(section: &Section, rules: &[Rule]) -> Vec<u64> {
     let rule = section.rule(0);
     let Some(refill) = rule.refill() else {
         let window_ms = if rule.in_calendar().is_some() {
-            0
+            A_MINUTE_MS
         } else {
             ms(rule.window())
         };

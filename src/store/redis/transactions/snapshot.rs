@@ -286,6 +286,8 @@ fn block(value: Option<&[u8]>) -> Result<Option<Block>, StoreError> {
 
 /// The counts of a key, of which nothing counts any more when the key expires.
 fn counts_at(now_ms: u64, value: Option<&[u8]>) -> Result<Counts, StoreError> {
+    // As for the script, an empty value is none.
+    let value = value.filter(|value| !value.is_empty());
     let counts = value.map(Counts::read).transpose()?;
     let counts = counts.unwrap_or_else(|| Counts::nothing(0));
     if counts.expires_ms > now_ms {

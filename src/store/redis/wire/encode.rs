@@ -3,6 +3,7 @@
 use std::{ops::Range, sync::LazyLock};
 
 use redis::{Cmd, Script};
+use smallvec::SmallVec;
 
 use crate::{
     domain::{
@@ -20,7 +21,7 @@ use crate::{
     store::redis::key_names::Names,
 };
 
-use super::label::label;
+use super::label::{Places, label, mark};
 
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(source()));
@@ -74,9 +75,22 @@ pub(in crate::store::redis) struct Call {
     version: u8,
     /// The call sends the periods of the calendar around this time.
     near_ms: u64,
-    /// The policies of the latest parts, and the numbers of these parts from 1: later parts name them.
-    policies: Vec<(u16, Range<usize>)>,
+    /// The policies of the latest parts: later parts name them.
+    policies: Vec<Sent>,
 }
+
+/// A policy in an argument.
+#[derive(Debug)]
+struct Sent {
+    /// The number of the part, from 1.
+    part: u16,
+    bytes: Range<usize>,
+    /// Where the rules are in memory, as most parts have those of one policy.
+    address: usize,
+}
+
+/// No rules have this address.
+const NOWHERE: usize = 0;
 
 /// With more policies than these in a call, some are sent again.
 const POLICIES: usize = 16;
@@ -284,7 +298,12 @@ impl Call {
     fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
         self.push_block(names, key, request);
         self.push_key(names, STRIKES, key);
-        self.push_task(Head::of(RESET + JOINED), &[strikes], NO_TAIL);
+        self.push_head(Head::of(RESET + JOINED));
+        // The address of these rules will be that of others.
+        if let Some(part) = self.push_policy_once(&[strikes], NOWHERE) {
+            push_number(&mut self.args.bytes, part.into(), 2);
+        }
+        self.args.end();
     }
 
     fn push_charge(&mut self, names: &Names, policy: &Policy, key: &Key) {
@@ -305,7 +324,7 @@ impl Call {
         arg.push(head.block_count);
     }
 
-    /// `tail` follows the policy: the ends of the charged steps, or the ids of slots.
+    /// `rules` live as long as the operations. `tail` follows the policy: the ends of the charged steps, or the ids of slots.
     fn push_task<const SIZE: usize>(
         &mut self,
         head: Head,
@@ -313,22 +332,12 @@ impl Call {
         tail: impl IntoIterator<Item = [u8; SIZE]>,
     ) {
         self.push_head(head);
-        let at = self.args.bytes.len();
-        push_number(&mut self.args.bytes, 0, 2); // this part has the policy
-        let policy_at = self.args.bytes.len();
-        self.push_policy(rules);
-        let (before, policy) = self.args.bytes.split_at(policy_at);
-        let is_it = |(_, range): &&(u16, Range<usize>)| before.get(range.clone()) == Some(policy);
-        let same = self.policies.iter().find(is_it).map(|(part, _)| *part);
-        if let Some(part) = same {
-            self.args.bytes.truncate(at);
+        let address = rules.as_ptr().addr();
+        let same = self.policies.iter().find(|it| it.address == address);
+        let part = same.map(|it| it.part);
+        let part = part.or_else(|| self.push_policy_once(rules, address));
+        if let Some(part) = part {
             push_number(&mut self.args.bytes, part.into(), 2);
-        } else if let Ok(part) = u16::try_from(self.args.ends.len() + 1) {
-            if self.policies.len() == POLICIES {
-                self.policies.remove(0);
-            }
-            let policy = policy_at..self.args.bytes.len();
-            self.policies.push((part, policy));
         }
         for bytes in tail {
             self.args.bytes.extend(bytes);
@@ -336,15 +345,54 @@ impl Call {
         self.args.end();
     }
 
+    /// Sends a policy with this part, unless an earlier part has an equal one: then returns the number of that part.
+    fn push_policy_once(&mut self, rules: &[Rule], address: usize) -> Option<u16> {
+        let at = self.args.bytes.len();
+        push_number(&mut self.args.bytes, 0, 2); // this part has the policy
+        let policy_at = self.args.bytes.len();
+        self.push_policy(rules);
+        let (before, policy) = self.args.bytes.split_at(policy_at);
+        let is_it = |it: &&Sent| before.get(it.bytes.clone()) == Some(policy);
+        if let Some(part) = self.policies.iter().find(is_it).map(|it| it.part) {
+            self.args.bytes.truncate(at);
+            return Some(part);
+        }
+        if let Ok(part) = u16::try_from(self.args.ends.len() + 1) {
+            if self.policies.len() == POLICIES {
+                self.policies.remove(0);
+            }
+            let bytes = policy_at..self.args.bytes.len();
+            self.policies.push(Sent {
+                part,
+                bytes,
+                address,
+            });
+        }
+        None
+    }
+
     fn push_policy(&mut self, rules: &[Rule]) {
         let arg = &mut self.args.bytes;
-        push_number(arg, rules.len() as u64, 1); // a policy has at most 16
+        let count = rules.len() as u64; // a policy has at most 16
+        push_number(arg, count, 1);
+        if rules.is_empty() {
+            return;
+        }
+        let specs = rules.iter().map(Spec::of);
+        let labels: SmallVec<[_; 16]> = specs.clone().map(label).collect();
+        let sizes: SmallVec<[_; 16]> = specs.map(body_size).collect();
+        push_number(arg, class(rules).into(), 1);
+        push_number(arg, mark(&labels), 6);
+        push_number(arg, last_read(rules, sizes[0]), 2);
         for rule in rules {
             push_number(arg, rule.limit(), 7);
         }
-        for number in rules.iter().flat_map(|rule| label(Spec::of(rule))) {
-            push_number(arg, number, 6);
+        for (label, size) in labels.iter().zip(&sizes) {
+            push_number(arg, label[0], 6);
+            push_number(arg, label[1], 6);
+            push_number(arg, *size, 4);
         }
+        push_number(arg, count, 1);
         arg.push(VERSION);
         for calendar in rules.iter().filter_map(Rule::in_calendar) {
             let boundaries = calendar.boundaries_ms(self.near_ms, AROUND_MS);
@@ -354,6 +402,54 @@ impl Call {
             }
         }
     }
+}
+
+/// How the fast path decides under a policy: 0 if it leaves that to the plain script.
+fn class(rules: &[Rule]) -> u8 {
+    const STEPS: u8 = 1;
+    const STEPS_AND_CALENDARS: u8 = 2;
+    const BUCKETS: u8 = 3;
+    const SLOTS: u8 = 4;
+
+    let of = |rule: &Rule| match Spec::of(rule) {
+        Spec::Steps(spec) if !matches!(Places::of(spec), Places::Queue) => STEPS,
+        Spec::Steps(_) => 0,
+        Spec::Calendar(_) => STEPS_AND_CALENDARS,
+        Spec::Bucket(_) => BUCKETS,
+        Spec::Concurrency(_) => SLOTS,
+    };
+    let (least, most) = rules
+        .iter()
+        .map(of)
+        .fold((u8::MAX, 0), |(least, most), class| {
+            (class.min(least), class.max(most))
+        });
+    match (least, most) {
+        (STEPS, STEPS_AND_CALENDARS) => STEPS_AND_CALENDARS,
+        _ if least == most => least,
+        _ => 0,
+    }
+}
+
+/// The bytes of the totals that a new section has.
+fn body_size(spec: Spec) -> u64 {
+    match spec {
+        Spec::Steps(spec) => match Places::of(spec) {
+            Places::Ring(places) => 2 * places.get(),
+            Places::None | Places::Queue => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// The last byte of a value, from 0, that the fast path reads first: as much as has the totals of the first rule, or all
+/// buckets, and the front of three rules.
+fn last_read(rules: &[Rule], first_size: u64) -> u64 {
+    let (front, count_size, head) = (43, 7, 13);
+    let count = rules.len() as u64;
+    let is_bucket = rules[0].refill().is_some();
+    let others = if is_bucket { (count - 1) * head } else { 0 };
+    (front + count * count_size + others + first_size).max(front + 3 * count_size) - 1
 }
 
 /// The first fields of an argument, behind the version.

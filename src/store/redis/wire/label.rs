@@ -1,5 +1,8 @@
 //! The label of a section: two numbers of 48 bits, as `lua/README.md` describes it.
 
+use std::num::NonZeroU64;
+
+use super::encode::VERSION;
 use crate::domain::{
     calendar::Calendar,
     rule::MAX_UNITS,
@@ -30,6 +33,41 @@ pub(in crate::store::redis) fn label(spec: Spec) -> [u64; 2] {
             [CALENDAR * KIND + label / SECOND, label % SECOND]
         }
     }
+}
+
+/// How a section keeps the totals at the ends of the steps before the newest.
+pub(in crate::store::redis) enum Places {
+    /// A fixed rule has no earlier steps.
+    None,
+    /// A place for each step that can count: the step with this number has the place `number % places`.
+    Ring(NonZeroU64),
+    /// An entry for each step that was charged.
+    Queue,
+}
+
+impl Places {
+    const MOST: u64 = 256;
+
+    pub(in crate::store::redis) fn of(spec: StepSpec) -> Self {
+        let places = spec.retention_ms.div_ceil(spec.step_ms);
+        match NonZeroU64::new(places) {
+            None => Self::None,
+            Some(places) if places.get() <= Self::MOST => Self::Ring(places),
+            Some(_) => Self::Queue,
+        }
+    }
+}
+
+/// An even number of 48 bits, never 0, for values that have sections with these labels and no others: the script compares it
+/// instead of the labels. Values with wide entries have the next number.
+pub(in crate::store::redis) fn mark(labels: &[[u64; 2]]) -> u64 {
+    // The golden ratio, as in Fibonacci hashing: all bits of a label reach the highest ones.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut mark = u64::from(VERSION);
+    for number in labels.as_flattened() {
+        mark = (mark ^ mark >> 29 ^ number).wrapping_mul(FACTOR);
+    }
+    ((mark ^ mark >> 29).wrapping_mul(FACTOR) >> 16 & !1).max(2)
 }
 
 /// The spec of a label; `None` if no rule has it.
@@ -88,6 +126,28 @@ mod tests {
         }
         let foreign = Spec::Calendar(CalendarSpec::Foreign((1 << 61) - 1));
         assert_eq!(labelled(label(foreign)), Some(foreign));
+    }
+
+    #[test]
+    fn a_mark_names_one_sequence_of_labels() {
+        let labels = [[17, 1_000], [1_000, 60_000], [1_000, 17], [0, 0]];
+        let mut marks: Vec<u64> = (0..labels.len())
+            .flat_map(|first| (first..=labels.len()).map(move |end| mark(&labels[first..end])))
+            .collect();
+        marks.push(mark(&[labels[1], labels[0]]));
+        marks.sort_unstable();
+        assert!(
+            marks
+                .iter()
+                .all(|mark| (1..1 << 48).contains(mark) && mark % 2 == 0)
+        );
+        let count = marks.len();
+        marks.dedup();
+        assert_eq!(
+            marks.len(),
+            count - 3,
+            "the empty sequence was there four times"
+        );
     }
 
     #[test]
