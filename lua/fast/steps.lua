@@ -44,8 +44,8 @@ local function read(policy, i)
   return value, wide
 end
 
--- What a section still uses of the units that it had, and the total up to the last step that is released; and the number
--- of that step. Its totals begin at `at`.
+-- Releases steps: returns the units that the section still uses, the total up to the end of the last step that is
+-- released, and the number of that step. The totals of the section begin at `at`.
 local function release(rule, value, at, wide, newest, used, base)
   local step, places, gone = rule.step, rule.places, now - rule.retention
   local number = newest / step
@@ -56,7 +56,8 @@ local function release(rule, value, at, wide, newest, used, base)
   return used - (total - base) % WRAP[wide], total, gone
 end
 
--- When a rule that denies has released `over` units. Often only the newest step has so many.
+-- Returns the time at which a rule that denies has released `over` units. The search tries the newest step first, as
+-- mostly no earlier total is so high.
 local function fits_at(rule, value, at, wide, newest, base, gone, over)
   local places, entry, size, wrap = rule.places, ENTRY[wide], SIZE[wide], WRAP[wide]
   local high = newest / rule.step

@@ -28,7 +28,7 @@ local function units_until(section, number)
   return units_read(section, number) - section.released_units - taken
 end
 
--- The first number at which so many units are reached, above 0.
+-- Returns the number of the first step up to whose end the total is at least `units`, which are more than 0.
 local function first_with(section, units)
   local low, high = math.max(section.released, section.read_newest - section.rule.places - 1), nil
   high = section.newest / section.rule.step
@@ -62,14 +62,14 @@ function ring.bytes(section, width)
 end
 
 -- A queue has an entry for each earlier step, oldest first: the number and the total. Its first byte is the size of the
--- totals. It serves rules with so many steps that most are never charged.
+-- totals. Rules with more steps than a ring has keep one.
 local queue = {}
 
 function queue.width(section)
   return byte(section.body) == WIDE.size and WIDE or NARROW
 end
 
--- Where the i-th entry is, and the format.
+-- Returns the place of the i-th entry, and the format of an entry.
 local function entry_at(section, i)
   return 2 + (i - 1) * (6 + section.width.size), '<I6' .. section.width.format
 end

@@ -378,7 +378,7 @@ mod write {
     /// The time of `due` where there is no other section.
     const NEVER_MS: u64 = 1 << 47;
 
-    /// From so many units on, totals need wide entries. Then all sections of the value get them.
+    /// Returns whether the totals of a section need wide entries. Then all sections of the value get them.
     fn needs_wide(section: &Section) -> bool {
         matches!(section, Section::Steps(_) | Section::Calendar(_))
             && section.kept().used >= 1 << 16
@@ -390,7 +390,7 @@ mod write {
         is_wide: bool,
         has_others: bool,
         since_ms: u64,
-        /// Of the first section, and of all others.
+        /// When the first section is due, and when any other is.
         dues_ms: [u64; 2],
         used: Vec<u8>,
         bodies: Vec<u8>,

@@ -85,7 +85,7 @@ struct Sent {
     /// The number of the part, from 1.
     part: u16,
     bytes: Range<usize>,
-    /// Where the rules are in memory, as most parts have those of one policy.
+    /// The address of the rules in memory: most parts have the rules of one policy, and are not encoded again.
     address: usize,
 }
 
