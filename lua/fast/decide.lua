@@ -59,8 +59,8 @@ while fast_path and reply and i <= last do
       if not is_one then counts = nil end
     end
   elseif class and action < RENEW then
-    local value, is_full = try('GETRANGE', KEYS[i], '0', policy.upto), false -- of an error, `#` is 0
-    if class == STEPS and #value > 63 and is_check and units > 0 and not is_denied then
+    local value, is_charge = try('GETRANGE', KEYS[i], '0', policy.upto), units > 0 and not is_denied -- of an error, `#` is 0
+    if class == STEPS and #value > 63 and is_check and is_charge then
       local is, since, due, others, expires, newest, base, used, second, third =
         unpack('<I6I6I6I6I6I6I7I7I7I7', value) -- the front; what it lacks of three rules is any number
       local wide, total, totals = is - policy.mark, used + units, second + units
@@ -73,20 +73,29 @@ while fast_path and reply and i <= last do
             counts = pack(policy.counts, total, totals, third)
             values[i], offsets[i], form = counts, '43', policy.form
           end
-          is_full = total > policy[4] or totals > policy[5] or third > policy[6]
         elseif fit and wide == 0 then
           charge_first = charge_first or fast_first(now, values, offsets, expiries, rep, sub, pack, unpack)
           counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, third)
           if counts then form = policy.form end
         end
+        -- Units of other rules that do not fit now are not released now either.
+        if not counts and (now < due and total > policy[4] or totals > policy[5] or third > policy[6]) then is_charge = false end
       end
     end
     if not counts and class == BUCKETS and is_check and (value == '' or #value > 63 and unpack('<I6', value) == policy.mark) then
       buckets = buckets or fast_bucket(now, values, expiries, offsets, rep, sub, pack, unpack, spread)
       fits, form, counts = buckets(policy, i, value, units, is_denied)
     elseif not counts and class < BUCKETS and (value == '' or #value > 63) then
-      steps = steps or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread)
-      fits, form, counts = steps(policy, i, value == '', units, task.action, is_denied, is_full)
+      if is_charge then
+        steps = steps or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
+        counts = steps(policy, i, value == '', units, task.action)
+        if counts then form = policy.form end
+      end
+      if not counts then
+        usage_of = usage_of or fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)
+        fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 53) -- settlements always fit
+        if fits and is_charge then counts = nil end
+      end
     end
   end
 

@@ -27,3 +27,12 @@ local function read_policy(task, arg, tasks)
     form = rules == 1 and '\2\1' or rules == 2 and '\2\2' or '\2' .. string.char(rules),
   }
 end
+
+-- The end of the current period of the calendar, whose boundaries begin at `at`, and the place behind them; or nothing
+-- if the time may be in none. A boundary has 6 bytes.
+local function read_period(arg, at, now)
+  local count, i = string.byte(arg, at), 1
+  local bounds = { struct.unpack('<' .. string.rep('I6', count), arg, at + 1) }
+  while i <= count and bounds[i] <= now do i = i + 1 end
+  if i > 1 and i + 2 <= count then return bounds[i], at + 1 + count * 6 end
+end

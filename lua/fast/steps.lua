@@ -1,16 +1,8 @@
--- The fast path's denials, new keys, settlements, and charges while any rule is due. Calendar rules are as fixed rules
--- here, with one step that ends with the period. These functions return nothing if the plain script has to decide.
+-- The fast path's new keys, settlements, and charges while any rule is due. Calendar rules are as fixed rules here, with
+-- one step that ends with the period. These functions return nothing if the units do not fit, or if the plain script has
+-- to decide.
 
 local ENTRY, SIZE, WRAP = { [0] = '<I2', '<I7' }, { [0] = 2, 7 }, { [0] = 2 ^ 16, 2 ^ 53 } -- narrow and wide
-
--- The end of the current period of the calendar, whose boundaries begin at `at`, and the place behind them; or nothing
--- if the time may be in none. A boundary has 6 bytes.
-local function read_period(arg, at)
-  local count, i = string.byte(arg, at), 1
-  local bounds = { unpack('<' .. rep('I6', count), arg, at + 1) }
-  while i <= count and bounds[i] <= now do i = i + 1 end
-  if i > 1 and i + 2 <= count then return bounds[i], at + 1 + count * 6 end
-end
 
 -- The rules of a policy. `lag`: how long before the end of a step units are released within it, below 0, or 0.
 local function shape_of(policy)
@@ -21,7 +13,7 @@ local function shape_of(policy)
     local limit, step, retention, size = unpack('<I7', arg, 20 + k * 7), nil, nil, nil
     step, retention, size = unpack('<I6I6I4', arg, labels_at + k * 16 - 16)
     if step >= 2 ^ 44 then
-      step, periods_at = read_period(arg, periods_at)
+      step, periods_at = read_period(arg, periods_at, now)
       if not step then return false end
       retention = 0
     end
@@ -54,50 +46,6 @@ local function release(rule, value, at, wide, newest, used, base)
   if gone < number - places then return used, base, gone end
   local total = unpack(ENTRY[wide], value, at + gone % places * SIZE[wide])
   return used - (total - base) % WRAP[wide], total, gone
-end
-
--- Returns the time at which a rule that denies has released `over` units. The search tries the newest step first, as
--- mostly no earlier total is so high.
-local function fits_at(rule, value, at, wide, newest, base, gone, over)
-  local places, entry, size, wrap = rule.places, ENTRY[wide], SIZE[wide], WRAP[wide]
-  local high = newest / rule.step
-  local low = gone > high - places - 1 and gone or high - places - 1
-  local middle = high - 1
-  while middle > low do
-    if (unpack(entry, value, at + middle % places * size) - base) % wrap < over then low = middle else high = middle end
-    middle = (high + low) / 2
-    middle = middle - middle % 1
-  end
-  return high * rule.step + rule.retention
-end
-
--- Whether the units of a check fit, and the usage.
-local function usage_of(policy, i, units, is_check)
-  local value, wide = read(policy, i)
-  if not value then return end
-  local rules, usage, fits, newest, base = policy.rules, '', true, nil, nil
-  local at = 44 + rules * 7
-  newest, base = unpack('<I6I7', value, 31)
-  for k = 1, rules do
-    local rule, used, gone, when = policy.shape[k], unpack('<I7', value, 37 + k * 7), 0, 0
-    if k > 1 then newest, base, at = unpack('<I6I7', value, at) end
-    if newest + rule.lag > now then
-      if newest ~= now - now % rule.step + rule.step then return end
-    elseif rule.step > now and newest > 0 then
-      return -- another period of the calendar
-    else
-      used, base, gone = release(rule, value, at, wide, newest, used, base)
-      if used < 0 then return end
-    end
-    local over = used - rule.limit + units
-    if over > 0 and is_check then
-      fits = false
-      if units <= rule.limit then when = fits_at(rule, value, at, wide, newest, base, gone, over) end
-    end
-    usage = usage .. pack('<I7I6I6', used, used > 0 and newest or 0, when)
-    at = at + rule.places * SIZE[wide]
-  end
-  return fits, usage
 end
 
 -- The totals of a section from the first place on, with an entry for each step since the newest, and where the unchanged
@@ -210,25 +158,15 @@ local function take(policy, i, units)
   return values[i]
 end
 
--- Decides a check or settlement of KEYS[i], which surely denies if it `is_full`. Returns whether it fits, and the form and
--- the bytes of the usage.
-return function(policy, i, is_new, units, action, is_denied, is_full)
-  local is_check, fits, counts, usage = action < ADD, true, nil, nil
+-- Charges or takes the units of a check or settlement of KEYS[i]. Returns the used units of each rule, packed.
+return function(policy, i, is_new, units, action)
+  local is_check = action < ADD
   if policy.shape == nil then policy.shape = shape_of(policy) end
   if not policy.shape then return end
-  if action == TAKE then return true, policy.form, not is_new and take(policy, i, units) end
-  if is_new then
-    for k = 1, policy.rules do
-      if is_check and units > policy.shape[k].limit then fits = false end
-    end
-    if units == 0 or is_denied or not fits then return fits, '\1', rep('\0', policy.rules * 19) end
-    return true, policy.form, create(policy, i, units)
+  if action == TAKE then return not is_new and take(policy, i, units) or nil end
+  if not is_new then return charge(policy, i, units, is_check) end
+  for k = 1, policy.rules do
+    if is_check and units > policy.shape[k].limit then return end
   end
-  if units > 0 and not is_denied and not is_full then
-    counts = charge(policy, i, units, is_check)
-    if counts or not is_check then return true, policy.form, counts end
-  end
-  fits, usage = usage_of(policy, i, units, is_check)
-  if fits and units > 0 and not is_denied then return end
-  return fits, '\1', usage
+  return create(policy, i, units)
 end

@@ -411,11 +411,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("elseif fit and wide == 0 then", "elseif fit then"),
             (
-                "and units > 0 and not is_denied then",
-                "and not is_denied then",
-            ),
-            ("and units > 0 and not is_denied then", "and units > 0 then"),
-            (
                 "#value > 63 and unpack('<I6', value) == policy.mark",
                 "#value > 63",
             ),
@@ -424,15 +419,16 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "offsets[part] = nil",
             ),
             ("counts, '43', policy.form", "counts, '6', policy.form"),
+            ("units > 0 and not is_denied --", "not is_denied --"),
+            ("units > 0 and not is_denied --", "units > 0 --"),
+            ("now < due and total > policy[4]", "total > policy[4]"),
+            ("if fits and is_charge then counts = nil end", ""),
+            ("is_check and units or -2 ^ 53", "units"),
         ],
     ),
     (
         "fast/steps.lua",
         &[
-            (
-                "while i <= count and bounds[i] <= now do",
-                "while i <= count and bounds[i] < now do",
-            ),
             ("lag > 0 and lag - step or 0", "0"),
             (
                 "if gone >= number then return 0, 0, gone end",
@@ -443,20 +439,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if gone <= number - places then",
             ),
             ("% WRAP[wide], total, gone", "% WRAP[wide], base, gone"),
-            (
-                "gone > high - places - 1 and gone or high - places - 1",
-                "high - places - 1",
-            ),
-            ("% wrap < over then low", "% wrap <= over then low"),
-            (
-                "      if newest ~= now - now % rule.step + rule.step then return end\n    elseif",
-                "    elseif",
-            ),
-            (
-                "    elseif rule.step > now and newest > 0 then\n      return -- another period of the calendar\n",
-                "",
-            ),
-            ("if over > 0 and is_check then", "if over > 0 then"),
             ("rep(entry, behind / size) ..", "rep(entry, behind) .."),
             (
                 "if newest + rule.lag <= now then\n      if step",
@@ -506,26 +488,21 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if totals[k] <= before then return end",
                 "if totals[k] < before then return end",
             ),
-            ("not is_denied and not is_full then", "not is_full then"),
-            (
-                "if fits and units > 0 and not is_denied then return end",
-                "",
-            ),
             (
                 "if units >= 2 ^ 16 then return end",
                 "if units > 2 ^ 16 then return end",
             ),
             (
-                "if is_check and units > policy.shape[k].limit then fits = false end",
+                "if is_check and units > policy.shape[k].limit then return end",
                 "",
             ),
             (
-                "if units == 0 or is_denied or not fits then return fits",
-                "if units == 0 or not fits then return fits",
+                "if action == TAKE then return not is_new and take(policy, i, units) or nil end",
+                "",
             ),
             (
-                "if units == 0 or is_denied or not fits then return fits",
-                "if is_denied or not fits then return fits",
+                "if gone >= number then return 0, 0, gone end",
+                "if gone > number then return 0, 0, gone end",
             ),
         ],
     ),
@@ -566,6 +543,47 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "fast/usage.lua",
+        &[
+            ("units > (rules < 4", "units >= (rules < 4"),
+            ("if since > now or wide", "if wide"),
+            ("if wide == 1 then", "if wide > 1 then"),
+            (
+                "wide ~= 0 and wide ~= 1 then return end",
+                "false then return end",
+            ),
+            ("value, 37 + k * 7), rules < 4", "value, 44), rules < 4"),
+            (
+                "  if over <= 0 and now < due and not",
+                "  if now < due and not",
+            ),
+            (
+                "over <= 0 and now < due and not is_calendar",
+                "over <= 0 and not is_calendar",
+            ),
+            (
+                "over <= 0 and now < due and not is_calendar",
+                "over <= 0 and now < due",
+            ),
+            ("if is_calendar and newest ~= step then return end", ""),
+            ("if gone >= number then", "if gone > number then"),
+            (
+                "elseif gone >= number - places then",
+                "elseif gone > number - places then",
+            ),
+            (
+                "used, base = used - (total - base) % wrap, total",
+                "used = used - (total - base) % wrap",
+            ),
+            (
+                "gone > number - places - 1 and gone or number - places - 1",
+                "number - places - 1",
+            ),
+            ("% wrap < over then low", "% wrap <= over then low"),
+            ("at + places * size, others", "at + places * size, due"),
+        ],
+    ),
+    (
         "fast/policy.lua",
         &[
             ("if class == 0 then return false end", ""),
@@ -581,6 +599,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("rules > 3 and class == 1 and 2 or class", "class"),
             ("rules == 2 and '<I7I7'", "rules == 2 and '<I7I6'"),
             ("unpack('<I6', arg, 40)", "unpack('<I6', arg, 34)"),
+            (
+                "while i <= count and bounds[i] <= now do",
+                "while i <= count and bounds[i] < now do",
+            ),
         ],
     ),
     (
@@ -589,30 +611,30 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("if gained < 0 then return end", ""),
             ("fits and units <= (", "fits and units < ("),
             ("fits = fits and units", "fits = units"),
-            ("(now - time) * refill", "(now - time) * period"),
-            (
-                "gained < lacking and lacking - gained or 0",
-                "lacking - gained",
-            ),
-            ("- lacking) / period", "- lacking) / period + 1"),
             ("k == 1 and 6 or rules + 4 + k * 2", "6"),
-            (
-                "units == 0 or is_denied then return",
-                "units == 0 then return",
-            ),
-            (
-                "usage .. pack('<I7I6I6', lacking, now, 0)",
-                "usage .. pack('<I7I6I6', lacking, 0, 0)",
-            ),
-            (
-                "missing[k] + units * periods[k]",
-                "missing[k] + units * periods[1]",
-            ),
-            ("(missing[k] % refill > 0 and 1 or 0)", "0"),
             ("if full > front[5] then", "if true then"),
             ("to_fill - to_fill % 1", "to_fill"),
             ("(window < 60000 and window or 60000)", "60000"),
             ("rules > 1 and 0 or 2 ^ 47", "0"),
+            ("* shape[k * 2]\n", "* shape[k * 2 - 1]\n"),
+            (
+                "gained < missing and missing - gained or 0",
+                "missing - gained",
+            ),
+            (
+                "- missing) / shape[k * 2 - 1]",
+                "- missing) / shape[k * 2 - 1] + 1",
+            ),
+            (
+                "usage .. pack('<I7I6I6', front[k + 7], now, 0)",
+                "usage .. pack('<I7I6I6', front[k + 7], 0, 0)",
+            ),
+            ("front[k + 7] + units * period", "front[k + 7] + units"),
+            ("(missing % refill > 0 and 1 or 0)", "0"),
+            (
+                "front[3], front[4], front[6], front[7] = policy.mark, now, 0,",
+                "front[3], front[4], front[6], front[7] = policy.mark, 0, 0,",
+            ),
         ],
     ),
     (
