@@ -6,9 +6,13 @@
 //! toolchain; with another one the bench only prints. `cargo bench --bench budget -- renew` writes the file. The row of
 //! `tower_governor` is a yardstick, and is not checked.
 //!
+//! `cargo bench --bench budget -- redis` counts the instructions of the Redis server for a check, against the budgets of
+//! `redis.toml`, which hold for one version of Redis; `-- redis renew` writes that file.
+//!
 //! A commit that raises a budget says why in its message.
 
 mod callgrind;
+mod redis;
 mod rows;
 mod server;
 
@@ -71,6 +75,13 @@ fn main() -> ExitCode {
     {
         rows::run(name, requests.parse().unwrap());
         return ExitCode::SUCCESS;
+    }
+    if arguments.iter().any(|it| it == "in-redis") {
+        redis::run();
+        return ExitCode::SUCCESS;
+    }
+    if arguments.iter().any(|it| it == "redis") {
+        return redis::check(arguments.iter().any(|it| it == "renew"));
     }
     let toolchain = toolchain();
     let measured = measure_all();

@@ -25,9 +25,11 @@ end
 if block_count > 0 and not blocks_found then -- asks once for the whole call; Lua surely passes on 4000 keys
   blocks_found = #KEYS - last_part > 4000 or try('EXISTS', spread(KEYS, last_part + 1))
 end
-for block = next_block, next_block + block_count - 1 do
-  stored[block] = blocks_found ~= 0 and try('GET', KEYS[block])
-  if stored[block] then reply = nil end
+if block_count > 0 and blocks_found ~= 0 then
+  for block = next_block, next_block + block_count - 1 do
+    stored[block] = try('GET', KEYS[block])
+    if stored[block] then reply = nil end
+  end
 end
 
 while fast_path and reply and i <= last do
@@ -59,7 +61,8 @@ while fast_path and reply and i <= last do
       if not is_one then counts = nil end
     end
   elseif class and action < RENEW then
-    local value, is_charge = try('GETRANGE', KEYS[i], '0', policy.upto), units > 0 and not is_denied -- of an error, `#` is 0
+    local value = try('GETRANGE', KEYS[i], '0', policy.upto) -- of an error, `#` is 0
+    local is_charge, may_deny = units > 0 and not is_denied, false
     if class == STEPS and #value > 63 and is_check and is_charge then
       local is, since, due, others, expires, newest, base, used, second, third =
         unpack('<I6I6I6I6I6I6I7I7I7I7', value) -- the front; what it lacks of three rules is any number
@@ -78,23 +81,25 @@ while fast_path and reply and i <= last do
           counts = charge_first(policy, i, value, units, since, others, expires, newest, base, used, totals, third)
           if counts then form = policy.form end
         end
-        -- Units of other rules that do not fit now are not released now either.
-        if not counts and (now < due and total > policy[4] or totals > policy[5] or third > policy[6]) then is_charge = false end
       end
+      may_deny = total > policy[4] or totals > policy[5] or third > policy[6]
     end
     if not counts and class == BUCKETS and is_check and (value == '' or #value > 63 and unpack('<I6', value) == policy.mark) then
       buckets = buckets or fast_bucket(now, values, expiries, offsets, rep, sub, pack, unpack, spread)
       fits, form, counts = buckets(policy, i, value, units, is_denied)
     elseif not counts and class < BUCKETS and (value == '' or #value > 63) then
-      if is_charge then
-        steps = steps or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
-        counts = steps(policy, i, value == '', units, task.action)
-        if counts then form = policy.form end
-      end
-      if not counts then
-        usage_of = usage_of or fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)
-        fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 53) -- settlements always fit
-        if fits and is_charge then counts = nil end
+      for turn = may_deny and 1 or 2, 3 do -- where units may not fit, it looks first
+        if counts then break end
+        if turn ~= 2 then
+          usage_of = usage_of or fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)
+          fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 53) -- settlements always fit
+          if fits and is_charge then counts = nil end
+        elseif is_charge then
+          steps = steps
+            or fast_steps(now, ADD, TAKE, KEYS, ARGV, stored, values, offsets, expiries, try, rep, sub, pack, unpack, spread, read_period)
+          counts = steps(policy, i, value == '', units, task.action)
+          if counts then fits, form = true, policy.form end
+        end
       end
     end
   end

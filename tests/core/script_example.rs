@@ -1,6 +1,11 @@
-//! Proves that the example of `lua/README.md` is a call of the script and its reply, byte by byte.
+//! Proves that the example of `lua/README.md` is a call of the script and its reply, byte by byte, and that the script sends
+//! the commands that the page lists.
 
-use sluicegate::{Charge, Key, Policy, RedisStore, Store, manual_clock::ManualClock, store::Check};
+use sluicegate::{
+    Charge, Key, Policy, RedisStore, Store,
+    manual_clock::ManualClock,
+    store::{Check, Settlement, StoreExt},
+};
 use support::lua::LuaServer;
 
 const README: &str = include_str!("../../lua/README.md");
@@ -41,4 +46,36 @@ async fn the_example_of_the_readme_is_what_is_sent_and_replied() {
         assert_eq!(server.last_call()[0], sent, "a cost of {cost}");
         assert_eq!(&server.last_reply().unwrap(), reply, "a cost of {cost}");
     }
+}
+
+/// The commands of each block below the heading: a line holds one, and an explanation behind two spaces.
+fn traces() -> Vec<Vec<&'static str>> {
+    let (_, traces) = README.split_once("### Two traces").unwrap();
+    let (traces, _) = traces.split_once("\n## ").unwrap();
+    let blocks = traces.split("\n\n").filter(|it| it.starts_with("    "));
+    let command = |line: &'static str| line.trim_start().split("  ").next().unwrap();
+    blocks
+        .map(|block| block.lines().map(command).collect())
+        .collect()
+}
+
+#[tokio::test]
+async fn the_script_sends_the_commands_that_the_readme_lists() {
+    let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_123));
+    let store = RedisStore::from_connection(server.clone()).clock(clock);
+    let policy = |name, limit| Policy::parse(name, &format!("{limit}/1m@1s")).unwrap();
+    let (user, team) = (policy("user", 10), policy("team", 4));
+    let check = |cost| {
+        let charge = |policy, name| Charge::new(policy, Key::new("name", name), cost);
+        Check::new([charge(&user, "alice"), charge(&team, "blue")]).unwrap()
+    };
+    let admitted = store.check(&check(3)).await.unwrap();
+    let [denial, settlement] = &traces()[..] else {
+        panic!("two blocks of commands");
+    };
+    assert!(!store.check(&check(2)).await.unwrap().is_allowed());
+    assert_eq!(&server.last_commands(), denial);
+    let settled = Settlement::new(admitted.usage(), |_| 1).unwrap();
+    store.settle(&settled).await.unwrap();
+    assert_eq!(&server.last_commands(), settlement);
 }

@@ -419,11 +419,15 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "offsets[part] = nil",
             ),
             ("counts, '43', policy.form", "counts, '6', policy.form"),
-            ("units > 0 and not is_denied --", "not is_denied --"),
-            ("units > 0 and not is_denied --", "units > 0 --"),
-            ("now < due and total > policy[4]", "total > policy[4]"),
             ("if fits and is_charge then counts = nil end", ""),
             ("is_check and units or -2 ^ 53", "units"),
+            ("may_deny = total > policy[4] or", "may_deny = true or"),
+            (
+                "then fits, form = true, policy.form end",
+                "then form = policy.form end",
+            ),
+            ("units > 0 and not is_denied, false", "not is_denied, false"),
+            ("units > 0 and not is_denied, false", "units > 0, false"),
         ],
     ),
     (

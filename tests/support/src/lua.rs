@@ -36,6 +36,8 @@ struct Keys {
     /// The arguments of the last `EVAL`, and the reply.
     eval: Vec<Vec<u8>>,
     reply: Option<Vec<u8>>,
+    /// The commands of that call.
+    commands: Vec<Vec<Vec<u8>>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
     /// The sorted sets of slots: the score of each member, and when the key is gone.
@@ -223,6 +225,20 @@ impl LuaServer {
         self.keys.lock().unwrap().reply.clone()
     }
 
+    /// The commands of the last call, with `KEYS[i]` for its keys and the size of each text of bytes.
+    pub fn last_commands(&self) -> Vec<String> {
+        let keys = self.keys.lock().unwrap();
+        let name_of = |arg: &Vec<u8>| match keys.eval[2..].iter().position(|key| key == arg) {
+            Some(place) => format!("KEYS[{}]", place + 1),
+            None if arg.iter().all(u8::is_ascii_alphanumeric) => {
+                String::from_utf8(arg.clone()).unwrap()
+            }
+            None => format!("({} bytes)", arg.len()),
+        };
+        let words = |command: &Vec<Vec<u8>>| command.iter().map(name_of).collect::<Vec<_>>();
+        keys.commands.iter().map(|it| words(it).join(" ")).collect()
+    }
+
     /// Replaces the value of a key; `None` makes its value one of another type.
     pub fn put(&self, key: &str, value: Option<&[u8]>) {
         let mut keys = self.keys.lock().unwrap();
@@ -345,7 +361,11 @@ impl LuaServer {
 
     fn eval(&self, args: &[&[u8]]) -> RedisResult<Value> {
         let keys = usize::try_from(number(args[1])).unwrap();
-        self.keys.lock().unwrap().eval = args.iter().map(|arg| arg.to_vec()).collect();
+        {
+            let mut keys = self.keys.lock().unwrap();
+            keys.eval = args.iter().map(|arg| arg.to_vec()).collect();
+            keys.commands.clear();
+        }
         self.set_clock(&args[2 + keys..]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
@@ -425,9 +445,10 @@ fn number(text: &[u8]) -> u64 {
 
 /// The commands that the script may use, with the same arguments as in Redis.
 fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
-    let args: Vec<Vec<u8>> = args.iter().map(argument).collect();
-    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+    let command: Vec<Vec<u8>> = args.iter().map(argument).collect();
+    let args: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
     let mut keys = keys.lock().unwrap();
+    keys.commands.push(command.clone());
     match args[..] {
         [b"TIME"] => {
             let now = since_epoch() + keys.ahead;
