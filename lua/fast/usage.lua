@@ -30,7 +30,7 @@ return function(policy, i, value, units)
     if over <= 0 and now < due and not is_calendar then
       newest = current
     else
-      local stop = at + places * size
+      local stop = at + places * size - 1 -- the last byte of the body
       if #value < stop then
         value = stored[i] or try('GET', KEYS[i])
         stored[i] = value

@@ -13,7 +13,7 @@ const README: &str = include_str!("../../lua/README.md");
 /// The bytes of the blocks below the heading: those at the beginning of each line.
 fn example() -> Vec<Vec<u8>> {
     let (_, example) = README.split_once("### One example").unwrap();
-    let (example, _) = example.split_once("\n## ").unwrap();
+    let (example, _) = example.split_once("\n##").unwrap();
     let is_byte = |word: &&str| word.len() == 2 && u8::from_str_radix(word, 16).is_ok();
     let bytes = |line: &str| -> Vec<u8> {
         let words = line.split(' ').skip_while(|it| it.is_empty());
