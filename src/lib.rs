@@ -61,7 +61,7 @@
 //! | how to limit concurrent requests over all replicas | [`middleware::concurrency`] |
 //! | how to limit tokens or money, known when a response ends | [`middleware::costs`] |
 //! | how all replicas obey a limit of another service | [`middleware::obey`] |
-//! | how to move from `tower_governor` | [`middleware::migration`] |
+//! | how to move from `tower_governor`, and which crate you need | [`middleware::migration`] |
 //!
 //! # The life of a request
 //!

@@ -25,6 +25,7 @@ pub mod migration {
     //! Migrating from the crate `tower_governor`: its settings and their counterparts here.
     //!
     #![doc = include_str!("../../docs/guide/migration.md")]
+    #![doc = include_str!("../../docs/guide/which_crate.md")]
 }
 #[cfg(feature = "obey")]
 pub mod obey;
