@@ -17,6 +17,7 @@ mod histories;
 mod inspect;
 mod known_blocks;
 mod leases;
+mod llms;
 mod local;
 mod lua54;
 mod meters;
