@@ -377,7 +377,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("  if stored[block] then reply = nil end\n", ""),
             ("  blocks_found = 1 --", "  --"),
-            ("blocks_found ~= 0 and try", "false and try"),
+            ("block_count > 0 and blocks_found ~= 0 then", "false then"),
             ("spread(KEYS, last_part + 1)", "spread(KEYS, last_part + 2)"),
             ("ends > now and", "ends >= now and"),
             (
