@@ -6,20 +6,20 @@
 //! With axum, the feature `axum`. The README has a complete `main` and the lines for your `Cargo.toml`.
 //!
 //! ```
-//!
-//! use axum::{Router, body::Body, http::Request, routing::get};
-//! use sluicegate::{Header, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule};
-//! use tower::ServiceExt;
-//!
 //! # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+//! use axum::{Router, body::Body, http::Request, routing::get};
+//! use sluicegate::{Header, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer};
+//! use tower::ServiceExt;
 //! # over_http::run(async |http| {
-//! let store = MemoryStore::new();                                     // or RedisStore::connect(url).await?
-//! let ip = Policy::parse("ip", "3/10s,100/1h")?;
-//! let user = Policy::new("user", [Rule::per_minute(600), Rule::per_day(100_000)])?;
 //!
+//! let store = MemoryStore::new(); // or RedisStore::connect(url).await?
+//! let ip = Policy::parse("ip", "3/10s,100/1h")?;
+//! let user = Policy::parse("user", "600/1m,100000/1d")?;
+//!
+//! // The rules, and the identity that they limit: both policies in one atomic step.
 //! let layer = RateLimitLayer::new(store)
-//!     .limit(ip, PeerIp)                                              // the rules, and whom they limit
-//!     .limit(user, Header::new("x-api-key").or_skip());               // both, in one atomic step
+//!     .limit(ip, PeerIp)
+//!     .limit(user, Header::new("x-api-key").or_skip());
 //! let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
 //! # let app = http.serve(app);
 //!
