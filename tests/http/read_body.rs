@@ -29,6 +29,7 @@ use tokio::{
     time::{advance, sleep},
 };
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::limit::RequestBodyLimitLayer;
 
 #[derive(Deserialize)]
 struct Chat {
@@ -333,6 +334,23 @@ async fn a_length_in_the_head_is_enough_to_refuse_a_body_that_a_layer_has_wrappe
         .insert(header::CONTENT_LENGTH, 65.into());
     let response = served.router.clone().oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+/// The layer outside answers by itself only if the head states the length.
+#[tokio::test]
+async fn a_body_that_a_layer_outside_cuts_off_is_too_large() {
+    let mut served = served();
+    served.router = served.router.layer(RequestBodyLimitLayer::new(20));
+    let taken = served.raw(chunked(&[CHAT])).await;
+    assert!(taken.starts_with("HTTP/1.1 200 "), "{taken}");
+    let long = "x".repeat(30);
+    let refused = served.raw(chunked(&[&long, &long])).await;
+    assert!(refused.starts_with("HTTP/1.1 413 "), "{refused}");
+    assert!(
+        refused.contains("The body has too many bytes."),
+        "{refused}"
+    );
+    assert_eq!(served.left().await, 70);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! [`Collecting`]: the bytes of a body, as they arrive.
 
 use std::{
+    error::Error,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -8,9 +9,12 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::Body;
+use http_body_util::LengthLimitError;
 use tokio::time::{Sleep, sleep};
 
 use super::refusal::Refusal;
+
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Keeps at most `most` bytes, and waits for at most `time_limit`.
 pub(super) struct Collecting {
@@ -36,11 +40,14 @@ impl Collecting {
     }
 
     /// Returns all bytes when the body has ended.
-    pub(super) fn poll<B: Body>(
+    pub(super) fn poll<B>(
         &mut self,
         mut body: Pin<&mut B>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Bytes, Refusal>> {
+    ) -> Poll<Result<Bytes, Refusal>>
+    where
+        B: Body<Error: Into<BoxError>>,
+    {
         loop {
             let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
                 let timer = self
@@ -56,7 +63,7 @@ impl Collecting {
                         self.add(data)?;
                     }
                 }
-                Some(Err(_)) => return Poll::Ready(Err(Refusal::BrokenOff)),
+                Some(Err(error)) => return Poll::Ready(Err(why(&*error.into()))),
                 None if self.all.is_empty() => {
                     return Poll::Ready(Ok(std::mem::take(&mut self.first)));
                 }
@@ -82,4 +89,15 @@ impl Collecting {
         }
         Ok(())
     }
+}
+
+/// A layer outside may bound bodies, too.
+fn why(mut error: &(dyn Error + 'static)) -> Refusal {
+    while !error.is::<LengthLimitError>() {
+        let Some(source) = error.source() else {
+            return Refusal::BrokenOff;
+        };
+        error = source;
+    }
+    Refusal::CutOff
 }

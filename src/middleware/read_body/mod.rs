@@ -29,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 ///
 /// | the request | the response, as `application/problem+json` |
 /// |---|---|
-/// | has more bytes than you allow | 413, before the body is read if the head says so |
+/// | has more bytes than you allow, or than a layer outside does | 413, before the body is read if the head says so |
 /// | has a `Content-Encoding`, so that the bytes mean something else | 415 |
 /// | your function cannot parse | 400, with the error that it returned |
 /// | breaks off, or has another length than its head says | 400 |

@@ -42,6 +42,8 @@ impl std::error::Error for BodyError {}
 pub(super) enum Refusal {
     /// More bytes than this.
     TooLarge(usize),
+    /// More bytes than a layer outside allows.
+    CutOff,
     Encoded,
     Slow,
     BrokenOff,
@@ -51,7 +53,7 @@ pub(super) enum Refusal {
 impl Refusal {
     const fn status(&self) -> StatusCode {
         match self {
-            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooLarge(_) | Self::CutOff => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Encoded => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::BrokenOff | Self::Unparsed(_) => StatusCode::BAD_REQUEST,
@@ -61,6 +63,7 @@ impl Refusal {
     pub(super) fn response<B: From<String>>(&self, head: &Parts) -> Response<B> {
         let detail = match self {
             Self::TooLarge(most) => format!("The body has more than {most} bytes."),
+            Self::CutOff => "The body has too many bytes.".to_owned(),
             Self::Encoded => "The body must have no content coding.".to_owned(),
             Self::Slow => "The body took too long.".to_owned(),
             Self::BrokenOff => "The body broke off.".to_owned(),

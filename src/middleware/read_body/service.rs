@@ -13,7 +13,12 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{ParsedBody, Shared, collecting::Collecting, is_plain, refusal::Refusal};
+use super::{
+    ParsedBody, Shared,
+    collecting::{BoxError, Collecting},
+    is_plain,
+    refusal::Refusal,
+};
 
 /// A service whose bodies [`ReadBodyLayer`](super::ReadBodyLayer) reads.
 pub struct ReadBody<S, T> {
@@ -31,7 +36,7 @@ impl<S, T, B, R> Service<Request<B>> for ReadBody<S, T>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
     T: Send + Sync + 'static,
-    B: Body + From<Bytes>,
+    B: Body<Error: Into<BoxError>> + From<Bytes>,
     R: From<String>,
 {
     type Response = Response<R>;
@@ -124,7 +129,7 @@ struct Reading<S, T> {
 }
 
 impl<S, T: Send + Sync + 'static> Reading<S, T> {
-    fn poll<B: Body>(
+    fn poll<B: Body<Error: Into<BoxError>>>(
         &mut self,
         body: Pin<&mut B>,
         cx: &mut Context<'_>,
@@ -145,7 +150,7 @@ impl<S, T, B, R> Future for ReadBodyFuture<S, T, B>
 where
     S: Service<Request<B>, Response = Response<R>>,
     T: Send + Sync + 'static,
-    B: Body + From<Bytes>,
+    B: Body<Error: Into<BoxError>> + From<Bytes>,
     R: From<String>,
 {
     type Output = Result<Response<R>, S::Error>;
