@@ -775,6 +775,25 @@ async fn a_closure_that_panics_leaves_the_charge_also_while_a_handler_panics() {
     assert_eq!(budget.left().await, 90);
 }
 
+/// The closure is asked for the shadow after the rest.
+#[tokio::test]
+async fn a_closure_that_panics_about_one_charge_settles_the_others() {
+    let (budget, soon) = (Budget::new(), Policy::parse("soon", "100/1h").unwrap());
+    let shadow = soon.clone().shadow();
+    let layer = budget.layer().limit(shadow, budget.key.clone());
+    let layer = layer
+        .refund_unanswered()
+        .settle_at_end(|end: &ResponseEnd, charge| {
+            assert!(charge.policy().name() != "soon", "on purpose");
+            end.data_bytes
+        });
+    let body = |_| Response::new(Frames::data(&["abc"]));
+    let response = respond(&layer, Method::GET, body).await;
+    response.into_body().collect().await.unwrap();
+    assert_eq!(budget.left().await, 97);
+    assert_eq!(budget.left_of(&soon).await, 90);
+}
+
 #[test]
 fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
     let runtime = support::runtime();

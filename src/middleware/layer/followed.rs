@@ -171,8 +171,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// with or without a response. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response
     /// wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
     ///
-    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. If the closure panics, the
-    /// charge stays.
+    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background. A charge for which the
+    /// closure panics stays.
     ///
     /// ```
     /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer, middleware::ResponseEnd};

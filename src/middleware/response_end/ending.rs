@@ -222,12 +222,10 @@ impl Admitted {
             end.readings = Some(readings.clone());
             end.trim();
         }
-        // This may run while a handler's panic unwinds: a second panic, of your closure, would abort the process.
-        let parts = catch_unwind(AssertUnwindSafe(|| {
-            at_end.warn_of_uncharged(readings, &self.usage);
-            Limiter::final_parts(&self.usage, |charge| at_end.cost(end, readings, charge))
-        }));
-        self.settle_in_background(parts.unwrap_or_default(), SETTLING, None);
+        at_end.warn_of_uncharged(readings, &self.usage);
+        let cost = |charge: &Charge| at_end.cost(end, readings, charge);
+        let parts = Limiter::final_parts(&self.usage, cost);
+        self.settle_in_background(parts, SETTLING, None);
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
@@ -274,7 +272,12 @@ impl AtEnd {
         let policy = charge.policy().name();
         let actual = end.actual.as_ref();
         let is_metered = || self.meters_all || self.metered.iter().any(|name| **name == *policy);
-        let by_closure = || self.cost_of.as_ref().map(|cost_of| cost_of(end, charge));
+        let by_closure = || {
+            let cost_of = self.cost_of.as_ref()?;
+            // This may run while a handler's panic unwinds: a second panic would abort the process.
+            let cost = catch_unwind(AssertUnwindSafe(|| cost_of(end, charge)));
+            Some(cost.unwrap_or_else(|_| charge.cost()))
+        };
         let by_meter = || {
             let of_policy = readings.units_under(policy);
             of_policy.or_else(|| end.metered.filter(|_| is_metered()))
