@@ -191,8 +191,9 @@ async fn each_rejection_says_its_reason_in_the_form_of_an_error() {
             (status, &json!(message), &json!(kind))
         );
         assert_eq!(error["code"].is_null(), status != 429);
-        let waits = message.contains("Try again");
+        let waits = message.contains("Try again") || status == 503;
         assert_eq!(headers.contains_key("retry-after-ms"), waits, "{message}");
+        assert_eq!(headers.contains_key("retry-after"), waits, "{message}");
     }
 }
 

@@ -78,7 +78,7 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT_BY_UNIT`](Self::X_RATE_LIMIT_BY_UNIT) | `X-RateLimit-Limit-Requests`, `X-RateLimit-Remaining-Tokens`, … | the tightest rule of each unit |
-/// | [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) | `retry-after-ms` | the wait after a denial |
+/// | [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) | `retry-after-ms` | the wait |
 ///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
 /// layers show the tightest of all their rules. A [hidden](crate::Policy::hidden) policy is in no header.
@@ -195,7 +195,7 @@ impl HeaderStyle {
         ..SingleRule::NONE
     });
 
-    /// `retry-after-ms` beside each `Retry-After` of a denial: the exact wait in milliseconds, without rounding up to a
+    /// `retry-after-ms` beside each `Retry-After`: the exact wait in milliseconds, without rounding up to a
     /// second. The client libraries of OpenAI read it first.
     ///
     /// ```text
@@ -337,6 +337,18 @@ impl Headers {
             }
         }
         sent
+    }
+
+    /// Adds the wait of a response without a decision, unless your response has one.
+    pub(super) fn add_wait(&self, headers: &mut HeaderMap, wait: impl FnOnce() -> Duration) {
+        if headers.contains_key(header::RETRY_AFTER) {
+            return;
+        }
+        let wait = wait();
+        headers.insert(header::RETRY_AFTER, retry_after(wait));
+        if self.style.retry_after_ms {
+            headers.insert(RETRY_AFTER_MS, retry_after_ms(wait));
+        }
     }
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {

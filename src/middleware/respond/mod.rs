@@ -26,5 +26,4 @@ pub use problem::ProblemJson;
 pub(super) use problem::plain_problem;
 pub use rejection::{MakeRejection, Rejection};
 pub(super) use responder::Answers;
-use seconds::retry_after;
 pub(super) use single_rule::Sent;

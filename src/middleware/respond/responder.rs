@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header, request::Parts};
 
-use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection, retry_after};
+use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection};
 use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
 
 /// A slot may be returned at any time: clients may ask soon, but must not storm.
@@ -64,8 +64,7 @@ impl Answers {
         }
         if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
             let wait = || retry_interval.saturating_add(jitter::random_up_to(self.jitter));
-            let entry = response.headers_mut().entry(header::RETRY_AFTER);
-            entry.or_insert_with(|| retry_after(wait()));
+            self.headers.add_wait(response.headers_mut(), wait);
         }
         let outer = head.extensions.get::<Decisions>().cloned();
         let denied = decision.map(|denied| Decisions::new(denied, false, false));
