@@ -11,13 +11,23 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, http::request::Parts, routing::post};
+use axum::{
+    Router,
+    body::Body,
+    http::request::Parts,
+    middleware::{Next, from_fn},
+    routing::post,
+};
 use bytes::Bytes;
 use futures::{FutureExt, stream};
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::{body::Incoming, client::conn::http2, server::conn::http1};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    service::TowerToHyperService,
+};
 use serde::Deserialize;
 use sluicegate::{
     Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
@@ -26,9 +36,12 @@ use sluicegate::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::mpsc,
     time::{advance, sleep},
 };
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneService,
+};
 use tower_http::limit::RequestBodyLimitLayer;
 
 #[derive(Deserialize)]
@@ -73,20 +86,28 @@ impl Served {
 
     /// Sends these bytes over a connection, and reads until its end.
     async fn raw(&self, request: impl AsRef<[u8]>) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let router = self.router.clone();
-        let server = tokio::spawn(async { axum::serve(listener, router).await });
-        let mut client = TcpStream::connect(address).await.unwrap();
+        let mut client = connect(self.router.clone()).await;
         client.write_all(request.as_ref()).await.unwrap();
         client.shutdown().await.unwrap();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        server.abort();
-        answer
+        rest(&mut client).await
     }
 }
 
+/// A connection to a server.
+async fn connect(router: Router) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, router).await });
+    TcpStream::connect(address).await.unwrap()
+}
+
+async fn rest(client: &mut TcpStream) -> String {
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const CHAT: &str = r#"{"max_tokens":30}"#;
 
 fn with_length(headers: &str, body: &str) -> String {
@@ -183,6 +204,7 @@ async fn a_client_that_asks_before_it_sends_is_asked_to_go_on_only_if_the_body_i
     );
     let refused = served.raw(expect(65, "")).await;
     assert!(refused.starts_with("HTTP/1.1 413 "), "{refused}");
+    assert_eq!(served.left().await, 70);
 }
 
 #[tokio::test]
@@ -213,10 +235,20 @@ async fn a_request_without_a_body_or_of_no_interest_passes_unread() {
     }
 }
 
+async fn http_2(stream: TcpStream) -> http2::SendRequest<Body> {
+    let executor = TokioExecutor::new();
+    let connected = http2::handshake(executor, TokioIo::new(stream)).await;
+    let (sender, connection) = connected.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+fn post_to(body: impl Into<Body>) -> Request<Body> {
+    Request::post("http://a/").body(body.into()).unwrap()
+}
+
 #[tokio::test]
 async fn over_http_2_trailers_are_dropped() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
     let seen = async |request: Request<Body>| {
         let (head, body) = request.into_parts();
         let tokens = ParsedBody::<Chat>::of(&head).map(|chat| chat.max_tokens);
@@ -226,24 +258,206 @@ async fn over_http_2_trailers_are_dropped() {
     let app = Router::new()
         .route("/", post(seen))
         .layer(ReadBodyLayer::json::<Chat>(64));
-    tokio::spawn(async { axum::serve(listener, app).await });
-    let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
-    let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream)
-            .await
-            .unwrap();
-    tokio::spawn(connection);
+    let mut sender = http_2(connect(app).await).await;
     let mut trailers = HeaderMap::new();
     trailers.insert("x-sum", "1".parse().unwrap());
     let frames = [Frame::data(Bytes::from(CHAT)), Frame::trailers(trailers)];
-    let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
-    let request = Request::post(format!("http://{address}/"))
-        .body(body)
-        .unwrap();
-    let response = sender.send_request(request).await.unwrap();
+    let body = Body::new(StreamBody::new(stream::iter(
+        frames.map(Ok::<_, Infallible>),
+    )));
+    let response = sender.send_request(post_to(body)).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "Some(30) false");
+}
+
+#[tokio::test]
+async fn over_http_2_a_body_that_is_too_large_is_refused_and_the_connection_goes_on() {
+    let served = served();
+    let mut sender = http_2(connect(served.router.clone()).await).await;
+    let long = || Bytes::from(vec![b'x'; 65]);
+    let unstated = Body::from_stream(stream::iter([Ok::<_, Infallible>(long())]));
+    for too_large in [Body::from(long()), unstated] {
+        let response = sender.send_request(post_to(too_large)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(served.left().await, 100);
+    }
+    let response = sender.send_request(post_to(CHAT)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(served.left().await, 70);
+}
+
+/// Sends when it is dropped.
+struct Ended(mpsc::UnboundedSender<()>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_half_way_is_not_charged() {
+    let mut served = served();
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let note_end = move |request, next: Next| {
+        let ended = Ended(ended.clone());
+        async move {
+            let response = next.run(request).await;
+            drop(ended);
+            response
+        }
+    };
+    served.router = served.router.layer(from_fn(note_end));
+
+    for head in [
+        with_length("expect: 100-continue\r\n", CHAT),
+        chunked(&[CHAT]).replace("host: a", "host: a\r\nexpect: 100-continue"),
+    ] {
+        let mut client = connect(served.router.clone()).await;
+        let half = head.len() - 9;
+        client.write_all(&head.as_bytes()[..half]).await.unwrap();
+        client.read_u8().await.unwrap(); // the server reads the body
+        drop(client);
+        ends.recv().await.unwrap();
+        assert_eq!(served.left().await, 100);
+    }
+
+    let mut sender = http_2(connect(served.router.clone()).await).await;
+    let half = [Ok(Bytes::from(&CHAT[..9])), Err("the client goes away")];
+    let half = Body::from_stream(stream::iter(half));
+    let _ = sender.send_request(post_to(half)).await;
+    ends.recv().await.unwrap();
+    assert_eq!(served.left().await, 100);
+}
+
+/// The test waits for the answer, not for the time.
+#[tokio::test]
+async fn over_a_connection_a_slow_body_is_refused_after_its_time() {
+    let served = served();
+    let read = ReadBodyLayer::json::<Chat>(64).time_limit(Duration::from_millis(50));
+    let router = served.router.clone().layer(read);
+    for (head, version) in [
+        (with_length("", CHAT), "length"),
+        (chunked(&[CHAT]), "chunked"),
+    ] {
+        let mut client = connect(router.clone()).await;
+        let half = head.len() - 9;
+        client.write_all(&head.as_bytes()[..half]).await.unwrap();
+        let answer = rest(&mut client).await;
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{version}: {answer}");
+        assert!(answer.contains("connection: close\r\n"), "{answer}");
+    }
+    assert_eq!(served.left().await, 100);
+}
+
+/// As the documentation of the layer shows it.
+#[tokio::test]
+async fn a_plain_hyper_server_reads_bodies_of_which_a_slow_one_holds_no_place_inside() {
+    let one_at_a_time = || ServiceBuilder::new().concurrency_limit(1).service_fn(echo);
+    let buffered = ServiceBuilder::new().buffer(1).service(one_at_a_time());
+    let limited = one_at_a_time().map_err(BoxError::from);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    for inner in [
+        BoxCloneService::new(buffered),
+        BoxCloneService::new(limited),
+    ] {
+        let service = ServiceBuilder::new()
+            .map_request(|request: Request<Incoming>| request.map(Body::new))
+            .layer(ReadBodyLayer::json::<Chat>(64))
+            .service(inner);
+        let serve_next = async || {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = TowerToHyperService::new(service.clone());
+            let stream = TokioIo::new(stream);
+            tokio::spawn(http1::Builder::new().serve_connection(stream, service));
+        };
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        serve_next().await;
+        let head = with_length("expect: 100-continue\r\n", CHAT);
+        let half = head.len() - 9;
+        slow.write_all(&head.as_bytes()[..half]).await.unwrap();
+        slow.read_u8().await.unwrap(); // the server reads the body
+        for (request, expected) in [
+            (with_length("", CHAT), CHAT),
+            (chunked(&[&CHAT[..5], &CHAT[5..]]), CHAT),
+            (with_length("", "{"), "not JSON, at line 1, column 1"),
+        ] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            serve_next().await;
+            client.write_all(request.as_bytes()).await.unwrap();
+            let answer = rest(&mut client).await;
+            assert!(answer.contains(expected), "{answer}");
+        }
+        slow.write_all(&head.as_bytes()[half..]).await.unwrap();
+        let answer = rest(&mut slow).await;
+        assert!(answer.ends_with(CHAT), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn uploads_of_another_content_type_pass_unread() {
+    let is_json = |head: &Parts| head.headers.get(header::CONTENT_TYPE) == Some(&JSON);
+    let router = Router::new()
+        .route("/", post(async |body: Bytes| body.len().to_string()))
+        .layer(ReadBodyLayer::json::<Chat>(64).only(is_json));
+    let served = Served { router, ..served() };
+    let long = "x".repeat(99);
+    for (kind, end) in [
+        ("image/png", "99"),
+        (
+            "application/json",
+            "\"status\":413,\"detail\":\"The body has more than 64 bytes.\"}",
+        ),
+    ] {
+        let upload = with_length(&format!("content-type: {kind}\r\n"), &long);
+        let answer = served.raw(upload).await;
+        assert!(answer.ends_with(end), "{answer}");
+    }
+}
+
+/// Frames without end. Counts those that were asked for.
+struct Endless {
+    frame: Bytes,
+    asked: Arc<AtomicUsize>,
+}
+
+impl http_body::Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.asked.fetch_add(1, SeqCst);
+        Poll::Ready(Some(Ok(Frame::data(self.frame.clone()))))
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_end_takes_no_more_memory_than_it_may_have_bytes() {
+    const FRAMES: usize = 1_100;
+    let frame = Bytes::from(vec![b'x'; 1_000]);
+    let most = FRAMES * frame.len();
+    let asked = Arc::default();
+    let body = Endless {
+        frame,
+        asked: Arc::clone(&asked),
+    };
+    let request = post_to(Body::new(body));
+    let service = ReadBodyLayer::json::<Chat>(most).layer(service_fn(echo));
+    let mut response = None;
+    let counted = allocation_counter::measure(|| {
+        response = service.oneshot(request).now_or_never();
+    });
+    let status = response.unwrap().unwrap().status();
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(asked.load(SeqCst), FRAMES + 1);
+    // They are moved as they become more.
+    let peak = counted.bytes_max;
+    assert!(peak < 2 * most as u64, "{peak} bytes, for {most}");
 }
 
 /// A body of which no more comes. Counts those that are there.

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes};
 use http_body::Body;
 use http_body_util::LengthLimitError;
 use tokio::time::{Sleep, sleep};
@@ -25,7 +25,7 @@ pub(super) struct Collecting {
     /// The first frame, which is mostly the whole body.
     first: Bytes,
     /// All frames, if there are several.
-    all: BytesMut,
+    all: Vec<u8>,
 }
 
 impl Collecting {
@@ -35,7 +35,7 @@ impl Collecting {
             time_limit,
             timer: None,
             first: Bytes::new(),
-            all: BytesMut::new(),
+            all: Vec::new(),
         }
     }
 
@@ -67,7 +67,7 @@ impl Collecting {
                 None if self.all.is_empty() => {
                     return Poll::Ready(Ok(std::mem::take(&mut self.first)));
                 }
-                None => return Poll::Ready(Ok(self.all.split().freeze())),
+                None => return Poll::Ready(Ok(std::mem::take(&mut self.all).into())),
             }
         }
     }
@@ -81,13 +81,20 @@ impl Collecting {
             self.first = data.copy_to_bytes(length); // no copy, of `Bytes`
             return Ok(());
         }
-        self.all.extend_from_slice(&std::mem::take(&mut self.first));
-        while data.has_remaining() {
-            let chunk = data.chunk();
-            self.all.extend_from_slice(chunk);
-            data.advance(chunk.len());
-        }
+        let first = std::mem::take(&mut self.first);
+        self.make_room_for(first.len() + length);
+        self.all.put(first);
+        self.all.put(data);
         Ok(())
+    }
+
+    /// Doubles the capacity as a vector does, but up to the most that are allowed.
+    fn make_room_for(&mut self, length: usize) {
+        let needed = self.all.len() + length;
+        if needed > self.all.capacity() {
+            let capacity = needed.max(2 * self.all.capacity()).min(self.most);
+            self.all.reserve_exact(capacity - self.all.len());
+        }
     }
 }
 
