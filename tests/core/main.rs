@@ -23,6 +23,7 @@ mod lua54;
 mod meters;
 mod mutants;
 mod near_limit;
+mod pages;
 mod pauses;
 mod plain;
 mod prose;

@@ -36,10 +36,11 @@ guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
 }
 
 /// The examples with a separate test.
-const OTHERS: [&str; 6] = [
+const OTHERS: [&str; 7] = [
     "cluster",
     "grpc",
     "jwt",
+    "mcp",
     "pool",
     "shadow",
     "streaming_tokens",
@@ -71,15 +72,20 @@ fn serve_alone(example: &str) {
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
     let mut command = Command::new(example::build(example));
     let server = Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()));
+    ask_all(&server, example);
+    server
+}
+
+/// Runs the commands in the head.
+fn ask_all(server: &Example, example: &str) {
     let lines = indented(example);
     let asked = lines.iter().filter(|it| it.starts_with("curl "));
     let asked = asked.map(|line| {
         let (curl, expected) = line.split_once(" # ").expect("every curl is answered");
-        let answer = ask(&server, curl);
+        let answer = ask(server, curl);
         assert!(answers(&answer, expected.trim()), "{line}\n{answer}");
     });
     assert_ne!(asked.count(), 0, "the head says what to ask");
-    server
 }
 
 /// The output of the shell for this line.
@@ -170,6 +176,13 @@ fn what_a_shadow_would_deny_is_logged() {
 fn a_call_is_told_when_to_call_again() {
     let server = Example::run(Command::new(example::build("grpc")).arg("127.0.0.1:0"));
     printed("grpc", &["call", &format!("http://{}", server.address())]);
+}
+
+#[test]
+fn a_client_of_mcp_learns_when_to_call_a_tool_again() {
+    let server = Example::run(Command::new(example::build("mcp")).arg("127.0.0.1:0"));
+    printed("mcp", &["call", &format!("http://{}", server.address())]);
+    ask_all(&server, "mcp");
 }
 
 #[test]

@@ -1,0 +1,48 @@
+//! Numbers on a page are true: the lines of each service in the guide to limits by the body.
+
+use std::fs;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(support::root().join(path)).unwrap()
+}
+
+/// The lines that a reader sees of the first code below this heading.
+fn lines_below(heading: &str, page: &str) -> Option<usize> {
+    let (_, below) = page.split_once(&format!("\n# {heading}\n"))?;
+    let code = below.split("```").nth(1)?.trim();
+    Some(code.lines().filter(|it| !it.starts_with("# ")).count())
+}
+
+/// Those after the comment at the head.
+fn lines_of_example(name: &str, page: &str) -> usize {
+    let (_, path) = page.split_once(&format!("\n[{name}]: ")).unwrap();
+    let (_, path) = path.lines().next().unwrap().split_once("/source/").unwrap();
+    let code = read(path);
+    code.lines().filter(|it| !it.starts_with("//!")).count()
+}
+
+#[test]
+fn the_guide_to_bodies_says_how_many_lines_each_service_takes() {
+    let page = read("docs/guide/bodies.md");
+    let (_, table) = page
+        .split_once("\n| service | lines |\n|---|---|\n")
+        .unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    for row in table.lines() {
+        let [_, service, lines, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("{row}");
+        };
+        let example = || service.rsplit(['[', ']']).nth(1);
+        let counted = lines_below(service, &page)
+            .or_else(|| example().map(|name| lines_of_example(name, &page)));
+        assert_eq!(lines.parse().ok(), counted, "{row}");
+    }
+    assert_eq!(table.lines().count(), 6);
+}
+
+#[test]
+fn a_gateway_to_a_language_model_takes_at_most_120_lines_and_no_drop_of_its_own() {
+    let page = read("docs/guide/bodies.md");
+    assert!(lines_of_example("gateway", &page) <= 120);
+    assert!(!read("examples/language_model.rs").contains("Drop"));
+}
