@@ -212,8 +212,8 @@ pub(crate) fn ignored_wait(policy: &str) {
     tracing::warn!(
         target: "sluicegate",
         policy,
-        "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: clients of language models ignore \
-         such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
+        "a layer that sends `retry-after-ms` has denied a request for 60 s or longer: many clients of language models \
+         ignore such waits, ask again soon and give up: use rules whose window and step are shorter together, such as `50/50s`, or \
          a bucket, such as `60+60/1m@bucket`; if the rule is a quota of hours or days, ignore this"
     );
     #[cfg(not(feature = "tracing"))]

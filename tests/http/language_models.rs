@@ -1,9 +1,17 @@
 //! Answers to client libraries of language models: the exact wait, an error in their form, and a warning of denials that
-//! are too long for them. Plain requests over connections stand for the clients.
+//! are too long for them. Plain requests over connections stand for the clients; `./test chat` runs real ones.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
-use axum::{Router, body::Body, routing::any};
+use axum::{
+    Json, Router,
+    body::Body,
+    middleware::{Next, from_fn},
+    routing::{any, post},
+};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
@@ -15,7 +23,7 @@ use sluicegate::{
     middleware::{HeaderStyle, OpenAiJson},
     policies::Unit,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, process::Command};
 use tower::{Layer, ServiceExt, service_fn};
 
 use support::{scripted::Scripted, trace::traced};
@@ -108,6 +116,66 @@ async fn a_client_that_waits_as_long_as_the_header_says_is_served_and_not_a_mill
         clock.advance(Duration::from_millis(1));
         assert_eq!(ask(Method::GET).await.0, StatusCode::OK);
     }
+}
+
+/// Serves one request in 50 s, and lets a program make three. Asserts that the last waited as its denial said, and was
+/// served: a wait of the library's own would be shorter.
+async fn waits_and_is_served(program: &str, script: &str) {
+    let folder = std::env::var("CHAT_CLIENTS").expect("CHAT_CLIENTS names a folder");
+    let seen = Arc::<Mutex<Vec<_>>>::default();
+    let see = {
+        let seen = Arc::clone(&seen);
+        move |request, next: Next| {
+            let (seen, arrived) = (Arc::clone(&seen), Instant::now());
+            async move {
+                let response = next.run(request).await;
+                let wait = response.headers().get("retry-after-ms");
+                let wait = wait.map(|ms| ms.to_str().unwrap().parse().unwrap());
+                let seen_now = (arrived, response.status(), wait.map(Duration::from_millis));
+                seen.lock().unwrap().push(seen_now);
+                response
+            }
+        }
+    };
+    let answer = json!({ "choices": [{ "message": { "role": "assistant", "content": "hello" } }] });
+    let chat = post(async move || Json(answer));
+    let app = Router::new()
+        .route("/chat/completions", chat)
+        .layer(layer(MemoryStore::new()).limit(policy("1/50s"), alice()))
+        .layer(from_fn(see));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, app).await });
+
+    let mut client = Command::new(program.replace("FOLDER", &folder));
+    client.arg(format!("{folder}/{script}")).arg(url);
+    let output = client.env("NO_PROXY", "*").output().await.unwrap();
+    let said = String::from_utf8(output.stdout.clone()).unwrap();
+    let [first, denied, last] = said.lines().collect::<Vec<_>>()[..] else {
+        panic!("{output:?}");
+    };
+    assert_eq!((first, last), ("hello", "hello"));
+    assert!(
+        denied.contains("The rate limit tokens is reached. Try again in "),
+        "{denied}"
+    );
+    let seen = seen.lock().unwrap();
+    let statuses: Vec<u16> = seen.iter().map(|(_, status, _)| status.as_u16()).collect();
+    assert_eq!(statuses, [200, 429, 429, 200]);
+    let (denied, _, wait) = seen[2];
+    assert!(seen[3].0.duration_since(denied) >= wait.unwrap());
+}
+
+#[tokio::test]
+#[ignore = "needs a library, in CHAT_CLIENTS: run ./test chat"]
+async fn the_library_for_python_waits_as_long_as_the_header_says() {
+    waits_and_is_served("FOLDER/python/bin/python", "chat_client.py").await;
+}
+
+#[tokio::test]
+#[ignore = "needs a library, in CHAT_CLIENTS: run ./test chat"]
+async fn the_library_for_javascript_waits_as_long_as_the_header_says() {
+    waits_and_is_served("node", "chat_client.mjs").await;
 }
 
 #[tokio::test]

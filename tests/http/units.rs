@@ -120,9 +120,9 @@ async fn headers_by_unit_of_layers_around_each_other_have_the_tightest_of_all() 
 }
 
 #[tokio::test]
-#[ignore = "needs a program made of chat_client.go, in CHAT_CLIENT: run ./test chat"]
+#[ignore = "needs a program made of chat_client.go, in CHAT_CLIENTS: run ./test chat"]
 async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
-    let program = std::env::var_os("CHAT_CLIENT").expect("CHAT_CLIENT names a program");
+    let folder = std::env::var("CHAT_CLIENTS").expect("CHAT_CLIENTS names a folder");
     let layer = layer(&MemoryStore::new())
         .cost(|_, policy| {
             if policy.counted_in() == "tokens" {
@@ -138,7 +138,7 @@ async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async { axum::serve(listener, router).await });
-    let mut client = tokio::process::Command::new(program);
+    let mut client = tokio::process::Command::new(format!("{folder}/chat"));
     let output = client.arg(url).output().await.unwrap();
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),

@@ -25,8 +25,8 @@ const WINDOW: u32 = 100;
 /// Not all: a proxy's own health checks lack the header.
 const MOST_OF_THEM: u32 = 90;
 
-/// The client libraries of OpenAI ignore `Retry-After` and `retry-after-ms` from here on: that for JavaScript from 60 s,
-/// that for Python above.
+/// Many client libraries of OpenAI ignore `Retry-After` and `retry-after-ms` from here on: those for JavaScript from 60 s,
+/// those for Python above.
 const LEAST_IGNORED: Duration = Duration::from_secs(60);
 
 /// More mistakes than a layer is likely to have.

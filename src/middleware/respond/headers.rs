@@ -195,16 +195,16 @@ impl HeaderStyle {
         ..SingleRule::NONE
     });
 
-    /// `retry-after-ms` beside each `Retry-After`: the exact wait in milliseconds, without rounding up to a
-    /// second. The client libraries of OpenAI read it first.
+    /// `retry-after-ms` beside each `Retry-After`: the exact wait in milliseconds, without rounding up to a second. The
+    /// client libraries of OpenAI read it first.
     ///
     /// ```text
     /// retry-after: 13
     /// retry-after-ms: 12345
     /// ```
     ///
-    /// These clients wait for less than 60 s only. The layer warns once when a denial is longer: see [which rules keep
-    /// below](crate::middleware::costs#clients-of-language-models).
+    /// Many of these clients wait for less than 60 s only. The layer warns once when a denial is longer: see [which rules
+    /// keep below](crate::middleware::costs#clients-of-language-models).
     pub const RETRY_AFTER_MS: Self = Self {
         retry_after_ms: true,
         ..Self::NONE
