@@ -117,6 +117,14 @@ fn with_length(headers: &str, body: &str) -> String {
     )
 }
 
+/// The end of the body, which is not sent.
+const UNSENT: usize = 9;
+
+async fn send_half(client: &mut TcpStream, request: &str) {
+    let half = &request.as_bytes()[..request.len() - UNSENT];
+    client.write_all(half).await.unwrap();
+}
+
 fn chunked(chunks: &[&str]) -> String {
     let mut text =
         "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -310,13 +318,12 @@ async fn a_client_that_goes_away_half_way_is_not_charged() {
     };
     served.router = served.router.layer(from_fn(note_end));
 
-    for head in [
+    for request in [
         with_length("expect: 100-continue\r\n", CHAT),
         chunked(&[CHAT]).replace("host: a", "host: a\r\nexpect: 100-continue"),
     ] {
         let mut client = connect(served.router.clone()).await;
-        let half = head.len() - 9;
-        client.write_all(&head.as_bytes()[..half]).await.unwrap();
+        send_half(&mut client, &request).await;
         client.read_u8().await.unwrap(); // the server reads the body
         drop(client);
         ends.recv().await.unwrap();
@@ -324,7 +331,10 @@ async fn a_client_that_goes_away_half_way_is_not_charged() {
     }
 
     let mut sender = http_2(connect(served.router.clone()).await).await;
-    let half = [Ok(Bytes::from(&CHAT[..9])), Err("the client goes away")];
+    let half = [
+        Ok(Bytes::from(&CHAT[UNSENT..])),
+        Err("the client goes away"),
+    ];
     let half = Body::from_stream(stream::iter(half));
     let _ = sender.send_request(post_to(half)).await;
     ends.recv().await.unwrap();
@@ -337,15 +347,11 @@ async fn over_a_connection_a_slow_body_is_refused_after_its_time() {
     let served = served();
     let read = ReadBodyLayer::json::<Chat>(64).time_limit(Duration::from_millis(50));
     let router = served.router.clone().layer(read);
-    for (head, version) in [
-        (with_length("", CHAT), "length"),
-        (chunked(&[CHAT]), "chunked"),
-    ] {
+    for request in [with_length("", CHAT), chunked(&[CHAT])] {
         let mut client = connect(router.clone()).await;
-        let half = head.len() - 9;
-        client.write_all(&head.as_bytes()[..half]).await.unwrap();
+        send_half(&mut client, &request).await;
         let answer = rest(&mut client).await;
-        assert!(answer.starts_with("HTTP/1.1 408 "), "{version}: {answer}");
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{request}: {answer}");
         assert!(answer.contains("connection: close\r\n"), "{answer}");
     }
     assert_eq!(served.left().await, 100);
@@ -375,9 +381,8 @@ async fn a_plain_hyper_server_reads_bodies_of_which_a_slow_one_holds_no_place_in
         };
         let mut slow = TcpStream::connect(address).await.unwrap();
         serve_next().await;
-        let head = with_length("expect: 100-continue\r\n", CHAT);
-        let half = head.len() - 9;
-        slow.write_all(&head.as_bytes()[..half]).await.unwrap();
+        let request = with_length("expect: 100-continue\r\n", CHAT);
+        send_half(&mut slow, &request).await;
         slow.read_u8().await.unwrap(); // the server reads the body
         for (request, expected) in [
             (with_length("", CHAT), CHAT),
@@ -390,7 +395,8 @@ async fn a_plain_hyper_server_reads_bodies_of_which_a_slow_one_holds_no_place_in
             let answer = rest(&mut client).await;
             assert!(answer.contains(expected), "{answer}");
         }
-        slow.write_all(&head.as_bytes()[half..]).await.unwrap();
+        let end = &CHAT.as_bytes()[CHAT.len() - UNSENT..];
+        slow.write_all(end).await.unwrap();
         let answer = rest(&mut slow).await;
         assert!(answer.ends_with(CHAT), "{answer}");
     }
