@@ -60,12 +60,12 @@ struct Search {
 #[tool_router]
 impl Tools {
     #[tool(description = "Search the documents")]
-    fn search(&self, Parameters(Search { query }): Parameters<Search>) -> String {
+    fn search(Parameters(Search { query }): Parameters<Search>) -> String {
         format!("found {query}")
     }
 
     #[tool(description = "Say the time")]
-    fn time(&self) -> String {
+    fn time() -> String {
         format!("the time is {:?}", SystemTime::now())
     }
 }
