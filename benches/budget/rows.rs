@@ -12,14 +12,21 @@ use std::{
     time::Duration,
 };
 
-use axum::{body::Body, extract::ConnectInfo};
-use http::{HeaderValue, Request, Response};
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{ConnectInfo, FromRequest},
+};
+use http::{HeaderValue, Request, Response, header::CONTENT_TYPE};
+use serde::Deserialize;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    RedisStore, Store, middleware::HeaderStyle, store::Check,
+    RedisStore, Store,
+    middleware::{HeaderStyle, ParsedBody, ReadBodyLayer},
+    store::Check,
 };
 use tokio::task::{JoinSet, LocalSet};
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn};
 use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
 };
@@ -33,8 +40,11 @@ const WARM_UP: usize = 12_000;
 const CLIENTS: usize = 1_000;
 
 /// The names of the rows, as in the file of budgets.
-pub(crate) const NAMES: [&str; 12] = [
+pub(crate) const NAMES: [&str; 15] = [
     "bare service",
+    BODIES[0],
+    BODIES[1],
+    BODIES[2],
     YARDSTICK,
     "layer, one rule",
     "layer, three rules",
@@ -47,6 +57,9 @@ pub(crate) const NAMES: [&str; 12] = [
     "limiter, three rules",
     OVER_REDIS,
 ];
+
+/// A body of 1 KiB, parsed by axum's `Json`, by the layer that reads bodies, and by both.
+const BODIES: [&str; 3] = ["body, axum", "body, read_body", "body, read_body and axum"];
 
 /// Its clock reads the processor's counter, so that its figures vary.
 pub(crate) const YARDSTICK: &str = "tower_governor";
@@ -67,6 +80,9 @@ pub(crate) fn run(name: &str, requests: usize) {
     let number = WARM_UP + requests;
     match name {
         "bare service" => serve_all(number, Bare),
+        "body, axum" => post_all(number, service_fn(chat)),
+        "body, read_body" => post_all(number, read_chats().layer(service_fn(parsed))),
+        "body, read_body and axum" => post_all(number, read_chats().layer(service_fn(chat))),
         YARDSTICK => {
             let mut config = GovernorConfigBuilder::default();
             config.per_nanosecond(1).burst_size(u32::MAX);
@@ -135,6 +151,56 @@ where
         let mut request = Request::new(());
         request.headers_mut().insert("x-api-key", api_key.clone());
         request.extensions_mut().insert(ConnectInfo(*address));
+        assert!(service.poll_ready(&mut cx).is_ready());
+        let mut response = pin!(service.call(request));
+        assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
+    }
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    max_tokens: u64,
+    messages: Vec<Message>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    content: String,
+}
+
+fn read_chats() -> ReadBodyLayer<Chat> {
+    ReadBodyLayer::json(1 << 20)
+}
+
+async fn chat(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let Json(chat) = Json::<Chat>::from_request(request, &()).await.unwrap();
+    Ok(answer(&chat))
+}
+
+async fn parsed(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(answer(
+        request.extensions().get::<ParsedBody<Chat>>().unwrap(),
+    ))
+}
+
+fn answer(chat: &Chat) -> Response<Body> {
+    black_box((chat.max_tokens, &chat.messages[0].content));
+    Response::new(Body::empty())
+}
+
+/// Posts bodies of 1 KiB one after another. They are there with the head.
+fn post_all<S>(requests: usize, mut service: S)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let (begin, end) = (r#"{"max_tokens":500,"messages":[{"content":""#, r#""}]}"#);
+    let content = "x".repeat(1_024 - begin.len() - end.len());
+    let body = Bytes::from([begin, &content, end].concat());
+    let json = HeaderValue::from_static("application/json");
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..requests {
+        let mut request = Request::new(Body::from(body.clone()));
+        request.headers_mut().insert(CONTENT_TYPE, json.clone());
         assert!(service.poll_ready(&mut cx).is_ready());
         let mut response = pin!(service.call(request));
         assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
