@@ -271,7 +271,7 @@ impl Check {
 }
 
 /// A check that is being built, where it stays.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CheckBuilder {
     /// `None` while there is nothing to decide.
     check: Option<Arc<Inner>>,
@@ -325,6 +325,11 @@ impl CheckBuilder {
         }
         check.look_ups.push(key);
         Ok(())
+    }
+
+    /// Returns all charges so far, those of shadows among them.
+    pub(crate) fn charges(&self) -> &[Charge] {
+        self.check.as_ref().map_or(&[], |check| &check.all)
     }
 
     /// Returns the check; `None` if there is nothing to decide.

@@ -13,6 +13,7 @@ pub mod decision;
 pub mod denials;
 pub mod error;
 mod failure;
+pub(crate) mod first_of;
 pub mod key;
 pub(crate) mod operation;
 pub mod policies;

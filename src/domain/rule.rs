@@ -291,6 +291,12 @@ impl Rule {
         }
     }
 
+    /// Returns whether response fields name times of this rule. No client waits for more than a year: units that last
+    /// so long are a stock, such as credits.
+    pub(crate) const fn shows_times(&self) -> bool {
+        self.window.ms() <= 366 * 86_400_000
+    }
+
     /// Returns the end of the step that contains this time: the first millisecond after the step. For stores.
     ///
     /// Times are in ms since the Unix epoch, by the store's clock.

@@ -43,7 +43,7 @@ pub(super) struct Caller {
 pub(super) enum To<'a> {
     /// To the store, for as long as a request may wait.
     Store,
-    /// The same for so long, since no request waits.
+    /// The same for so long: no request waits, or one that has already waited. Zero calls nothing.
     StoreFor(Duration),
     /// To the memory of this process, which needs no permit.
     Local(&'a dyn Store),
@@ -103,6 +103,12 @@ impl Caller {
     ) -> MaybeReady<Answer<T>> {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
+            To::StoreFor(Duration::ZERO) => {
+                return MaybeReady::ready(Answer {
+                    result: Err(timed_out().unsent_if(true)),
+                    timing: self.start().map(Timing::since),
+                });
+            }
             To::Store | To::StoreFor(_) => match self.breaker.permit() {
                 None => {
                     return MaybeReady::ready(Answer {

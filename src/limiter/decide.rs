@@ -18,7 +18,7 @@ use crate::{
         decision::{Decision, Usage},
         error::StoreError,
     },
-    observe::{CallInfo, CallKind},
+    observe::{CallInfo, CallKind, Timing},
     store::{Store, StoreFuture, maybe_ready::MaybeReady},
 };
 
@@ -29,6 +29,19 @@ struct Asked {
     slots: Option<Box<Unanswered>>,
     /// `None` if a denial must not be remembered. Boxed, since mostly none is.
     question: Option<Box<Question>>,
+    /// Whether another try may follow: see [`is_open`].
+    is_try: bool,
+}
+
+/// Whether another try may follow a decision, as the alternatives of a [`FirstOf`](crate::domain::first_of::FirstOf) do:
+/// an admission whose shadows are denied leaves alternatives of shadows. The limiter reports the last such decision
+/// when all tries are made.
+pub(super) fn is_open(decision: &Decision) -> bool {
+    match decision {
+        Decision::Allowed(usage) => matches!(usage.shadow(), Some(Decision::Denied(_))),
+        Decision::Denied(_) => true,
+        Decision::Blocked(_) => false,
+    }
 }
 
 impl Limiter {
@@ -123,15 +136,24 @@ impl Limiter {
         max_wait: Duration,
         where_open: WhereOpen,
     ) -> Resolution {
-        wait_queue::wait(self, check, max_wait, where_open).await
+        wait_queue::wait(self, check, max_wait, where_open, None).await
     }
 
     /// Decides a check and charges it.
-    pub(crate) fn decide(&self, mut check: Check) -> MaybeReady<Resolution> {
+    pub(crate) fn decide(&self, check: Check) -> MaybeReady<Resolution> {
+        self.decide_within_time(check, None)
+    }
+
+    /// Decides a check and charges it: alone, or as one of several tries of a request, which has this much time left.
+    pub(super) fn decide_within_time(
+        &self,
+        mut check: Check,
+        time_of_try: Option<Duration>,
+    ) -> MaybeReady<Resolution> {
         if self.inner.enforces_blocks {
             check = check.enforce_blocks(true);
         }
-        self.decide_as(CallKind::Check, check)
+        self.ask(CallKind::Check, check, time_of_try)
     }
 
     /// Counts the final outcome of a request; a denial may also be a strike.
@@ -145,11 +167,22 @@ impl Limiter {
 
     /// Decides a check by the store, or else by the failure policy. The call starts at once, not when first polled.
     pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> MaybeReady<Resolution> {
+        self.ask(kind, check, None)
+    }
+
+    /// Like [`decide_as`](Self::decide_as). A try is not reported if [another may follow](is_open).
+    pub(super) fn ask(
+        &self,
+        kind: CallKind,
+        check: Check,
+        time_of_try: Option<Duration>,
+    ) -> MaybeReady<Resolution> {
         // An empty check needs no store call and raises no event.
         if check.is_empty() {
             let result = Decision::new(&check, true, 0, &[]);
             let timing = None;
-            return MaybeReady::ready(self.resolve(kind, &check, Answer { result, timing }, None));
+            let answer = Answer { result, timing };
+            return MaybeReady::ready(self.resolve(kind, &check, answer, None, false));
         }
         let inner = &self.inner;
         let refusals = &inner.memory.refusals;
@@ -157,6 +190,7 @@ impl Limiter {
             known: refusals.before_call(),
             slots: None,
             question: None,
+            is_try: time_of_try.is_some(),
         };
         let mut repeated = None;
         if inner.caches_denials {
@@ -186,7 +220,10 @@ impl Limiter {
                     .caller
                     .call(memory, info, |_| StoreFuture::ready(Ok(denial)))
             }
-            None => inner.caller.call(To::Store, info, begin),
+            None => {
+                let store = time_of_try.map_or(To::Store, To::StoreFor);
+                inner.caller.call(store, info, begin)
+            }
         };
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
@@ -213,7 +250,7 @@ impl Limiter {
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
             refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
         }
-        self.resolve(kind, check, answer, asked.slots)
+        self.resolve(kind, check, answer, asked.slots, asked.is_try)
     }
 
     /// Turns the answer of a call into a resolution.
@@ -223,6 +260,7 @@ impl Limiter {
         check: &Check,
         answer: Answer<Decision>,
         mut slots: Option<Box<Unanswered>>,
+        is_try: bool,
     ) -> Resolution {
         let Answer { result, timing } = answer;
         if let Some(slots) = &mut slots {
@@ -253,15 +291,11 @@ impl Limiter {
                 slots.note(decision, check);
             }
             let reports = &self.inner.jobs.reporter.0;
-            if check.has_contributors() {
-                reports.contribute(decision, check);
-            }
             if self.inner.publishes && reports.policies.note(check, self.inner.fallback.policy) {
                 reports.ensure_running();
             }
-            self.events().decision(kind, decision, check, timing);
-            if kind == CallKind::Check {
-                self.inner.notices.notice_check(decision, self.events());
+            if !(is_try && is_open(decision)) {
+                self.report_decision(kind, decision, check, timing);
             }
         }
         // Not earlier: an observer may panic, and then the caller does not get the slots.
@@ -269,5 +303,22 @@ impl Limiter {
             slots.answered();
         }
         resolution
+    }
+
+    /// Reports the final decision of a check.
+    pub(super) fn report_decision(
+        &self,
+        kind: CallKind,
+        decision: &Decision,
+        check: &Check,
+        timing: Option<Timing>,
+    ) {
+        if check.has_contributors() {
+            self.inner.jobs.reporter.0.contribute(decision, check);
+        }
+        self.events().decision(kind, decision, check, timing);
+        if kind == CallKind::Check {
+            self.inner.notices.notice_check(decision, self.events());
+        }
     }
 }

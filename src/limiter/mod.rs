@@ -8,6 +8,7 @@ mod caller;
 mod decide;
 mod events;
 mod fallback;
+mod first_of;
 pub(crate) mod jitter;
 mod near_limit;
 mod pauses;

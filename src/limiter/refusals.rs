@@ -194,11 +194,9 @@ impl Refusals {
         denial: &Decision,
         refunds: &RefundEpochs,
     ) -> Box<[usize]> {
-        let usage = denial.usage();
-        let charges = usage.check().charges().iter().zip(usage.policies());
-        let denying = charges
-            .filter(|(_, usage)| usage.rules().iter().any(|rule| rule.is_exceeded()))
-            .map(|(charge, _)| self.denials.hash((charge.policy().name(), charge.key())));
+        let denying = denial.usage().denying();
+        let denying =
+            denying.map(|charge| self.denials.hash((charge.policy().name(), charge.key())));
         let keys = check.deniable_keys().filter(|_| check.enforces_blocks());
         denying
             .chain(keys.map(|key| self.denials.hash(key)))

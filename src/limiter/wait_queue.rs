@@ -31,6 +31,7 @@ use self::{
 };
 use super::{
     FOR_EVER, Limiter, Resolution,
+    decide::is_open,
     pauses::{Entry, Pauses},
     timeout::LazySleep,
 };
@@ -67,6 +68,8 @@ struct Waiter<'a> {
     limiter: &'a Limiter,
     deadline: Instant,
     where_open: WhereOpen,
+    /// The timeout of each store call, if the check is one of several tries.
+    time_of_try: Option<Duration>,
 }
 
 /// Waits until the check is admitted; returns a denial that lasts longer than `max_wait`.
@@ -78,16 +81,18 @@ pub(super) async fn wait(
     check: &Check,
     max_wait: Duration,
     where_open: WhereOpen,
+    time_of_try: Option<Duration>,
 ) -> Resolution {
-    // Shadows never deny, so a check of shadows alone has nothing to wait for.
-    if check.deniable_keys().next().is_none() || fits_never(check) {
-        return limiter.decide(check.clone()).await;
-    }
     let waiter = Waiter {
         limiter,
         deadline: Instant::now() + max_wait.min(FOR_EVER),
         where_open,
+        time_of_try,
     };
+    // Shadows never deny, so a check of shadows alone has nothing to wait for.
+    if check.deniable_keys().next().is_none() || fits_never(check) {
+        return waiter.decide(check).await;
+    }
     waiter.wait(check).await
 }
 
@@ -125,7 +130,8 @@ impl Waiter<'_> {
     }
 
     async fn decide(&self, check: &Check) -> Resolution {
-        self.limiter.decide(check.clone()).await
+        let limiter = self.limiter;
+        limiter.decide_within_time(check.clone(), self.time_of_try).await
     }
 
     /// Decides the check of a caller that cannot wait any longer.
@@ -158,8 +164,10 @@ impl Waiter<'_> {
 
     /// Denies a check without asking the store.
     fn deny(&self, decision: Decision, check: &Check) -> Resolution {
-        let (events, timing) = (self.limiter.events(), Some(Timing::now()));
-        events.decision(CallKind::Check, &decision, check, timing);
+        if !(self.time_of_try.is_some() && is_open(&decision)) {
+            let (events, timing) = (self.limiter.events(), Some(Timing::now()));
+            events.decision(CallKind::Check, &decision, check, timing);
+        }
         Resolution::Decided(decision)
     }
 
@@ -294,6 +302,23 @@ impl Waiter<'_> {
             .retry_after()
             .filter(|_| self.limiter.inner.waits_for_blocks)?;
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
+    }
+}
+
+/// Whether a caller with this much time left waits after such an answer.
+pub(super) fn waits_after(limiter: &Limiter, resolution: &Resolution, rest: Duration) -> bool {
+    let is_in_time = |wait: Option<Duration>| wait.is_some_and(|wait| wait <= rest);
+    match resolution {
+        Resolution::Decided(Decision::Allowed(_)) | Resolution::Open(_) => false,
+        // A slot may be returned at any time.
+        Resolution::Decided(Decision::Denied(denial)) => {
+            is_in_time(denial.retry_after_besides_slots())
+        }
+        Resolution::Decided(Decision::Blocked(blocked)) => {
+            let waits = blocked.is_by(BlockedBy::Pause) || limiter.inner.waits_for_blocks;
+            waits && is_in_time(blocked.retry_after())
+        }
+        Resolution::Closed(error) => is_passing(error),
     }
 }
 

@@ -355,6 +355,11 @@ impl Denial {
         self.rule().retry_after()
     }
 
+    /// Returns the time that clients may see.
+    pub(crate) fn shown_retry_after(&self) -> Option<Duration> {
+        self.rule().shown_retry_after()
+    }
+
     /// Returns the same of the rules that do not limit concurrency: zero if none of them denies, `None` if one of them
     /// always will.
     ///

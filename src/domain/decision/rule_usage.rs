@@ -108,6 +108,18 @@ impl RuleUsage {
         }
     }
 
+    /// Returns the time of [`reset_after`](Self::reset_after) that clients may see: none for slots, which may be returned
+    /// at any time, and none after more than a year.
+    pub(crate) fn shown_reset_after(&self) -> Option<Duration> {
+        let is_shown = self.rule.shows_times() && !self.rule.is_concurrency();
+        is_shown.then(|| self.reset_after())
+    }
+
+    /// Returns the time of [`retry_after`](Self::retry_after) that clients may see.
+    pub(crate) fn shown_retry_after(&self) -> Option<Duration> {
+        self.retry_after().filter(|_| self.rule.shows_times())
+    }
+
     /// Returns how long the rule denies the check, in ms; `None` if it does not, [`NEVER_MS`] if it always will.
     pub(super) const fn denied_ms(&self) -> Option<u64> {
         self.denied_ms

@@ -176,6 +176,16 @@ impl Usage {
         })
     }
 
+    /// Returns the charges that do not fit, of a denial.
+    pub(crate) fn denying(&self) -> impl Iterator<Item = &Charge> {
+        let charges = self.inner.check.charges().iter().zip(self.policies());
+        let denying = charges.filter(|(_, of_policy)| {
+            let mut rules = of_policy.rules().iter();
+            rules.any(RuleUsage::is_exceeded)
+        });
+        denying.map(|(charge, _)| charge)
+    }
+
     /// Returns the usage under each rule, in the order of [`policies`](Self::policies).
     pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
         self.inner.rules.iter()

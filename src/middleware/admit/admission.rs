@@ -9,9 +9,9 @@ use std::{
 
 use http::request::Parts;
 
-use super::{CheckDraft, LayerConfig, look_ups::Found};
+use super::{CheckDraft, LayerConfig, check_draft::Drafted, look_ups::Found};
 use crate::{
-    domain::{check::Check, decision::Decision},
+    domain::{decision::Decision, first_of::FirstOf},
     limiter::{Resolution, WhereOpen},
     middleware::respond::Rejection,
     store::maybe_ready::MaybeReady,
@@ -84,10 +84,12 @@ impl Admission {
         }
     }
 
-    fn submit(config: &LayerConfig, check: Option<Check>) -> Next {
+    fn submit(config: &LayerConfig, drafted: Drafted) -> Next {
         config.warnings.found_out();
-        let Some(check) = check else {
-            return Break(Ok(None));
+        let check = match drafted {
+            Drafted::Nothing => return Break(Ok(None)),
+            Drafted::Check(check) => check,
+            Drafted::FirstOf(first_of) => return Self::submit_tries(config, first_of),
         };
         let Some(max_wait) = config.max_wait else {
             let mut resolution = config.limiter.decide(check);
@@ -101,6 +103,13 @@ impl Admission {
             limiter
                 .decide_within(&check, max_wait, WhereOpen::Pass)
                 .await
+        })))
+    }
+
+    fn submit_tries(config: &LayerConfig, first_of: FirstOf) -> Next {
+        let (limiter, max_wait) = (config.limiter.clone(), config.max_wait);
+        Continue(Self::Deciding(MaybeReady::pending(async move {
+            limiter.decide_first(first_of, max_wait).await
         })))
     }
 

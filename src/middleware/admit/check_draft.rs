@@ -11,6 +11,7 @@ use crate::{
         check::{Check, CheckBuilder},
         contributors::label,
         error::{ExtractError, ExtractErrorKind},
+        first_of::{Choice, FirstOf},
         key::Key,
         policies::PoliciesRead,
         policy::Policy,
@@ -24,12 +25,24 @@ use crate::{
 pub(in crate::middleware) struct CheckDraft {
     charges: CheckBuilder,
     read: PoliciesRead,
+    /// `None` for most requests, which have no alternatives.
+    choices: Option<Box<Vec<Choice>>>,
+}
+
+/// The check of one request.
+pub(super) enum Drafted {
+    /// No limit applies to the request.
+    Nothing,
+    Check(Check),
+    FirstOf(FirstOf),
 }
 
 impl CheckDraft {
-    /// The check; `None` if no limit applies to the request.
-    pub(super) fn build(self) -> Option<Check> {
-        self.charges.build()
+    pub(super) fn build(self) -> Drafted {
+        if let Some(choices) = self.choices {
+            return Drafted::FirstOf(FirstOf::new(self.charges, *choices));
+        }
+        self.charges.build().map_or(Drafted::Nothing, Drafted::Check)
     }
 
     /// Adds the charges of all limits whose keys come from the head alone.
@@ -45,10 +58,18 @@ impl CheckDraft {
             found
         };
         for limit in &config.limits {
-            if let ChargeSource::Head(selector, extractor) = &limit.source {
-                let found = extract(&**extractor);
-                let contributor = || contributor(limit.contributor.as_ref(), head);
-                self.charge(config, selector, found, contributor, head)?;
+            let contributor = || contributor(limit.contributor.as_ref(), head);
+            match &limit.source {
+                ChargeSource::Head(selector, extractor) => {
+                    let found = extract(&**extractor);
+                    self.charge(config, selector, found, contributor, head)?;
+                }
+                ChargeSource::FirstOf(alternatives) => {
+                    let alternatives = alternatives.iter();
+                    let found = alternatives.map(|(it, extractor)| (it, extract(&**extractor)));
+                    self.charge_first(config, found.collect(), contributor, head)?;
+                }
+                ChargeSource::LookUp(_) => {}
             }
         }
         for extractor in &config.deny_blocked {
@@ -117,22 +138,80 @@ impl CheckDraft {
                 return config.fail_without_policy(selector, Rejection::MissingKey(error));
             }
         };
-        let policy = match config.shadow {
-            true => Cow::Owned(policy.into_owned().shadow()),
-            false => policy,
-        };
-        let cost = match &config.cost {
-            // A request holds one slot at any cost.
-            _ if policy.is_concurrency() => 1,
-            Some(cost) => cost(head, &policy).saturating_mul(weight),
-            None => weight,
-        };
+        let (policy, cost) = charged(config, policy, weight, head);
         let contributor = contributor();
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());
             self.add(config, &policy, charge)?;
         }
         Ok(())
+    }
+
+    /// Charges the first alternative that has room; which one, the limiter finds out. An alternative without a key or a
+    /// policy is passed over. If none is left for want of these, the limit fails as its first alternative does.
+    #[cold]
+    fn charge_first(
+        &mut self,
+        config: &LayerConfig,
+        found: Vec<(&PolicySelector, Result<Keys, ExtractError>)>,
+        contributor: impl FnOnce() -> Option<Arc<Key>>,
+        head: &Parts,
+    ) -> Result<(), Rejection> {
+        let contributor = contributor();
+        let mut missing = None;
+        let mut alternatives = Vec::with_capacity(found.len());
+        for (selector, keys) in found {
+            let charges = match self.alternative(config, selector, keys, contributor.as_ref(), head)
+            {
+                Ok(charges) => charges,
+                Err(rejection) if is_missing(&rejection) => {
+                    missing.get_or_insert((selector, rejection));
+                    continue;
+                }
+                Err(rejection) => {
+                    config.fail_without_policy(selector, rejection)?;
+                    continue;
+                }
+            };
+            if !charges.is_empty() {
+                alternatives.push(charges);
+            }
+        }
+        match (alternatives.len(), missing) {
+            (0, Some((selector, rejection))) => config.fail_without_policy(selector, rejection),
+            (0, None) => Ok(()),
+            _ => match Choice::new(alternatives) {
+                Ok(choice) => {
+                    self.choices.get_or_insert_default().push(choice);
+                    Ok(())
+                }
+                Err(error) => config.fail(None, Rejection::Undecided(error)),
+            },
+        }
+    }
+
+    /// The charges of one alternative; none if it does not apply to the request.
+    fn alternative(
+        &mut self,
+        config: &LayerConfig,
+        selector: &PolicySelector,
+        found: Result<Keys, ExtractError>,
+        contributor: Option<&Arc<Key>>,
+        head: &Parts,
+    ) -> Result<Vec<Charge>, Rejection> {
+        let keys = config.access_lists.filter(found)?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let choice = selector.choose(head, &mut self.read);
+        let Some((policy, weight)) = choice.map_err(Rejection::MissingKey)? else {
+            return Ok(Vec::new());
+        };
+        let (policy, cost) = charged(config, policy, weight, head);
+        let keys = keys.into_iter();
+        Ok(keys
+            .map(|key| Charge::labelled(&policy, key, cost, contributor.cloned()))
+            .collect())
     }
 
     /// Charges the result of one look-up, which has already chosen policies and costs.
@@ -194,6 +273,31 @@ impl CheckDraft {
             Ok(None) | Err(_) => config.fail_without_policy(selector, rejection),
         }
     }
+}
+
+/// The policy as it is charged, and the cost of the request under it.
+#[inline]
+fn charged<'a>(
+    config: &LayerConfig,
+    policy: Cow<'a, Policy>,
+    weight: u64,
+    head: &Parts,
+) -> (Cow<'a, Policy>, u64) {
+    let policy = match config.shadow {
+        true => Cow::Owned(policy.into_owned().shadow()),
+        false => policy,
+    };
+    let cost = match &config.cost {
+        // A request holds one slot at any cost.
+        _ if policy.is_concurrency() => 1,
+        Some(cost) => cost(head, &policy).saturating_mul(weight),
+        None => weight,
+    };
+    (policy, cost)
+}
+
+fn is_missing(rejection: &Rejection) -> bool {
+    matches!(rejection, Rejection::MissingKey(error) if error.kind() == ExtractErrorKind::Missing)
 }
 
 /// The contributor of this request; `None` if the extractor finds no key.

@@ -56,7 +56,12 @@ pub(in crate::middleware) enum ChargeSource {
     Head(PolicySelector, Arc<dyn KeyExtractor>),
     /// A look-up of policy, key and cost together.
     LookUp(Arc<LookUpCharges>),
+    /// The first alternative that has room.
+    FirstOf(Arc<[Alternative]>),
 }
+
+/// A policy, and the extractor of the identities.
+pub(in crate::middleware) type Alternative = (PolicySelector, Arc<dyn KeyExtractor>);
 
 impl LayerConfig {
     pub(in crate::middleware) fn new(limiter: Limiter) -> Self {
@@ -95,11 +100,27 @@ impl LayerConfig {
         }
     }
 
-    /// The selectors, in the order of their charges.
+    /// The selectors, in the order of their charges, those of alternatives among them.
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
-        self.limits.iter().filter_map(|limit| match &limit.source {
+        self.limits.iter().flat_map(|limit| {
+            let (single, alternatives) = match &limit.source {
+                ChargeSource::Head(selector, _) => (Some(selector), None),
+                ChargeSource::FirstOf(alternatives) => (None, Some(&**alternatives)),
+                ChargeSource::LookUp(_) => (None, None),
+            };
+            let alternatives = alternatives.into_iter().flatten();
+            let alternatives = alternatives.map(|(selector, _)| selector);
+            single.into_iter().chain(alternatives)
+        })
+    }
+
+    /// The selectors of limits without alternatives; `None` for each of the other limits.
+    pub(in crate::middleware) fn lone_selectors(
+        &self,
+    ) -> impl Iterator<Item = Option<&PolicySelector>> {
+        self.limits.iter().map(|limit| match &limit.source {
             ChargeSource::Head(selector, _) => Some(selector),
-            ChargeSource::LookUp(_) => None,
+            ChargeSource::LookUp(_) | ChargeSource::FirstOf(_) => None,
         })
     }
 
@@ -121,7 +142,7 @@ impl LayerConfig {
     pub(super) fn look_up(&self, head: &Parts) -> impl Future<Output = Vec<Found>> + Send + use<> {
         let look_ups = self.limits.iter().filter_map(|limit| match &limit.source {
             ChargeSource::LookUp(look_up) => Some(look_up(head)),
-            ChargeSource::Head(..) => None,
+            ChargeSource::Head(..) | ChargeSource::FirstOf(_) => None,
         });
         look_ups::all(look_ups.collect(), self.look_up_timeout)
     }

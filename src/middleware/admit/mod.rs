@@ -16,7 +16,7 @@ use access_lists::AccessLists;
 pub(super) use admission::Admission;
 use check_draft::CheckDraft;
 use layer_config::Limit;
-pub(super) use layer_config::{ChargeSource, LayerConfig};
+pub(super) use layer_config::{Alternative, ChargeSource, LayerConfig};
 pub(super) use policy_selector::Source;
 pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};

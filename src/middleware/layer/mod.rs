@@ -9,7 +9,7 @@ use std::{fmt, future::ready, marker::PhantomData, sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{
-    admit::{ChargeSource, IntoPolicySelector, PolicySelector},
+    admit::{Alternative, ChargeSource, IntoPolicySelector, PolicySelector},
     respond::ProblemJson,
     response_end::AtHead,
     shared::{Settings, Shared},
@@ -272,6 +272,80 @@ impl<R, E> RateLimitLayer<R, E> {
         C: IntoCharges + Send + 'static,
     {
         self.charge_async(move |head| ready(choose(head)))
+    }
+
+    /// Adds a limit with alternatives, in order: a request is charged under the first one that has room, such as the
+    /// plan, else the credits.
+    ///
+    /// Each alternative is a policy and an extractor, as [`limit`](Self::limit) takes them. If their types differ, use
+    /// [`PolicySelector`] and `Box<dyn KeyExtractor>`. An alternative is passed over if it finds no key or no policy; if
+    /// all are, the response is that of the first one without.
+    ///
+    /// ```
+    /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
+    ///
+    /// let plan = Policy::parse("plan", "1000/month@UTC")?;
+    /// let credits = Policy::parse("credits", "500/36500d@fixed")?;     // bought once, for good
+    /// let user = Header::new("x-user");
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit_first_of([(plan, user.clone()), (credits, user)]);
+    /// # let _ = layer;
+    /// # Ok::<(), sluicegate::error::ConfigError>(())
+    /// ```
+    ///
+    /// Each try is one check, all or nothing, with the other limits of this layer: no request is charged under two
+    /// alternatives. If another limit denies too, no further alternative is tried, and an identity that is blocked is
+    /// rejected at once. If all alternatives are denied, the response is that of the one that is free first, and only
+    /// its denial is counted. See [the plan, else the credits](crate::quotas#the-plan-else-the-credits).
+    ///
+    /// # Panics
+    ///
+    /// In the cases in which [`limit`](Self::limit) does; when there is no alternative, or when some alternatives are
+    /// [shadows](crate::Policy::shadow) and others are not. If you know policies only at run time, use
+    /// [`try_limit_first_of`](Self::try_limit_first_of).
+    #[track_caller]
+    pub fn limit_first_of<P, X>(self, alternatives: impl IntoIterator<Item = (P, X)>) -> Self
+    where
+        P: IntoPolicySelector,
+        X: KeyExtractor,
+    {
+        valid(self.try_limit_first_of(alternatives))
+    }
+
+    /// Like [`limit_first_of`](Self::limit_first_of), for policies from a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// In the cases in which `limit_first_of` panics.
+    pub fn try_limit_first_of<P, X>(
+        self,
+        alternatives: impl IntoIterator<Item = (P, X)>,
+    ) -> Result<Self, ConfigError>
+    where
+        P: IntoPolicySelector,
+        X: KeyExtractor,
+    {
+        let mut all: Vec<Alternative> = Vec::new();
+        for (policy, extractor) in alternatives {
+            let selector = self.without_mistake(policy.into_selector())?;
+            let mut others = all.iter();
+            others.try_for_each(|(other, _)| other.agrees_with(&selector))?;
+            all.push((selector, Arc::new(extractor)));
+        }
+        let known = all.iter().flat_map(|(selector, _)| selector.known());
+        let (shadows, counting): (Vec<_>, Vec<_>) = known.partition(Policy::is_shadow);
+        if let ([shadow, ..], [counting, ..]) = (&shadows[..], &counting[..]) {
+            let (shadow, counting) = (shadow.name(), counting.name());
+            return Err(ConfigError::new(format_args!(
+                "alternatives are either all shadows or none of them: `{shadow}` is one, and `{counting}` is not"
+            )));
+        }
+        if all.is_empty() {
+            return Err(ConfigError::new(format_args!(
+                "`limit_first_of` needs at least one alternative"
+            )));
+        }
+        Ok(self.add_limit(ChargeSource::FirstOf(all.into())))
     }
 
     fn add_limit(self, source: ChargeSource) -> Self {

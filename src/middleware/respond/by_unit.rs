@@ -28,8 +28,8 @@ pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
             continue;
         }
         let time = match rule.is_exceeded() {
-            true => rule.retry_after(),
-            false => Some(rule.reset_after()),
+            true => rule.shown_retry_after(),
+            false => rule.shown_reset_after(),
         };
         let time = time.and_then(|time| HeaderValue::try_from(duration(time)).ok());
         insert_rule(headers, names, rule.share(), time);

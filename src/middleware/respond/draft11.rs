@@ -36,7 +36,7 @@ thread_local! {
 /// The fields of one layer.
 #[derive(Clone, Default)]
 pub(super) struct Draft11 {
-    /// The policies that are the same for all requests.
+    /// The policies that are the same for all requests, and have no alternatives.
     known: List,
     /// Whether no request is charged under any other policy.
     all_known: bool,
@@ -74,9 +74,14 @@ impl Draft11 {
             return draft;
         };
         draft.is_shadow_layer = config.shadow;
-        draft.all_known = !config.looks_up;
         let mut fixed = Vec::new();
-        for selector in config.selectors() {
+        draft.all_known = true;
+        for selector in config.lone_selectors() {
+            // Of alternatives, only the one that was charged is listed.
+            let Some(selector) = selector else {
+                draft.all_known = false;
+                continue;
+            };
             draft.all_known &= matches!(selector.0, Source::Fixed(_));
             match &selector.0 {
                 Source::Fixed(policy) => fixed.push(config.as_charged(policy.clone())),
@@ -299,7 +304,7 @@ fn push_policy_item(field: &mut Vec<u8>, item: &str, rule: &Rule, policy: &Polic
         field.extend_from_slice(format!(r#";qu="{unit}""#).as_bytes());
     }
     let window = rule.quota_window_at(now_ms);
-    if window.as_secs() > 0 && !rule.is_concurrency() {
+    if window.as_secs() > 0 && !rule.is_concurrency() && rule.shows_times() {
         field.extend_from_slice(b";w=");
         push_number(field, seconds(window));
     }
@@ -312,8 +317,8 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, policy: &Policy
     push_number(field, usage.remaining());
     let time = match usage.is_exceeded() {
         _ if usage.rule().is_concurrency() => None, // a slot may be returned at any time
-        true => usage.retry_after(),
-        false => Some(usage.reset_after()).filter(|time| !time.is_zero()),
+        true => usage.shown_retry_after(),
+        false => usage.shown_reset_after().filter(|time| !time.is_zero()),
     };
     if let Some(time) = time {
         field.extend_from_slice(b";t=");

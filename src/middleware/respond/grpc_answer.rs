@@ -53,7 +53,7 @@ fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     headers.insert(STATUS, HeaderValue::from(status));
     headers.insert(MESSAGE, message);
     let wait = match rejection {
-        Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.retry_after()),
+        Rejection::Denied(denial) | Rejection::NoSlot(denial) => Some(denial.shown_retry_after()),
         Rejection::Blocked(blocked) => Some(blocked.shown_retry_after()),
         _ => None,
     };

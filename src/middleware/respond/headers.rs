@@ -317,7 +317,7 @@ impl Headers {
         }
         let wait = match decision {
             Decision::Allowed(_) => return sent,
-            Decision::Denied(denial) => denial.retry_after(),
+            Decision::Denied(denial) => denial.shown_retry_after(),
             Decision::Blocked(blocked) => blocked.shown_retry_after(),
         };
         match wait {

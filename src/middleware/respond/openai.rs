@@ -65,7 +65,7 @@ fn error(rejection: &Rejection, status: StatusCode) -> String {
 fn message(rejection: &Rejection, status: StatusCode) -> String {
     let (mut message, wait) = match rejection {
         Rejection::Denied(denial) | Rejection::NoSlot(denial) => {
-            (reached(denial), denial.retry_after())
+            (reached(denial), denial.shown_retry_after())
         }
         Rejection::Blocked(blocked) => {
             let reason = detail(blocked.block().source());

@@ -86,12 +86,6 @@ impl SingleRule {
     }
 }
 
-/// `None` for slots, which may be returned at any time.
-fn reset_after(usage: &RuleUsage) -> Option<Duration> {
-    let is_known = !usage.rule().is_concurrency();
-    is_known.then(|| usage.reset_after())
-}
-
 impl Sent {
     /// The denying rule with the longest wait, or else the one with the smallest share left; of several, the first.
     fn of(decision: &Decision, style: SingleRule) -> Option<Self> {
@@ -106,9 +100,9 @@ impl Sent {
                 .filter(|of_policy| !of_policy.policy().is_hidden())
                 .flat_map(|of_policy| of_policy.rules())
                 .min_by_key(|usage| usage.share())
-                .map(|usage| sent(usage, reset_after(usage))),
+                .map(|usage| sent(usage, usage.shown_reset_after())),
             Decision::Denied(denial) if denial.policy().is_hidden() => None,
-            Decision::Denied(denial) => Some(sent(denial.rule(), denial.retry_after())),
+            Decision::Denied(denial) => Some(sent(denial.rule(), denial.shown_retry_after())),
             Decision::Blocked(_) => None,
         }
     }

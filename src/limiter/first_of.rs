@@ -1,0 +1,227 @@
+//! Decides a check with alternatives: tries one after the other until one is admitted.
+//!
+//! ```text
+//! try ──▶ admitted, blocked or undecided ──────────────▶ that is the answer
+//!   ▲        │ denied, only by charges with a further alternative
+//!   └────────┘ otherwise ──▶ wait for the denial that ends first, or answer with it
+//! ```
+//!
+//! Each try is an ordinary check, so that a store needs to know nothing of alternatives. The denials of tries that are
+//! not the answer are not reported, and strike nobody's identity.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Limiter, Resolution, WhereOpen,
+    decide::is_open,
+    wait_queue::{self, waits_after},
+};
+use crate::{
+    domain::{
+        charge::Charge,
+        check::{Check, CheckBuilder},
+        decision::{Decision, Denial},
+        error::StoreError,
+        first_of::{Choice, FirstOf},
+    },
+    observe::{CallKind, Timing},
+};
+
+/// A denied try.
+struct Denied {
+    check: Check,
+    denial: Denial,
+}
+
+/// The tries of one request.
+struct Tries<'a> {
+    limiter: &'a Limiter,
+    first_of: FirstOf,
+    begun: Instant,
+    max_wait: Option<Duration>,
+}
+
+impl Limiter {
+    /// Decides lists of charges in order, and charges the first that fits: the plan, or else the credits. Each list is
+    /// one check, all or nothing; no unit is charged under two of them.
+    ///
+    /// The next list is tried if the store denies, unless the next has one of the charges that deny: the limiter passes
+    /// over such a list. You find in the [usage](Decision::usage) which list was charged. If all are denied, the denial
+    /// with the shortest [`retry_after`](Denial::retry_after) is the answer, and only this one is observed, counts as a
+    /// denial and strikes. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once. An empty list admits
+    /// everything. Charges of [shadows](crate::Policy::shadow) go with their list.
+    ///
+    /// The tries are not one step: units that are released meanwhile may leave a later list charged although an earlier
+    /// one has room again.
+    ///
+    /// ```
+    /// use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let plan = Policy::parse("plan", "2/month@UTC")?;
+    /// let credits = Policy::parse("credits", "100/36500d@fixed")?;
+    /// let alice = |policy| [Charge::new(policy, Key::new("user", "alice"), 1)];
+    ///
+    /// for charged in ["plan", "plan", "credits"] {
+    ///     let decision = limiter.check_first([alice(&plan), alice(&credits)]).await?;
+    ///     assert_eq!(decision.usage().policies().next().unwrap().policy().name(), charged);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Like [`check`](Self::check), if a try could not be decided: the limiter then makes no other, except after a
+    /// [local](crate::FailurePolicy::Local) denial. The timeout is for all tries together.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) also when some lists have charges that count,
+    /// and others have none.
+    pub async fn check_first<L>(
+        &self,
+        lists: impl IntoIterator<Item = L>,
+    ) -> Result<Decision, StoreError>
+    where
+        L: IntoIterator<Item = Charge>,
+    {
+        let lists = lists.into_iter().map(|list| list.into_iter().collect());
+        let choice = Choice::new(lists.collect())?;
+        let first_of = FirstOf::new(CheckBuilder::default(), vec![choice]);
+        let resolution = self.decide_first(first_of, None).await;
+        let decision = resolution.into_result()?;
+        self.count_outcome(&decision);
+        Ok(decision)
+    }
+
+    /// Decides a check with alternatives; waits for the one that is free first, if there is a time to wait.
+    pub(crate) async fn decide_first(
+        &self,
+        first_of: FirstOf,
+        max_wait: Option<Duration>,
+    ) -> Resolution {
+        let tries = Tries {
+            limiter: self,
+            first_of,
+            begun: Instant::now(),
+            max_wait,
+        };
+        tries.decide().await
+    }
+}
+
+impl Tries<'_> {
+    async fn decide(mut self) -> Resolution {
+        let answer = self.try_each().await;
+        let (mut resolution, mut check) = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.limiter.events().invalid(None, false, &error);
+                return Resolution::Closed(error);
+            }
+        };
+        let max_wait = self.max_wait.unwrap_or_default();
+        let rest = max_wait.saturating_sub(self.begun.elapsed());
+        if !rest.is_zero() && waits_after(self.limiter, &resolution, rest) {
+            resolution = self.wait(&check, rest, self.limiter.call_timeout()).await;
+        }
+        let Resolution::Decided(mut decision) = resolution else {
+            return resolution;
+        };
+        if is_open(&decision) {
+            (decision, check) = self.try_shadows(decision, check).await;
+            let timing = self.limiter.events().is_observed();
+            let timing = timing.then(|| Timing::since(self.begun));
+            self.limiter.report_decision(CallKind::Check, &decision, &check, timing);
+        }
+        Resolution::Decided(decision)
+    }
+
+    /// Makes the tries; returns the answer with its check. Of several denials, that is the one that ends first.
+    async fn try_each(&mut self) -> Result<(Resolution, Check), StoreError> {
+        let mut denied: Option<Denied> = None;
+        loop {
+            let check = self.first_of.check()?;
+            let denial = match self.try_one(&check).await {
+                Resolution::Decided(Decision::Denied(denial)) => denial,
+                other => return Ok((other, check)),
+            };
+            let goes_on = self.first_of.replace_denying(denial.usage());
+            let last = Denied { check, denial };
+            let soonest = match denied {
+                Some(earlier) => earlier.or_sooner(last),
+                None => last,
+            };
+            if !goes_on {
+                let denial = Decision::Denied(soonest.denial);
+                return Ok((Resolution::Decided(denial), soonest.check));
+            }
+            denied = Some(soonest);
+        }
+    }
+
+    /// A caller that may wait enters the queue of each try, so that it does not overtake those that wait there.
+    async fn try_one(&self, check: &Check) -> Resolution {
+        let rest = self.rest();
+        match self.max_wait {
+            Some(_) => self.wait(check, Duration::ZERO, rest).await,
+            None => self.limiter.decide_within_time(check.clone(), Some(rest)).await,
+        }
+    }
+
+    async fn wait(&self, check: &Check, max_wait: Duration, timeout: Duration) -> Resolution {
+        let (limiter, where_open) = (self.limiter, WhereOpen::Pass);
+        wait_queue::wait(limiter, check, max_wait, where_open, Some(timeout)).await
+    }
+
+    /// The rest of the time for all tries.
+    fn rest(&self) -> Duration {
+        let timeout = self.limiter.call_timeout();
+        timeout.saturating_sub(self.begun.elapsed())
+    }
+
+    /// Tries alternatives that are shadows, after the charges that count were admitted. An error leaves the last denial.
+    async fn try_shadows(&mut self, mut decision: Decision, mut check: Check) -> (Decision, Check) {
+        let mut denied: Option<Denied> = None;
+        while let Some(Decision::Denied(denial)) = decision.usage().shadow() {
+            let last = Denied {
+                check: check.clone(),
+                denial: denial.clone(),
+            };
+            let goes_on = self.first_of.replace_denying(denial.usage());
+            let soonest = match denied.take() {
+                Some(earlier) => earlier.or_sooner(last),
+                None => last,
+            };
+            let next = self.first_of.check().ok().filter(|_| goes_on);
+            let shadows = next.as_ref().and_then(Check::shadow_check);
+            let (Some(next), Some(shadows)) = (next, shadows) else {
+                check = soonest.check;
+                decision = decision.with_shadow(Decision::Denied(soonest.denial));
+                break;
+            };
+            let asked = self.limiter.ask(CallKind::Check, shadows, Some(self.rest()));
+            let Resolution::Decided(shadow) = asked.await else {
+                break;
+            };
+            check = next;
+            decision = decision.with_shadow(shadow);
+            denied = Some(soonest);
+        }
+        (decision, check)
+    }
+}
+
+impl Denied {
+    /// The one that ends first, or the earlier of equals. A denial for ever ends last.
+    fn or_sooner(self, later: Self) -> Self {
+        let wait = |denied: &Self| denied.denial.retry_after().unwrap_or(Duration::MAX);
+        if wait(&later) < wait(&self) {
+            later
+        } else {
+            self
+        }
+    }
+}
