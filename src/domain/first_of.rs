@@ -90,7 +90,10 @@ impl FirstOf {
         if denying.is_empty() || !denying.iter().all(has_alternatives) {
             return false;
         }
-        let mut denied = self.choices.iter_mut().filter(|it| has_any(it.charges(), &denying));
+        let mut denied = self
+            .choices
+            .iter_mut()
+            .filter(|it| has_any(it.charges(), &denying));
         denied.all(|choice| choice.replace(&denying))
     }
 }
@@ -122,7 +125,9 @@ mod tests {
 
     fn first_of(others: &[&str], choices: &[&[&[&str]]]) -> FirstOf {
         let mut builder = CheckBuilder::default();
-        others.iter().for_each(|name| builder.add(charge(name)).unwrap());
+        others
+            .iter()
+            .for_each(|name| builder.add(charge(name)).unwrap());
         let choice = |lists: &&[&[&str]]| {
             let list = |names: &&[&str]| names.iter().map(|name| charge(name)).collect();
             Choice::new(lists.iter().map(list).collect()).unwrap()
@@ -174,7 +179,10 @@ mod tests {
         assert_eq!(after(&mut two, &["plan"]).unwrap(), ["credits", "far"]);
         assert_eq!(after(&mut two, &["credits"]), None);
         let mut two = first_of(&[], choices);
-        assert_eq!(after(&mut two, &["plan", "near"]).unwrap(), ["credits", "far"]);
+        assert_eq!(
+            after(&mut two, &["plan", "near"]).unwrap(),
+            ["credits", "far"]
+        );
     }
 
     #[test]
@@ -188,7 +196,10 @@ mod tests {
 
     #[test]
     fn alternatives_all_count_or_are_all_shadows() {
-        let mixed = [vec![vec![charge("plan")], vec![shadow("credits")]], vec![vec![charge("plan")], vec![]]];
+        let mixed = [
+            vec![vec![charge("plan")], vec![shadow("credits")]],
+            vec![vec![charge("plan")], vec![]],
+        ];
         for alternatives in mixed {
             assert!(Choice::new(alternatives).is_err());
         }

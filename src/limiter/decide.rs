@@ -34,11 +34,13 @@ struct Asked {
 }
 
 /// Whether another try may follow a decision, as the alternatives of a [`FirstOf`](crate::domain::first_of::FirstOf) do:
-/// an admission whose shadows are denied leaves alternatives of shadows. The limiter reports the last such decision
-/// when all tries are made.
+/// an admission may leave alternatives of shadows. The limiter reports the last decision when all tries are made.
 pub(super) fn is_open(decision: &Decision) -> bool {
     match decision {
-        Decision::Allowed(usage) => matches!(usage.shadow(), Some(Decision::Denied(_))),
+        Decision::Allowed(usage) => {
+            let denies_shadows = matches!(usage.shadow(), Some(Decision::Denied(_)));
+            denies_shadows || usage.check().charges().is_empty()
+        }
         Decision::Denied(_) => true,
         Decision::Blocked(_) => false,
     }
@@ -291,7 +293,8 @@ impl Limiter {
                 slots.note(decision, check);
             }
             let reports = &self.inner.jobs.reporter.0;
-            if self.inner.publishes && reports.policies.note(check, self.inner.fallback.policy) {
+            let (publishes, failure) = (self.inner.publishes, self.inner.fallback.policy);
+            if reports.policies.note(check, failure, publishes) && publishes {
                 reports.ensure_running();
             }
             if !(is_try && is_open(decision)) {

@@ -134,7 +134,8 @@ impl Tries<'_> {
             (decision, check) = self.try_shadows(decision, check).await;
             let timing = self.limiter.events().is_observed();
             let timing = timing.then(|| Timing::since(self.begun));
-            self.limiter.report_decision(CallKind::Check, &decision, &check, timing);
+            self.limiter
+                .report_decision(CallKind::Check, &decision, &check, timing);
         }
         Resolution::Decided(decision)
     }
@@ -167,7 +168,11 @@ impl Tries<'_> {
         let rest = self.rest();
         match self.max_wait {
             Some(_) => self.wait(check, Duration::ZERO, rest).await,
-            None => self.limiter.decide_within_time(check.clone(), Some(rest)).await,
+            None => {
+                self.limiter
+                    .decide_within_time(check.clone(), Some(rest))
+                    .await
+            }
         }
     }
 
@@ -182,7 +187,7 @@ impl Tries<'_> {
         timeout.saturating_sub(self.begun.elapsed())
     }
 
-    /// Tries alternatives that are shadows, after the charges that count were admitted. An error leaves the last denial.
+    /// Tries alternatives that are shadows, after the charges that count were admitted.
     async fn try_shadows(&mut self, mut decision: Decision, mut check: Check) -> (Decision, Check) {
         let mut denied: Option<Denied> = None;
         while let Some(Decision::Denied(denial)) = decision.usage().shadow() {
@@ -196,14 +201,9 @@ impl Tries<'_> {
                 None => last,
             };
             let next = self.first_of.check().ok().filter(|_| goes_on);
-            let shadows = next.as_ref().and_then(Check::shadow_check);
-            let (Some(next), Some(shadows)) = (next, shadows) else {
+            let Some((next, shadow)) = self.try_shadows_of(next).await else {
                 check = soonest.check;
                 decision = decision.with_shadow(Decision::Denied(soonest.denial));
-                break;
-            };
-            let asked = self.limiter.ask(CallKind::Check, shadows, Some(self.rest()));
-            let Resolution::Decided(shadow) = asked.await else {
                 break;
             };
             check = next;
@@ -211,6 +211,19 @@ impl Tries<'_> {
             denied = Some(soonest);
         }
         (decision, check)
+    }
+
+    /// The decision about the shadows of the next try; `None` if there is none, or no decision.
+    async fn try_shadows_of(&self, next: Option<Check>) -> Option<(Check, Decision)> {
+        let next = next?;
+        let shadows = Check::new(next.shadow_charges().iter().cloned()).ok()?;
+        let asked = self
+            .limiter
+            .ask(CallKind::Check, shadows, Some(self.rest()));
+        let Resolution::Decided(decision) = asked.await else {
+            return None;
+        };
+        Some((next, decision.usage().shadow()?.clone()))
     }
 }
 

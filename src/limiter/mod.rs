@@ -21,6 +21,7 @@ mod resolution;
 mod settle;
 mod slots;
 mod timeout;
+mod usage_of;
 mod wait_queue;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};

@@ -100,7 +100,13 @@ impl Known {
     }
 
     /// Notes that a policy is used, with a key of this kind. A new policy or kind is due for publication soon.
-    fn add(&mut self, charge: &Charge, enforces_blocks: bool, on_failure: FailurePolicy) {
+    fn add(
+        &mut self,
+        charge: &Charge,
+        enforces_blocks: bool,
+        on_failure: FailurePolicy,
+        publishes: bool,
+    ) {
         let policy = charge.policy();
         let mut is_new = false;
         let noted = self.policies.entry(policy.clone()).or_insert_with(|| {
@@ -109,11 +115,11 @@ impl Known {
             let policy = policy.clone().on_failure(failure);
             Noted {
                 published: PublishedPolicy::new(policy, enforces_blocks),
-                is_used: true,
+                is_used: false,
                 is_sent: false,
             }
         });
-        noted.is_used = true;
+        noted.is_used |= publishes;
         if enforces_blocks {
             noted.published.enforce_blocks();
         }
@@ -151,14 +157,19 @@ impl Publisher {
         self.lock().label = label.map_or(Label::None, |label| Label::Own(label.into()));
     }
 
-    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one
-    /// load, if its mark is at the first place.
-    pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy) -> bool {
+    /// The policies that were charged, also those that are not published.
+    pub(super) fn all_known(&self) -> Vec<Policy> {
+        self.lock().policies.keys().cloned().collect()
+    }
+
+    /// Notes the policies of a decided check, and returns whether one of them is new. A known charge costs one load, if
+    /// its mark is at the first place. A limiter that publishes nothing notes them for resets.
+    pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy, publishes: bool) -> bool {
         // Skip peeks: the readiness probe that the docs show uses its own failure policy.
         let charges = check.all_charges().iter();
         let mut is_added = false;
         for charge in charges.filter(|charge| charge.cost() > 0) {
-            let mark = mark(charge);
+            let mark = mark(charge, publishes);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
                 // No check looks up the blocks of a shadow's keys.
@@ -190,7 +201,7 @@ impl Publisher {
         if policy.rules().is_empty() || !known.has_room_for(policy) {
             return false;
         }
-        known.add(charge, enforces_blocks, on_failure);
+        known.add(charge, enforces_blocks, on_failure, mark & PUBLISHES != 0);
         // Under the lock: otherwise the mark could outlast a publication, and no request would note the policy again.
         if known.keeps(policy) {
             let [first, second] = self.places(mark);
@@ -293,11 +304,16 @@ pub(super) fn is_published_by(store: &dyn Store) -> bool {
     refusal != Some(StoreErrorKind::InvalidRequest)
 }
 
+/// Set in the marks of limiters that publish: clones may differ.
+const PUBLISHES: u64 = 2;
+
 /// Identifies a policy and a kind of keys; never 0.
-fn mark(charge: &Charge) -> u64 {
+fn mark(charge: &Charge, publishes: bool) -> u64 {
     let kind = charge.key().kind();
     let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
-    (address ^ kind.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+    let mark = (address ^ kind.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mark = mark & !PUBLISHES | 1;
+    if publishes { mark | PUBLISHES } else { mark }
 }
 
 const TOO_LATE: StoreError = StoreError::new(

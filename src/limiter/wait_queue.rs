@@ -131,7 +131,9 @@ impl Waiter<'_> {
 
     async fn decide(&self, check: &Check) -> Resolution {
         let limiter = self.limiter;
-        limiter.decide_within_time(check.clone(), self.time_of_try).await
+        limiter
+            .decide_within_time(check.clone(), self.time_of_try)
+            .await
     }
 
     /// Decides the check of a caller that cannot wait any longer.

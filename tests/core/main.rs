@@ -12,6 +12,7 @@ mod contract;
 mod custom_store;
 mod deny_cache;
 mod fast_path;
+mod first_of;
 mod fuzzed;
 mod histories;
 mod inspect;

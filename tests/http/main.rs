@@ -11,6 +11,7 @@ mod cut_streams;
 mod dashboard;
 mod drop_in;
 mod extract;
+mod first_of;
 mod forwarded;
 mod grpc;
 mod handlers;

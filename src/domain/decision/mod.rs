@@ -32,6 +32,7 @@ use std::{cmp::Reverse, sync::Arc, time::Duration};
 use self::rule_usage::NEVER_MS;
 pub(crate) use self::tightness::Share;
 pub use self::{
+    report::{Report, ReportedBlock, ReportedLimit},
     rule_usage::RuleUsage,
     usage::{PolicyUsage, Usage},
 };
@@ -46,6 +47,7 @@ use crate::domain::{
     rule::millis,
 };
 
+mod report;
 mod rule_usage;
 mod tightness;
 mod usage;

@@ -15,7 +15,7 @@ fn the_next_request_after_a_publication_notes_its_policy_again() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Relaxed) {
-                publisher.note(&check, FailurePolicy::Open);
+                publisher.note(&check, FailurePolicy::Open, true);
                 noted.fetch_add(1, Relaxed);
             }
         });

@@ -42,7 +42,9 @@ impl CheckDraft {
         if let Some(choices) = self.choices {
             return Drafted::FirstOf(FirstOf::new(self.charges, *choices));
         }
-        self.charges.build().map_or(Drafted::Nothing, Drafted::Check)
+        self.charges
+            .build()
+            .map_or(Drafted::Nothing, Drafted::Check)
     }
 
     /// Adds the charges of all limits whose keys come from the head alone.

@@ -94,7 +94,8 @@ impl Warnings {
     /// Warns of a denial for which clients of language models do not wait.
     pub(in crate::middleware) fn see_wait(&self, denial: &Denial) {
         let is_ignored = |wait| wait >= LEAST_IGNORED;
-        if denial.shown_retry_after().is_some_and(is_ignored) && !self.denies_for_long.swap(true, Relaxed)
+        if denial.shown_retry_after().is_some_and(is_ignored)
+            && !self.denies_for_long.swap(true, Relaxed)
         {
             warning::ignored_wait(denial.policy().name());
         }

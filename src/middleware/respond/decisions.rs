@@ -2,7 +2,7 @@
 
 use std::{iter, sync::Arc};
 
-use crate::domain::decision::{Decision, Usage};
+use crate::domain::decision::{Decision, Report, Usage};
 
 /// The decisions of nested layers, innermost first. You find them in the extensions of requests, of responses to denied
 /// requests, and of all responses if one of the layers is set to
@@ -92,6 +92,16 @@ impl Decisions {
             let shadow = usage.shadow().map(Decision::usage);
             has_policy(usage, name) || shadow.is_some_and(|usage| has_policy(usage, name))
         })
+    }
+
+    /// Reports what the identities of this request have used, under all policies that layers have checked, innermost
+    /// first. Return it from a handler whose route has a [weight](crate::middleware::Route::weight) of 0: see
+    /// [a user's own usage](crate::quotas#a-users-own-usage).
+    ///
+    /// Of [alternatives](crate::RateLimitLayer::limit_first_of), it has the one that was charged.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report::of(self.iter())
     }
 
     /// Iterates over all decisions, innermost first.

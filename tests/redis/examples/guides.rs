@@ -44,6 +44,7 @@ const OTHERS: [&str; 7] = [
     "pool",
     "shadow",
     "streaming_tokens",
+    "usage",
 ];
 
 /// The head comment of an example, without the margin, and the rest of the source.
@@ -139,6 +140,11 @@ fn missing(example: &str, args: &[&str]) -> Option<String> {
 #[test]
 fn a_token_says_who_is_limited() {
     serve("jwt", &[("JWT_SECRET", "sesame")]);
+}
+
+#[test]
+fn users_see_their_usage_and_operators_act_on_it() {
+    serve("usage", &[("OPERATOR_TOKEN", "sesame")]);
 }
 
 #[test]

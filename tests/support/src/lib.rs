@@ -23,6 +23,7 @@ pub mod cut_checks;
 pub mod cut_streams;
 pub mod denials;
 pub mod example;
+pub mod first_of;
 pub mod flaky;
 pub mod hand_over;
 pub mod history;

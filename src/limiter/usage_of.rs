@@ -1,0 +1,113 @@
+//! What one identity has used: a report, and a reset of everything.
+
+use std::sync::Arc;
+
+use super::{Limiter, caller::To};
+use crate::{
+    domain::{
+        charge::Charge,
+        check::{Check, CheckBuilder},
+        decision::{Decision, Report},
+        error::StoreError,
+        key::Key,
+        operation::Operation,
+        policies::CurrentPolicy,
+    },
+    observe::{CallInfo, CallKind},
+    store::Store,
+};
+
+impl Limiter {
+    /// Reports what `key` has used under these policies, without charging, and whether it is blocked. A report is made to
+    /// be shown: see [a user's own usage](crate::quotas#a-users-own-usage).
+    ///
+    /// Asks the store once, and twice if the key is blocked. The observer sees [peeks](crate::observe::CallKind::Peek).
+    ///
+    /// ```
+    /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let plan = Policy::parse("plan", "100/1h")?;
+    /// let alice = Key::new("user", "alice");
+    /// limiter.check([Charge::new(&plan, alice.clone(), 30)]).await?;
+    ///
+    /// let report = limiter.report([&plan], &alice).await?;
+    /// assert_eq!((report.limits[0].limit, report.limits[0].remaining), (100, 70));
+    /// assert_eq!(report.blocked, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Like [`peek`](Self::peek).
+    pub async fn report<'a, P>(
+        &self,
+        policies: impl IntoIterator<Item = &'a P>,
+        key: &Key,
+    ) -> Result<Report, StoreError>
+    where
+        P: CurrentPolicy + ?Sized + 'a,
+    {
+        let mut builder = CheckBuilder::default();
+        for policy in policies {
+            builder.add(Charge::new(policy, key.clone(), 0))?;
+        }
+        if self.inner.enforces_blocks {
+            builder.look_up(key.clone())?;
+        }
+        let check = builder.build().unwrap_or_else(Check::nothing);
+        let decision = self.peek_at(check.clone()).await?;
+        if !matches!(decision, Decision::Blocked(_)) {
+            return Ok(Report::of([&decision]));
+        }
+        let usage = self.peek_at(check.without_cost()).await?;
+        Ok(Report::of([&decision, &usage]))
+    }
+
+    async fn peek_at(&self, check: Check) -> Result<Decision, StoreError> {
+        let resolution = self.decide_as(CallKind::Peek, check).await;
+        resolution.into_result()
+    }
+
+    /// Deletes everything charged to `key` under every policy that this limiter or a clone has charged, those among them
+    /// that a closure or a look-up has chosen. Up to 256 policies are known.
+    ///
+    /// Blocks and strikes stay: see [`unblock`](Self::unblock). A process that has just started knows few policies; to
+    /// delete what any process has charged, use the operators' tool.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout, or could not delete some of it.
+    pub async fn reset_all(&self, key: &Key) -> Result<(), StoreError> {
+        let policies = self.inner.jobs.reporter.0.policies.all_known();
+        let memory = &self.inner.memory;
+        let charges = policies
+            .iter()
+            .map(|policy| Charge::new(policy, key.clone(), 0));
+        let charges: Vec<Charge> = charges.collect();
+        let resets = policies.iter().map(|policy| Operation::Reset {
+            policy: policy.clone(),
+            key: key.clone(),
+        });
+        let resets: Vec<Operation> = resets.collect();
+        // The memory store answers at once, and its result does not matter.
+        drop(self.inner.fallback.local.store.call(resets.clone()));
+        let endings = policies
+            .iter()
+            .filter_map(|it| memory.refusals.resetting(it, key));
+        let endings: Vec<_> = endings.collect();
+        let info = CallInfo::of(CallKind::Reset, &charges);
+        let result = Arc::clone(&self.inner.caller)
+            .ask(To::Store, info, |store| store.call(resets))
+            .await;
+        drop(endings);
+        // Wake even after an error: the store may have reset some.
+        policies
+            .iter()
+            .for_each(|policy| memory.queues.wake(policy, key));
+        result?.into_iter().try_for_each(|reply| reply.map(drop))
+    }
+}

@@ -1,0 +1,401 @@
+//! The first of several policies that has room: each try is one check, and only the answer counts.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store,
+    block::Until,
+    error::StoreErrorKind,
+    manual_clock::ManualClock,
+    observe::{Event, Observer},
+    store::{Leases, StoreFuture},
+};
+use support::{
+    first_of::{CREDITS, Charged, PLAN, credits, lists, names, plan, rush, used, user},
+    scripted::{Scripted, allowed, denied},
+};
+use tokio::time::Instant;
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy) -> Charge {
+    Charge::new(policy, user("alice"), 1)
+}
+
+/// A list of one charge for each rule.
+fn one_each<const N: usize>(policies: [&Policy; N]) -> [[Charge; 1]; N] {
+    policies.map(|policy| [charge(policy)])
+}
+
+/// Records decisions, blocks and errors.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Seen {
+    fn on_event(&self, event: &Event<'_>) {
+        let text = match event {
+            Event::Decision { decision, .. } => {
+                let names = decision.policies().map(|it| it.policy().name().to_owned());
+                let names: Vec<String> = names.collect();
+                format!("{} {}", names.join("+"), decision.is_allowed())
+            }
+            Event::Blocked { .. } => "blocked".to_owned(),
+            Event::Error { error, .. } => format!("{:?}", error.kind()),
+            Event::NearLimit { policy, .. } => format!("{} near its limit", policy.name()),
+            _ => return,
+        };
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+impl Seen {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Denies by the policies of these names, for these times, and allows the rest.
+fn denying(waits: &'static [(&'static str, u64)]) -> Arc<Scripted> {
+    Scripted::new(move |check| {
+        let mut charges = check.charges().iter();
+        let denies = charges.find_map(|charge| {
+            let name = charge.policy().name();
+            waits.iter().find(|(denying, _)| *denying == name)
+        });
+        StoreFuture::ready(match denies {
+            Some((_, ms)) => denied(check, *ms),
+            None => allowed(check),
+        })
+    })
+}
+
+#[tokio::test]
+async fn a_check_is_charged_to_the_first_policy_with_room_and_to_no_other() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (plan, credits) = (policy("plan", "2/1h"), policy("credits", "2/36500d@fixed"));
+    let mut charged = Vec::new();
+    for _ in 0..4 {
+        let decision = limiter.check_first(one_each([&plan, &credits])).await;
+        let decision = decision.unwrap();
+        assert!(decision.is_allowed());
+        charged.push(names(&decision)[0].to_owned());
+    }
+    assert_eq!(charged, ["plan", "plan", "credits", "credits"]);
+    let denied = limiter
+        .check_first(one_each([&plan, &credits]))
+        .await
+        .unwrap();
+    assert_eq!(names(&denied), ["plan"], "which is free first");
+    assert_eq!(used(&limiter, &plan, &user("alice")).await, 2);
+    assert_eq!(used(&limiter, &credits, &user("alice")).await, 2);
+}
+
+#[tokio::test]
+async fn callers_together_never_charge_both_nor_above_either_limit() {
+    let expected = Charged {
+        plan: PLAN,
+        credits: CREDITS,
+        denied: 48 - PLAN - CREDITS,
+    };
+    for caches in [false, true] {
+        let limiter = Limiter::new(MemoryStore::new()).cache_denials(caches);
+        let alice = user("alice");
+        let charged = rush(&[limiter.clone()], &alice, &alice).await;
+        assert_eq!(charged, expected, "cache: {caches}");
+        assert_eq!(used(&limiter, &plan(), &alice).await, PLAN);
+        assert_eq!(used(&limiter, &credits(), &alice).await, CREDITS);
+    }
+}
+
+#[tokio::test]
+async fn leases_of_several_processes_never_charge_above_either_limit() {
+    let shared = Arc::new(MemoryStore::new());
+    let process = || Limiter::new(Leases::new(shared.clone()));
+    let (limiters, alice) = ([process(), process()], user("alice"));
+    let charged = rush(&limiters, &alice, &alice).await;
+    assert!(charged.plan <= PLAN && charged.credits <= CREDITS);
+    assert_eq!(charged.plan + charged.credits + charged.denied, 48);
+    assert!(charged.credits > 0, "{charged:?}");
+}
+
+#[tokio::test]
+async fn only_the_answer_is_observed_counted_and_strikes() {
+    let seen = Seen::default();
+    let limiter = Limiter::new(MemoryStore::new())
+        .observer(seen.clone())
+        .near_limit_at(100);
+    let ban = "1/10m=1h".parse().unwrap();
+    let (plan, credits) = (policy("plan", "1/1h").ban(ban), policy("credits", "2/1h"));
+    let mut ask = async || {
+        limiter
+            .check_first(one_each([&plan, &credits]))
+            .await
+            .unwrap()
+    };
+    for _ in 0..3 {
+        assert!(ask().await.is_allowed());
+    }
+    limiter.strikes_counted().await;
+    assert_eq!(seen.take(), ["plan true", "credits true", "credits true"]);
+    assert!(limiter.denials().await.unwrap().is_empty());
+
+    assert!(!ask().await.is_allowed());
+    limiter.strikes_counted().await;
+    assert_eq!(seen.take(), ["plan false"], "equal times: the first one");
+    assert_eq!(limiter.denials().await.unwrap().len(), 1);
+    let Decision::Blocked(blocked) = ask().await else {
+        panic!("banned by the only denial that counted");
+    };
+    assert_eq!(blocked.key(), &user("alice"));
+    assert_eq!(seen.take(), ["blocked"], "a block ends the tries");
+}
+
+#[tokio::test]
+async fn if_all_are_denied_the_answer_is_the_denial_that_ends_first() {
+    for (waits, answer) in [
+        (&[("a", 300), ("b", 200), ("c", 400)], "b"),
+        (&[("a", 200), ("b", 200), ("c", 200)], "a"),
+    ] {
+        let limiter = Limiter::new(denying(waits));
+        let [a, b, c] = ["a", "b", "c"].map(|name| policy(name, "9/1h"));
+        let denied = limiter.check_first(one_each([&a, &b, &c])).await.unwrap();
+        assert_eq!(names(&denied), [answer]);
+    }
+    // A cost that never fits ends last.
+    let limiter = Limiter::new(MemoryStore::new());
+    let (small, full) = (policy("small", "1/1h"), policy("full", "5/1h"));
+    let cost = |policy: &Policy| [Charge::new(policy, user("alice"), 3)];
+    limiter.check(cost(&full)).await.unwrap();
+    let denied = limiter.check_first([cost(&small), cost(&full)]).await;
+    assert_eq!(names(&denied.unwrap()), ["full"]);
+}
+
+#[tokio::test]
+async fn a_list_that_has_the_denying_charge_is_not_tried() {
+    let store = denying(&[("all", 100), ("plan", 100)]);
+    let limiter = Limiter::new(store.clone());
+    let denied = limiter
+        .check_first(lists(&user("alice"), &user("alice")))
+        .await;
+    assert_eq!(names(&denied.unwrap()), ["all", "plan"]);
+    assert_eq!(store.checks().len(), 1);
+}
+
+#[tokio::test]
+async fn a_block_ends_the_tries() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store);
+    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let day = Until::After(Duration::from_secs(86_400));
+    limiter.block(&user("alice"), day).await.unwrap();
+    let other = [Charge::new(&credits, user("bob"), 1)];
+    let decision = limiter.check_first([[charge(&plan)], other]).await.unwrap();
+    assert!(matches!(decision, Decision::Blocked(_)));
+    assert_eq!(used(&limiter, &credits, &user("bob")).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_timeout_holds_for_all_tries() {
+    let store = Scripted::far(Duration::from_millis(60));
+    let limiter = Limiter::new(store.clone());
+    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let start = Instant::now();
+    let error = limiter.check_first(one_each([&plan, &credits])).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Timeout);
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(store.checks().len(), 2);
+}
+
+#[tokio::test]
+async fn a_try_that_could_not_be_decided_is_the_last() {
+    let seen = Seen::default();
+    let failing = Scripted::failing();
+    let limiter = Limiter::new(failing.clone()).observer(seen.clone());
+    let (plan, credits) = (policy("plan", "5/1h"), policy("credits", "5/1h"));
+    let error = limiter.check_first(one_each([&plan, &credits])).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    assert_eq!(failing.checks().len(), 1);
+    assert_eq!(seen.take(), ["Unavailable"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
+    for store in [Scripted::failing(), Scripted::silent()] {
+        let limiter = Limiter::new(store).on_failure(FailurePolicy::Local);
+        let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h"));
+        let mut charged = Vec::new();
+        for _ in 0..3 {
+            let start = Instant::now();
+            let decision = limiter.check_first(one_each([&plan, &credits])).await;
+            let decision = decision.unwrap();
+            assert!(decision.usage().is_local());
+            assert!(start.elapsed() <= Duration::from_millis(100));
+            charged.push((names(&decision)[0].to_owned(), decision.is_allowed()));
+        }
+        let expected = [("plan", true), ("credits", true), ("plan", false)];
+        assert_eq!(
+            charged,
+            expected.map(|(name, allowed)| (name.to_owned(), allowed))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cached_denial_goes_on_to_the_next() {
+    let clock = ManualClock::new(1_000_000);
+    let store = denying(&[("plan", 60_000)]);
+    let limiter = Limiter::new(store.clone())
+        .cache_denials(true)
+        .denial_clock(clock);
+    let (plan, credits) = (policy("plan", "5/1h"), policy("credits", "5/1h"));
+    for _ in 0..3 {
+        let decision = limiter
+            .check_first(one_each([&plan, &credits]))
+            .await
+            .unwrap();
+        assert_eq!(names(&decision), ["credits"]);
+    }
+    let asked: Vec<String> = store.checks().iter().map(first_name).collect();
+    assert_eq!(asked, ["plan", "credits", "credits", "credits"]);
+}
+
+fn first_name(check: &sluicegate::store::Check) -> String {
+    check.charges()[0].policy().name().to_owned()
+}
+
+#[tokio::test]
+async fn shadows_go_with_the_list_that_is_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let [soon, later] = ["soon", "later"].map(|name| policy(name, "5/1h").shadow());
+    let lists = [
+        [charge(&plan), charge(&soon)],
+        [charge(&credits), charge(&later)],
+    ];
+    let decision = limiter.check_first(lists).await.unwrap();
+    assert_eq!(names(&decision), ["credits"]);
+    assert_eq!(names(decision.usage().shadow().unwrap()), ["later"]);
+    assert_eq!(used_as_shadow(&limiter, &soon).await, 0);
+    assert_eq!(used_as_shadow(&limiter, &later).await, 1);
+}
+
+async fn used_as_shadow(limiter: &Limiter, policy: &Policy) -> u64 {
+    let usage = limiter.peek([charge(policy)]).await.unwrap();
+    let shadow = usage.shadow().unwrap().usage();
+    5 - shadow.rules().next().unwrap().remaining()
+}
+
+#[tokio::test]
+async fn shadows_have_alternatives_too_and_deny_nothing() {
+    let seen = Seen::default();
+    let limiter = Limiter::new(MemoryStore::new())
+        .observer(seen.clone())
+        .near_limit_at(100);
+    let (plan, credits) = (
+        policy("plan", "1/1h").shadow(),
+        policy("credits", "1/1h").shadow(),
+    );
+    let mut shadows = Vec::new();
+    for _ in 0..3 {
+        let decision = limiter
+            .check_first(one_each([&plan, &credits]))
+            .await
+            .unwrap();
+        assert!(decision.is_allowed());
+        let shadow = decision.usage().shadow().unwrap();
+        shadows.push((names(shadow)[0].to_owned(), shadow.is_allowed()));
+    }
+    let expected = [("plan", true), ("credits", true), ("plan", false)];
+    assert_eq!(
+        shadows,
+        expected.map(|(name, allowed)| (name.to_owned(), allowed))
+    );
+    assert_eq!(seen.take(), ["plan true", "credits true", "plan false"]);
+}
+
+#[tokio::test]
+async fn alternatives_that_count_cannot_stand_beside_shadows() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h").shadow());
+    let error = limiter.check_first(one_each([&plan, &credits])).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::InvalidRequest);
+    let nothing = limiter
+        .check_first([[Charge::new(&plan, user("a"), 1)]; 0])
+        .await;
+    assert!(nothing.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn the_slots_of_the_alternative_that_was_charged_are_held() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (own, shared) = (
+        policy("own", "1/30s@concurrent"),
+        policy("shared", "1/30s@concurrent"),
+    );
+    let lists = || one_each([&own, &shared]);
+    let first = limiter.check_first(lists()).await.unwrap();
+    let first = limiter.hold(&first).unwrap();
+    let second = limiter.check_first(lists()).await.unwrap();
+    assert_eq!(names(&second), ["shared"]);
+    let second = limiter.hold(&second).unwrap();
+    assert!(!limiter.check_first(lists()).await.unwrap().is_allowed());
+    drop(second);
+    tokio::task::yield_now().await;
+    assert_eq!(
+        names(&limiter.check_first(lists()).await.unwrap()),
+        ["shared"]
+    );
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_settlement_goes_to_the_alternative_that_was_charged() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let decision = limiter
+        .check_first(one_each([&plan, &credits]))
+        .await
+        .unwrap();
+    limiter.settle(decision.usage(), |_| 3).await.unwrap();
+    assert_eq!(used(&limiter, &credits, &user("alice")).await, 3);
+    assert_eq!(used(&limiter, &plan, &user("alice")).await, 0);
+}
+
+#[tokio::test]
+async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged() {
+    let seen = Seen::default();
+    let limiter = Limiter::new(MemoryStore::new()).observer(seen.clone());
+    let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h"));
+    let mut near = Vec::new();
+    for _ in 0..2 {
+        let decision = limiter
+            .check_first(one_each([&plan, &credits]))
+            .await
+            .unwrap();
+        let notices = decision.usage().near_limit();
+        near.extend(notices.map(|(charge, _)| charge.policy().name().to_owned()));
+    }
+    assert_eq!(near, ["plan", "credits"]);
+    let notices = seen.take().into_iter().filter(|it| it.contains("near"));
+    assert_eq!(notices.count(), 2);
+}
+
+/// Nothing hangs if a caller leaves between two tries.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_between_two_tries_is_charged_nothing() {
+    let store = Scripted::far(Duration::from_millis(30));
+    let limiter = Limiter::new(store.clone());
+    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let caller = limiter.check_first(one_each([&plan, &credits]));
+    let left = tokio::time::timeout(Duration::from_millis(29), caller).await;
+    assert!(left.is_err());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(store.checks().len(), 1);
+    let _: &dyn Store = &*store;
+    let _ = Key::new("user", "alice");
+}
