@@ -22,6 +22,7 @@ use sluicegate::{
 };
 use support::{
     cluster::Cluster,
+    first_of::{self, CREDITS, PLAN, credits, plan, rush},
     history::{START_MS, agree, steady},
     redis::Server,
     served::{LEAST_RIGHTS, Served, limited},
@@ -134,6 +135,39 @@ async fn an_identity_blocked_in_one_slot_is_charged_in_none() {
     for name in &users {
         assert_eq!(left(&limiter, &much, name).await, 100);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_alternatives_in_several_slots_one_is_charged_and_denied_tries_are_rolled_back() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let limiters = [0, 1].map(|_| Limiter::new(store.clone()).timeout(NEVER));
+    let [alice, bob] = [0, 1].map(|at| user(users_at(&cluster, at, 1).remove(0)));
+    let charged = rush(&limiters, &alice, &bob).await;
+    assert_eq!(charged.plan + charged.credits + charged.denied, 48);
+    // A try that is being rolled back may make another look denied for a moment, so not all need be used up.
+    let (few, many) = (PLAN / 2, [PLAN, CREDITS]);
+    assert!((few..=many[0]).contains(&charged.plan) && charged.credits <= many[1]);
+    let all = policy("all", "1000000/1h");
+    let everybody = Key::new("service", "all");
+    let expected = [
+        charged.plan,
+        charged.credits,
+        charged.plan + charged.credits,
+    ];
+    let limiter = &limiters[0];
+    let rolled_back = async {
+        loop {
+            let of_plan = first_of::used(limiter, &plan(), &alice).await;
+            let of_credits = first_of::used(limiter, &credits(), &bob).await;
+            let of_all = first_of::used(limiter, &all, &everybody).await;
+            if [of_plan, of_credits, of_all] == expected {
+                return;
+            }
+        }
+    };
+    let rolled_back = tokio::time::timeout(NEVER, rolled_back).await;
+    assert!(rolled_back.is_ok(), "{expected:?}");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod connections;
 mod contract;
 mod deny_cache;
 mod examples;
+mod first_of;
 mod footprint;
 mod foreign;
 mod greeting;
