@@ -49,10 +49,17 @@ impl Choice {
         current.map_or(&[], Vec::as_slice)
     }
 
-    /// Goes on to the next alternative with none of these charges. Returns whether there is one.
+    /// Replaces the current alternative, if some of these charges are its own, by the next that lacks one of those:
+    /// an alternative with all of them is denied for at least as long. Returns whether there is one.
     fn replace(&mut self, denying: &[&Charge]) -> bool {
+        let denying = denying.iter().filter(|charge| {
+            // The shadows of an alternative that was charged go with it.
+            let is_replaced = self.counts != charge.policy().is_shadow();
+            is_replaced && has_twin(self.charges(), charge)
+        });
         let mut later = self.alternatives.iter().skip(self.current + 1);
-        match later.position(|charges| !has_any(charges, denying)) {
+        let lacks_one = |charges: &Vec<Charge>| !denying.clone().all(|it| has_twin(charges, it));
+        match later.position(lacks_one) {
             Some(skipped) => {
                 self.current += 1 + skipped;
                 true
@@ -77,31 +84,25 @@ impl FirstOf {
     }
 
     /// Replaces the alternatives that this usage, of a denial of the current try or of its shadows, shows to deny.
-    /// Returns whether there is a next try: not if a charge denies that has no further alternative.
+    /// Returns whether there is a next try.
+    ///
+    /// If a charge without alternatives denies too, the next try is denied as well, but it may be for a shorter time: a
+    /// client whose plan is used up for weeks must not wait so long because of a rate.
     pub(crate) fn replace_denying(&mut self, denial: &Usage) -> bool {
-        let denying: Vec<&Charge> = denial.denying().collect();
-        let has_alternatives = |charge: &&Charge| {
-            let mut choices = self.choices.iter();
-            // The shadows of an alternative that was charged go with it.
-            let is_replaced = |it: &Choice| it.counts != charge.policy().is_shadow();
-            !has_any(self.others.charges(), &[*charge])
-                && choices.any(|it| is_replaced(it) && has_any(it.charges(), &[*charge]))
-        };
-        if denying.is_empty() || !denying.iter().all(has_alternatives) {
-            return false;
+        let others = self.others.charges();
+        let denying = denial.denying().filter(|charge| !has_twin(others, charge));
+        let denying: Vec<&Charge> = denying.collect();
+        let mut goes_on = false;
+        for choice in &mut self.choices {
+            goes_on |= choice.replace(&denying);
         }
-        let mut denied = self
-            .choices
-            .iter_mut()
-            .filter(|it| has_any(it.charges(), &denying));
-        denied.all(|choice| choice.replace(&denying))
+        goes_on
     }
 }
 
-/// Whether one of the charges is for a policy and key of the others.
-fn has_any(charges: &[Charge], others: &[&Charge]) -> bool {
-    let mut charges = charges.iter();
-    charges.any(|charge| others.iter().any(|other| charge.is_twin_of(other)))
+/// Whether one of the charges is for the policy and the key of this one.
+fn has_twin(charges: &[Charge], charge: &Charge) -> bool {
+    charges.iter().any(|it| it.is_twin_of(charge))
 }
 
 #[cfg(test)]
@@ -162,11 +163,16 @@ mod tests {
     }
 
     #[test]
-    fn no_try_follows_if_a_charge_without_alternatives_denies_too() {
+    fn no_try_follows_if_only_charges_without_alternatives_deny() {
         let alternatives: &[&[&str]] = &[&["plan"], &["credits"]];
         let one = || first_of(&["api"], &[alternatives]);
         assert_eq!(after(&mut one(), &["api"]), None);
-        assert_eq!(after(&mut one(), &["api", "plan"]), None);
+        let both = after(&mut one(), &["api", "plan"]);
+        assert_eq!(
+            both.unwrap(),
+            ["api", "credits"],
+            "may be denied for a shorter time"
+        );
         let mut also_charged = first_of(&["plan"], &[alternatives]);
         assert_eq!(after(&mut also_charged, &["plan"]), None);
     }
@@ -186,12 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_shares_the_denying_charge_is_passed_over() {
+    fn a_list_that_has_all_denying_charges_is_passed_over() {
         let lists: &[&[&str]] = &[&["api", "plan"], &["api", "credits"], &["other"]];
         let mut one = first_of(&[], &[lists]);
         assert_eq!(after(&mut one, &["api"]).unwrap(), ["other"]);
-        let mut one = first_of(&[], &[lists]);
-        assert_eq!(after(&mut one, &["plan"]).unwrap(), ["api", "credits"]);
+        for denying in [&["plan"][..], &["api", "plan"]] {
+            let mut one = first_of(&[], &[lists]);
+            assert_eq!(after(&mut one, denying).unwrap(), ["api", "credits"]);
+        }
     }
 
     #[test]

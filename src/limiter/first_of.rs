@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! try ──▶ admitted, blocked or undecided ──────────────▶ that is the answer
-//!   ▲        │ denied, only by charges with a further alternative
+//!   ▲        │ denied by a charge with a further alternative
 //!   └────────┘ otherwise ──▶ wait for the denial that ends first, or answer with it
 //! ```
 //!
@@ -47,8 +47,8 @@ impl Limiter {
     /// Decides lists of charges in order, and charges the first that fits: the plan, or else the credits. Each list is
     /// one check, all or nothing; no unit is charged under two of them.
     ///
-    /// The next list is tried if the store denies, unless the next has one of the charges that deny: the limiter passes
-    /// over such a list. You find in the [usage](Decision::usage) which list was charged. If all are denied, the denial
+    /// The next list is tried if the store denies, unless it has all charges that deny: the limiter passes over such a
+    /// list. You find in the [usage](Decision::usage) which list was charged. If all are denied, the denial
     /// with the shortest [`retry_after`](Denial::retry_after) is the answer, and only this one is observed, counts as a
     /// denial and strikes. A [blocked](crate::block) identity gets [`Decision::Blocked`] at once. An empty list admits
     /// everything. Charges of [shadows](crate::Policy::shadow) go with their list.
@@ -118,8 +118,12 @@ impl Tries<'_> {
         let (mut resolution, mut check) = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                self.limiter.events().invalid(None, false, &error);
-                return Resolution::Closed(error);
+                let passes = self.limiter.inner.fallback.passes_undecided;
+                self.limiter.events().invalid(None, passes, &error);
+                return match passes {
+                    true => Resolution::Open(error),
+                    false => Resolution::Closed(error),
+                };
             }
         };
         let max_wait = self.max_wait.unwrap_or_default();
@@ -130,6 +134,7 @@ impl Tries<'_> {
         let Resolution::Decided(mut decision) = resolution else {
             return resolution;
         };
+        decision.usage().note_alternatives();
         if is_open(&decision) {
             (decision, check) = self.try_shadows(decision, check).await;
             let timing = self.limiter.events().is_observed();

@@ -35,6 +35,8 @@ struct Inner {
     /// An [`Origin`].
     origin: AtomicU8,
     has_unseen_blocks: AtomicBool,
+    /// Whether other charges were alternatives to these.
+    has_alternatives: AtomicBool,
     /// The indexes of the rules of which this usage is a notice.
     near_limit: OnceLock<Box<[usize]>>,
 }
@@ -67,6 +69,7 @@ impl Clone for Inner {
             asked_at_ms: AtomicU64::new(self.asked_at_ms.load(Ordering::Relaxed)),
             origin: AtomicU8::new(self.origin.load(Ordering::Relaxed)),
             has_unseen_blocks: copy(&self.has_unseen_blocks),
+            has_alternatives: copy(&self.has_alternatives),
             near_limit: self.near_limit.clone(),
             ..*self
         }
@@ -129,6 +132,7 @@ impl Usage {
                 asked_at_ms: AtomicU64::new(0),
                 origin: AtomicU8::new(Origin::Store as u8),
                 has_unseen_blocks: AtomicBool::new(false),
+                has_alternatives: AtomicBool::new(false),
                 near_limit: OnceLock::new(),
             }),
             shadow: None,
@@ -273,6 +277,15 @@ impl Usage {
         self.inner.has_unseen_blocks.store(true, Ordering::Relaxed);
     }
 
+    /// Notes that other charges were alternatives to these.
+    pub(crate) fn note_alternatives(&self) {
+        self.inner.has_alternatives.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_alternatives(&self) -> bool {
+        self.inner.has_alternatives.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has_unseen_blocks(&self) -> bool {
         self.inner.has_unseen_blocks.load(Ordering::Relaxed)
     }
@@ -382,6 +395,7 @@ impl Usage {
                 asked_at_ms: AtomicU64::new(0),
                 origin: AtomicU8::new(self.inner.origin.load(Ordering::Relaxed)),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
+                has_alternatives: AtomicBool::new(self.has_alternatives()),
                 near_limit: self.inner.near_limit.clone(),
             }),
             shadow: self.shadow.clone(),

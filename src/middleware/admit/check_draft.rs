@@ -149,8 +149,8 @@ impl CheckDraft {
         Ok(())
     }
 
-    /// Charges the first alternative that has room; which one, the limiter finds out. An alternative without a key or a
-    /// policy is passed over. If none is left for want of these, the limit fails as its first alternative does.
+    /// Adds alternatives, of which the limiter finds the first that has room. One without a key or a policy is passed over.
+    /// If none is left for want of these, the limit fails as a limit without a key does.
     #[cold]
     fn charge_first(
         &mut self,
@@ -160,35 +160,27 @@ impl CheckDraft {
         head: &Parts,
     ) -> Result<(), Rejection> {
         let contributor = contributor();
-        let mut missing = None;
+        let mut missing = Vec::new();
         let mut alternatives = Vec::with_capacity(found.len());
         for (selector, keys) in found {
-            let charges = match self.alternative(config, selector, keys, contributor.as_ref(), head)
-            {
-                Ok(charges) => charges,
-                Err(rejection) if is_missing(&rejection) => {
-                    missing.get_or_insert((selector, rejection));
-                    continue;
-                }
-                Err(rejection) => {
-                    config.fail_without_policy(selector, rejection)?;
-                    continue;
-                }
-            };
-            if !charges.is_empty() {
-                alternatives.push(charges);
+            match self.alternative(config, selector, keys, contributor.as_ref(), head) {
+                Ok(charges) if charges.is_empty() => {}
+                Ok(charges) => alternatives.push(charges),
+                Err(rejection) if is_missing(&rejection) => missing.push((selector, rejection)),
+                Err(rejection) => self.fail_without_keys(config, selector, head, rejection)?,
             }
         }
-        match (alternatives.len(), missing) {
-            (0, Some((selector, rejection))) => config.fail_without_policy(selector, rejection),
-            (0, None) => Ok(()),
-            _ => match Choice::new(alternatives) {
-                Ok(choice) => {
-                    self.choices.get_or_insert_default().push(choice);
-                    Ok(())
-                }
-                Err(error) => config.fail(None, Rejection::Undecided(error)),
-            },
+        if alternatives.is_empty() {
+            return missing.into_iter().try_for_each(|(selector, rejection)| {
+                self.fail_without_keys(config, selector, head, rejection)
+            });
+        }
+        match Choice::new(alternatives) {
+            Ok(choice) => {
+                self.choices.get_or_insert_default().push(choice);
+                Ok(())
+            }
+            Err(error) => config.fail(None, Rejection::Undecided(error)),
         }
     }
 

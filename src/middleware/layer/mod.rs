@@ -278,8 +278,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// plan, else the credits.
     ///
     /// Each alternative is a policy and an extractor, as [`limit`](Self::limit) takes them. If their types differ, use
-    /// [`PolicySelector`] and `Box<dyn KeyExtractor>`. An alternative is passed over if it finds no key or no policy; if
-    /// all are, the response is that of the first one without.
+    /// [`PolicySelector`] and `Box<dyn KeyExtractor>`. An alternative that does not apply to the request, or finds no key
+    /// or no policy, is passed over; if none is left, the response is that of the first that found none.
     ///
     /// ```
     /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
@@ -294,7 +294,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// ```
     ///
     /// Each try is one check, all or nothing, with the other limits of this layer: no request is charged under two
-    /// alternatives. If another limit denies too, no further alternative is tried, and an identity that is blocked is
+    /// alternatives. If only other limits deny, no further alternative is tried, and an identity that is blocked is
     /// rejected at once. If all alternatives are denied, the response is that of the one that is free first, and only
     /// its denial is counted. See [the plan, else the credits](crate::quotas#the-plan-else-the-credits).
     ///

@@ -144,7 +144,8 @@ impl HeaderStyle {
     /// its end.
     ///
     /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
-    /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy.
+    /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy, and of
+    /// [alternatives](crate::RateLimitLayer::limit_first_of) the one that was charged.
     /// `RateLimit` lists the checked policies. Nested layers each add their items. If the rules of a layer would make a
     /// list longer than 1 KiB, both fields list the tightest checked rules, as many as fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless you use [`with_shadows`](Self::with_shadows).

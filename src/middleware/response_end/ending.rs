@@ -301,6 +301,7 @@ impl AtEnd {
         const SETTER: &str = "CostMeter::under";
         match &self.config {
             Some(config) => config.warn_of_unknown(SETTER, name),
+            None if usage.has_alternatives() => {} // one of them may have the name
             None => WARNED.call_once(|| {
                 let similar = most_similar(name, policies(usage).map(Policy::name));
                 warning::unknown_policy(SETTER, name, similar);
