@@ -6,8 +6,8 @@
 //!   └────────┘ otherwise ──▶ wait for the denial that ends first, or answer with it
 //! ```
 //!
-//! Each try is an ordinary check, so that a store needs to know nothing of alternatives. The denials of tries that are
-//! not the answer are not reported, and strike nobody's identity.
+//! Each try is an ordinary check, so that a store needs to know nothing of alternatives. A denial that is not the answer
+//! is not reported, and is no strike.
 
 use std::time::Duration;
 

@@ -335,7 +335,7 @@ impl Limiter {
         self.inner.caller.breaker.interval()
     }
 
-    /// Deletes everything charged to `key` under `policy`.
+    /// Deletes everything charged to `key` under `policy`. For all policies, see [`reset_all`](Self::reset_all).
     ///
     /// # Errors
     ///

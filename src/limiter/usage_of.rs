@@ -1,4 +1,4 @@
-//! What one identity has used: a report, and a reset of everything.
+//! The usage of one identity: a report, and a reset of everything.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::{
 };
 
 impl Limiter {
-    /// Reports what `key` has used under these policies, without charging, and whether it is blocked. A report is made to
-    /// be shown: see [a user's own usage](crate::quotas#a-users-own-usage).
+    /// Reports the usage of `key` under these policies, without charging, and whether the key is blocked. A report is made
+    /// to be shown: see [a user's own usage](crate::quotas#a-users-own-usage).
     ///
-    /// Asks the store once, and twice if the key is blocked. The observer sees [peeks](crate::observe::CallKind::Peek).
+    /// The limiter asks the store once, and twice if the key is blocked. The observer sees [peeks](crate::observe::CallKind::Peek).
     ///
     /// ```
     /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};

@@ -242,7 +242,7 @@ async fn an_alternative_without_a_key_or_a_policy_is_passed_over() {
 }
 
 #[tokio::test]
-async fn an_unreadable_key_is_rejected_and_a_limit_that_applies_to_nobody_limits_nothing() {
+async fn an_unreadable_key_is_rejected_and_a_limit_that_every_alternative_skips_does_not_apply() {
     let malformed = |_: &Parts| Err::<Key, _>(ExtractError::malformed("unreadable"));
     let boxed = |extractor: Box<dyn KeyExtractor>| extractor;
     let alternatives = [

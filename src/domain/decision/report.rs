@@ -1,14 +1,14 @@
-//! [`Report`]: what an identity has used, to be shown.
+//! [`Report`]: the usage of an identity, to be shown.
 
 use std::time::Duration;
 
 use super::{Decision, RuleUsage};
 use crate::domain::charge::Charge;
 
-/// What an identity has used and has left, and whether it is blocked: to be shown to that user, or to an operator.
+/// The units that an identity has left, and whether it is blocked: to be shown to that user, or to an operator.
 /// `Serialize` with the feature `serde`.
 ///
-/// You get one from [`Limiter::report`](crate::Limiter::report), or, for the request that a handler serves, from
+/// You get a report from [`Limiter::report`](crate::Limiter::report), or, for the request that a handler serves, from
 /// [`Decisions::report`](crate::middleware::Decisions::report). [Hidden](crate::Policy::hidden) policies and
 /// [shadows](crate::Policy::shadow) are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -94,11 +94,11 @@ impl Decisions {
         })
     }
 
-    /// Reports what the identities of this request have used, under all policies that layers have checked, innermost
-    /// first. Return it from a handler whose route has a [weight](crate::middleware::Route::weight) of 0: see
+    /// Reports the usage of this request's identities under all policies that layers have checked, innermost first.
+    /// Return the report from a handler of a route with a [weight](crate::middleware::Route::weight) of 0: see
     /// [a user's own usage](crate::quotas#a-users-own-usage).
     ///
-    /// Of [alternatives](crate::RateLimitLayer::limit_first_of), it has the one that was charged.
+    /// The report has only the one of several [alternatives](crate::RateLimitLayer::limit_first_of) that was charged.
     #[must_use]
     pub fn report(&self) -> Report {
         Report::of(self.iter())
