@@ -43,7 +43,7 @@ pub(super) struct Caller {
 pub(super) enum To<'a> {
     /// To the store, for as long as a request may wait.
     Store,
-    /// The same for so long: no request waits, or one that has already waited. Zero calls nothing.
+    /// The same for so long: no request waits, or one that has already waited. If it is zero, nothing is called.
     StoreFor(Duration),
     /// To the memory of this process, which needs no permit.
     Local(&'a dyn Store),

@@ -41,7 +41,12 @@ struct Tries<'a> {
     first_of: FirstOf,
     begun: Instant,
     max_wait: Option<Duration>,
+    /// Whether the memory of this process has decided: then the store is not asked again.
+    is_local: bool,
 }
+
+/// A store in memory answers within this time, however late a busy process asks it.
+const LEAST_TIME: Duration = Duration::from_millis(1);
 
 impl Limiter {
     /// Decides lists of charges in order, and charges the first that fits: the plan, or else the credits. Each list is
@@ -107,6 +112,7 @@ impl Limiter {
             first_of,
             begun: Instant::now(),
             max_wait,
+            is_local: false,
         };
         tries.decide().await
     }
@@ -135,7 +141,8 @@ impl Tries<'_> {
             return resolution;
         };
         decision.usage().note_alternatives();
-        if is_open(&decision) {
+        if is_open(&decision) && !check.is_empty() {
+            self.is_local = decision.usage().is_local();
             (decision, check) = self.try_shadows(decision, check).await;
             let timing = self.limiter.events().is_observed();
             let timing = timing.then(|| Timing::since(self.begun));
@@ -154,6 +161,7 @@ impl Tries<'_> {
                 Resolution::Decided(Decision::Denied(denial)) => denial,
                 other => return Ok((other, check)),
             };
+            self.is_local = denial.usage().is_local();
             let goes_on = self.first_of.replace_denying(denial.usage());
             let last = Denied { check, denial };
             let soonest = match denied {
@@ -188,8 +196,11 @@ impl Tries<'_> {
 
     /// The rest of the time for all tries.
     fn rest(&self) -> Duration {
+        if self.is_local {
+            return Duration::ZERO;
+        }
         let timeout = self.limiter.call_timeout();
-        timeout.saturating_sub(self.begun.elapsed())
+        timeout.saturating_sub(self.begun.elapsed()).max(LEAST_TIME)
     }
 
     /// Tries alternatives that are shadows, after the charges that count were admitted.

@@ -229,7 +229,7 @@ async fn a_try_that_could_not_be_decided_is_the_last() {
 #[tokio::test(start_paused = true)]
 async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
     for store in [Scripted::failing(), Scripted::silent()] {
-        let limiter = Limiter::new(store).on_failure(FailurePolicy::Local);
+        let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
         let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h"));
         let mut charged = Vec::new();
         for _ in 0..3 {
@@ -240,6 +240,7 @@ async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
             assert!(start.elapsed() <= Duration::from_millis(100));
             charged.push((names(&decision)[0].to_owned(), decision.is_allowed()));
         }
+        assert_eq!(store.checks().len(), 3, "the store is asked once for each");
         let expected = [("plan", true), ("credits", true), ("plan", false)];
         assert_eq!(
             charged,
