@@ -25,8 +25,8 @@ use crate::{
 pub(in crate::middleware) struct CheckDraft {
     charges: CheckBuilder,
     read: PoliciesRead,
-    /// `None` for most requests, which have no alternatives.
-    choices: Option<Box<Vec<Choice>>>,
+    /// Empty for most requests, which have no alternatives.
+    choices: Vec<Choice>,
 }
 
 /// The check of one request.
@@ -39,8 +39,8 @@ pub(super) enum Drafted {
 
 impl CheckDraft {
     pub(super) fn build(self) -> Drafted {
-        if let Some(choices) = self.choices {
-            return Drafted::FirstOf(FirstOf::new(self.charges, *choices));
+        if !self.choices.is_empty() {
+            return Drafted::FirstOf(FirstOf::new(self.charges, self.choices));
         }
         self.charges
             .build()
@@ -177,7 +177,7 @@ impl CheckDraft {
         }
         match Choice::new(alternatives) {
             Ok(choice) => {
-                self.choices.get_or_insert_default().push(choice);
+                self.choices.push(choice);
                 Ok(())
             }
             Err(error) => config.fail(None, Rejection::Undecided(error)),
