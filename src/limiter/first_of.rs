@@ -41,7 +41,7 @@ struct Tries<'a> {
     first_of: FirstOf,
     begun: Instant,
     max_wait: Option<Duration>,
-    /// Whether the memory of this process has decided: then the store is not asked again.
+    /// Whether the memory of this process has decided. If so, the limiter does not ask the store again.
     is_local: bool,
 }
 
@@ -121,35 +121,46 @@ impl Limiter {
 impl Tries<'_> {
     async fn decide(mut self) -> Resolution {
         let answer = self.try_each().await;
-        let (mut resolution, mut check) = match answer {
+        let (mut resolution, check) = match answer {
             Ok(answer) => answer,
-            Err(error) => {
-                let passes = self.limiter.inner.fallback.passes_undecided;
-                self.limiter.events().invalid(None, passes, &error);
-                return match passes {
-                    true => Resolution::Open(error),
-                    false => Resolution::Closed(error),
-                };
-            }
+            Err(error) => return self.invalid(error),
         };
         let max_wait = self.max_wait.unwrap_or_default();
         let rest = max_wait.saturating_sub(self.begun.elapsed());
         if !rest.is_zero() && waits_after(self.limiter, &resolution, rest) {
             resolution = self.wait(&check, rest, self.limiter.call_timeout()).await;
         }
-        let Resolution::Decided(mut decision) = resolution else {
-            return resolution;
-        };
+        match resolution {
+            Resolution::Decided(decision) => {
+                Resolution::Decided(self.conclude(decision, check).await)
+            }
+            undecided => undecided,
+        }
+    }
+
+    /// Answers a request of which no check can be built.
+    fn invalid(&self, error: StoreError) -> Resolution {
+        let passes = self.limiter.inner.fallback.passes_undecided;
+        self.limiter.events().invalid(None, passes, &error);
+        match passes {
+            true => Resolution::Open(error),
+            false => Resolution::Closed(error),
+        }
+    }
+
+    /// Tries the alternatives of shadows, and reports the decision, if that is not done.
+    async fn conclude(&mut self, mut decision: Decision, mut check: Check) -> Decision {
         decision.usage().note_alternatives();
         if is_open(&decision) && !check.is_empty() {
             self.is_local = decision.usage().is_local();
             (decision, check) = self.try_shadows(decision, check).await;
-            let timing = self.limiter.events().is_observed();
-            let timing = timing.then(|| Timing::since(self.begun));
+            let events = self.limiter.events();
+            let timing = events.is_observed().then(|| Timing::since(self.begun));
+            let kind = CallKind::Check;
             self.limiter
-                .report_decision(CallKind::Check, &decision, &check, timing);
+                .report_decision(kind, &decision, &check, timing);
         }
-        Resolution::Decided(decision)
+        decision
     }
 
     /// Makes the tries; returns the answer with its check. Of several denials, that is the one that ends first.

@@ -91,6 +91,9 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// pushback has no room for more than 24 days. If your clients read dates, send long times as such in `Retry-After`:
 /// [`dates_from`](Self::dates_from).
 ///
+/// A rule with a window over a year, such as credits of `500/36500d@fixed`, is a stock: no field names a time of that
+/// rule, and a denial by it has no `Retry-After`.
+///
 /// # Client support
 ///
 /// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
