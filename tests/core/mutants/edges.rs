@@ -61,6 +61,7 @@ pub(super) async fn all(script: &Script) {
     slots_are_those_of_the_memory_store(script).await;
     slots_that_are_held_need_no_room_under_a_lower_limit(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
+    a_block_holds_for_later_checks_of_the_same_call(script).await;
     bans_are_those_of_the_memory_store(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
@@ -593,6 +594,23 @@ async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
             Block::new(u64::MAX, BlockedBy::Operator)
         );
     }
+}
+
+async fn a_block_holds_for_later_checks_of_the_same_call(script: &Script) {
+    script.start(START_MS);
+    let policy = Policy::parse("api", "9/1m").unwrap();
+    let check = || {
+        let check = Check::new([Charge::new(&policy, alice(), 1)]).unwrap();
+        Operation::Check(check.enforce_blocks(true))
+    };
+    let (key, request) = (alice(), request(Until::Forever, BlockedBy::Operator));
+    let block = Operation::Block { key, request };
+    let replies = script.store.call(vec![check(), block, check()]);
+    let [first, _, last] = &replies.await.unwrap()[..] else {
+        panic!("three replies");
+    };
+    assert!(matches!(first, Ok(Reply::Check(Decision::Allowed(_)))));
+    assert!(matches!(last, Ok(Reply::Check(Decision::Blocked(_)))));
 }
 
 async fn slots_are_those_of_the_memory_store(script: &Script) {

@@ -421,11 +421,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("counts, '43', policy.form", "counts, '6', policy.form"),
             ("if fits and is_charge then counts = nil end", ""),
             ("is_check and units or -2 ^ 53", "units"),
-            ("may_deny = total > policy[4] or", "may_deny = true or"),
-            (
-                "then fits, form = true, policy.form end",
-                "then form = policy.form end",
-            ),
             ("units > 0 and not is_denied, false", "not is_denied, false"),
             ("units > 0 and not is_denied, false", "units > 0, false"),
         ],
@@ -592,11 +587,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
         &[
             ("if class == 0 then return false end", ""),
             ("local most = 65535", "local most = 65536"),
-            (
-                "if rules < 2 then second = 2 ^ 57 end",
-                "if rules < 2 then second = 2 ^ 53 end",
-            ),
-            ("if rules < 3 then third = 2 ^ 57 end", ""),
             ("first < most and first or most", "first"),
             ("second < most and second or most", "second"),
             ("third < most and third or most", "third"),
