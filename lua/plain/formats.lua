@@ -9,6 +9,7 @@ local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 local MOST_SECTIONS = 255 -- in a value
 local A_MINUTE = 60000 -- in ms
 local FOR_EVER = 2 ^ 47 -- in ms; with the time added, fits into 6 bytes
+local LAST = 2 ^ 48 - 1 -- in ms: the last time that fits into 6 bytes, and the end of a block without an end
 
 local POLICY_AT = 17 -- in a part
 local KIND = 2 ^ 44 -- a label's first number: this times the number of the kind, plus a number of the rule
@@ -26,6 +27,8 @@ local COUNT = '<I7' -- used
 local BODY_SIZE = '<I4'
 
 local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- end, maker, version
+local LEVEL, LEVEL_SIZE = '<I1I6I6', 13 -- of bans: number, the end of the last one, kept until
+local TIME, TIME_SIZE = '<I6', 6 -- of a block, or how long a ban lasts
 
 local TIMES_ADMITTED = '<I4'
 local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit

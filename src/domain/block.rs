@@ -2,20 +2,22 @@
 
 use std::{
     fmt,
-    str::FromStr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::domain::{
-    error::ConfigError,
-    rule::{DurationText, Rule, millis, parse_duration},
-};
+use crate::domain::rule::millis;
 
+mod ban;
 mod details;
+mod held;
 
+pub use ban::Ban;
 #[cfg(feature = "obey")]
 pub(crate) use details::MAX_PAUSE;
 pub use details::{BlockDetails, BlockRequest};
+pub(crate) use held::HeldBlock;
+#[cfg(feature = "redis")]
+pub(crate) use held::Level;
 
 /// Reserved names, under which blocks and strikes are stored: no policy can have such a name.
 pub(crate) const BLOCKS: &str = "!block";
@@ -238,133 +240,9 @@ impl BlockedIdentity {
     }
 }
 
-/// An automatic block: a policy that denies an identity as often as the limit of a rule blocks that identity for a
-/// time. In text: `5/10m=1h`, for five denials within ten minutes, and an hour.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ban {
-    strikes: Rule,
-    time: Duration,
-}
-
-impl Ban {
-    /// Creates a ban for this time, in whole milliseconds. The ban begins after as many denials, within the window of
-    /// `strikes`, as the limit of `strikes`.
-    ///
-    /// # Errors
-    ///
-    /// When the rule is not valid, or neither sliding nor fixed, when its limit is 0, or when the time is zero, longer
-    /// than ten years, or has a fraction of a millisecond.
-    pub fn new(strikes: Rule, time: Duration) -> Result<Self, ConfigError> {
-        strikes.validate().map_err(|error| of_strikes(&error))?;
-        if strikes.limit() == 0 {
-            return Err(ConfigError::new(format_args!(
-                "a ban needs at least one strike"
-            )));
-        }
-        if strikes.refill().is_some() || strikes.is_concurrency() || strikes.in_calendar().is_some()
-        {
-            return Err(ConfigError::new(format_args!(
-                "strikes are counted in a window, such as `5/10m` or `5/1d@fixed`"
-            )));
-        }
-        let is_whole = time.subsec_nanos().is_multiple_of(1_000_000);
-        if time.is_zero() || time > LONGEST || !is_whole {
-            return Err(bad_time());
-        }
-        Ok(Self { strikes, time })
-    }
-
-    /// Returns the rule that counts denials: how many, and in which window.
-    #[must_use]
-    pub const fn strikes(&self) -> Rule {
-        self.strikes
-    }
-
-    /// Returns how long the ban lasts.
-    #[must_use]
-    pub const fn time(&self) -> Duration {
-        self.time
-    }
-}
-
-const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
-
-fn of_strikes(error: &ConfigError) -> ConfigError {
-    ConfigError::new(format_args!("strikes: {error}"))
-}
-
-fn bad_time() -> ConfigError {
-    ConfigError::new(format_args!(
-        "the time of a ban is a number and a unit, such as `1h`: at least 1ms, at most 3650d"
-    ))
-}
-
-impl FromStr for Ban {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match text.split_once('=') {
-            Some((strikes, time)) => Self::from_parts(strikes, time),
-            None => Err(ConfigError::new(format_args!(
-                "write a ban as STRIKES/WINDOW=TIME, such as `5/10m=1h`"
-            ))),
-        }
-    }
-}
-
-impl Ban {
-    /// Creates a ban from the texts of a rule and of a time.
-    pub(crate) fn from_parts(strikes: &str, time: &str) -> Result<Self, ConfigError> {
-        let strikes = strikes.parse().map_err(|error| of_strikes(&error))?;
-        Self::new(strikes, parse_duration(time).ok_or_else(bad_time)?)
-    }
-
-    /// Returns the time as text: `1h`.
-    pub(crate) fn time_text(&self) -> String {
-        DurationText(self.time).to_string()
-    }
-}
-
-impl fmt::Display for Ban {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.strikes, self.time_text())
-    }
-}
-
-impl fmt::Debug for Ban {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ban({self})")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bans_are_read_and_written_back_and_bad_ones_are_named() {
-        for text in ["5/10m=1h", "1/1s@exact=1d", "100/1h@30s=90s"] {
-            assert_eq!(text.parse::<Ban>().unwrap().to_string(), text);
-        }
-        for (text, expected) in [
-            ("5/10m", "write a ban as"),
-            ("5+1/10m@bucket=1h", "strikes are counted in a window"),
-            ("5/10m@concurrent=1h", "strikes are counted in a window"),
-            #[cfg(feature = "calendar")]
-            ("5/day@UTC=1h", "strikes are counted in a window"),
-            ("5=1h", "strikes: rule `5`: write it as"),
-            ("0/10m=1h", "a ban needs at least one strike"),
-            ("5/10m=", "the time of a ban"),
-            ("5/10m=0s", "the time of a ban"),
-            ("5/10m=3651d", "the time of a ban"),
-            ("5/10m=forever", "the time of a ban"),
-        ] {
-            let error = text.parse::<Ban>().unwrap_err().to_string();
-            assert!(error.starts_with(expected), "{text}: {error}");
-        }
-        let fraction = Duration::from_micros(1_500);
-        assert_eq!(Ban::new(Rule::per_minute(1), fraction), Err(bad_time()));
-    }
 
     #[test]
     fn times_are_rounded_up_and_never_overflow() {

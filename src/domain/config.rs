@@ -145,7 +145,7 @@ impl Fields {
             name: None,
             rules: Rules(policy.to_string()),
             strikes: ban.map(|ban| ban.strikes().to_string()),
-            ban: ban.map(|ban| ban.time_text()),
+            ban: ban.map(|ban| ban.times_text()),
             on_failure: policy.failure_policy(),
             shadow: policy.is_shadow(),
             unit: policy.set_unit().cloned(),

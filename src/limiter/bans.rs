@@ -166,7 +166,7 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
         Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();
-    all.sort_by_key(|strike| order(&strike.ban));
+    all.sort_by(|one, other| order(&one.ban).cmp(&order(&other.ban)));
     let mut struck: Vec<Strike<'_>> = Vec::new();
     for strike in all {
         let spec = Spec::of(&strike.ban.strikes());
@@ -181,9 +181,9 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     struck
 }
 
-/// Sorts the bans of one window: fewest strikes first, then longest ban.
-fn order(ban: &Ban) -> (u64, Reverse<Duration>) {
-    (ban.strikes().limit(), Reverse(ban.time()))
+/// Sorts the bans of one window: fewest strikes first, then longest ban. Of bans that grow, the first times decide.
+fn order(ban: &Ban) -> (u64, Reverse<&[u64]>) {
+    (ban.strikes().limit(), Reverse(ban.times_ms()))
 }
 
 impl Waiting {
@@ -250,18 +250,18 @@ impl Counting {
 /// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
 async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<Strikes>) {
     // Charge the first-sorting ban last: bans of one window share a counter, and that ban must see the sum.
-    strikes.sort_by_key(|strikes| Reverse(order(&strikes.ban)));
+    strikes.sort_by(|one, other| order(&other.ban).cmp(&order(&one.ban)));
     let checks = strikes.iter().map(|strikes| strikes.check(&key));
     let now = Instant::now();
     let replies = call(caller, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(strikes, reply)| match reply {
         Some(Reply::Check(decision)) if strikes.reach_limit(&decision) => {
-            Some((strikes, strikes.left(decision.usage().decided_at_ms())))
+            Some((strikes, decision.usage().decided_at_ms()))
         }
         _ => None,
     });
-    let mut banned: Vec<(&Strikes, Duration)> = banned.collect();
+    let mut banned: Vec<(&Strikes, u64)> = banned.collect();
     if banned.is_empty() {
         return;
     }
@@ -273,9 +273,12 @@ async fn count(caller: &Caller, refusals: &Refusals, key: Key, mut strikes: Vec<
         request: BlockRequest::ban(Until::At(strikes.until()), &strikes.policy, &strikes.rule),
     });
     let replies = call(caller, bans.collect()).await;
-    for ((strikes, left), reply) in banned.iter().zip(replies) {
+    for ((strikes, now_ms), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            refusals.note_made(&key, block, Some(*left), now);
+            let left_ms = block
+                .until_ms()
+                .map(|until_ms| until_ms.saturating_sub(*now_ms));
+            refusals.note_made(&key, block, left_ms.map(Duration::from_millis), now);
             let policy = &strikes.policy;
             caller.events.report(|| Event::Ban { policy, block });
         }
@@ -309,13 +312,7 @@ impl Strikes {
         }
     }
 
-    /// The rest of the ban at this store time.
-    fn left(&self, now_ms: u64) -> Duration {
-        let gone_ms = now_ms.saturating_sub(self.denied_at_ms);
-        let gone = Duration::from_millis(gone_ms);
-        self.ban.time().saturating_sub(gone)
-    }
-
+    /// The end of a first ban.
     fn until(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.denied_at_ms) + self.ban.time()
     }

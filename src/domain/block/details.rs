@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{BlockedBy, Until};
+use super::{BlockedBy, Until, held::Level};
 use crate::domain::{policy::Policy, rule::Rule};
 
 /// The longest reason and the longest other text, in bytes; longer ones are cut.
@@ -26,9 +26,12 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockRequest {
-    until: Until,
-    by: BlockedBy,
-    details: BlockDetails,
+    /// Of a ban that grows, the end if it is the first ban of the identity.
+    pub(super) until: Until,
+    pub(super) by: BlockedBy,
+    pub(super) details: BlockDetails,
+    /// How long a ban that grows lasts, in ms; empty for any other block.
+    pub(super) times_ms: Box<[u64]>,
 }
 
 impl BlockRequest {
@@ -39,11 +42,12 @@ impl BlockRequest {
             until: until.into(),
             by: BlockedBy::Operator,
             details: BlockDetails::default(),
+            times_ms: Box::default(),
         }
     }
 
-    /// Requests a ban until then by this policy, whose `rule` has denied the identity. For the limiter, which counts
-    /// the strikes.
+    /// Requests a ban until then by this policy, whose `rule` has denied the identity. If the policy's ban grows, the
+    /// end is that of a first ban. For the limiter, which counts the strikes.
     #[doc(hidden)]
     #[must_use]
     pub fn ban(until: impl Into<Until>, policy: &Policy, rule: &Rule) -> Self {
@@ -51,6 +55,11 @@ impl BlockRequest {
         request.by = BlockedBy::Ban;
         request.details.policy = clean(policy.name(), MAX_OTHER);
         request.details.rule = clean(&rule.to_string(), MAX_OTHER);
+        if let Some(ban) = policy.ban_config()
+            && let times_ms @ [_, _, ..] = ban.times_ms()
+        {
+            request.times_ms = times_ms.into();
+        }
         request
     }
 
@@ -86,7 +95,8 @@ impl BlockRequest {
         self
     }
 
-    /// Returns the end of the block.
+    /// Returns the end of the block. A store chooses the end of a [ban that grows](crate::block#bans-that-grow): this one
+    /// if it is the first ban of the identity.
     #[must_use]
     pub const fn until(&self) -> Until {
         self.until
@@ -102,6 +112,12 @@ impl BlockRequest {
     #[must_use]
     pub const fn details(&self) -> &BlockDetails {
         &self.details
+    }
+
+    /// Returns how long a ban that grows lasts, in ms; nothing for any other block.
+    #[cfg(feature = "redis")]
+    pub(crate) fn times_ms(&self) -> &[u64] {
+        &self.times_ms
     }
 }
 
@@ -131,6 +147,7 @@ pub struct BlockDetails {
     author: Box<str>,
     policy: Box<str>,
     rule: Box<str>,
+    pub(crate) level: Option<Level>,
 }
 
 impl BlockDetails {
@@ -170,11 +187,31 @@ impl BlockDetails {
     pub const fn rule(&self) -> Option<&str> {
         known(&self.rule)
     }
+
+    /// Returns how many [bans that grow](crate::block#bans-that-grow) the identity has had in a row: 1 after the first
+    /// one. `None` if there was none, or if [that](Self::ban_level_until_ms) had passed when the block was made.
+    #[must_use]
+    pub const fn ban_level(&self) -> Option<u8> {
+        match self.level {
+            Some(level) => Some(level.number.get()),
+            None => None,
+        }
+    }
+
+    /// Returns until when the level counts, in ms since the Unix epoch by the store's clock: a ban before that time is of
+    /// the next level, and a later one of the first.
+    #[must_use]
+    pub const fn ban_level_until_ms(&self) -> Option<u64> {
+        match self.level {
+            Some(level) => Some(level.kept_until_ms),
+            None => None,
+        }
+    }
 }
 
 #[cfg(feature = "redis")]
 impl BlockDetails {
-    /// Writes the stored form, without the time: for each text the length in one byte, and the bytes.
+    /// Writes the texts of the stored form: for each the length in one byte, and the bytes.
     pub(crate) fn write_texts(&self, bytes: &mut Vec<u8>) {
         for text in [&self.reason, &self.author, &self.policy, &self.rule] {
             let length = u8::try_from(text.len()).unwrap_or(0);
@@ -183,22 +220,22 @@ impl BlockDetails {
         }
     }
 
-    /// Reads the output of [`write_texts`](Self::write_texts); `None` for any other bytes.
-    pub(crate) fn read_texts(created_ms: u64, mut bytes: &[u8]) -> Option<Self> {
+    /// Reads the output of [`write_texts`](Self::write_texts); `None` for any other bytes. Leaves the bytes behind it.
+    pub(crate) fn read_texts(created_ms: u64, bytes: &mut &[u8]) -> Option<Self> {
         let mut next = |most| {
             let (length, rest) = bytes.split_first()?;
             let (text, rest) = rest.split_at_checked((*length).into())?;
-            bytes = rest;
+            *bytes = rest;
             Some(clean(&String::from_utf8_lossy(text), most))
         };
-        let details = Self {
+        Some(Self {
             created_ms: Some(created_ms),
             reason: next(MAX_REASON)?,
             author: next(MAX_OTHER)?,
             policy: next(MAX_OTHER)?,
             rule: next(MAX_OTHER)?,
-        };
-        bytes.is_empty().then_some(details)
+            level: None,
+        })
     }
 }
 
@@ -210,6 +247,7 @@ impl fmt::Debug for BlockDetails {
             .field("author", &self.author())
             .field("policy", &self.policy())
             .field("rule", &self.rule())
+            .field("level", &self.level)
             .finish()
     }
 }
@@ -248,13 +286,14 @@ mod tests {
         let details = ban.reason("why").author("kim").details().clone();
         let mut bytes = Vec::new();
         details.write_texts(&mut bytes);
-        let read = BlockDetails::read_texts(7, &bytes);
+        bytes.push(9);
+        let mut rest = &bytes[..];
+        let read = BlockDetails::read_texts(7, &mut rest);
         assert_eq!(read, Some(details.clone().created_at(7)));
-        assert_eq!(details.rule(), Some("10/1m"));
-        for end in 0..bytes.len() {
-            assert_eq!(BlockDetails::read_texts(7, &bytes[..end]), None, "{end}");
+        assert_eq!((details.rule(), rest), (Some("10/1m"), &[9][..]));
+        for end in 0..bytes.len() - 1 {
+            let mut cut = &bytes[..end];
+            assert_eq!(BlockDetails::read_texts(7, &mut cut), None, "{end}");
         }
-        bytes.push(0);
-        assert_eq!(BlockDetails::read_texts(7, &bytes), None);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::domain::{
-    block::{Block, BlockDetails, BlockRequest, BlockedBy, BlockedIdentity},
+    block::{Block, BlockRequest, BlockedBy, BlockedIdentity, HeldBlock},
     check::Check,
     decision::Blocked,
     error::StoreError,
@@ -23,15 +23,9 @@ const SWEEP_MS: u64 = 1_000;
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
-    by_key: RwLock<HashMap<Key, Held>>,
+    by_key: RwLock<HashMap<Key, HeldBlock>>,
     /// Only written under the lock.
     swept_at_ms: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Held {
-    block: Block,
-    details: BlockDetails,
 }
 
 impl Blocks {
@@ -67,34 +61,29 @@ impl Blocks {
         request: &BlockRequest,
         now_ms: u64,
     ) -> Result<Block, StoreError> {
-        let block = Block::begin(request.until(), request.source(), now_ms);
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        let known = by_key.get(&key).map(|held| held.block);
-        if let Some(known) = known.filter(|it| it.holds(now_ms) && it.or_later(block) == *it) {
-            return Ok(known);
-        }
-        // A block that has ended already needs no room.
-        if !block.holds(now_ms) {
+        let (block, held) = HeldBlock::request(by_key.get(&key), request, now_ms);
+        let Some(held) = held else {
             return Ok(block);
-        }
+        };
         if by_key.len() >= self.capacity && !by_key.contains_key(&key) {
             self.make_room(&mut by_key, block.source(), now_ms);
             if by_key.len() >= self.capacity {
                 return Err(FULL);
             }
         }
-        let details = request.details().clone().created_at(now_ms);
-        by_key.insert(key, Held { block, details });
+        by_key.insert(key, held);
         Ok(block)
     }
 
-    fn make_room(&self, by_key: &mut HashMap<Key, Held>, by: BlockedBy, now_ms: u64) {
+    fn make_room(&self, by_key: &mut HashMap<Key, HeldBlock>, by: BlockedBy, now_ms: u64) {
         let is_ban = by == BlockedBy::Ban;
         let swept_ms = now_ms.abs_diff(self.swept_at_ms.load(Relaxed));
         if is_ban && swept_ms < SWEEP_MS {
             return;
         }
         self.swept_at_ms.store(now_ms, Relaxed);
+        // The levels of bans that have ended make room for blocks.
         by_key.retain(|_, held| held.block.holds(now_ms));
         if is_ban || by_key.len() < self.capacity {
             return;

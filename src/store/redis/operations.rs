@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{RedisStore, block_index::are_done, inspect::Inspector};
+use super::{RedisStore, block_index::nth, inspect::Inspector};
 #[cfg(doc)]
 use crate::store::redis::deployment;
 use crate::{
@@ -41,7 +41,9 @@ impl Store for RedisStore {
             Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
             of_keys => {
                 let index = self.index_update(slice::from_ref(&of_keys));
-                self.with_index(index, self.execute_one(of_keys, Some), |_| true)
+                self.with_index(index, self.execute_one(of_keys, Some), |reply, _| {
+                    Some(reply)
+                })
             }
         }
     }
@@ -53,9 +55,9 @@ impl Store for RedisStore {
         let index = self.index_update(&operations);
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations), |all| are_done(all));
+            return self.with_index(index, self.call_by_slot(operations), nth);
         }
-        self.with_index(index, self.call_one_slot(operations), |all| are_done(all))
+        self.with_index(index, self.call_one_slot(operations), nth)
     }
 
     fn fails_apart(&self) -> bool {

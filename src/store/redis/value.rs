@@ -2,7 +2,7 @@
 //!
 //! The script reads the values that this file writes, on its fast path too, and this file reads those of the script.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, num::NonZeroU8};
 
 use super::{
     error::{OTHER_VERSION, UNREADABLE},
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     domain::{
-        block::{Block, BlockDetails, BlockedBy},
+        block::{Block, BlockDetails, BlockedBy, HeldBlock, Level},
         error::StoreError,
         rule::MAX_UNITS,
         slots::SlotId,
@@ -97,7 +97,7 @@ pub(super) fn read_slots(
 }
 
 /// Reads the block of an identity.
-pub(super) fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
+pub(super) fn read_block(value: &[u8]) -> Result<HeldBlock, UnreadableValue> {
     let Some((&[a, b, c, d, e, f, by, version], details)) = value.split_first_chunk() else {
         return Err(UnreadableValue::Malformed);
     };
@@ -112,15 +112,25 @@ pub(super) fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), Unreadab
         return Err(UnreadableValue::Malformed);
     };
     let block = Block::new(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), by);
-    Ok((block, read_details(details)))
+    let details = read_details(details);
+    Ok(HeldBlock { block, details })
 }
 
 /// An unknown format, of a block of an older version, is no error, because no check reads the details.
 fn read_details(mut bytes: &[u8]) -> BlockDetails {
-    match number(&mut bytes, 6) {
-        Some(created_ms) => BlockDetails::read_texts(created_ms, bytes).unwrap_or_default(),
-        None => BlockDetails::default(),
-    }
+    let mut read = || {
+        let created_ms = number(&mut bytes, 6)?;
+        let mut details = BlockDetails::read_texts(created_ms, &mut bytes)?;
+        if !bytes.is_empty() {
+            details.level = Some(Level {
+                number: NonZeroU8::new(number(&mut bytes, 1)?.try_into().ok()?)?,
+                ends_ms: number(&mut bytes, 6)?,
+                kept_until_ms: number(&mut bytes, 6)?,
+            });
+        }
+        bytes.is_empty().then_some(details)
+    };
+    read().unwrap_or_default()
 }
 
 fn read(bytes: &[u8]) -> Option<Counts> {
@@ -296,10 +306,9 @@ impl From<UnreadableValue> for StoreError {
 /// The values that transactions write.
 #[cfg(feature = "bb8")]
 mod write {
-    use super::{BlockDetails, Counts, Entry, LABEL, Part};
+    use super::{Counts, Entry, HeldBlock, LABEL, Part};
     use crate::{
         domain::{
-            block::Block,
             rule::Rule,
             window::{Section, SlotSet, Spec, StepQueue},
         },
@@ -558,12 +567,17 @@ mod write {
     }
 
     /// Writes the block of an identity.
-    pub(in crate::store::redis) fn write_block(block: Block, details: &BlockDetails) -> Vec<u8> {
-        let mut bytes = Vec::new();
+    pub(in crate::store::redis) fn write_block(held: &HeldBlock) -> Vec<u8> {
+        let (mut bytes, HeldBlock { block, details }) = (Vec::new(), held);
         push_number(&mut bytes, block.stored_until_ms(), 6);
         bytes.extend([block.source().code(), VERSION]);
         push_number(&mut bytes, details.created_ms().unwrap_or(0), 6);
         details.write_texts(&mut bytes);
+        if let Some(level) = details.level {
+            push_number(&mut bytes, level.number.get().into(), 1);
+            push_number(&mut bytes, level.ends_ms, 6);
+            push_number(&mut bytes, level.kept_until_ms, 6);
+        }
         bytes
     }
 }
@@ -577,17 +591,11 @@ mod tests {
 
     #[test]
     fn only_what_the_script_writes_is_a_block() {
-        let (block, details) = read_block(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
-        assert_eq!(details, BlockDetails::default());
-        assert_eq!(
-            (block.until_ms(), block.source()),
-            (Some(513), BlockedBy::Ban)
-        );
-        let (for_ever, _) = read_block(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
-        assert_eq!(
-            (for_ever.until_ms(), for_ever.source()),
-            (None, BlockedBy::Operator)
-        );
+        let held = read_block(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
+        assert_eq!(held.details, BlockDetails::default());
+        assert_eq!(held.block, Block::new(513, BlockedBy::Ban));
+        let for_ever = read_block(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
+        assert_eq!(for_ever.block, Block::new(u64::MAX, BlockedBy::Operator));
         assert_eq!(
             read_block(&[1, 2, 0, 0, 0, 0, 2, 9]),
             Err(UnreadableValue::OtherVersion(9))
@@ -610,6 +618,7 @@ mod tests {
         use super::*;
         use crate::domain::{
             block::{BlockRequest, Until},
+            policy::Policy,
             rule::Rule,
         };
 
@@ -665,11 +674,16 @@ mod tests {
                 assert_eq!(format!("{read:?}"), format!("{written:?}"));
             }
             assert_eq!(read.entry.sections().len(), sections().len());
-            let request = BlockRequest::new(Until::Forever).reason("why");
-            let block = Block::begin(request.until(), request.source(), NOW_MS);
-            let details = request.details().clone().created_at(7);
-            let read = read_block(&write_block(block, &details)).unwrap();
-            assert_eq!(read, (block, details));
+            let policy = Policy::parse("login", "10/1m").unwrap();
+            let policy = policy.ban("5/10m=1h,1d".parse().unwrap());
+            for request in [
+                BlockRequest::new(Until::Forever).reason("why"),
+                BlockRequest::ban(Until::Forever, &policy, &policy.rules()[0]),
+            ] {
+                let (_, held) = HeldBlock::request(None, &request, NOW_MS);
+                let held = held.unwrap();
+                assert_eq!(read_block(&write_block(&held)), Ok(held));
+            }
         }
 
         #[test]

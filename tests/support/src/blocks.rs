@@ -45,6 +45,11 @@ macro_rules! blocks {
             a_ban_follows_the_last_strike_and_lasts_its_time
             a_ban_needs_all_its_strikes_and_forgets_them
             who_is_unblocked_while_a_ban_is_made_is_not_banned
+            a_ban_that_grows_takes_the_next_time_and_repeats_the_last
+            a_level_is_kept_for_as_long_after_a_ban_as_it_lasted
+            bans_for_the_same_denials_raise_one_level
+            unblocking_clears_the_level
+            other_blocks_leave_the_level_as_it_is
             identities_that_are_only_looked_up_are_denied_and_charged_nothing
             a_layer_that_only_looks_up_denies_and_passes
         }
@@ -88,10 +93,7 @@ async fn block(store: &dyn Store, key: &Key, until: impl Into<Until>, by: Blocke
 /// A block by an operator, or a ban by a policy that denies everything.
 pub fn request(until: impl Into<Until>, by: BlockedBy) -> BlockRequest {
     match by {
-        BlockedBy::Ban => {
-            let policy = banning("3/10m=1h");
-            BlockRequest::ban(until, &policy, &policy.rules()[0])
-        }
+        BlockedBy::Ban => ban_until("3/10m=1h", until),
         _ => BlockRequest::new(until),
     }
 }
@@ -373,6 +375,125 @@ pub async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
         strike(&limiter, &policy, "alice").await;
         assert_eq!(is_blocked(&store, "alice").await, expected);
     }
+}
+
+const GROWING: &str = "1/10m=1s,5s,1m";
+
+/// A ban until then; if it grows, as the first ban.
+pub fn ban_until(ban: &str, until: impl Into<Until>) -> BlockRequest {
+    let policy = banning(ban);
+    BlockRequest::ban(until, &policy, &policy.rules()[0])
+}
+
+/// A ban that grows, for a denial at this time.
+fn for_denial_at(ms: u64) -> BlockRequest {
+    ban_until(GROWING, at(ms + 1_000))
+}
+
+/// The end of the ban of alice after a strike at this time, in ms after the start.
+async fn banned_at(store: &Arc<dyn Store>, clock: &ManualClock, at_ms: u64) -> u64 {
+    clock.set(START_MS + at_ms);
+    let limiter = patient(Arc::clone(store)); // as in a new process
+    let decision = strike(&limiter, &banning(GROWING), "alice").await;
+    assert!(matches!(decision, Decision::Denied(_)), "{at_ms}");
+    let block = blocked(decide(store, &["alice"]).await).block();
+    assert_eq!(block.source(), BlockedBy::Ban);
+    block.until_ms().unwrap() - START_MS
+}
+
+pub async fn a_ban_that_grows_takes_the_next_time_and_repeats_the_last(
+    store: Arc<dyn Store>,
+    clock: ManualClock,
+) {
+    let ends = [1_000, 6_000, 66_000, 126_000];
+    for (level, (begins, end)) in [0, 1_000, 6_000, 66_000].into_iter().zip(ends).enumerate() {
+        assert_eq!(banned_at(&store, &clock, begins).await, end);
+        let kept = details(&store).await;
+        assert_eq!(kept.ban_level().map(usize::from), Some(level + 1));
+        let kept_until_ms = START_MS + end + (end - begins);
+        assert_eq!(kept.ban_level_until_ms(), Some(kept_until_ms));
+        clock.set(START_MS + end - 1);
+        assert!(is_blocked(&store, "alice").await);
+        clock.set(START_MS + end);
+        assert!(!is_blocked(&store, "alice").await);
+        assert_eq!(store.blocks(10).await.unwrap(), []);
+    }
+}
+
+pub async fn a_level_is_kept_for_as_long_after_a_ban_as_it_lasted(
+    store: Arc<dyn Store>,
+    clock: ManualClock,
+) {
+    let mut start = 0;
+    for (second, lasts) in [(1_999, 5_000), (2_000, 1_000)] {
+        assert_eq!(banned_at(&store, &clock, start).await, start + 1_000);
+        let begins = start + second;
+        assert_eq!(banned_at(&store, &clock, begins).await, begins + lasts);
+        start = begins + 2 * lasts;
+    }
+}
+
+pub async fn bans_for_the_same_denials_raise_one_level(store: Arc<dyn Store>, clock: ManualClock) {
+    let alice = user("alice");
+    let ban = async |denied: u64| {
+        let request = for_denial_at(START_MS + denied);
+        let block = store.block(&alice, request).await.unwrap();
+        block.until_ms().unwrap() - START_MS
+    };
+    // Two processes ban at once.
+    assert_eq!([ban(0).await, ban(3).await], [1_000, 1_003]);
+    assert_eq!(ban(2).await, 1_003);
+    clock.set(START_MS + 1_100);
+    // A denial before the end of the last ban, and one after it.
+    assert_eq!(ban(1_002).await, 2_002);
+    assert_eq!(details(&store).await.ban_level(), Some(1));
+    clock.set(START_MS + 2_002);
+    assert_eq!(ban(2_002).await, 7_002);
+    assert_eq!(details(&store).await.ban_level(), Some(2));
+    // A ban that would have ended already leaves no level.
+    let bob = for_denial_at(START_MS + 1_002);
+    let block = store.block(&user("bob"), bob).await.unwrap();
+    assert_eq!(block.until_ms(), Some(START_MS + 2_002));
+    let block = store.block(&user("bob"), for_denial_at(START_MS + 2_002));
+    assert_eq!(block.await.unwrap().until_ms(), Some(START_MS + 3_002));
+}
+
+pub async fn unblocking_clears_the_level(store: Arc<dyn Store>, clock: ManualClock) {
+    assert_eq!(banned_at(&store, &clock, 0).await, 1_000);
+    store.unblock(&user("alice")).await.unwrap();
+    assert_eq!(banned_at(&store, &clock, 1).await, 1_001);
+    // The same when the ban has ended.
+    clock.set(START_MS + 1_500);
+    store.unblock(&user("alice")).await.unwrap();
+    assert_eq!(banned_at(&store, &clock, 1_501).await, 2_501);
+}
+
+pub async fn other_blocks_leave_the_level_as_it_is(store: Arc<dyn Store>, clock: ManualClock) {
+    let half = Duration::from_millis(250);
+    let others = [
+        BlockRequest::new(half),
+        BlockRequest::pause(half),
+        request(half, BlockedBy::Ban), // does not grow
+    ];
+    assert_eq!(banned_at(&store, &clock, 0).await, 1_000);
+    for (other, begins) in others.into_iter().zip([1_000, 1_250, 1_500]) {
+        clock.set(START_MS + begins);
+        store.block(&user("alice"), other).await.unwrap();
+        let kept = details(&store).await;
+        assert_eq!(kept.ban_level(), Some(1));
+        assert_eq!(kept.ban_level_until_ms(), Some(START_MS + 2_000));
+    }
+    assert_eq!(banned_at(&store, &clock, 1_750).await, 6_750);
+    // A block that ends later than the ban replaces it, and the level is kept no longer for it.
+    block_user(&store, "alice", at(START_MS + 20_000)).await;
+    assert_eq!(details(&store).await.ban_level(), Some(2));
+    clock.set(START_MS + 20_000);
+    assert_eq!(banned_at(&store, &clock, 20_000).await, 21_000);
+    // A longer block stays, and no ban is made.
+    let longer = block_user(&store, "alice", at(START_MS + 30_000)).await;
+    let ban = for_denial_at(START_MS + 21_000);
+    assert_eq!(store.block(&user("alice"), ban).await.unwrap(), longer);
+    assert_eq!(details(&store).await.ban_level(), Some(1));
 }
 
 pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>, _: ManualClock) {

@@ -730,7 +730,10 @@ impl<'a> Player<'a> {
             }
             Part::Block(key, until, by) => Operation::Block {
                 key: key_of(*key),
-                request: super::blocks::request(*until, *by),
+                request: match by {
+                    BlockedBy::Ban => super::blocks::ban_until("3/10m=400ms,900ms,3s", *until),
+                    by => super::blocks::request(*until, *by),
+                },
             },
             Part::Unblock(key) => Operation::Unblock { key: key_of(*key) },
             Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),

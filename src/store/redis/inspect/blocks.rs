@@ -9,11 +9,15 @@ use crate::{
         error::StoreError,
         key::Key,
     },
-    store::redis::{error::store_error, reports::send_all, value::read_block},
+    store::redis::{error::store_error, reports::send_all, value},
 };
 
 /// The block of an identity: `None` if there is none, or the reason why it cannot be read.
 pub type StoredBlock = Result<Option<(Block, BlockDetails)>, UnreadableValue>;
+
+fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
+    value::read_block(value).map(|held| (held.block, held.details))
+}
 
 /// The number of keys per scan.
 const BATCH: u32 = 500;

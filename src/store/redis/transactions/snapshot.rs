@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::{
     domain::{
-        block::{BLOCKS, Block, BlockRequest, STRIKES},
+        block::{BLOCKS, Block, BlockRequest, HeldBlock, STRIKES},
         charge::Charge,
         check::Check,
         decision::{Blocked, Count},
@@ -32,7 +32,7 @@ use crate::{
 pub(super) struct Snapshot<'a> {
     names: &'a Names,
     now_ms: u64,
-    blocks: HashMap<Vec<u8>, Result<Option<Block>, StoreError>>,
+    blocks: HashMap<Vec<u8>, Result<Option<HeldBlock>, StoreError>>,
     counts: HashMap<Vec<u8>, Result<Counts, StoreError>>,
     /// The names of the cells of the operation under way.
     cells: Vec<Vec<u8>>,
@@ -171,10 +171,13 @@ impl<'a> Snapshot<'a> {
         self.changes
     }
 
-    fn held_block(&self, key: &Key) -> Result<Option<Block>, StoreError> {
-        let block = self.blocks.get(&self.names.name(BLOCKS, key));
-        let block = block.cloned().unwrap_or(Err(UNREADABLE))?;
-        Ok(block.filter(|block| block.holds(self.now_ms)))
+    /// The block of an identity, which may have ended.
+    fn held_block(&self, key: &Key) -> Result<Option<&HeldBlock>, StoreError> {
+        match self.blocks.get(&self.names.name(BLOCKS, key)) {
+            Some(Ok(held)) => Ok(held.as_ref()),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(UNREADABLE),
+        }
     }
 
     fn counts(&mut self, cell: usize) -> Result<&mut Counts, StoreError> {
@@ -188,7 +191,8 @@ impl<'a> Snapshot<'a> {
 impl Cells for Snapshot<'_> {
     fn blocked(&mut self, check: &Check) -> Result<Option<Blocked>, StoreError> {
         check.keys().try_fold(None, |latest: Option<Blocked>, key| {
-            let block = self.held_block(key)?;
+            let block = self.held_block(key)?.map(|held| held.block);
+            let block = block.filter(|block| block.holds(self.now_ms));
             let blocked = block.map(|block| Blocked::new(key.clone(), block, self.now_ms));
             Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
         })
@@ -224,18 +228,13 @@ impl Cells for Snapshot<'_> {
 
 impl StoreCells for Snapshot<'_> {
     fn block(&mut self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
-        let now_ms = self.now_ms;
-        let block = Block::begin(request.until(), request.source(), now_ms);
         let known = self.held_block(key)?;
-        if let Some(known) = known.filter(|known| known.or_later(block) == *known) {
-            return Ok(known);
-        }
-        if block.holds(now_ms) {
-            let details = request.details().clone().created_at(now_ms);
-            let (name, value) = (self.names.name(BLOCKS, key), write_block(block, &details));
-            let change = Change::Set(value, block.stored_until_ms());
+        let (block, held) = HeldBlock::request(known, request, self.now_ms);
+        if let Some(held) = held {
+            let name = self.names.name(BLOCKS, key);
+            let change = Change::Set(write_block(&held), held.expires_ms());
             self.changes.insert(name.clone(), change);
-            self.blocks.insert(name, Ok(Some(block)));
+            self.blocks.insert(name, Ok(Some(held)));
         }
         Ok(block)
     }
@@ -279,9 +278,8 @@ fn slots_changed(before: &[(u64, SlotId)], entry: &Entry) -> Change {
     }
 }
 
-fn block(value: Option<&[u8]>) -> Result<Option<Block>, StoreError> {
-    let held = value.map(read_block).transpose()?;
-    Ok(held.map(|(block, _)| block))
+fn block(value: Option<&[u8]>) -> Result<Option<HeldBlock>, StoreError> {
+    Ok(value.map(read_block).transpose()?)
 }
 
 /// The counts of a key, of which nothing counts any more when the key expires.

@@ -285,12 +285,16 @@ impl Call {
             units: ms,
             ..Head::of(action)
         });
-        let (policy, rules) = ([0, 0], 0);
-        self.args.bytes.extend(policy);
-        self.args
-            .bytes
-            .extend([rules, request.source().code(), VERSION]);
-        request.details().write_texts(&mut self.args.bytes);
+        let arg = &mut self.args.bytes;
+        let (policy, rules, times_ms) = ([0, 0], 0, request.times_ms());
+        arg.extend(policy);
+        arg.push(rules);
+        push_number(arg, times_ms.len() as u64, 1);
+        for time_ms in times_ms {
+            push_number(arg, *time_ms, 6);
+        }
+        arg.extend([request.source().code(), VERSION]);
+        request.details().write_texts(arg);
         self.args.end();
     }
 
