@@ -48,7 +48,7 @@ local function block_until(parts, stop)
   local times = byte(arg, times_at - 1)
   if times > 0 then
     local begins = math.max(stop - unpack(TIME, arg, times_at), 0)
-    if level == 0 or begins >= ended then level = math.min(level + 1, 255) end -- else both are for the same denials
+    if begins >= ended then level = math.min(level + 1, 255) end -- else both are for the same denials
     local time = unpack(TIME, arg, times_at + (math.min(level, times) - 1) * TIME_SIZE)
     stop = math.min(begins + time, LAST)
     ended, kept = stop, math.min(stop + time, LAST)

@@ -15,7 +15,7 @@ use sluicegate::{
     },
 };
 use support::{
-    blocks::request,
+    blocks::{self, request},
     contract::patient,
     hand_over::{self, Halves},
     history::START_MS,
@@ -63,6 +63,7 @@ pub(super) async fn all(script: &Script) {
     of_two_blocks_with_one_end_the_first_holds(script).await;
     a_block_holds_for_later_checks_of_the_same_call(script).await;
     bans_are_those_of_the_memory_store(script).await;
+    levels_are_kept_and_stop_at_255(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
     a_call_of_another_version_is_an_error(script).await;
@@ -669,6 +670,24 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
             });
         }
         assert_eq!(said[0], said[1], "step {step}");
+    }
+}
+
+async fn levels_are_kept_and_stop_at_255(script: &Script) {
+    let store: Arc<dyn Store> = Arc::new(script.store.clone());
+    let start = || {
+        script.start(START_MS);
+        script.clock.clone()
+    };
+    blocks::a_level_is_kept_for_as_long_after_a_ban_as_it_lasted(store.clone(), start()).await;
+    blocks::bans_for_the_same_denials_raise_one_level(store.clone(), start()).await;
+    start();
+    let level = async || store.blocks(1).await.unwrap()[0].details().ban_level();
+    for number in (1..=255).chain([255]) {
+        let ban = blocks::ban_until("1/1m=1ms,1ms", Duration::from_millis(1));
+        store.block(&alice(), ban).await.unwrap();
+        assert_eq!(level().await, Some(number));
+        script.clock.advance(Duration::from_millis(1));
     }
 }
 

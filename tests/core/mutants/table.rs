@@ -25,7 +25,6 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             (".. pack(TIME, now) ..", ".. pack(TIME, stop) .."),
             ("kept <= now then", "kept < now then"),
             ("begins >= ended then", "begins > ended then"),
-            ("level == 0 or begins", "begins"),
             ("math.min(level, times)", "math.min(level, times - 1)"),
             ("math.min(level + 1, 255)", "level + 1"),
             ("ended, kept = stop,", "ended, kept = begins,"),
