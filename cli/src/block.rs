@@ -19,7 +19,7 @@ use tokio::sync::OnceCell;
 
 use super::{
     answer::Answer,
-    block_report::BlockReport,
+    block_report::{BlockReport, LevelReport},
     census::{self, Census},
     confirm,
     error::{Error, Result, warn},
@@ -60,7 +60,7 @@ Examples:
   sluicegate unblock --all
 
 Ends every block and ban of the identity for all replicas at once, and forgets
-its strikes. The counts stay: `sluicegate reset` deletes them. --all asks
+its strikes and its ban level. The counts stay: `sluicegate reset` deletes them. --all asks
 first, and scans all keys of the server like `sluicegate blocks --scan`, slowly
 enough that other clients do not notice. So it also ends blocks that are not in
 the index.
@@ -141,6 +141,9 @@ struct Report {
     /// For `unblock`: whether the identity was blocked.
     #[serde(skip_serializing_if = "Option::is_none")]
     was_blocked: Option<bool>,
+    /// For `unblock`: the level of bans that grow that was cleared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ban_level: Option<LevelReport>,
     /// The reason why the block may have no effect, or why the service may not know this identity; null without doubts.
     warning: Option<String>,
 }
@@ -269,6 +272,7 @@ impl Report {
             blocked: None,
             kept: None,
             was_blocked: None,
+            ban_level: None,
             warning: None,
         }
     }
@@ -474,9 +478,11 @@ async fn unblock_one(
     let now_ms = inspector.now_ms(&named.key).await?;
     let held = inspector.block(&named.key).await?;
     limiter.unblock(&named.key).await?;
+    let ban_level = LevelReport::of(&held, now_ms);
     let held = BlockReport::of(held, now_ms).ok();
     let report = Report {
         was_blocked: Some(held.as_ref().is_none_or(Option::is_some)),
+        ban_level,
         ..Report::of(named, now_ms, inspector)
     };
     Ok((report, held.is_some()))
@@ -493,7 +499,13 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
             "{BOLD}{title}{BOLD:#}: a block that could not be read was deleted."
         )?,
         (true, Some(true)) => writeln!(output, "{BOLD}{title}{BOLD:#} is no longer blocked.")?,
-        (true, _) => writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked.")?,
+        (true, _) => {
+            let cleared = match report.ban_level {
+                Some(_) => "; its ban level is cleared",
+                None => "",
+            };
+            writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked{cleared}.")?;
+        }
     }
     output.hint(report.warning.as_deref().unwrap_or_default())
 }

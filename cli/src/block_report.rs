@@ -28,6 +28,32 @@ pub(crate) struct BlockReport {
     pub(crate) rule: Option<String>,
 }
 
+/// How many bans in a row an identity has had, as JSON; fields are only ever added.
+#[derive(Clone, Serialize)]
+pub(crate) struct LevelReport {
+    pub(crate) level: u8,
+    /// Until when the next ban is of the next level, in ms since the Unix epoch.
+    until_ms: u64,
+}
+
+impl LevelReport {
+    /// The level that counts at this time. The block may have ended.
+    pub(crate) fn of(stored: &StoredBlock, now_ms: u64) -> Option<Self> {
+        let (_, details) = stored.as_ref().ok()?.as_ref()?;
+        let until_ms = details.ban_level_until_ms()?;
+        let level = details.ban_level()?;
+        (until_ms > now_ms).then_some(Self { level, until_ms })
+    }
+
+    /// `ban level 2 until 2026-11-24 16:40:03.123 UTC (1d 23h): the next ban is of level 3`
+    pub(crate) fn text(&self, now_ms: u64) -> String {
+        let Self { level, until_ms } = *self;
+        let (until, left) = (date_time(until_ms), span(until_ms.saturating_sub(now_ms)));
+        let next = level.saturating_add(1);
+        format!("ban level {level} until {until} ({left}): the next ban is of level {next}")
+    }
+}
+
 impl BlockReport {
     pub(crate) fn new(block: Block, details: &BlockDetails) -> Self {
         let owned = |text: Option<&str>| text.map(str::to_owned);

@@ -12,7 +12,7 @@ use sluicegate::store::redis::inspect::{Inspector, Server, StoredBlock, StoredNa
 
 use super::{
     answer::Answer,
-    block_report::BlockReport,
+    block_report::{BlockReport, LevelReport},
     census,
     error::Result,
     output::{Output, WARN},
@@ -84,6 +84,8 @@ struct Row {
     identity: String,
     #[serde(flatten)]
     block: BlockReport,
+    /// The level of bans that grow; null if there is none.
+    ban_level: Option<LevelReport>,
     #[serde(skip)]
     now_ms: u64,
 }
@@ -124,6 +126,7 @@ fn write(
     for Row {
         identity,
         block,
+        ban_level,
         now_ms,
     } in &report.blocks
     {
@@ -132,7 +135,11 @@ fn write(
             Some(ms) => (date_time(ms), span(ms.saturating_sub(*now_ms))),
         };
         let why = block.why().unwrap_or_default();
-        table.add_row([identity.as_str(), block.by, &until, &left, &why]);
+        let by = match ban_level {
+            Some(LevelReport { level, .. }) => format!("{} (level {level})", block.by),
+            None => block.by.to_owned(),
+        };
+        table.add_row([identity, &by, &until, &left, &why]);
     }
     output.write_table(&table)?;
     let more = report.total - report.blocks.len();
@@ -188,6 +195,7 @@ impl Found {
     fn add(&mut self, names: &[StoredName], blocks: Vec<StoredBlock>, now_ms: u64) -> Result<()> {
         for (name, block) in names.iter().zip(blocks) {
             let identity = name.identity().to_owned();
+            let ban_level = LevelReport::of(&block, now_ms);
             let block = match block {
                 // Bounded by --number, as the rows are.
                 Err(error) if self.unreadable.len() < self.number => {
@@ -202,6 +210,7 @@ impl Found {
                 self.add_row(Row {
                     identity,
                     block,
+                    ban_level,
                     now_ms,
                 });
             }

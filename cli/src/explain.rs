@@ -16,7 +16,7 @@ use sluicegate::{
 
 use super::{
     answer::Answer,
-    block_report::BlockReport,
+    block_report::{BlockReport, LevelReport},
     census,
     denied::{self, DenialReport},
     drift::{self, OtherRule},
@@ -91,6 +91,8 @@ struct Report {
     is_known: bool,
     /// The block of the identity; null if there is none.
     blocked: Option<BlockReport>,
+    /// The level of bans that grow; null if there is none.
+    ban_level: Option<LevelReport>,
     /// The time when the same request passes, if no other comes first; null if that is now or never, or when a slot is
     /// returned.
     passes_ms: Option<u64>,
@@ -190,6 +192,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         passes: true,
         is_known: true,
         blocked: None,
+        ban_level: LevelReport::of(&reading.block, reading.now_ms),
         passes_ms: None,
         denied_by: None,
         no_slot: Vec::new(),
@@ -436,6 +439,7 @@ impl Report {
     /// Whether there is nothing to show.
     fn is_empty(&self) -> bool {
         self.blocked.is_none()
+            && self.ban_level.is_none()
             && self.other_policies.is_empty()
             && self.policies.iter().all(PolicyReport::is_empty)
     }
@@ -489,6 +493,9 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     write_drift(report, output)?;
     drift::write_other_policies(&report.other_policies, report.source, output)?;
     denied::write(report.denied.as_deref(), output)?;
+    if let Some(level) = &report.ban_level {
+        output.hint(&level.text(report.now_ms))?;
+    }
     write_verdict(report, output)
 }
 

@@ -12,7 +12,7 @@ use sluicegate::{
 
 use super::{
     answer::Answer,
-    block_report::BlockReport,
+    block_report::{BlockReport, LevelReport},
     census,
     denied::{self, DenialReport},
     drift,
@@ -87,6 +87,8 @@ pub(crate) struct Report {
     pub(crate) now_ms: u64,
     /// The block in force; null if there is none.
     pub(crate) blocked: Option<BlockReport>,
+    /// The level of bans that grow; null if there is none.
+    ban_level: Option<LevelReport>,
     /// The recent denials by policy; null if they were not read, as by `watch`.
     pub(crate) denied: Option<Vec<DenialReport>>,
     /// Denials that count towards a ban.
@@ -185,6 +187,7 @@ impl Report {
             why: None,
             now_ms: reading.now_ms,
             blocked: BlockReport::of(reading.block.clone(), reading.now_ms)?,
+            ban_level: LevelReport::of(&reading.block, reading.now_ms),
             denied: reading.denied.clone(),
             strikes: strikes(reading),
             policies: policies
@@ -198,6 +201,7 @@ impl Report {
     /// Whether there is nothing to show.
     fn is_empty(&self) -> bool {
         self.blocked.is_none()
+            && self.ban_level.is_none()
             && self.other_policies.is_empty()
             && self.policies.iter().all(PolicyReport::is_empty)
     }
@@ -212,6 +216,9 @@ impl Report {
             if let Some(warning) = &self.warning {
                 writeln!(output, "{WARN}{warning}{WARN:#}")?;
             }
+        }
+        if let Some(level) = &self.ban_level {
+            output.hint(&level.text(self.now_ms))?;
         }
         for strikes in &self.strikes {
             writeln!(output, "{}", strikes.text())?;

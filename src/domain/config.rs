@@ -456,11 +456,11 @@ mod tests {
         let toml = toml::to_string(&policies).unwrap();
         assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
 
-        let text = r#"{"name":"login","rules":"10/1m","strikes":"5/10m@exact","ban":"90s","on_failure":"closed","shadow":true}"#;
+        let text = r#"{"name":"login","rules":"10/1m","strikes":"5/10m@exact","ban":"90s,1d","on_failure":"closed","shadow":true}"#;
         let policy: Policy = serde_json::from_str(text).unwrap();
         assert_eq!(
             policy.ban_config(),
-            Some("5/10m@exact=90s".parse().unwrap())
+            Some("5/10m@exact=90s,1d".parse().unwrap())
         );
         assert!(policy.is_shadow());
         assert_eq!(serde_json::to_string(&policy).unwrap(), text);

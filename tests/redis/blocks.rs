@@ -435,6 +435,59 @@ async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
 }
 
 #[tokio::test]
+async fn processes_that_ban_at_the_same_time_raise_one_level() {
+    let server = Server::start();
+    let clock = ManualClock::new(START_MS);
+    let mut processes = Vec::new();
+    for _ in 0..8 {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        processes.push(patient(store.clock(clock.clone())));
+    }
+    let policy = banning("1/1m=1m,1h,1d");
+    let strike = async |limiter: &Limiter| {
+        let charge = Charge::new(&policy, user("alice"), 2);
+        limiter.check([charge]).await.unwrap();
+        limiter.strikes_counted().await;
+    };
+    for (level, minutes) in [(1, 1), (2, 60), (3, 1_440), (4, 1_440)] {
+        // Each of the denials would be enough for a ban.
+        join_all(processes.iter().map(strike)).await;
+        let listed = processes[0].blocks(2).await.unwrap();
+        let end_ms = clock.now_ms() + minutes * 60_000;
+        assert_eq!(listed[0].block(), Block::new(end_ms, BlockedBy::Ban));
+        assert_eq!(listed[0].details().ban_level(), Some(level));
+        // A long ban stays in the index, which other bans clean.
+        let score: f64 = server.run(&format!("ZSCORE {INDEX} user=alice"));
+        assert_eq!(score, end_ms as f64);
+        clock.set(end_ms);
+    }
+}
+
+#[tokio::test]
+async fn a_level_outlasts_a_restart_of_the_server_and_expires_with_its_key() {
+    let mut server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let request = || support::blocks::ban_until("1/1m=1h,1d", HOUR);
+    let limiter = process(&server).await;
+    limiter.block(&user("alice"), request()).await.unwrap();
+    // As long after the ban as the ban lasted.
+    let ttl: i64 = server.run(&format!("PTTL {NAME}"));
+    assert!((7_190_000..=7_200_000).contains(&ttl), "{ttl}");
+    server.kill();
+    server.restart();
+    assert!(
+        (0..10_000).any(|_| server.answers()),
+        "it has loaded its data"
+    );
+    let [seconds, _] = server.run::<[u64; 2]>("TIME");
+    let clock = ManualClock::new((seconds + 5_400) * 1_000);
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = patient(store.clock(clock.clone()));
+    assert!(!is_blocked(&limiter, "alice").await);
+    let block = limiter.block(&user("alice"), request()).await.unwrap();
+    assert_eq!(block.until_ms(), Some(clock.now_ms() + 86_400_000));
+}
+
+#[tokio::test]
 async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation() {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();

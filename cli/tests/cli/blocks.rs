@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use sluicegate::{
-    Key,
+    Charge, Key, Limiter, Policy, RedisStore,
     block::{BlockRequest, Until},
+    manual_clock::ManualClock,
 };
 
 use crate::{site::Site, tool::said};
@@ -64,7 +66,7 @@ async fn a_block_shows_its_reason_its_author_and_when_it_was_made() {
         alice["created_ms"].as_u64() > Some(1_600_000_000_000),
         "{alice}"
     );
-    assert_eq!(alice["policy"], serde_json::Value::Null);
+    assert_eq!(alice["policy"], Value::Null);
     has!(bob, { "author": "kim", "reason": null });
     let text = site.text("blocks");
     says!(text => "scrapes   prices", "by kim");
@@ -134,4 +136,57 @@ async fn a_pause_is_listed_by_its_origin_and_unblock_ends_it() {
     assert!(text.contains("paused until"), "{text}");
     site.text("unblock account=api.example.com");
     assert_eq!(site.json("blocks", 0)["total"], 1);
+}
+
+#[tokio::test]
+async fn the_level_of_bans_is_shown_during_and_after_a_ban_and_unblock_clears_it() {
+    let site = Site::start().await;
+    site.text("block user=carol --for 1h");
+    assert_eq!(
+        site.json("blocks", 0)["blocks"][0]["ban_level"],
+        Value::Null
+    );
+    site.text("unblock user=carol");
+    let policy = Policy::parse("login", "1/1d").unwrap();
+    let policy = policy.ban("1/10m=2h,3h".parse().unwrap());
+    let clock = ManualClock::new(0);
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clock(clock.clone()));
+    let now_ms = site.json("explain user=alice --policies policies.toml", 0)["now_ms"].clone();
+    let ban = async |hours_ago: u64| {
+        clock.set(now_ms.as_u64().unwrap() - hours_ago * 3_600_000);
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 2);
+        limiter.check([charge]).await.unwrap();
+        limiter.strikes_counted().await;
+    };
+    // The ban ended an hour ago, so the level is kept for another hour.
+    ban(3).await;
+    assert_eq!(site.json("blocks", 0)["total"], 0);
+    let said = site.json("explain user=alice --policies policies.toml", 0);
+    assert_eq!(
+        (&said["blocked"], &said["ban_level"]["level"]),
+        (&Value::Null, &1.into())
+    );
+    for verb in ["inspect", "explain"] {
+        let text = site.text(&format!("{verb} user=alice --policies policies.toml"));
+        says!(text => "ban level 1 until ", ": the next ban is of level 2");
+        says_not!(text => "banned");
+    }
+    ban(0).await;
+    let listed = site.json("blocks", 0);
+    let (alice, now_ms) = (&listed["blocks"][0], now_ms.as_u64().unwrap());
+    let [end, kept] = [&alice["until_ms"], &alice["ban_level"]["until_ms"]];
+    assert_eq!(
+        [end, kept].map(Value::as_u64),
+        [3, 6].map(|hours| Some(now_ms + hours * 3_600_000))
+    );
+    let text = site.text("blocks");
+    says!(text => " ban (level 2) ", "by 1/1d of login");
+    site.text("unblock user=alice");
+    ban(3).await;
+    let said = site.tool.run("unblock user=alice");
+    assert_eq!(said.code, 1, "{said:?}");
+    begins!(said.stdout => "user=alice was not blocked; its ban level is cleared.\n");
+    let said = site.json("inspect user=alice", 0);
+    assert_eq!(said["ban_level"], Value::Null);
 }

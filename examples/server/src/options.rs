@@ -58,8 +58,9 @@ cargo run --release -p example-server -- [options]
                            who contributes to a limit, by the value of this header: GET /limits and the page name the
                            five who have used most of the caller's, where DELETE /limits is allowed
   --no-blocks              do not enforce blocks, but for those under --ban: one read less for each identity
-  --ban STRIKES=TIME       block who is denied too often: 5/10m=1h, for five denials in ten minutes, and an hour; told as
-                           429. Not with --config, where a limit may have strikes = '5/10m', ban = '1h' beside its rules
+  --ban STRIKES=TIME       block who is denied too often: 5/10m=1h, for five denials in ten minutes, and an hour
+                           (1h,1d: a day from the next ban on); told as 429. Not with --config, where a
+                           limit may have strikes = '5/10m', ban = '1h' beside its rules
   --shadow                 never deny: count, and tell what would have been denied
   --help
 
