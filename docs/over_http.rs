@@ -19,13 +19,18 @@ type Outcome = Result<(), Box<dyn Error>>;
 
 /// Runs an example over HTTP/1.1, and from its beginning over HTTP/2.
 pub fn run(example: impl AsyncFn(Http) -> Outcome) {
+    run_over(&[Http::One, Http::Two], example);
+}
+
+/// Runs an example, with a client of its own, over these versions.
+pub fn run_over(versions: &[Http], example: impl AsyncFn(Http) -> Outcome) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    for http in [Http::One, Http::Two] {
+    for http in versions {
         runtime
-            .block_on(example(http))
+            .block_on(example(*http))
             .unwrap_or_else(|error| panic!("over {http:?}: {error}"));
     }
 }
@@ -106,6 +111,13 @@ pub struct Client<Q, R> {
     address: SocketAddr,
     http: Http,
     bodies: PhantomData<fn(Q) -> R>,
+}
+
+impl<Q, R> Client<Q, R> {
+    /// For a client of another kind.
+    pub fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
 }
 
 impl<Q, R> Clone for Client<Q, R> {

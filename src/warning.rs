@@ -252,17 +252,18 @@ pub(crate) fn slot_lost() {
 }
 
 /// Warns that another service has asked us to wait.
-pub(crate) fn paused(kind: &str, reason: Option<&str>, length: Duration) {
+pub(crate) fn paused(kind: &str, label: Option<&str>, reason: Option<&str>, length: Duration) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
         kind,
+        label,
         reason,
         length_ms = crate::domain::rule::millis(length),
         "paused: another service has asked us to wait; all replicas wait, or deny requests, until the pause ends"
     );
     #[cfg(not(feature = "tracing"))]
-    let _ = (kind, reason, length);
+    let _ = (kind, label, reason, length);
 }
 
 /// Warns that the store cannot decide, so that failure policies do.

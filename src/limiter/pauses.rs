@@ -164,7 +164,7 @@ pub(super) async fn pause(
     let change = pauses.change(key, now, |account| account.lengthen(ends, now));
     // Without room for another account, each pause counts as new.
     if change.is_none_or(|(_, is_new)| is_new) {
-        report_pause(limiter, key, &request);
+        report_pause(limiter, key, None, &request);
     }
     pauses.paused.notify_waiters();
     store_pause(limiter, key, request).await
@@ -191,12 +191,13 @@ async fn store_pause(
     result
 }
 
-fn report_pause(limiter: &Limiter, key: &Key, request: &BlockRequest) {
+fn report_pause(limiter: &Limiter, key: &Key, label: Option<&str>, request: &BlockRequest) {
     let (kind, reason) = (key.kind(), request.details().reason());
     let length = request.until().span().unwrap_or_default();
-    warning::paused(kind, reason, length);
+    warning::paused(kind, label, reason, length);
     limiter.events().report(|| Event::Pause {
         kind,
+        label,
         reason,
         length,
     });

@@ -336,6 +336,9 @@ pub enum Event<'a> {
     Pause {
         /// The kind of the account's key, such as `account`.
         kind: &'a str,
+        /// The [label](crate::middleware::ObeyLayer::label) of the account; `None` if there is none, or if your code has
+        /// made the pause.
+        label: Option<&'a str>,
         /// The [reason](crate::block::BlockRequest::reason), such as `429, retry-after`.
         reason: Option<&'a str>,
         /// The length of the pause. Later answers of the service may lengthen the pause, without another event.

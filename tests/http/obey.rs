@@ -209,7 +209,8 @@ async fn pause_twice(limiter: Limiter) {
         let response = Response::builder().status(429).header("retry-after", wait);
         std::future::ready(response.body(()))
     });
-    let mut client = ObeyLayer::new(limiter.clone(), account()).layer(other);
+    let layer = ObeyLayer::new(limiter.clone(), account());
+    let mut client = layer.label("their-api").layer(other);
     for is_last_of_a_pause in [false, true, true] {
         let response = client.ready().await.unwrap().call(Request::new(())).await;
         assert_eq!(response.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
@@ -235,6 +236,8 @@ fn there_is_one_warning_and_one_count_for_each_pause() {
         warnings.retain(|it| it.contains("paused"));
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert!(warnings[0].contains("429, retry-after"), "{warnings:?}");
+        let names_service = |it: &String| it.contains("label=\"their-api\"");
+        assert!(warnings.iter().all(names_service), "{warnings:?}");
         let names_account = |it: &String| it.contains("ours");
         assert!(!warnings.iter().any(names_account), "{warnings:?}");
     }

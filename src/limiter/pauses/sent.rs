@@ -43,6 +43,8 @@ pub(crate) struct Ask<'a> {
     /// For a time, or for as long as the backoff says.
     pub(crate) wait: Option<Duration>,
     pub(crate) reason: &'a str,
+    /// The user's name for the account.
+    pub(crate) label: Option<&'a str>,
     /// Whether this request was served all the same.
     pub(crate) is_served: bool,
 }
@@ -123,7 +125,7 @@ impl Sent {
         pauses.paused.notify_waiters();
         let request = BlockRequest::pause_up_to(length, backoff.max_pause).reason(ask.reason);
         if is_new {
-            report_pause(&self.limiter, &self.key, &request);
+            report_pause(&self.limiter, &self.key, ask.label, &request);
         }
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
         Some(async move {

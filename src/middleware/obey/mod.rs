@@ -56,6 +56,7 @@ pub struct ObeyLayer {
 struct Shared {
     limiter: Limiter,
     keys: Arc<dyn KeyExtractor>,
+    label: Option<Box<str>>,
     backoff: Backoff,
     /// Whether a refusal without a time pauses.
     backs_off: bool,
@@ -79,6 +80,7 @@ impl ObeyLayer {
         let shared = Shared {
             limiter,
             keys: Arc::new(account),
+            label: None,
             backoff: Backoff {
                 first: Duration::from_secs(1),
                 most: Duration::from_secs(60),
@@ -89,6 +91,14 @@ impl ObeyLayer {
         Self {
             shared: Arc::new(shared),
         }
+    }
+
+    /// Sets a label for the account in the warning of a pause, and in [`Event::Pause`](crate::observe::Event::Pause):
+    /// such as the name of the other service. By default there is none, and both name the kind of the key alone, since a
+    /// key may be a secret.
+    pub fn label(self, label: impl Into<String>) -> Self {
+        let label = label.into().into_boxed_str();
+        self.change(|shared| shared.label = Some(label))
     }
 
     /// Sets the longest pause from an answer on; longer times are cut. The default is 5 minutes.
@@ -165,6 +175,7 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
             .field("limiter", &self.limiter)
+            .field("label", &self.label)
             .field("backoff", &self.backoff)
             .field("backs_off", &self.backs_off)
             .finish_non_exhaustive()

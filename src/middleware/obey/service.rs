@@ -119,6 +119,7 @@ fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Op
     let ask = Ask {
         wait: notice.wait,
         reason: &notice.reason(),
+        label: shared.label.as_deref(),
         is_served,
     };
     let sent = sent.iter();

@@ -1,14 +1,21 @@
 //! Every small example keeps the promises of its head comment: each test starts it, runs the `curl` lines of the head,
 //! and compares the answers with the text behind the `#`.
 
-use std::{collections::BTreeSet, fs, process::Command, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
 
+use futures::{SinkExt, StreamExt};
 use support::{
     cluster::Cluster,
     example::{self, Example},
     redis::Server,
     sharing::wait,
 };
+use tokio_tungstenite::{connect_async, tungstenite::Message};
 
 /// The examples that another file tests.
 const ELSEWHERE: [&str; 2] = ["behind_a_proxy", "server"];
@@ -36,7 +43,7 @@ guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
 }
 
 /// The examples with a separate test.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 10] = [
     "cluster",
     "grpc",
     "jwt",
@@ -44,7 +51,9 @@ const OTHERS: [&str; 7] = [
     "pool",
     "shadow",
     "streaming_tokens",
+    "upload",
     "usage",
+    "websocket",
 ];
 
 /// The head comment of an example, without the margin, and the rest of the source.
@@ -194,6 +203,41 @@ fn a_client_of_mcp_learns_when_to_call_a_tool_again() {
 #[test]
 fn a_stream_costs_what_was_sent_of_it() {
     serve("streaming_tokens", &[]);
+}
+
+#[test]
+fn an_upload_takes_as_long_as_its_bandwidth_says() {
+    let bytes = fs::metadata(support::root().join("Cargo.lock"))
+        .unwrap()
+        .len();
+    let start = Instant::now();
+    serve("upload", &[]);
+    let least = Duration::from_secs(bytes.saturating_sub(65_536)) / 50_000;
+    assert!(!least.is_zero() && start.elapsed() >= least);
+}
+
+#[tokio::test]
+async fn messages_over_all_websockets_of_an_address_are_answered_as_the_head_says() {
+    let server = Example::run(Command::new(example::build("websocket")).arg("127.0.0.1:0"));
+    let url = format!("ws://{}/chat", server.address());
+    let (mut first, _) = connect_async(&url).await.unwrap();
+    let (mut second, _) = connect_async(&url).await.unwrap();
+    let mut answers = Vec::new();
+    for (socket, text) in [
+        (&mut first, "one"),
+        (&mut second, "two"),
+        (&mut first, "three"),
+        (&mut second, "four"),
+    ] {
+        socket.send(Message::text(text)).await.unwrap();
+        answers.push(socket.next().await.unwrap().unwrap().into_text().unwrap());
+    }
+    let promised = indented("websocket").into_iter();
+    let promised: Vec<_> = promised.filter(|it| it.starts_with("# ")).collect();
+    assert_eq!(answers.len(), promised.len());
+    for (answer, promised) in answers.iter().zip(promised) {
+        assert!(answer.starts_with(&promised[2..]), "{answers:?}");
+    }
 }
 
 #[test]
