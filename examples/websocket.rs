@@ -49,12 +49,13 @@ async fn open(
 impl Chat {
     async fn talk(self, mut socket: WebSocket, key: Key) {
         while let Some(Ok(message)) = socket.recv().await {
-            let Message::Text(text) = message else {
-                continue; // axum answers a ping by itself
-            };
+            // Of any kind: a ping takes work, too.
             let charge = Charge::new(&self.messages, key.clone(), 1);
             let answer = match self.limiter.check([charge]).await {
-                Ok(Decision::Allowed(_)) => format!("you said: {text}"),
+                Ok(Decision::Allowed(_)) => match message {
+                    Message::Text(text) => format!("you said: {text}"),
+                    _ => continue, // axum answers pings
+                },
                 Ok(Decision::Denied(denial)) => {
                     let wait = denial.retry_after().unwrap_or_default().as_millis();
                     format!("say that again in {wait} ms")

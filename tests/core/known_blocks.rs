@@ -125,16 +125,20 @@ async fn a_block_that_was_made_elsewhere_is_known_once_it_was_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ban_that_this_process_made_holds() {
-    let (store, limiter) = process();
+async fn a_ban_that_this_process_made_holds_for_as_long_as_it_has_grown() {
+    let (store, clock) = Flaky::new();
+    let limiter = Limiter::new(store.clone());
     let login = Policy::parse("login", "1/1d").unwrap();
-    let login = login.ban("2/10m=1h".parse().unwrap());
+    let login = login.ban("2/10m=1m,1h".parse().unwrap());
     let charge = || [Charge::new(&login, user("alice"), 2)];
     for _ in 0..2 {
-        let denied = limiter.check(charge()).await.unwrap();
-        assert!(matches!(denied, Decision::Denied(_)));
+        clock.advance(MINUTE);
+        for _ in 0..2 {
+            let denied = limiter.check(charge()).await.unwrap();
+            assert!(matches!(denied, Decision::Denied(_)));
+        }
+        limiter.strikes_counted().await;
     }
-    limiter.strikes_counted().await;
     store.is_now(State::Down);
     tokio::time::advance(MINUTE).await;
     let Decision::Blocked(blocked) = limiter.check(charge()).await.unwrap() else {

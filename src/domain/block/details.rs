@@ -29,7 +29,8 @@ pub struct BlockRequest {
     /// Of a ban that grows, the end if it is the first ban of the identity.
     pub(super) until: Until,
     pub(super) by: BlockedBy,
-    pub(super) details: BlockDetails,
+    /// Boxed, so that a request adds little to the size of each operation.
+    pub(super) details: Box<BlockDetails>,
     /// How long a ban that grows lasts, in ms; empty for any other block.
     pub(super) times_ms: Box<[u64]>,
 }
@@ -41,7 +42,7 @@ impl BlockRequest {
         Self {
             until: until.into(),
             by: BlockedBy::Operator,
-            details: BlockDetails::default(),
+            details: Box::default(),
             times_ms: Box::default(),
         }
     }

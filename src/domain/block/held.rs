@@ -44,7 +44,7 @@ impl HeldBlock {
         if !block.holds(now_ms) {
             return (block, None);
         }
-        let mut details = request.details.clone().created_at(now_ms);
+        let mut details = BlockDetails::clone(&request.details).created_at(now_ms);
         details.level = level;
         (block, Some(Self { block, details }))
     }

@@ -220,15 +220,13 @@ fn an_upload_takes_as_long_as_its_bandwidth_says() {
 async fn messages_over_all_websockets_of_an_address_are_answered_as_the_head_says() {
     let server = Example::run(Command::new(example::build("websocket")).arg("127.0.0.1:0"));
     let url = format!("ws://{}/chat", server.address());
-    let (mut first, _) = connect_async(&url).await.unwrap();
-    let (mut second, _) = connect_async(&url).await.unwrap();
+    let mut sockets = Vec::new();
+    for _ in 0..2 {
+        sockets.push(connect_async(&url).await.unwrap().0);
+    }
     let mut answers = Vec::new();
-    for (socket, text) in [
-        (&mut first, "one"),
-        (&mut second, "two"),
-        (&mut first, "three"),
-        (&mut second, "four"),
-    ] {
+    for (number, text) in ["one", "two", "three", "four"].into_iter().enumerate() {
+        let socket = &mut sockets[number % 2];
         socket.send(Message::text(text)).await.unwrap();
         answers.push(socket.next().await.unwrap().unwrap().into_text().unwrap());
     }
