@@ -216,6 +216,6 @@ fn note(replies: Vec<RedisResult<Value>>) {
 }
 
 /// The reply to an operation of a call.
-pub(super) fn nth(replies: &Vec<Result<Reply, StoreError>>, place: usize) -> Option<&Reply> {
+pub(super) fn nth(replies: &[Result<Reply, StoreError>], place: usize) -> Option<&Reply> {
     replies.get(place)?.as_ref().ok()
 }

@@ -55,9 +55,13 @@ impl Store for RedisStore {
         let index = self.index_update(&operations);
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations), nth);
+            return self.with_index(index, self.call_by_slot(operations), |all, place| {
+                nth(all, place)
+            });
         }
-        self.with_index(index, self.call_one_slot(operations), nth)
+        self.with_index(index, self.call_one_slot(operations), |all, place| {
+            nth(all, place)
+        })
     }
 
     fn fails_apart(&self) -> bool {

@@ -94,7 +94,7 @@ impl TransactionStore {
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
-        store.with_index(index, replies, nth)
+        store.with_index(index, replies, |all, place| nth(all, place))
     }
 }
 
