@@ -457,8 +457,8 @@ async fn processes_that_ban_at_the_same_time_raise_one_level() {
         assert_eq!(listed[0].block(), Block::new(end_ms, BlockedBy::Ban));
         assert_eq!(listed[0].details().ban_level(), Some(level));
         // A long ban stays in the index, which other bans clean.
-        let score: f64 = server.run(&format!("ZSCORE {INDEX} user=alice"));
-        assert_eq!(score, end_ms as f64);
+        let score: u64 = server.run(&format!("ZSCORE {INDEX} user=alice"));
+        assert_eq!(score, end_ms);
         clock.set(end_ms);
     }
 }
