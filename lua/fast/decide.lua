@@ -27,8 +27,10 @@ if block_count > 0 and not blocks_found then -- asks once for the whole call; Lu
 end
 if block_count > 0 and blocks_found ~= 0 then
   for block = next_block, next_block + block_count - 1 do
-    stored[block] = try('GET', KEYS[block])
-    if stored[block] then reply = nil end
+    local held = try('GET', KEYS[block])
+    stored[block] = held
+    -- Of a block that has ended, the level of a ban may be left.
+    if held and (#held < 18 or unpack('<I6', held) > now or sub(held, 8, 8) ~= '\1') then reply = nil end
   end
 end
 

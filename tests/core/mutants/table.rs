@@ -380,7 +380,14 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if is_check and count == 0 then",
                 "if is_check and count == 9 then",
             ),
-            ("  if stored[block] then reply = nil end\n", ""),
+            (
+                "held, 8, 8) ~= '\\1') then reply = nil end",
+                "held, 8, 8) ~= '\\1') then end",
+            ),
+            (
+                "unpack('<I6', held) > now or",
+                "unpack('<I6', held) > now + 1 or",
+            ),
             ("  blocks_found = 1 --", "  --"),
             ("block_count > 0 and blocks_found ~= 0 then", "false then"),
             ("spread(KEYS, last_part + 1)", "spread(KEYS, last_part + 2)"),
