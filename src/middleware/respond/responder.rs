@@ -160,8 +160,8 @@ impl Rejection {
     }
 
     /// Makes the response that a [layer](crate::RateLimitLayer) with this style would send, with the status, headers
-    /// and body. Use this in a handler that checks on its own, because the cost of a request is in its body. `head` is
-    /// the head of the request.
+    /// and body. Use this in a handler that checks on its own, because it alone knows the cost of a request. For a cost
+    /// that stands in the body, see [`ReadBodyLayer`](crate::middleware::ReadBodyLayer). `head` is the head of the request.
     ///
     /// ```
     /// # #[cfg(feature = "axum")] {
@@ -175,14 +175,15 @@ impl Rejection {
     /// };
     ///
     /// #[derive(Deserialize)]
-    /// struct Prompt { max_tokens: u64 }
+    /// struct Report { days: u64 }
     ///
-    /// async fn chat(
-    ///     State((limiter, tokens)): State<(Limiter, Policy)>,
+    /// async fn report(
+    ///     State((limiter, rows)): State<(Limiter, Policy)>,
     ///     head: Parts,
-    ///     Json(prompt): Json<Prompt>,
+    ///     Json(report): Json<Report>,
     /// ) -> Result<&'static str, Response> {
-    ///     let charge = Charge::new(&tokens, Key::new("user", "alice"), prompt.max_tokens);
+    ///     let cost = report.days.saturating_mul(100);                    // rows, as the database estimates them
+    ///     let charge = Charge::new(&rows, Key::new("user", "alice"), cost);
     ///     match limiter.check([charge]).await {
     ///         Ok(decision) => match Rejection::of(&decision) {
     ///             Some(rejection) => Err(rejection.response(&head, HeaderStyle::default())),
@@ -194,8 +195,8 @@ impl Rejection {
     /// }
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// let state = (Limiter::new(MemoryStore::new()), Policy::parse("tokens", "1000/1m")?);
-    /// let app = Router::new().route("/chat", post(chat)).with_state(state);
+    /// let state = (Limiter::new(MemoryStore::new()), Policy::parse("rows", "1000/1m")?);
+    /// let app = Router::new().route("/report", post(report)).with_state(state);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     /// let address = listener.local_addr()?;
     /// tokio::spawn(axum::serve(listener, app).into_future());
@@ -204,14 +205,14 @@ impl Rejection {
     /// # use hyper_util::{client::legacy::Client, rt::TokioExecutor};
     /// # let client = Client::builder(TokioExecutor::new()).build_http();
     /// # let post = |body: &'static str| {
-    /// #     let request = http::Request::post(format!("http://{address}/chat"));
+    /// #     let request = http::Request::post(format!("http://{address}/report"));
     /// #     let request = request.header("content-type", "application/json");
     /// #     client.request(request.body(Full::<axum::body::Bytes>::from(body)).unwrap())
     /// # };
-    /// assert_eq!(post(r#"{"max_tokens":900}"#).await?.status(), 200);
-    /// let denied = post(r#"{"max_tokens":200}"#).await?;
+    /// assert_eq!(post(r#"{"days":9}"#).await?.status(), 200);
+    /// let denied = post(r#"{"days":2}"#).await?;
     /// assert_eq!(denied.status(), 429);
-    /// assert_eq!(denied.headers()["ratelimit-policy"], r#""tokens";q=1000;w=60"#);
+    /// assert_eq!(denied.headers()["ratelimit-policy"], r#""rows";q=1000;w=60"#);
     /// assert_eq!(denied.headers()["content-type"], "application/problem+json");
     /// assert!(denied.headers().contains_key("retry-after"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
