@@ -111,7 +111,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         )
         .cost(at_most)
         .meter_costs();
-    // From the inside out: the limits by the body, the layer that reads it, and the limit that protects that layer.
+    // From the inside out: costs by the body, the layer that reads it, slots (a slow upload holds one, too), the address.
     let app = Router::new()
         .route("/chat", post(chat))
         .layer(costs)

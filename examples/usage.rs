@@ -13,7 +13,7 @@
 //!     curl -i localhost:3000/me/account -H 'x-user: alice'    # 200, "unit":"credits","limit":3,"remaining":2
 //!     curl -i localhost:3000/me/account                       # 401
 //!
-//! An operator blocks her, ends the block, and deletes her counts:
+//! An operator blocks her, ends the block, and deletes her counts. Her spent credits come back, too:
 //!
 //!     curl -i localhost:3000/blocks -d 'user=alice&seconds=60' -H 'authorization: Bearer guess'    # 401
 //!     curl -i localhost:3000/blocks -d 'user=alice&seconds=60' -H 'authorization: Bearer sesame'   # 204
@@ -82,7 +82,7 @@ struct Limits {
     policies: [Policy; 2],
 }
 
-/// What the layer has found, at a weight of 0.
+/// The layer's decisions, at a weight of 0: a user above both limits gets a 429.
 async fn my_limits(decisions: Option<Decisions>) -> Result<Json<Report>, StatusCode> {
     let decisions = decisions.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     Ok(Json(decisions.report()))
@@ -130,6 +130,7 @@ struct Reset {
     user: String,
 }
 
+/// Under both policies. `Limiter::reset` of the plan alone spares the credits.
 async fn reset(
     State(limits): State<Limits>,
     Form(reset): Form<Reset>,

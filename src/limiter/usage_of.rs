@@ -75,6 +75,9 @@ impl Limiter {
     /// Deletes everything charged to `key` under every policy that this limiter or a clone has charged, those among them
     /// that a closure or a look-up has chosen. Up to 256 policies are known.
     ///
+    /// **Credits that were bought and spent come back**, if a policy [counts them](crate::quotas#the-plan-else-the-credits):
+    /// [`reset`](Self::reset) the other policies alone to spare them.
+    ///
     /// Blocks and strikes stay: see [`unblock`](Self::unblock). A process that has just started knows few policies; to
     /// delete what any process has charged, use the operators' tool.
     ///

@@ -15,7 +15,8 @@ use crate::domain::charge::Charge;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Report {
-    /// Why the identity is blocked; `None` if it is not, or if the store keeps no blocks.
+    /// Why the identity is blocked; `None` if it is not, if the store keeps no blocks, or if the limiter does not
+    /// [enforce](crate::Limiter::enforce_blocks) them.
     pub blocked: Option<ReportedBlock>,
     /// The usage under each rule, in the order of the policies.
     pub limits: Vec<ReportedLimit>,

@@ -113,7 +113,7 @@ impl ReadBodyLayer<()> {
     }
 
     /// Creates a layer that reads bodies of at most `most` bytes as JSON, whatever their content type. The error names
-    /// the line and the column, and never the content.
+    /// the line and the column, unless serde loses them as in untagged enums, and never the content.
     ///
     /// ```
     /// use serde::Deserialize;
