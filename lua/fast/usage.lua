@@ -5,6 +5,13 @@
 return function(policy, i, value, units)
   local rules, arg, usage, fits, periods_at = policy.rules, policy.arg, '', true, nil
   if value == '' then
+    for k = 1, policy.class == 2 and rules or 0 do -- the time has to be in a period
+      if unpack('<I6', arg, 11 + rules * 7 + k * 16) >= 2 ^ 44 then
+        local stop, behind = read_period(arg, periods_at or 29 + rules * 23, now)
+        if not stop then return end
+        periods_at = behind
+      end
+    end
     for k = 1, rules do
       if units > (rules < 4 and policy[k + 3] or unpack('<I7', arg, 20 + k * 7)) then fits = false end
     end
@@ -12,7 +19,7 @@ return function(policy, i, value, units)
   end
   local mark, since, due, others, _, newest, base = unpack('<I6I6I6I6I6I6I7', value)
   local at, wide = 44 + rules * 7, mark - policy.mark
-  if since > now or wide ~= 0 and wide ~= 1 then return end
+  if since > now or wide ~= 0 and wide ~= 1 or #value < 43 + rules * 7 then return end
   local entry, size, wrap = '<I2', 2, 2 ^ 16
   if wide == 1 then entry, size, wrap = '<I7', 7, 2 ^ 53 end
   for k = 1, rules do

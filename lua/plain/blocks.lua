@@ -28,7 +28,7 @@ local function level_of(held)
   for _ = 1, 4 do at = at + 1 + (byte(held, at) or 0) end -- the texts
   if #held ~= at + LEVEL_SIZE - 1 then return 0, 0, 0 end
   local level, ended, kept = unpack(LEVEL, held, at)
-  if kept <= now then return 0, 0, 0 end
+  if kept <= now or level == 0 then return 0, 0, 0 end
   return level, ended, kept
 end
 

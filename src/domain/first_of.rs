@@ -58,7 +58,8 @@ impl Choice {
             is_replaced && has_twin(self.charges(), charge)
         });
         let mut later = self.alternatives.iter().skip(self.current + 1);
-        let lacks_one = |charges: &Vec<Charge>| !denying.clone().all(|it| has_twin(charges, it));
+        let lacks_one =
+            |charges: &Vec<Charge>| !denying.clone().all(|it| is_denied_with(charges, it));
         match later.position(lacks_one) {
             Some(skipped) => {
                 self.current += 1 + skipped;
@@ -83,6 +84,12 @@ impl FirstOf {
         Ok(check.build().unwrap_or_else(Check::nothing))
     }
 
+    /// Whether a charge without alternatives denies, so that each further try is denied, too.
+    pub(crate) fn denies_each(&self, denial: &Usage) -> bool {
+        let others = self.others.charges();
+        denial.denying().any(|charge| has_twin(others, charge))
+    }
+
     /// Replaces the alternatives that this usage, of a denial of the current try or of its shadows, shows to deny.
     /// Returns whether there is a next try.
     ///
@@ -98,6 +105,15 @@ impl FirstOf {
         }
         goes_on
     }
+}
+
+/// Whether these charges are surely denied after this one was: they are for the same policy and key, and cost as much.
+fn is_denied_with(charges: &[Charge], denied: &Charge) -> bool {
+    let twins = charges.iter().filter(|it| it.is_twin_of(denied));
+    let cost = twins
+        .clone()
+        .fold(0, |sum: u64, it| sum.saturating_add(it.cost()));
+    cost >= denied.cost() && twins.clone().any(|it| it.policy() == denied.policy())
 }
 
 /// Whether one of the charges is for the policy and the key of this one.
@@ -175,6 +191,15 @@ mod tests {
         );
         let mut also_charged = first_of(&["plan"], &[alternatives]);
         assert_eq!(after(&mut also_charged, &["plan"]), None);
+    }
+
+    #[test]
+    fn a_list_with_a_lower_cost_is_tried() {
+        let costing = |cost| vec![charge("plan").with_cost(cost)];
+        let choice = Choice::new(vec![costing(2), costing(3), costing(1)]).unwrap();
+        let mut one = FirstOf::new(CheckBuilder::default(), vec![choice]);
+        assert_eq!(after(&mut one, &["plan"]).unwrap(), ["plan"]);
+        assert_eq!(one.check().unwrap().charges()[0].cost(), 1);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::{
     Limiter, Resolution, WhereOpen,
     decide::is_open,
+    slots::Unanswered,
     wait_queue::{self, waits_after},
 };
 use crate::{
@@ -153,25 +154,39 @@ impl Tries<'_> {
         decision.usage().note_alternatives();
         if is_open(&decision) && !check.is_empty() {
             self.is_local = decision.usage().is_local();
+            // The caller may leave meanwhile, or an observer panic.
+            let takes_slots = check.takes_slots() && decision.is_allowed();
+            let slots = takes_slots.then(|| Unanswered::holding(self.limiter, &decision, &check));
             (decision, check) = self.try_shadows(decision, check).await;
             let events = self.limiter.events();
             let timing = events.is_observed().then(|| Timing::since(self.begun));
             let kind = CallKind::Check;
             self.limiter
                 .report_decision(kind, &decision, &check, timing);
+            if let Some(mut slots) = slots {
+                slots.answered();
+            }
         }
         decision
     }
 
     /// Makes the tries; returns the answer with its check. Of several denials, that is the one that ends first.
     async fn try_each(&mut self) -> Result<(Resolution, Check), StoreError> {
-        let mut denied: Option<Denied> = None;
+        let (mut denied, mut is_sure) = (None::<Denied>, false);
         loop {
             let check = self.first_of.check()?;
-            let denial = match self.try_one(&check).await {
-                Resolution::Decided(Decision::Denied(denial)) => denial,
-                other => return Ok((other, check)),
+            let denial = match (self.try_one(&check).await, denied.take()) {
+                (Resolution::Decided(Decision::Denied(denial)), earlier) => {
+                    denied = earlier;
+                    denial
+                }
+                // A further try could only shorten the wait: no failure policy lifts the denial.
+                (answer, Some(Denied { check, denial })) if is_sure && !is_of_store(&answer) => {
+                    return Ok((Resolution::Decided(Decision::Denied(denial)), check));
+                }
+                (answer, _) => return Ok((answer, check)),
             };
+            is_sure |= self.first_of.denies_each(denial.usage());
             self.is_local = denial.usage().is_local();
             let goes_on = self.first_of.replace_denying(denial.usage());
             let last = Denied { check, denial };
@@ -252,6 +267,11 @@ impl Tries<'_> {
         };
         Some((next, decision.usage().shadow()?.clone()))
     }
+}
+
+/// Whether the store has decided.
+fn is_of_store(answer: &Resolution) -> bool {
+    matches!(answer, Resolution::Decided(decision) if !decision.usage().is_local())
 }
 
 impl Denied {

@@ -62,6 +62,8 @@ pub(super) struct Publisher {
 
 struct Known {
     policies: HashMap<Policy, Noted>,
+    /// Whether a policy of another name was charged when there was no room.
+    lacks_some: bool,
     label: Label,
     /// Seconds until the next publication.
     due_in: u64,
@@ -142,6 +144,7 @@ impl Default for Publisher {
             seen: [const { AtomicU64::new(0) }; SEEN],
             known: Mutex::new(Known {
                 policies: HashMap::new(),
+                lacks_some: false,
                 label: Label::HostAndId,
                 due_in: DELAY,
                 retry_in: RETRY,
@@ -157,24 +160,25 @@ impl Publisher {
         self.lock().label = label.map_or(Label::None, |label| Label::Own(label.into()));
     }
 
-    /// The policies that were charged, also those that are not published.
-    pub(super) fn all_known(&self) -> Vec<Policy> {
-        self.lock().policies.keys().cloned().collect()
+    /// The policies that were charged, also those that are not published, and whether these are all.
+    pub(super) fn all_known(&self) -> (Vec<Policy>, bool) {
+        let known = self.lock();
+        (known.policies.keys().cloned().collect(), !known.lacks_some)
     }
 
-    /// Notes the policies of a decided check, and returns whether one of them is new. A known charge costs one load, if
-    /// its mark is at the first place. A limiter that publishes nothing notes them for resets.
+    /// Notes the policies of a decided check, and returns whether one is to be published. A known charge costs one load,
+    /// if its mark is at the first place. A limiter that publishes nothing notes them for resets.
     pub(super) fn note(&self, check: &Check, on_failure: FailurePolicy, publishes: bool) -> bool {
-        // Skip peeks: the readiness probe that the docs show uses its own failure policy.
-        let charges = check.all_charges().iter();
         let mut is_added = false;
-        for charge in charges.filter(|charge| charge.cost() > 0) {
+        for charge in check.all_charges() {
+            // Publish no peeks: the readiness probe that the docs show uses its own failure policy.
+            let publishes = publishes && charge.cost() > 0;
             let mark = mark(charge, publishes);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
                 // No check looks up the blocks of a shadow's keys.
                 let enforces_blocks = check.enforces_blocks() && !charge.policy().is_shadow();
-                is_added |= self.add(charge, mark, enforces_blocks, on_failure);
+                is_added |= self.add(charge, mark, enforces_blocks, on_failure) && publishes;
             }
         }
         is_added
@@ -198,7 +202,12 @@ impl Publisher {
             return false;
         };
         let policy = charge.policy();
-        if policy.rules().is_empty() || !known.has_room_for(policy) {
+        if policy.rules().is_empty() {
+            return false;
+        }
+        if !known.has_room_for(policy) {
+            let mut others = known.policies.keys();
+            known.lacks_some |= others.all(|other| other.name() != policy.name());
             return false;
         }
         known.add(charge, enforces_blocks, on_failure, mark & PUBLISHES != 0);

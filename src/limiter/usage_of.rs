@@ -1,6 +1,6 @@
 //! The usage of one identity: a report, and a reset of everything.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{Limiter, caller::To};
 use crate::{
@@ -12,10 +12,16 @@ use crate::{
         key::Key,
         operation::Operation,
         policies::CurrentPolicy,
+        policy::Policy,
+        rule::Rule,
     },
     observe::{CallInfo, CallKind},
     store::Store,
 };
+
+const TOO_MANY: StoreError = StoreError::invalid_request(
+    "the limiter has checked more policies than it remembers, and reset only these",
+);
 
 impl Limiter {
     /// Reports the usage of `key` under these policies, without charging, and whether the key is blocked. A report is made
@@ -72,8 +78,8 @@ impl Limiter {
         resolution.into_result()
     }
 
-    /// Deletes everything charged to `key` under every policy that this limiter or a clone has charged, those among them
-    /// that a closure or a look-up has chosen. Up to 256 policies are known.
+    /// Deletes everything charged to `key` under every policy that this limiter or a clone has checked, those among them
+    /// that a closure or a look-up has chosen: bought credits, too.
     ///
     /// **Credits that were bought and spent come back**, if a policy [counts them](crate::quotas#the-plan-else-the-credits):
     /// [`reset`](Self::reset) the other policies alone to spare them.
@@ -84,14 +90,23 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout, or could not delete some of it.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) if this limiter has checked more than the 256
+    /// policies that it remembers: it has reset these, and you reset the others by [`reset`](Self::reset).
     pub async fn reset_all(&self, key: &Key) -> Result<(), StoreError> {
-        let policies = self.inner.jobs.reporter.0.policies.all_known();
+        let (policies, are_all) = self.inner.jobs.reporter.0.policies.all_known();
         let memory = &self.inner.memory;
         let charges = policies
             .iter()
             .map(|policy| Charge::new(policy, key.clone(), 0));
         let charges: Vec<Charge> = charges.collect();
-        let resets = policies.iter().map(|policy| Operation::Reset {
+        // Policies of one name have one count, but for slots: these have one for each window.
+        let mut counts = HashSet::new();
+        let count_of = |policy: &Policy| {
+            let rule = policy.rules().first().filter(|_| policy.is_concurrency());
+            (policy.name().to_owned(), rule.map(Rule::window))
+        };
+        let distinct = policies.iter().filter(|it| counts.insert(count_of(it)));
+        let resets = distinct.map(|policy| Operation::Reset {
             policy: policy.clone(),
             key: key.clone(),
         });
@@ -111,6 +126,7 @@ impl Limiter {
         policies
             .iter()
             .for_each(|policy| memory.queues.wake(policy, key));
-        result?.into_iter().try_for_each(|reply| reply.map(drop))
+        result?.into_iter().try_for_each(|reply| reply.map(drop))?;
+        if are_all { Ok(()) } else { Err(TOO_MANY) }
     }
 }

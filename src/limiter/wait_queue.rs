@@ -252,9 +252,10 @@ impl Waiter<'_> {
 
     /// Reports to an observer, once, that a caller has to wait. Its ticket reports the end.
     fn begin_wait(&self, ticket: &Ticket<'_>) {
-        let events = self.limiter.events();
-        if ticket.waits.get().is_none() && events.is_observed() {
-            let _ = ticket.waits.set((events.clone(), Instant::now()));
+        let (events, now) = (self.limiter.events(), Instant::now());
+        // A try without time to wait does not wait, though it may have to ask twice.
+        if ticket.waits.get().is_none() && events.is_observed() && now < self.deadline {
+            let _ = ticket.waits.set((events.clone(), now));
             events.wait(&ticket.check, None);
         }
     }

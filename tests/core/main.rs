@@ -36,5 +36,6 @@ mod script_example;
 mod settle;
 mod shadow;
 mod slots;
+mod usage;
 mod vectors;
 mod walls;

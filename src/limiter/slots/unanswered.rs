@@ -29,6 +29,17 @@ impl Unanswered {
         }
     }
 
+    /// The same for an admission that its caller does not have yet.
+    pub(in crate::limiter) fn holding(
+        limiter: &Limiter,
+        admitted: &Decision,
+        check: &Check,
+    ) -> Self {
+        let mut slots = Self::new(limiter, check);
+        slots.is_local = admitted.usage().is_local();
+        slots
+    }
+
     /// Sees the store's answer: after an error, the store may have admitted the check. Another decision may follow.
     pub(in crate::limiter) fn see(&mut self, answer: &Result<Decision, StoreError>) {
         match answer {

@@ -8,10 +8,9 @@
 //!
 //! The index is a hint: the blocks decide, and a listing reads each block. The index may be on another node of a
 //! cluster than the block, so separate commands write it: just before a block, and after an unblock that succeeded. A
-//! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block. The store
-//! chooses the end of a ban that grows: if that is not the one of a first ban, it is written after the ban.
+//! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block.
 
-use std::{mem, time::Duration};
+use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
@@ -45,69 +44,42 @@ pub(super) struct IndexUpdate {
     commands: Vec<(Vec<u8>, Cmd)>,
     /// Whether no operation blocks. A block that a failed unblock leaves has to stay in the list.
     only_unblocks: bool,
-    /// How many operations the call has.
-    count: usize,
-    growing: Vec<Growing>,
 }
-
-/// A ban that grows.
-struct Growing {
-    /// The number of its operation, from 0.
-    place: usize,
-    /// The end of a first ban, in ms.
-    until_ms: u64,
-    identity: Vec<u8>,
-}
-
-/// Finds the reply to the operation of this number; `None` if it failed.
-type FindReply<T> = fn(&T, usize) -> Option<&Reply>;
 
 impl RedisStore {
     pub(super) fn index_update(&self, operations: &[Operation]) -> IndexUpdate {
         let commands = operations.iter().flat_map(|it| self.index_operation(it));
         let commands = commands.map(|cmd| (self.names.block_index(), cmd));
         let blocks = |it| matches!(it, &Operation::Block { .. } | &Operation::Ban { .. });
-        let only_unblocks = !operations.iter().any(blocks);
-        let growing = operations.iter().enumerate().filter(|_| !only_unblocks);
-        let growing = growing.filter_map(|(place, it)| self.growing(place, it));
         IndexUpdate {
             commands: commands.collect(),
-            only_unblocks,
-            count: operations.len(),
-            growing: growing.collect(),
+            only_unblocks: !operations.iter().any(blocks),
         }
     }
 
-    /// Updates the index, and then makes the call, which may make a ban longer; if the call only unblocks, updates the
-    /// index after its success.
+    /// Updates the index, and then makes the call; if the call only unblocks, updates the index after its success.
     ///
     /// An index on a slow node holds up the call for a short time only.
     pub(super) fn with_index<T: Send + 'static>(
         &self,
-        mut index: IndexUpdate,
+        index: IndexUpdate,
         answer: StoreFuture<T>,
-        reply: FindReply<T>,
+        is_done: fn(&T) -> bool,
     ) -> StoreFuture<T> {
         if index.commands.is_empty() {
             return answer;
         }
         let (transport, sent) = (self.transport.clone(), answer.sent.clone());
-        let name = self.names.block_index();
         let both = StoreFuture::pending(async move {
-            if index.only_unblocks {
-                let answer = answer.await?;
-                if (0..index.count).all(|place| reply(&answer, place).is_some()) {
-                    index.write(&transport).await;
-                }
-                return Ok(answer);
+            if !index.only_unblocks {
+                index.write(transport).await;
+                return answer.await;
             }
-            index.write(&transport).await;
-            let answer = answer.await?;
-            index.lengthen(&name, |place| reply(&answer, place));
-            if !index.commands.is_empty() {
-                index.write(&transport).await;
+            let answer = answer.await;
+            if answer.as_ref().is_ok_and(is_done) {
+                index.write(transport).await;
             }
-            Ok(answer)
+            answer
         });
         both.queued(sent)
     }
@@ -122,32 +94,23 @@ impl RedisStore {
         }
     }
 
-    fn growing(&self, place: usize, operation: &Operation) -> Option<Growing> {
-        let (Operation::Block { key, request } | Operation::Ban { key, request, .. }) = operation
-        else {
-            return None;
-        };
-        (!request.times_ms().is_empty()).then(|| Growing {
-            place,
-            until_ms: self.ends_ms(request),
-            identity: self.names.identity(key),
-        })
-    }
-
-    /// The end of a block by the clock of this process; of a ban that grows, that of a first ban.
-    fn ends_ms(&self, request: &BlockRequest) -> u64 {
-        let now_ms = self.client_now_ms();
-        Block::begin(request.until(), request.source(), now_ms).stored_until_ms()
-    }
-
     /// Adds an identity, and removes the identities whose blocks have ended.
     fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
         let now_ms = self.client_now_ms();
         let name = self.names.block_index();
+        let ends_ms = Block::begin(request.until(), request.source(), now_ms).stored_until_ms();
+        // The store chooses the time of a ban that grows. This is the latest end that it can choose.
+        let longest = match request.times_ms() {
+            [first, .., last] => last.saturating_sub(*first),
+            _ => 0,
+        };
+        let ends_ms = ends_ms.saturating_add(longest);
         let mut drop_ended = redis::cmd("ZREMRANGEBYSCORE");
         let ended_ms = now_ms.saturating_sub(SLACK_MS);
         drop_ended.arg(&name).arg("-inf").arg(ended_ms);
-        let add = add(&name, self.ends_ms(request), &self.names.identity(key));
+        let mut add = redis::cmd("ZADD");
+        add.arg(&name).arg("GT").arg(ends_ms);
+        add.arg(self.names.identity(key));
         vec![drop_ended, add]
     }
 
@@ -159,31 +122,9 @@ impl RedisStore {
     }
 }
 
-/// Adds an identity, or moves its end to a later one.
-fn add(index: &[u8], ends_ms: u64, identity: &[u8]) -> Cmd {
-    let mut add = redis::cmd("ZADD");
-    add.arg(index).arg("GT").arg(ends_ms).arg(identity);
-    add
-}
-
 impl IndexUpdate {
-    /// Adds the commands for the bans that became longer than a first one.
-    fn lengthen<'a>(&mut self, index: &[u8], reply: impl Fn(usize) -> Option<&'a Reply>) {
-        self.commands = (self.growing.iter().filter_map(|ban| {
-            let (Reply::Block(block) | Reply::Ban(Some(block))) = reply(ban.place)? else {
-                return None;
-            };
-            let ends_ms = block.stored_until_ms();
-            let is_longer = ends_ms > ban.until_ms;
-            is_longer.then(|| (index.to_vec(), add(index, ends_ms, &ban.identity)))
-        }))
-        .collect();
-    }
-
-    /// Writes the commands, once.
-    async fn write(&mut self, transport: &Transport) {
-        let (transport, commands) = (transport.clone(), mem::take(&mut self.commands));
-        let replies = async move { send_all(&transport, &commands).await };
+    async fn write(self, transport: Transport) {
+        let replies = async move { send_all(&transport, &self.commands).await };
         match Handle::try_current() {
             // Removed late, an identity might have been blocked again.
             Ok(_) if self.only_unblocks => {
@@ -215,7 +156,7 @@ fn note(replies: Vec<RedisResult<Value>>) {
     FAILURES.note(&result, warning::blocks_not_indexed);
 }
 
-/// The reply to an operation of a call.
-pub(super) fn nth(replies: &[Result<Reply, StoreError>], place: usize) -> Option<&Reply> {
-    replies.get(place)?.as_ref().ok()
+/// Whether each operation of a call was done.
+pub(super) fn are_done(results: &[Result<Reply, StoreError>]) -> bool {
+    results.iter().all(Result::is_ok)
 }

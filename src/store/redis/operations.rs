@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{RedisStore, block_index::nth, inspect::Inspector};
+use super::{RedisStore, block_index::are_done, inspect::Inspector};
 #[cfg(doc)]
 use crate::store::redis::deployment;
 use crate::{
@@ -41,9 +41,7 @@ impl Store for RedisStore {
             Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
             of_keys => {
                 let index = self.index_update(slice::from_ref(&of_keys));
-                self.with_index(index, self.execute_one(of_keys, Some), |reply, _| {
-                    Some(reply)
-                })
+                self.with_index(index, self.execute_one(of_keys, Some), |_| true)
             }
         }
     }
@@ -55,13 +53,9 @@ impl Store for RedisStore {
         let index = self.index_update(&operations);
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
-            return self.with_index(index, self.call_by_slot(operations), |all, place| {
-                nth(all, place)
-            });
+            return self.with_index(index, self.call_by_slot(operations), |all| are_done(all));
         }
-        self.with_index(index, self.call_one_slot(operations), |all, place| {
-            nth(all, place)
-        })
+        self.with_index(index, self.call_one_slot(operations), |all| are_done(all))
     }
 
     fn fails_apart(&self) -> bool {

@@ -23,7 +23,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("    values[strikes.i] = GONE\n", ""),
             ("if stop > now then", "if stop >= now then"),
             (".. pack(TIME, now) ..", ".. pack(TIME, stop) .."),
-            ("kept <= now then", "kept < now then"),
+            ("kept <= now or", "kept < now or"),
             ("begins >= ended then", "begins > ended then"),
             ("math.min(level, times)", "math.min(level, times - 1)"),
             ("math.min(level + 1, 255)", "level + 1"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, block_index::nth};
+use super::{RedisStore, block_index::are_done};
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
@@ -94,7 +94,7 @@ impl TransactionStore {
         let (runner, sent) = (Arc::clone(&self.runner), Sent::queued());
         let replies = runner.execute(operations, sent.clone());
         let replies = StoreFuture::pending(replies).queued(Some(sent));
-        store.with_index(index, replies, |all, place| nth(all, place))
+        store.with_index(index, replies, |all| are_done(all))
     }
 }
 
