@@ -7,14 +7,13 @@ use std::{
     time::Duration,
 };
 
-use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
     breaker::{Breaker, DEFAULT_INTERVAL, Permit},
     events::Events,
     jitter,
-    timeout::{DEFAULT_TIMEOUT, FOR_EVER, LazySleep},
+    timeout::{DEFAULT_TIMEOUT, FOR_EVER, LazySleep, is_noticed_late},
 };
 use crate::{
     domain::{
@@ -25,8 +24,7 @@ use crate::{
         slots::HeldSlots,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
-    store::maybe_ready::MaybeReady,
-    store::{Store, StoreFuture},
+    store::{Store, StoreFuture, queued::TIMED_OUT},
 };
 
 /// A store, and how to call it.
@@ -49,19 +47,25 @@ pub(super) enum To<'a> {
     Local(&'a dyn Store),
 }
 
-pin_project! {
-    /// A store call that has to wait.
-    struct Call<T> {
-        caller: Arc<Caller>,
-        // `None` for calls that skip the breaker.
-        permit: Option<Permit>,
-        answer: StoreFuture<T>,
-        #[pin]
-        timeout: LazySleep,
-        scope: Option<Box<dyn PollScope>>,
-        // `None` without an observer, to save reading the clock.
-        start: Option<Instant>,
-    }
+/// A store call, which is ready or has to wait.
+pub(super) enum Calling<T> {
+    /// `None` after you took the answer.
+    Ready(Option<Answer<T>>),
+    Waits(Call<T>),
+}
+
+/// A store call that has to wait.
+pub(super) struct Call<T> {
+    caller: Arc<Caller>,
+    // `None` for calls that skip the breaker.
+    permit: Option<Permit>,
+    answer: StoreFuture<T>,
+    timeout: Duration,
+    /// Set while the store does not look after the timeout.
+    timer: Option<Pin<Box<LazySleep>>>,
+    scope: Option<Box<dyn PollScope>>,
+    // `None` without an observer, to save reading the clock.
+    start: Option<Instant>,
 }
 
 /// The result of a call, and its timing; `None` without an observer.
@@ -100,7 +104,7 @@ impl Caller {
         to: To<'_>,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> MaybeReady<Answer<T>> {
+    ) -> Calling<T> {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
             To::StoreFor(Duration::ZERO) => {
@@ -111,10 +115,10 @@ impl Caller {
             }
             To::Store | To::StoreFor(_) => match self.breaker.permit() {
                 None => {
-                    return MaybeReady::ready(Answer {
+                    return Calling::Ready(Some(Answer {
                         result: Err(circuit_open()),
                         timing: self.start().map(Timing::since),
-                    });
+                    }));
                 }
                 permit => (&*self.store, permit),
             },
@@ -126,17 +130,19 @@ impl Caller {
         // An answer that is ready needs neither a timer nor a task.
         if let Some(result) = answer.take_ready() {
             let timing = self.note(&result, permit, start);
-            return MaybeReady::ready(Answer { result, timing });
+            return Calling::Ready(Some(Answer { result, timing }));
         }
         let timeout = match to {
             To::StoreFor(timeout) => timeout,
             To::Store | To::Local(_) => self.timeout,
         };
-        MaybeReady::pending(Call {
+        answer.set_timeout(timeout);
+        Calling::Waits(Call {
             caller: Arc::clone(self),
             permit: permit.map(|permit| self.breaker.begin_wait(permit)),
             answer,
-            timeout: LazySleep::new(timeout),
+            timeout,
+            timer: None,
             scope,
             start,
         })
@@ -226,26 +232,70 @@ impl<T: Send + 'static> StoreAnswer for Vec<Result<T, StoreError>> {
     }
 }
 
-impl<T: StoreAnswer> Future for Call<T> {
+impl<T> Calling<T> {
+    /// Takes the answer if it is ready.
+    pub(super) const fn take_ready(&mut self) -> Option<Answer<T>> {
+        match self {
+            Self::Ready(answer) => answer.take(),
+            Self::Waits(_) => None,
+        }
+    }
+}
+
+impl<T> Unpin for Calling<T> {}
+
+impl<T: StoreAnswer> Future for Calling<T> {
     type Output = Answer<T>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        let mut this = self.project();
-        let answer = this.answer;
-        let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
-            Poll::Ready(result) => result,
-            Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
-                // A process too busy to notice its timer may have missed an answer as well: that is no failure.
-                if this.timeout.is_noticed_late() {
-                    *this.permit = None;
-                }
-                let is_unsent = in_scope(this.scope, || answer.leave());
-                Err(timed_out().unsent_if(is_unsent))
+    /// # Panics
+    ///
+    /// When polled again after it returned the answer.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
+        match &mut *self {
+            Self::Ready(answer) => match answer.take() {
+                Some(answer) => Poll::Ready(answer),
+                None => panic!("polled after completion"),
+            },
+            Self::Waits(call) => call.poll(cx),
+        }
+    }
+}
+
+impl<T: StoreAnswer> Call<T> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer<T>> {
+        let answer = &mut self.answer;
+        let result = match in_scope(&mut self.scope, || Pin::new(&mut *answer).poll(cx)) {
+            Poll::Ready(result) => {
+                let deadline = answer.deadline();
+                self.forgive(deadline);
+                result
             }
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending if answer.is_timed() => return Poll::Pending,
+            Poll::Pending => {
+                let timer = self.timer.get_or_insert_with(|| {
+                    let rest = |at: Instant| at.saturating_duration_since(Instant::now());
+                    let rest = answer.deadline().map_or(self.timeout, rest);
+                    Box::pin(LazySleep::new(rest))
+                });
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                let deadline = timer.deadline();
+                self.forgive(deadline);
+                let answer = &mut self.answer;
+                let is_unsent = in_scope(&mut self.scope, || answer.leave());
+                Err(TIMED_OUT.unsent_if(is_unsent))
+            }
         };
-        let timing = this.caller.note(&result, this.permit.take(), *this.start);
+        let timing = self.caller.note(&result, self.permit.take(), self.start);
         Poll::Ready(Answer { result, timing })
+    }
+
+    /// A process too busy to notice a deadline that has passed may have missed an answer as well: that is no failure.
+    fn forgive(&mut self, passed: Option<Instant>) {
+        if passed.is_some_and(|deadline| is_noticed_late(deadline, self.timeout)) {
+            self.permit = None;
+        }
     }
 }
 
@@ -265,10 +315,6 @@ fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) 
         (None, Some(run)) => run(),
         (None, None) => unreachable!("it was run, and so there is an output"),
     }
-}
-
-const fn timed_out() -> StoreError {
-    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout")
 }
 
 const fn circuit_open() -> StoreError {

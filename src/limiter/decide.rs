@@ -1,10 +1,14 @@
 //! The one path of every decision.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use super::{
     Limiter, Resolution, WhereOpen,
-    caller::{Answer, To},
+    caller::{Answer, Calling, To},
     refusals::{KnownBefore, Question},
     slots::Unanswered,
     wait_queue,
@@ -43,6 +47,30 @@ pub(super) fn is_open(decision: &Decision) -> bool {
         }
         Decision::Denied(_) => true,
         Decision::Blocked(_) => false,
+    }
+}
+
+/// A decision that the store has to be waited for.
+struct Deciding {
+    limiter: Limiter,
+    kind: CallKind,
+    check: Check,
+    call: Calling<Decision>,
+    /// `None` after the answer.
+    asked: Option<Asked>,
+}
+
+impl Future for Deciding {
+    type Output = Resolution;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Resolution> {
+        let this = &mut *self;
+        let answer = ready!(Pin::new(&mut this.call).poll(cx));
+        let Some(asked) = this.asked.take() else {
+            panic!("polled after completion");
+        };
+        let (limiter, check) = (&this.limiter, &this.check);
+        Poll::Ready(limiter.resolve_call(this.kind, check, answer, asked))
     }
 }
 
@@ -208,7 +236,7 @@ impl Limiter {
         let charged = check.with_look_ups_charged();
         let slots = &mut asked.slots;
         let begin = |store: &dyn Store| {
-            let answer = store.check(charged.as_ref().unwrap_or(&check));
+            let mut answer = store.check(charged.as_ref().unwrap_or(&check));
             if let Some(slots) = slots {
                 slots.sent = answer.sent().cloned();
             }
@@ -230,8 +258,13 @@ impl Limiter {
         if let Some(answer) = call.take_ready() {
             return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
         }
-        let limiter = self.clone();
-        MaybeReady::pending(async move { limiter.resolve_call(kind, &check, call.await, asked) })
+        MaybeReady::pending(Deciding {
+            limiter: self.clone(),
+            kind,
+            check,
+            call,
+            asked: Some(asked),
+        })
     }
 
     /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer, and denials.

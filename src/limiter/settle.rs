@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     Limiter,
-    caller::{Answer, To},
+    caller::{Answer, Calling, To},
 };
 use crate::{
     domain::{
@@ -16,7 +16,7 @@ use crate::{
         settlement::Settlement,
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, StoreFuture, maybe_ready::MaybeReady},
+    store::{Store, StoreExt, StoreFuture},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -222,7 +222,7 @@ impl Limiter {
         second: Option<&Settlement>,
         local: bool,
         timeout: Duration,
-    ) -> MaybeReady<Answer<Settled>> {
+    ) -> Calling<Settled> {
         let settle = |store: &dyn Store| {
             let settled = store.settle(first);
             let settled = match second {

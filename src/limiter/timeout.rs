@@ -10,7 +10,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::{
     task::{unconstrained, yield_now},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
 /// The timeout of a call that a request waits for, by default.
@@ -29,8 +29,9 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 /// that gets the answer.
 const LAST_LOOKS: u8 = 3;
 
-/// How late any timer may be noticed: the runtime and the system both count whole milliseconds.
-const COARSENESS: Duration = Duration::from_millis(2);
+/// How late any deadline may be noticed: the runtime and the system both count whole milliseconds, and a store looks at
+/// its deadlines every few.
+const COARSENESS: Duration = Duration::from_millis(5);
 
 pin_project! {
     /// A timer that starts when first polled.
@@ -55,12 +56,15 @@ impl LazySleep {
         }
     }
 
-    /// Whether this process noticed the expiry so late that an answer may have gone unnoticed as well.
-    pub(super) fn is_noticed_late(&self) -> bool {
-        let late = COARSENESS.max(self.duration / 4);
-        let sleep = self.sleep.as_ref();
-        sleep.is_some_and(|sleep| sleep.deadline().elapsed() > late)
+    /// The end, once it was polled.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.sleep.as_ref().map(Sleep::deadline)
     }
+}
+
+/// Whether this process noticed the end of a timeout so late that an answer may have gone unnoticed as well.
+pub(super) fn is_noticed_late(deadline: Instant, timeout: Duration) -> bool {
+    deadline.elapsed() > COARSENESS.max(timeout / 4)
 }
 
 impl Future for LazySleep {

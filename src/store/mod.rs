@@ -9,7 +9,10 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 #[doc(hidden)] // The limiter has these methods for users; tests call stores directly.
 pub use self::ext::StoreExt;
@@ -24,6 +27,7 @@ use crate::{
     domain::{decision::Decision, error::StoreError},
     store::{
         maybe_ready::{MaybeReady, join_all},
+        queued::Queued,
         sent::Sent,
     },
 };
@@ -34,6 +38,7 @@ pub(crate) mod ext;
 mod leases;
 pub(crate) mod maybe_ready;
 mod memory;
+pub(crate) mod queued;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub(crate) mod sent;
@@ -148,32 +153,46 @@ pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 ///
 /// A store that answers without waiting allocates nothing for the future.
 pub struct StoreFuture<T> {
-    answer: MaybeReady<Result<T, StoreError>>,
-    /// Set for an operation that may wait for its turn.
+    answer: Answer<T>,
+    /// Set for an operation that may wait for its turn, unless it is one of a line.
     sent: Option<Sent>,
+}
+
+enum Answer<T> {
+    Any(MaybeReady<Result<T, StoreError>>),
+    Queued(Queued<T>),
 }
 
 impl<T> StoreFuture<T> {
     /// An answer that is ready.
     #[must_use]
     pub const fn ready(result: Result<T, StoreError>) -> Self {
-        Self {
-            answer: MaybeReady::ready(result),
-            sent: None,
-        }
+        Self::any(MaybeReady::ready(result))
     }
 
     /// An answer that you have to wait for.
     #[must_use]
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self::any(MaybeReady::pending(future))
+    }
+
+    const fn any(answer: MaybeReady<Result<T, StoreError>>) -> Self {
         Self {
-            answer: MaybeReady::pending(future),
+            answer: Answer::Any(answer),
+            sent: None,
+        }
+    }
+
+    /// The answer to an operation that waits in a line.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn in_line(queued: Queued<T>) -> Self {
+        Self {
+            answer: Answer::Queued(queued),
             sent: None,
         }
     }
 
     /// The same answer to an operation that may wait for its turn.
-    #[cfg(feature = "redis")]
     pub(crate) fn queued(mut self, sent: Option<Sent>) -> Self {
         self.sent = sent;
         self
@@ -181,17 +200,47 @@ impl<T> StoreFuture<T> {
 
     /// Takes the answer if it is ready.
     pub(crate) const fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
-        self.answer.take_ready()
+        match &mut self.answer {
+            Answer::Any(answer) => answer.take_ready(),
+            Answer::Queued(_) => None,
+        }
+    }
+
+    /// Sets how long the caller waits, before it waits. A store that looks after that itself answers late by a few
+    /// milliseconds at most, which [`is_timed`](Self::is_timed) says; for another, the caller needs a timer.
+    pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
+        if let Answer::Queued(queued) = &mut self.answer {
+            queued.set_timeout(timeout);
+        }
+    }
+
+    /// Whether the store looks after the timeout, now that the caller waits.
+    pub(crate) const fn is_timed(&self) -> bool {
+        matches!(&self.answer, Answer::Queued(queued) if queued.is_timed())
+    }
+
+    /// The end of the timeout, while the caller waits, or if the store has cut off the wait.
+    pub(crate) const fn deadline(&self) -> Option<Instant> {
+        match &self.answer {
+            Answer::Any(_) => None,
+            Answer::Queued(queued) => queued.deadline(),
+        }
     }
 
     /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
-    pub(crate) const fn sent(&self) -> Option<&Sent> {
-        self.sent.as_ref()
+    pub(crate) fn sent(&mut self) -> Option<&Sent> {
+        match &mut self.answer {
+            Answer::Any(_) => self.sent.as_ref(),
+            Answer::Queued(queued) => queued.sent(),
+        }
     }
 
     /// Leaves without the answer. Returns whether the operation is never sent.
     pub(crate) fn leave(&mut self) -> bool {
-        self.answer = MaybeReady::Ready(None);
+        if let Answer::Queued(queued) = &mut self.answer {
+            return queued.leave();
+        }
+        self.answer = Answer::Any(MaybeReady::Ready(None));
         self.sent.as_ref().is_some_and(Sent::leave)
     }
 }
@@ -205,27 +254,31 @@ impl<T: Send + 'static> StoreFuture<T> {
 
     /// Converts the answer or the error.
     pub(crate) fn then<U>(
-        self,
+        mut self,
         change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
     ) -> StoreFuture<U> {
+        let sent = self.sent().cloned();
         let answer = match self.answer {
-            MaybeReady::Ready(result) => MaybeReady::Ready(result.map(change)),
-            MaybeReady::Pending(future) => MaybeReady::pending(async { change(future.await) }),
+            Answer::Any(MaybeReady::Ready(result)) => MaybeReady::Ready(result.map(change)),
+            Answer::Any(MaybeReady::Pending(future)) => {
+                MaybeReady::pending(async { change(future.await) })
+            }
+            Answer::Queued(queued) => MaybeReady::pending(async { change(queued.await) }),
         };
         StoreFuture {
-            answer,
-            sent: self.sent,
+            answer: Answer::Any(answer),
+            sent,
         }
     }
 
     /// Waits for all answers at the same time.
-    pub(crate) fn all(answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
-        let sent: Option<Arc<[_]>> = answers.iter().map(|answer| answer.sent.clone()).collect();
+    pub(crate) fn all(mut answers: Vec<Self>) -> StoreFuture<Vec<Result<T, StoreError>>> {
+        let sent: Option<Arc<[_]>> = answers
+            .iter_mut()
+            .map(|answer| answer.sent().cloned())
+            .collect();
         let answers = join_all(answers);
-        StoreFuture {
-            answer: MaybeReady::pending(async { Ok(answers.await) }),
-            sent: sent.map(Sent::All),
-        }
+        StoreFuture::pending(async { Ok(answers.await) }).queued(sent.map(Sent::All))
     }
 
     /// The same answer, with a guard that the caller made before the call began. The guard is dropped when the answer
@@ -247,13 +300,16 @@ impl<T> Future for StoreFuture<T> {
     ///
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.answer).poll(cx)
+        match &mut self.answer {
+            Answer::Any(answer) => Pin::new(answer).poll(cx),
+            Answer::Queued(queued) => Pin::new(queued).poll(cx),
+        }
     }
 }
 
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ready = matches!(self.answer, MaybeReady::Ready(_));
+        let ready = matches!(self.answer, Answer::Any(MaybeReady::Ready(_)));
         f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()

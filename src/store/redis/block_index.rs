@@ -63,13 +63,13 @@ impl RedisStore {
     pub(super) fn with_index<T: Send + 'static>(
         &self,
         index: IndexUpdate,
-        answer: StoreFuture<T>,
+        mut answer: StoreFuture<T>,
         is_done: fn(&T) -> bool,
     ) -> StoreFuture<T> {
         if index.commands.is_empty() {
             return answer;
         }
-        let (transport, sent) = (self.transport.clone(), answer.sent.clone());
+        let (transport, sent) = (self.transport.clone(), answer.sent().cloned());
         let both = StoreFuture::pending(async move {
             if !index.only_unblocks {
                 index.write(transport).await;

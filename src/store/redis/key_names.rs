@@ -78,21 +78,22 @@ impl Names {
 
     /// Writes the name of the key that holds the counts of `key` under the policy of this name.
     pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
+        self.write_start(name, key);
+        name.extend_from_slice(policy.as_bytes());
+    }
+
+    /// Writes the start of all names of an identity: `<prefix>:{<kind>=<token>}:`.
+    pub(super) fn write_start(&self, name: &mut Vec<u8>, key: &Key) {
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(b":{");
         self.write_identity(name, key);
         name.extend_from_slice(b"}:");
-        name.extend_from_slice(policy.as_bytes());
     }
 
-    /// Writes the name of the key of a charge. Slots are apart, by their window in ms: `@` is in no policy's name.
+    /// Writes the name of the key of a charge.
     pub(super) fn write_charge(&self, name: &mut Vec<u8>, policy: &Policy, key: &Key) {
-        self.write(name, policy.name(), key);
-        let slots = policy.rules().iter().filter(|rule| rule.is_concurrency());
-        for rule in slots {
-            name.push(b'@');
-            name.extend_from_slice(rule.window_ms().to_string().as_bytes());
-        }
+        self.write_start(name, key);
+        write_policy(name, policy);
     }
 
     /// Writes the text in the braces: `<kind>=<token>`.
@@ -179,6 +180,16 @@ impl Names {
     }
 }
 
+/// Writes the end of the name of a charge. Slots are apart, by their window in ms: `@` is in no policy's name.
+pub(super) fn write_policy(name: &mut Vec<u8>, policy: &Policy) {
+    name.extend_from_slice(policy.name().as_bytes());
+    let slots = policy.rules().iter().filter(|rule| rule.is_concurrency());
+    for rule in slots {
+        name.push(b'@');
+        name.extend_from_slice(rule.window_ms().to_string().as_bytes());
+    }
+}
+
 /// The window in ms that stands at the end of a name of slots; `None` for the name of another key.
 pub(super) fn window_of_slots(name: &[u8]) -> Option<u64> {
     let policy = &name[name.iter().rposition(|byte| *byte == b'}')?..];
@@ -204,7 +215,17 @@ fn is_plain_kind(kind: &str) -> bool {
 }
 
 fn is_plain(value: &[u8]) -> bool {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/@+".contains(byte);
+    /// Looked up, since each check asks this of each byte of its key.
+    const PLAIN: [bool; 256] = {
+        let (mut plain, mut byte) = ([false; 256], 0_u8);
+        while byte < 128 {
+            let is_sign = matches!(byte, b'-' | b'_' | b'.' | b':' | b'/' | b'@' | b'+');
+            plain[byte as usize] = byte.is_ascii_alphanumeric() || is_sign;
+            byte += 1;
+        }
+        plain
+    };
+    let plain = |byte: &u8| PLAIN[usize::from(*byte)];
     (1..=MAX_PLAIN).contains(&value.len()) && value.iter().all(plain)
 }
 

@@ -7,4 +7,5 @@ mod deny_cache_notes;
 mod lease_units;
 mod leases;
 mod shared_calls;
+mod slab;
 mod slots;

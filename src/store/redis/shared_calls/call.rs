@@ -1,15 +1,17 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{future::poll_fn, iter, pin::pin, task::Poll};
+use std::{future::poll_fn, iter, pin::pin, sync::Arc, task::Poll};
 
 use smallvec::{SmallVec, smallvec};
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::runtime::Handle;
 
-use super::call_queue::Waiting;
+use super::{Slab, call_queue::Waiting};
 use crate::{
     domain::{
+        charge::Charge,
         check::{Check, CheckBatch},
         error::StoreError,
+        key::Key,
     },
     store::{Operation, Reply, sent::Sent},
 };
@@ -39,10 +41,49 @@ pub(super) struct Request {
 
 /// The way to answer a caller.
 pub(super) struct Waiter {
-    pub(super) reply: oneshot::Sender<Result<Reply, StoreError>>,
-    pub(super) sent: Sent,
+    pub(super) seat: Seat,
+    /// Set if somebody else than the caller has to know whether the operation is sent.
+    pub(super) sent: Option<Sent>,
     /// The check of one caller of several, if it takes slots: each has ids of its own.
     pub(super) check: Option<Check>,
+}
+
+/// The hold of a call on the seat of a caller. A caller whose seat is dropped without an answer gets an error.
+pub(super) struct Seat {
+    slab: Arc<Slab>,
+    number: usize,
+    is_held: bool,
+}
+
+impl Seat {
+    pub(super) fn new(slab: &Arc<Slab>, number: usize) -> Self {
+        Self {
+            slab: Arc::clone(slab),
+            number,
+            is_held: true,
+        }
+    }
+
+    fn answer(mut self, reply: Result<Reply, StoreError>) {
+        self.is_held = false;
+        self.slab.answer(self.number, reply);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.is_held {
+            self.slab.lose(self.number);
+        }
+    }
+}
+
+impl Waiter {
+    /// Notes that the operation is sent now. Returns `false` if the caller has left.
+    fn begin(&mut self) -> bool {
+        self.seat.is_held = self.seat.slab.begin(self.seat.number);
+        self.seat.is_held && self.sent.as_ref().is_none_or(Sent::begin)
+    }
 }
 
 impl Request {
@@ -64,7 +105,11 @@ impl Request {
 
 /// Operations that travel together, in order of arrival.
 pub(super) struct SharedCall {
-    operations: Vec<(Operation, Waiters)>,
+    operations: Vec<Operation>,
+    /// The callers of each.
+    waiters: Vec<Waiters>,
+    /// A trace of each.
+    traces: Vec<u64>,
     pub(super) runtime: Handle,
 }
 
@@ -75,14 +120,18 @@ impl SharedCall {
     /// Takes as many operations from the front as fit into a call; `None` if none waits.
     pub(super) fn gather(waiting: &mut Waiting<Request>, share: usize) -> Option<Self> {
         let first = waiting.take_first()?;
+        let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
         let (mut charges, mut callers) = (first.charges(), 1);
         let mut call = Self {
-            operations: vec![(first.operation, smallvec![first.waiter])],
+            operations: Vec::with_capacity(most_charges),
+            waiters: Vec::with_capacity(most_charges),
+            traces: Vec::with_capacity(most_charges),
             runtime: first.runtime,
         };
-        let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
+        call.push(trace(&first.operation), first.operation, first.waiter);
         while let Some(next) = waiting.first() {
-            let identical = call.identical(&next.operation);
+            let trace = trace(&next.operation);
+            let identical = call.identical(&next.operation, trace);
             charges += match identical {
                 Some(_) if !next.takes_slots() => 0,
                 _ => next.charges(),
@@ -91,20 +140,20 @@ impl SharedCall {
             if charges > most_charges || callers > MAX_CALLERS {
                 break;
             }
-            call.add(identical, waiting.take_first()?);
+            call.add(identical, trace, waiting.take_first()?);
         }
         Some(call)
     }
 
     /// The index of an identical check that this operation can join. No operation behind that check may change the
     /// decision, so the outcome is the same as if each had been executed separately, in this order.
-    fn identical(&self, operation: &Operation) -> Option<usize> {
+    fn identical(&self, operation: &Operation, trace: u64) -> Option<usize> {
         let Operation::Check(check) = operation else {
             return None;
         };
-        let others = self.operations.iter().enumerate().rev().take(COMPARED);
-        for (place, (other, _)) in others {
-            match other {
+        let others = self.traces.iter().enumerate().rev().take(COMPARED);
+        for (place, _) in others.filter(|(_, other)| *other & trace != 0) {
+            match &self.operations[place] {
                 Operation::Check(other) if other.is_identical(check) => return Some(place),
                 Operation::Check(other) if !other.shares_counts(check) => {}
                 _ => return None,
@@ -113,7 +162,7 @@ impl SharedCall {
         None
     }
 
-    fn add(&mut self, identical: Option<usize>, request: Request) {
+    fn add(&mut self, identical: Option<usize>, trace: u64, request: Request) {
         let Request {
             operation,
             mut waiter,
@@ -122,32 +171,43 @@ impl SharedCall {
         match (identical, operation) {
             (Some(place), Operation::Check(check)) => {
                 waiter.check = Some(check).filter(Check::takes_slots);
-                self.operations[place].1.push(waiter);
+                self.waiters[place].push(waiter);
             }
-            (_, operation) => self.operations.push((operation, smallvec![waiter])),
+            (_, operation) => self.push(trace, operation, waiter),
         }
+    }
+
+    fn push(&mut self, trace: u64, operation: Operation, waiter: Waiter) {
+        self.operations.push(operation);
+        self.waiters.push(smallvec![waiter]);
+        self.traces.push(trace);
     }
 
     /// Sends the operations of the callers that still wait. Returns with the reply, or as soon as all callers have
     /// left.
-    pub(super) async fn send<F>(self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
+    pub(super) async fn send<F>(mut self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
     {
-        let (operations, mut waiters) = self.fold();
+        self.fold();
+        let Self {
+            operations,
+            waiters,
+            ..
+        } = self;
         if operations.is_empty() {
             return Returned::default();
         }
         let mut reply = pin!(execute(operations));
-        let mut waiting = waiters.iter_mut().flatten().peekable();
+        let mut waiting = waiters.iter().flatten().peekable();
         let replies = poll_fn(|cx| {
             if let Poll::Ready(replies) = reply.as_mut().poll(cx) {
                 return Poll::Ready(Some(replies));
             }
-            // Poll only the first caller that still waits. When that caller leaves, this task wakes and looks for the
-            // next, but not again at those that have left: each costs a unit of the budget of this task.
-            while let Some(first) = waiting.peek_mut() {
-                if first.reply.poll_closed(cx).is_pending() {
+            // Look only at the first caller that still waits. When that caller leaves, this task wakes and looks for the
+            // next, but not again at those that have left.
+            while let Some(Waiter { seat, .. }) = waiting.peek() {
+                if seat.slab.poll_left(seat.number, cx.waker()).is_pending() {
                     return Poll::Pending;
                 }
                 waiting.next();
@@ -164,33 +224,61 @@ impl SharedCall {
         }
     }
 
-    /// The operations of this call and their callers, without the callers that have left.
-    fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
-        let operations = self.operations.into_iter();
-        let wanted = operations.filter_map(|(operation, mut waiters)| {
-            if let (Operation::Check(check), [first, _, ..]) = (&operation, &mut waiters[..]) {
+    /// Leaves out the callers that have left, and the operations of which no caller waits. Makes a batch of the check
+    /// of several callers.
+    fn fold(&mut self) {
+        for (operation, waiters) in self.operations.iter_mut().zip(&mut self.waiters) {
+            if let (Operation::Check(check), [first, _, ..]) = (&*operation, &mut waiters[..]) {
                 first.check = Some(check.clone()).filter(Check::takes_slots);
+                waiters.retain(Waiter::begin);
+                *operation = fold_check(check.clone(), waiters);
+            } else {
+                waiters.retain(Waiter::begin);
             }
-            waiters.retain(|waiter| !waiter.reply.is_closed() && waiter.sent.begin());
-            let count = u16::try_from(waiters.len())
-                .ok()
-                .filter(|count| *count > 0)?;
-            Some(match operation {
-                Operation::Check(check) => {
-                    let mut own = waiters.iter_mut().filter_map(|it| it.check.take());
-                    let check = own.next().unwrap_or(check);
-                    let others = own.collect();
-                    let operation = match count {
-                        1 => Operation::Check(check),
-                        _ => Operation::CheckBatch(CheckBatch::of(check, count, others)),
-                    };
-                    (operation, waiters)
-                }
-                other => (other, waiters),
-            })
-        });
-        wanted.unzip()
+        }
+        if self.waiters.iter().any(SmallVec::is_empty) {
+            let mut waiters = self.waiters.iter();
+            let is_wanted = |_: &Operation| waiters.next().is_some_and(|it| !it.is_empty());
+            self.operations.retain(is_wanted);
+            self.waiters.retain(|it| !it.is_empty());
+        }
     }
+}
+
+/// The check of these callers; if it takes slots, each has its own.
+fn fold_check(check: Check, waiters: &mut Waiters) -> Operation {
+    let mut own = waiters.iter_mut().filter_map(|it| it.check.take());
+    let check = own.next().unwrap_or(check);
+    let others = own.collect();
+    match u16::try_from(waiters.len()) {
+        Ok(1) => Operation::Check(check),
+        count => Operation::CheckBatch(CheckBatch::of(check, count.unwrap_or(0), others)),
+    }
+}
+
+/// A bit for each identity that a check charges: checks without a common bit share no counts. An operation of another
+/// kind has all bits.
+fn trace(operation: &Operation) -> u64 {
+    match operation {
+        Operation::Check(check) => {
+            let keys = check.all_charges().iter().map(Charge::key);
+            keys.fold(0, |trace, key| trace | bit(key))
+        }
+        _ => u64::MAX,
+    }
+}
+
+fn bit(key: &Key) -> u64 {
+    // The golden ratio, as in Fibonacci hashing. Identities mostly differ near the end.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let value = key.value();
+    let end = match value.last_chunk() {
+        Some(end) => u64::from_le_bytes(*end),
+        None => value
+            .iter()
+            .fold(0, |end, byte| end << 8 | u64::from(*byte)),
+    };
+    1 << (end.wrapping_mul(FACTOR) >> 58)
 }
 
 /// The outcome of each operation of a call, and the callers that wait for it.
@@ -221,36 +309,40 @@ impl Returned {
 
 fn answer(waiters: Waiters, replies: impl IntoIterator<Item = Result<Reply, StoreError>>) {
     for (waiter, reply) in waiters.into_iter().zip(replies) {
-        let _ = waiter.reply.send(reply);
+        waiter.seat.answer(reply);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::domain::{charge::Charge, key::Key, policy::Policy};
+    use crate::domain::policy::Policy;
 
     #[tokio::test]
     async fn a_call_whose_many_callers_have_left_ends_without_a_reply() {
         let policy = Policy::parse("api", "9/1d").unwrap();
         let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
-        let (mut waiters, mut callers) = (Waiters::new(), Vec::new());
-        for _ in 0..1_000 {
-            let (reply, caller) = oneshot::channel();
-            let sent = Sent::queued();
-            let check = None;
-            waiters.push(Waiter { reply, sent, check });
-            callers.push(caller);
-        }
+        let slab = Arc::new(Slab::new());
+        let enter = || slab.enter(Waker::noop().clone(), None).0;
+        let seats: Vec<_> = (0..1_000).map(|_| enter()).collect();
+        let waiter = |seat: &usize| Waiter {
+            seat: Seat::new(&slab, *seat),
+            sent: None,
+            check: None,
+        };
         let call = SharedCall {
-            operations: vec![(Operation::Check(check), waiters)],
+            operations: vec![Operation::Check(check)],
+            waiters: vec![seats.iter().map(waiter).collect()],
+            traces: vec![0],
             runtime: Handle::current(),
         };
         let leave = async {
             yield_now().await;
-            drop(callers);
+            seats.iter().for_each(|seat| drop(slab.leave(*seat)));
         };
         let (returned, ()) = tokio::join!(call.send(|_| std::future::pending()), leave);
         assert!(returned.replies.is_empty());

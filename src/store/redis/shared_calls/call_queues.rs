@@ -10,7 +10,7 @@ use std::{
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::Slot;
 
-use super::SharedCalls;
+use super::{SharedCalls, Slab};
 use crate::store::{Operation, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
@@ -27,6 +27,7 @@ pub(in crate::store::redis) enum CallQueues {
 pub(in crate::store::redis) struct BySlot {
     store: RedisStore,
     in_flight: usize,
+    slab: Arc<Slab>,
     slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
 }
 
@@ -36,15 +37,17 @@ impl CallQueues {
         expect(unused_variables, reason = "there is one server")
     )]
     pub(in crate::store::redis) fn new(store: RedisStore, in_flight: usize, by_slot: bool) -> Self {
+        let slab = Arc::new(Slab::new());
         #[cfg(feature = "cluster")]
         if by_slot {
             return Self::Cluster(Arc::new(BySlot {
                 store,
                 in_flight,
+                slab,
                 slots: Mutex::default(),
             }));
         }
-        Self::Server(SharedCalls::new(store, in_flight))
+        Self::Server(SharedCalls::new(store, in_flight, &slab))
     }
 
     /// The calls that an operation of `store` may share; `None` when the operation has no keys. On a cluster, all keys
@@ -64,9 +67,8 @@ impl CallQueues {
             Self::Cluster(queues) => {
                 let slot = store.first_slot(operation)?;
                 let mut slots = queues.slots.lock().unwrap_or_else(PoisonError::into_inner);
-                let calls = slots
-                    .entry(slot)
-                    .or_insert_with(|| SharedCalls::new(queues.store.clone(), queues.in_flight));
+                let new = || SharedCalls::new(queues.store.clone(), queues.in_flight, &queues.slab);
+                let calls = slots.entry(slot).or_insert_with(new);
                 Some(Arc::clone(calls))
             }
         }

@@ -13,6 +13,8 @@
 mod call;
 mod call_queue;
 mod call_queues;
+mod deadlines;
+mod slab;
 mod sync {
     pub(super) use std::sync::*;
 }
@@ -21,12 +23,12 @@ use std::{
     fmt,
     pin::pin,
     sync::{Arc, Once},
+    task::{Poll, Waker},
     time::Duration,
 };
 
 use tokio::{
-    runtime::Handle,
-    sync::oneshot,
+    runtime::{Handle, Id},
     time::{Instant, timeout},
 };
 
@@ -36,18 +38,26 @@ use super::{
 };
 use crate::{
     domain::error::StoreError,
-    store::{Operation, Reply, StoreFuture, ext::ANOTHER_REPLY, sent::Sent},
+    store::{
+        Operation, Reply, StoreFuture,
+        queued::{Asked, Line, Place, Queued, Waited},
+    },
     warning,
 };
-use call::{Request, SharedCall, Waiter};
+use call::{Request, Seat, SharedCall, Waiter};
 use call_queue::CallQueue;
 pub(super) use call_queues::CallQueues;
+use slab::{End, Watch};
+
+/// The seats of all callers of a store.
+type Slab = slab::Slab<Result<Reply, StoreError>, Id>;
 
 /// The calls to one server, or to one slot of a cluster.
 pub(super) struct SharedCalls {
     /// Sends the calls. This store shares none.
     store: RedisStore,
     queue: CallQueue<Request, SharedCall>,
+    slab: Arc<Slab>,
     warned: Once,
 }
 
@@ -62,10 +72,11 @@ impl fmt::Debug for SharedCalls {
 
 impl SharedCalls {
     /// `in_flight` is the maximum number of calls at the same time.
-    fn new(store: RedisStore, in_flight: usize) -> Arc<Self> {
+    fn new(store: RedisStore, in_flight: usize, slab: &Arc<Slab>) -> Arc<Self> {
         Arc::new(Self {
             store,
             queue: CallQueue::new(in_flight, SharedCall::gather),
+            slab: Arc::clone(slab),
             warned: Once::new(),
         })
     }
@@ -73,55 +84,17 @@ impl SharedCalls {
     /// Executes one operation in a call that others may share.
     ///
     /// Cancellation: an operation that was not sent is never executed.
-    pub(super) fn execute_one<T: 'static>(
-        self: &Arc<Self>,
+    pub(super) fn execute_one<T>(
+        self: Arc<Self>,
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        let (this, sent) = (Arc::clone(self), Sent::queued());
-        let of_waiter = sent.clone();
-        let answer = StoreFuture::pending(async move {
-            let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
-            let reply = this.wait(operation, of_waiter, runtime).await?;
-            read(reply).ok_or(ANOTHER_REPLY)
-        });
-        answer.queued(Some(sent))
-    }
-
-    async fn wait(
-        self: Arc<Self>,
-        operation: Operation,
-        sent: Sent,
-        runtime: Handle,
-    ) -> Result<Reply, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        let request = Request {
-            operation,
-            waiter: Waiter {
-                reply,
-                sent: sent.clone(),
-                check: None,
-            },
-            runtime,
-        };
-        let charges = request.charges();
-        let (ticket, begun) = self.queue.enter(request, charges);
-        // If the caller is dropped while it waits, its operation must leave the queue.
-        let caller = Caller {
-            calls: &self,
-            ticket,
-            sent,
-        };
-        if let Some(call) = begun {
-            self.begin(call);
-        }
-        let answer = answer.await;
-        answer.unwrap_or_else(|_| Err(SHUT_DOWN.unsent_if(caller.sent.leave())))
+        StoreFuture::in_line(Queued::new(self, operation, read))
     }
 
     fn begin(self: &Arc<Self>, call: SharedCall) {
         let (runtime, calls) = (call.runtime.clone(), Arc::clone(self));
-        let place = Place(Arc::clone(self));
+        let place = Turn(Arc::clone(self));
         background::spawn_in(&runtime, async move {
             let store = &calls.store;
             let mut returned = pin!(call.send(|operations| store.execute_together(operations)));
@@ -137,32 +110,80 @@ impl SharedCalls {
             }
         });
     }
-}
 
-/// A call's place among those in flight. The drop of a place starts the next call, also if the task is dropped.
-struct Place(Arc<SharedCalls>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.queue.end(|call| self.0.begin(call));
+    /// Removes the operation of a caller that has left, and was not sent.
+    fn remove(&self, ticket: u64) {
+        let stands = self.queue.leave(ticket, Instant::now());
+        if stands > 2 * self.store.transport.give_up_after() + PATIENCE {
+            self.warned.call_once(warning::runtime_not_driven);
+        }
     }
 }
 
-/// A caller that waits. If it is dropped before its operation was sent, the operation leaves the queue.
-struct Caller<'a> {
-    calls: &'a SharedCalls,
-    ticket: u64,
-    sent: Sent,
+impl Line for SharedCalls {
+    fn enter(self: Arc<Self>, asked: Asked, caller: &Waker) -> Result<Place, StoreError> {
+        let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+        let deadline = asked.timeout.map(|timeout| Instant::now() + timeout);
+        let timed = deadline.map(|deadline| (deadline, runtime.id()));
+        let (seat, watch) = self.slab.enter(caller.clone(), timed);
+        if watch == Watch::Begin {
+            deadlines::keep(&self.slab, &runtime);
+        }
+        let waiter = Waiter {
+            seat: Seat::new(&self.slab, seat),
+            sent: asked.sent,
+            check: None,
+        };
+        let request = Request {
+            operation: asked.operation,
+            waiter,
+            runtime,
+        };
+        let charges = request.charges();
+        let (ticket, begun) = self.queue.enter(request, charges);
+        if let Some(call) = begun {
+            self.begin(call);
+        }
+        let is_timed = watch != Watch::No;
+        Ok(Place {
+            seat,
+            ticket,
+            deadline,
+            is_timed,
+        })
+    }
+
+    fn poll(&self, place: &mut Place, caller: &Waker) -> Poll<Waited> {
+        Poll::Ready(match self.slab.poll(place.seat, caller) {
+            Err(is_timed) => {
+                place.is_timed = is_timed;
+                return Poll::Pending;
+            }
+            Ok(End::Answered(reply)) => Waited::Answered(reply),
+            Ok(End::Lost { is_unsent }) => Waited::Answered(Err(SHUT_DOWN.unsent_if(is_unsent))),
+            Ok(End::Late { is_unsent }) => {
+                if is_unsent {
+                    self.remove(place.ticket);
+                }
+                Waited::Late { is_unsent }
+            }
+        })
+    }
+
+    fn leave(&self, place: &Place) -> bool {
+        let is_unsent = self.slab.leave(place.seat);
+        if is_unsent {
+            self.remove(place.ticket);
+        }
+        is_unsent
+    }
 }
 
-impl Drop for Caller<'_> {
+/// A call's place among those in flight. The drop of a place starts the next call, also if the task is dropped.
+struct Turn(Arc<SharedCalls>);
+
+impl Drop for Turn {
     fn drop(&mut self) {
-        if self.sent.leave() {
-            let calls = self.calls;
-            let stands = calls.queue.leave(self.ticket, Instant::now());
-            if stands > 2 * calls.store.transport.give_up_after() + PATIENCE {
-                calls.warned.call_once(warning::runtime_not_driven);
-            }
-        }
+        self.0.queue.end(|call| self.0.begin(call));
     }
 }

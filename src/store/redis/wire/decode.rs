@@ -1,6 +1,7 @@
 //! [`replies`]: what the script has answered, read as `lua/README.md` describes it.
 
 use redis::Value;
+use smallvec::SmallVec;
 
 use crate::{
     domain::{
@@ -74,6 +75,9 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
         elsewhere,
     }
 }
+
+/// The counts of an operation: most have no more than these.
+type Counts = SmallVec<[Count; 8]>;
 
 /// The part of a reply that has not been read yet; empty after an error.
 struct Reader<'a> {
@@ -153,7 +157,7 @@ impl Reader<'_> {
         answer: impl FnOnce(BatchOutcome<'_>, Option<BatchOutcome<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let shadows = check.shadow_check();
-        let (mut counts, mut shadow_counts) = (Vec::new(), Vec::new());
+        let (mut counts, mut shadow_counts) = (Counts::new(), Counts::new());
         let filled = self.fill(check, count, &mut counts);
         let admitted = filled.as_ref().map_or(0, |filled| filled.admitted);
         let shadows = shadows.as_ref();
@@ -167,7 +171,7 @@ impl Reader<'_> {
         &mut self,
         check: &'a Check,
         count: u16,
-        counts: &'a mut Vec<Count>,
+        counts: &'a mut Counts,
     ) -> Result<BatchOutcome<'a>, StoreError> {
         let mut blocked = None;
         let admitted = match self.bytes {
@@ -185,7 +189,7 @@ impl Reader<'_> {
             _ => {
                 self.done()?;
                 let admitted = self.number(4)?;
-                *counts = self.counts(check)?;
+                self.add_counts(check, counts)?;
                 u16::try_from(admitted).map_err(|_| self.garbled())?
             }
         };
@@ -226,20 +230,26 @@ impl Reader<'_> {
     }
 
     /// Reads the count under each rule of each charge.
-    fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
-        let mut counts = Vec::with_capacity(check.rule_count());
-        for charge in check.charges() {
-            let policy = charge.policy();
-            match self.byte()? {
-                LONG => self.long_counts(policy, &mut counts)?,
-                BRIEF => self.brief_counts(policy, &mut counts)?,
-                _ => return Err(self.garbled()),
-            }
-        }
+    fn counts(&mut self, check: &Check) -> Result<Counts, StoreError> {
+        let mut counts = Counts::new();
+        self.add_counts(check, &mut counts)?;
         Ok(counts)
     }
 
-    fn long_counts(&mut self, policy: &Policy, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+    fn add_counts(&mut self, check: &Check, counts: &mut Counts) -> Result<(), StoreError> {
+        counts.reserve(check.rule_count());
+        for charge in check.charges() {
+            let policy = charge.policy();
+            match self.byte()? {
+                LONG => self.long_counts(policy, counts)?,
+                BRIEF => self.brief_counts(policy, counts)?,
+                _ => return Err(self.garbled()),
+            }
+        }
+        Ok(())
+    }
+
+    fn long_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
         for _ in policy.rules() {
             counts.push(Count {
                 used: self.number(7)?,
@@ -250,7 +260,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn brief_counts(&mut self, policy: &Policy, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+    fn brief_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
         let _sections_of_the_value = self.byte()?;
         for rule in policy.rules() {
             let is_bucket = rule.refill().is_some();

@@ -18,7 +18,7 @@ use crate::{
         slots::{SlotId, Slots},
         window::Spec,
     },
-    store::redis::key_names::Names,
+    store::redis::key_names::{Names, write_policy},
 };
 
 use super::label::{Places, label, mark};
@@ -103,6 +103,13 @@ struct Strings {
 }
 
 impl Strings {
+    fn with_capacity(count: usize, size: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(size),
+            ends: Vec::with_capacity(count),
+        }
+    }
+
     fn end(&mut self) {
         self.ends.push(self.bytes.len());
     }
@@ -115,6 +122,44 @@ impl Strings {
     }
 }
 
+/// The start of the names of each identity of a check, which is made once: some values are hashed.
+struct Starts<'a> {
+    names: &'a Names,
+    bytes: Vec<u8>,
+    made: SmallVec<[(&'a Key, Range<usize>); 4]>,
+}
+
+impl<'a> Starts<'a> {
+    fn new(names: &'a Names) -> Self {
+        Self {
+            names,
+            bytes: Vec::with_capacity(TYPICAL_NAME),
+            made: SmallVec::new(),
+        }
+    }
+
+    fn of(&mut self, key: &'a Key) -> &[u8] {
+        if let Some((_, made)) = self.made.iter().find(|(other, _)| *other == key) {
+            return &self.bytes[made.clone()];
+        }
+        let start = self.bytes.len();
+        self.names.write_start(&mut self.bytes, key);
+        self.made.push((key, start..self.bytes.len()));
+        &self.bytes[start..]
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.made.clear();
+    }
+}
+
+/// Room for most names, and for the argument of a key.
+const TYPICAL_NAME: usize = 64;
+const TYPICAL_ARG: usize = 24;
+/// Room for the policy that most calls have.
+const TYPICAL_POLICY: usize = 128;
+
 impl Call {
     /// `clock` is the time where it is not the server's clock that counts; `near_ms` is a time near that of the server,
     /// from which it finds the periods of calendar rules.
@@ -124,19 +169,22 @@ impl Call {
         near_ms: u64,
         operations: &[Operation],
     ) -> Self {
+        let count = operations.len();
+        let names_of_all = || Strings::with_capacity(count, count * TYPICAL_NAME);
+        let mut starts = Starts::new(names);
         let mut call = Self {
-            keys: Strings::default(),
-            blocks: Strings::default(),
-            args: Strings::default(),
+            keys: names_of_all(),
+            blocks: names_of_all(),
+            args: Strings::with_capacity(count + 1, count * TYPICAL_ARG + TYPICAL_POLICY),
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
             policies: Vec::new(),
         };
         for operation in operations {
             match operation {
-                Operation::Check(check) => call.push_check(names, check, 1, |_| check),
+                Operation::Check(check) => call.push_check(&mut starts, check, 1, |_| check),
                 Operation::CheckBatch(batch) => {
-                    call.push_check(names, batch.check(), batch.count(), |place| {
+                    call.push_check(&mut starts, batch.check(), batch.count(), |place| {
                         batch.nth(place)
                     });
                 }
@@ -198,7 +246,7 @@ impl Call {
     /// `nth` returns the check at this index of `count` that differ in nothing but the ids of their slots.
     fn push_check<'a>(
         &mut self,
-        names: &Names,
+        starts: &mut Starts<'a>,
         check: &'a Check,
         count: u16,
         nth: impl Fn(u16) -> &'a Check + Copy,
@@ -209,10 +257,12 @@ impl Call {
         } else {
             SHADOW
         };
+        starts.clear();
         let mut block_count = 0;
         if check.enforces_blocks() {
             for key in check.keys() {
-                names.write(&mut self.blocks.bytes, BLOCKS, key);
+                self.blocks.bytes.extend_from_slice(starts.of(key));
+                self.blocks.bytes.extend_from_slice(BLOCKS.as_bytes());
                 self.blocks.end();
                 block_count += 1;
             }
@@ -223,7 +273,9 @@ impl Call {
             (shadow, shadows_at, check.shadow_charges()),
         ] {
             for (place, charge) in charges.iter().enumerate() {
-                self.push_charge(names, charge.policy(), charge.key());
+                self.keys.bytes.extend_from_slice(starts.of(charge.key()));
+                write_policy(&mut self.keys.bytes, charge.policy());
+                self.keys.end();
                 let head = Head {
                     action: action + joined(place),
                     count: count.into(),
