@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
+        check::Check,
         error::{StoreError, StoreErrorKind},
         operation::{Operation, Reply},
     },
@@ -30,9 +31,40 @@ pub(crate) trait Line: Send + Sync {
     fn leave(&self, place: &Place) -> bool;
 }
 
-/// An operation that has not entered yet.
+/// An operation that is small to move: most are checks.
+pub(crate) enum Task {
+    Check(Check),
+    Other(Box<Operation>),
+}
+
+impl Task {
+    pub(crate) fn check(&self) -> Option<&Check> {
+        match self {
+            Self::Check(check) => Some(check),
+            Self::Other(operation) => operation.check(),
+        }
+    }
+
+    pub(crate) fn into_operation(self) -> Operation {
+        match self {
+            Self::Check(check) => Operation::Check(check),
+            Self::Other(operation) => *operation,
+        }
+    }
+}
+
+impl From<Operation> for Task {
+    fn from(operation: Operation) -> Self {
+        match operation {
+            Operation::Check(check) => Self::Check(check),
+            other => Self::Other(Box::new(other)),
+        }
+    }
+}
+
+/// A task that has not entered yet.
 pub(crate) struct Asked {
-    pub(crate) operation: Operation,
+    pub(crate) task: Task,
     /// Set if somebody else has to know whether the operation is sent.
     pub(crate) sent: Option<Sent>,
     /// How long the caller waits, if the line looks after that.
@@ -72,19 +104,16 @@ enum Stage {
 
 impl<T> Queued<T> {
     #[cfg(feature = "redis")]
-    pub(crate) fn new(
-        line: Arc<dyn Line>,
-        operation: Operation,
-        read: fn(Reply) -> Option<T>,
-    ) -> Self {
+    pub(crate) fn new(line: Arc<dyn Line>, task: Task, read: fn(Reply) -> Option<T>) -> Self {
         let (sent, timeout) = (None, None);
+        let asked = Asked {
+            task,
+            sent,
+            timeout,
+        };
         Self {
             line,
-            stage: Stage::Asked(Asked {
-                operation,
-                sent,
-                timeout,
-            }),
+            stage: Stage::Asked(asked),
             read,
         }
     }

@@ -350,15 +350,36 @@ fn when_a_runtime_ends_its_calls_fail_at_once_and_the_next_one_runs_in_another()
 }
 
 #[test]
+fn a_caller_whose_runtime_ends_is_answered_in_time_in_another() {
+    let mute = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://{}", mute.local_addr().unwrap());
+    let store = RedisStore::connect_lazy(url).unwrap().in_flight(1);
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (stays, goes) = (runtime(), runtime());
+    let api = policy("api", "9/1h");
+    let _first = stays.block_on(in_flight(&store));
+    let limiter = Limiter::new(store).timeout(Duration::from_millis(300));
+    let mut waits = limiter.check([charge(&api, "alice", 1)]).boxed();
+    let begun = std::time::Instant::now();
+    goes.block_on(async { assert!(futures::poll!(&mut waits).is_pending()) });
+    goes.shutdown_background();
+    let error =
+        stays.block_on(async { tokio::time::timeout(Duration::from_secs(60), waits).await });
+    let error = error.expect("it is answered").unwrap_err();
+    assert!(error.kind() == StoreErrorKind::Timeout && error.is_unsent());
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
 fn a_call_in_a_runtime_that_nothing_drives_is_warned_about_once() {
     let parked = support::paused_runtime();
     let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
-    let store = store.in_flight(1);
+    let limiter = Limiter::new(store.in_flight(1)).probe_interval(Duration::ZERO);
     let api = policy("api", "9/1h");
-    let mut never_answered = store.check(&check(&api, "alice", 1)).boxed();
+    // Nothing looks after its deadline either, nor after others in that runtime.
+    let mut never_answered = limiter.check([charge(&api, "alice", 1)]).boxed();
     parked.block_on(async { assert!(futures::poll!(&mut never_answered).is_pending()) });
     let lines = traced(false, async {
-        let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
         for _ in 0..50 {
             let error = limiter.check([charge(&api, "alice", 1)]).await.unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Timeout);

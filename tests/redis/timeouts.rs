@@ -246,6 +246,37 @@ async fn a_silent_server_is_given_up_although_all_callers_leave() {
     assert!((3..=5).contains(&connections), "{connections}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn limiters_with_other_timeouts_share_a_store_and_each_is_answered_in_time() {
+    let server = SlowServer::start(Duration::from_secs(3_600)).await;
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let wait = |(after, timeout)| {
+        let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(timeout));
+        async move {
+            sleep(Duration::from_millis(after)).await;
+            let begun = Instant::now();
+            let error = limiter.check([charge("alice")]).await.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Timeout);
+            let late = begun.elapsed() - Duration::from_millis(timeout);
+            assert!(late <= Duration::from_millis(5), "{late:?} after {timeout}");
+        }
+    };
+    // The second time, nobody has waited for a while.
+    for _ in 0..2 {
+        let waits = [
+            (0, 200),
+            (0, 100),
+            (0, 30),
+            (1, 7),
+            (50, 51),
+            (99, 102),
+            (150, 400),
+        ];
+        futures::future::join_all(waits.map(wait)).await;
+        sleep(Duration::from_secs(60)).await;
+    }
+}
+
 /// Nodes are so far away that the store also asks another one.
 #[tokio::test(start_paused = true)]
 async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {

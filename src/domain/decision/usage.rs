@@ -55,8 +55,8 @@ enum Origin {
     Leased,
 }
 
-/// The usage under each rule. A single rule is stored inline, without another allocation; more would be slow to move.
-type RuleUsages = SmallVec<[RuleUsage; 1]>;
+/// The usage under each rule. Three rules are stored inline, without another allocation; more would be slow to move.
+type RuleUsages = SmallVec<[RuleUsage; 3]>;
 
 impl Clone for Inner {
     fn clone(&self) -> Self {

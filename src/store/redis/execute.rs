@@ -18,7 +18,7 @@ use crate::{
         operation::{Operation, Reply, answer_of},
         rule::millis,
     },
-    store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY},
+    store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY, queued::Task},
 };
 
 /// On a cluster, all keys of one call have to share a slot.
@@ -28,19 +28,19 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), answer_of!(Check))
+        self.execute_one(Task::Check(check.clone()), answer_of!(Check))
     }
 
     pub(super) fn execute_one<T: 'static>(
         &self,
-        operation: Operation,
+        task: impl Into<Task>,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        let calls = self.shared.as_ref();
-        if let Some(calls) = calls.and_then(|calls| calls.of(self, &operation)) {
-            return calls.execute_one(operation, read);
+        let (calls, task) = (self.shared.as_ref(), task.into());
+        if let Some(calls) = calls.and_then(|calls| calls.of(self, &task)) {
+            return calls.execute_one(task, read);
         }
-        let reply = self.execute_alone(operation);
+        let reply = self.execute_alone(task.into_operation());
         StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) })
     }
 

@@ -27,6 +27,8 @@ const CONTEXT: &str = "sluicegate 2026-11-21 identity token";
 #[derive(Clone)]
 pub(super) struct Names {
     prefix: Box<str>,
+    /// The start of all names of identities: `<prefix>:{`.
+    head: Box<[u8]>,
     hash_key: [u8; blake3::KEY_LEN],
 }
 
@@ -43,6 +45,7 @@ impl Names {
     pub(super) fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.into(),
+            head: head(prefix),
             hash_key: blake3::derive_key(CONTEXT, b""),
         }
     }
@@ -53,7 +56,7 @@ impl Names {
             prefix.len() <= MAX_PLAIN && prefix.bytes().all(plain),
             "the prefix of keys must be at most {MAX_PLAIN} printable ASCII characters without spaces and braces"
         );
-        self.prefix = prefix.into();
+        (self.prefix, self.head) = (prefix.into(), head(prefix));
     }
 
     pub(super) fn set_secret(&mut self, secret: &[u8]) {
@@ -84,8 +87,8 @@ impl Names {
 
     /// Writes the start of all names of an identity: `<prefix>:{<kind>=<token>}:`.
     pub(super) fn write_start(&self, name: &mut Vec<u8>, key: &Key) {
-        name.extend_from_slice(self.prefix.as_bytes());
-        name.extend_from_slice(b":{");
+        name.reserve(self.head.len() + MAX_KIND + MAX_PLAIN + 3);
+        name.extend_from_slice(&self.head);
         self.write_identity(name, key);
         name.extend_from_slice(b"}:");
     }
@@ -180,6 +183,10 @@ impl Names {
     }
 }
 
+fn head(prefix: &str) -> Box<[u8]> {
+    format!("{prefix}:{{").into_bytes().into()
+}
+
 /// Writes the end of the name of a charge. Slots are apart, by their window in ms: `@` is in no policy's name.
 pub(super) fn write_policy(name: &mut Vec<u8>, policy: &Policy) {
     name.extend_from_slice(policy.name().as_bytes());
@@ -210,23 +217,36 @@ pub(super) fn hashed(kind: impl Into<Text>, token: &str) -> Option<Key> {
 }
 
 fn is_plain_kind(kind: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    (1..=MAX_KIND).contains(&kind.len()) && kind.bytes().all(plain)
+    const PLAIN: [bool; 256] = plain(b"-_.");
+    are(&PLAIN, kind.as_bytes(), MAX_KIND)
 }
 
 fn is_plain(value: &[u8]) -> bool {
-    /// Looked up, since each check asks this of each byte of its key.
-    const PLAIN: [bool; 256] = {
-        let (mut plain, mut byte) = ([false; 256], 0_u8);
-        while byte < 128 {
-            let is_sign = matches!(byte, b'-' | b'_' | b'.' | b':' | b'/' | b'@' | b'+');
-            plain[byte as usize] = byte.is_ascii_alphanumeric() || is_sign;
-            byte += 1;
-        }
-        plain
-    };
-    let plain = |byte: &u8| PLAIN[usize::from(*byte)];
-    (1..=MAX_PLAIN).contains(&value.len()) && value.iter().all(plain)
+    const PLAIN: [bool; 256] = plain(b"-_.:/@+");
+    are(&PLAIN, value, MAX_PLAIN)
+}
+
+/// Whether there are bytes, at most `most`, and all of this set. Each check asks this of each byte of its keys.
+fn are(set: &[bool; 256], bytes: &[u8], most: usize) -> bool {
+    (1..=most).contains(&bytes.len())
+        && bytes
+            .iter()
+            .fold(true, |all, byte| all & set[usize::from(*byte)])
+}
+
+/// Letters, digits and these signs.
+const fn plain(signs: &[u8]) -> [bool; 256] {
+    let (mut plain, mut byte) = ([false; 256], 0_u8);
+    while byte < 128 {
+        plain[byte as usize] = byte.is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut sign = 0;
+    while sign < signs.len() {
+        plain[signs[sign] as usize] = true;
+        sign += 1;
+    }
+    plain
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
     domain::{
-        charge::Charge,
         check::Check,
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
@@ -63,11 +62,14 @@ impl RedisStore {
 
     /// The slot of an operation with all keys in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
-        let first = operation
-            .check()
-            .and_then(|check| check.all_charges().first());
-        let key = first.map(Charge::key).or(operation.key());
-        key.map(|key| self.slot(key))
+        let of_check = operation.check().and_then(|it| self.slot_of_check(it));
+        of_check.or_else(|| operation.key().map(|key| self.slot(key)))
+    }
+
+    /// The same of a check.
+    pub(in crate::store::redis) fn slot_of_check(&self, check: &Check) -> Option<Slot> {
+        let first = check.all_charges().first();
+        first.map(|charge| self.slot(charge.key()))
     }
 
     /// The slot of all keys of an identity, whatever the policy.

@@ -13,7 +13,7 @@ use crate::{
         error::StoreError,
         key::Key,
     },
-    store::{Operation, Reply, sent::Sent},
+    store::{Operation, Reply, queued::Task, sent::Sent},
 };
 
 /// The maximum number of charges of a call while few operations wait. A single operation may have more.
@@ -33,7 +33,7 @@ const COMPARED: usize = 16;
 
 /// An operation, and the caller that waits for its reply.
 pub(super) struct Request {
-    pub(super) operation: Operation,
+    pub(super) task: Task,
     pub(super) waiter: Waiter,
     /// The runtime of the caller. A call runs in the runtime of its first caller.
     pub(super) runtime: Handle,
@@ -89,17 +89,17 @@ impl Waiter {
 impl Request {
     /// The amount of work: the number of keys that the operation charges.
     pub(super) fn charges(&self) -> usize {
-        match &self.operation {
-            // A separate operation settles its shadows.
-            Operation::Settle(settlement) => settlement.costs().len(),
-            operation => operation
-                .check()
-                .map_or(1, |check| check.all_charges().len()),
+        if let Task::Other(operation) = &self.task
+            && let Operation::Settle(settlement) = &**operation
+        {
+            return settlement.costs().len(); // a separate operation settles its shadows
         }
+        let check = self.task.check();
+        check.map_or(1, |check| check.all_charges().len())
     }
 
     fn takes_slots(&self) -> bool {
-        matches!(&self.operation, Operation::Check(check) if check.takes_slots())
+        matches!(&self.task, Task::Check(check) if check.takes_slots())
     }
 }
 
@@ -128,10 +128,10 @@ impl SharedCall {
             traces: Vec::with_capacity(most_charges),
             runtime: first.runtime,
         };
-        call.push(trace(&first.operation), first.operation, first.waiter);
+        call.push(trace(&first.task), first.task, first.waiter);
         while let Some(next) = waiting.first() {
-            let trace = trace(&next.operation);
-            let identical = call.identical(&next.operation, trace);
+            let trace = trace(&next.task);
+            let identical = call.identical(&next.task, trace);
             charges += match identical {
                 Some(_) if !next.takes_slots() => 0,
                 _ => next.charges(),
@@ -147,8 +147,8 @@ impl SharedCall {
 
     /// The index of an identical check that this operation can join. No operation behind that check may change the
     /// decision, so the outcome is the same as if each had been executed separately, in this order.
-    fn identical(&self, operation: &Operation, trace: u64) -> Option<usize> {
-        let Operation::Check(check) = operation else {
+    fn identical(&self, task: &Task, trace: u64) -> Option<usize> {
+        let Task::Check(check) = task else {
             return None;
         };
         let others = self.traces.iter().enumerate().rev().take(COMPARED);
@@ -164,21 +164,19 @@ impl SharedCall {
 
     fn add(&mut self, identical: Option<usize>, trace: u64, request: Request) {
         let Request {
-            operation,
-            mut waiter,
-            ..
+            task, mut waiter, ..
         } = request;
-        match (identical, operation) {
-            (Some(place), Operation::Check(check)) => {
+        match (identical, task) {
+            (Some(place), Task::Check(check)) => {
                 waiter.check = Some(check).filter(Check::takes_slots);
                 self.waiters[place].push(waiter);
             }
-            (_, operation) => self.push(trace, operation, waiter),
+            (_, task) => self.push(trace, task, waiter),
         }
     }
 
-    fn push(&mut self, trace: u64, operation: Operation, waiter: Waiter) {
-        self.operations.push(operation);
+    fn push(&mut self, trace: u64, task: Task, waiter: Waiter) {
+        self.operations.push(task.into_operation());
         self.waiters.push(smallvec![waiter]);
         self.traces.push(trace);
     }
@@ -258,13 +256,13 @@ fn fold_check(check: Check, waiters: &mut Waiters) -> Operation {
 
 /// A bit for each identity that a check charges: checks without a common bit share no counts. An operation of another
 /// kind has all bits.
-fn trace(operation: &Operation) -> u64 {
-    match operation {
-        Operation::Check(check) => {
+fn trace(task: &Task) -> u64 {
+    match task {
+        Task::Check(check) => {
             let keys = check.all_charges().iter().map(Charge::key);
             keys.fold(0, |trace, key| trace | bit(key))
         }
-        _ => u64::MAX,
+        Task::Other(_) => u64::MAX,
     }
 }
 
@@ -289,27 +287,27 @@ pub(super) struct Returned {
 }
 
 impl Returned {
-    /// Sends each caller its own reply.
+    /// Gives each caller its own reply.
     pub(super) fn answer(self) {
-        for (reply, waiters) in self.replies.into_iter().zip(self.waiters) {
+        for (reply, mut waiters) in self.replies.into_iter().zip(self.waiters) {
             match reply {
                 // With one waiter, the caller asked for a batch. With more, `fold` made the batch from their checks.
                 Ok(Reply::CheckBatch(decisions)) if waiters.len() > 1 => {
-                    let decisions = decisions
-                        .into_iter()
-                        .map(|decision| Ok(Reply::Check(decision)));
-                    answer(waiters, decisions);
+                    for (waiter, decision) in waiters.into_iter().zip(decisions) {
+                        waiter.seat.answer(Ok(Reply::Check(decision)));
+                    }
                 }
-                Ok(reply) => answer(waiters, [Ok(reply)]),
-                Err(error) => answer(waiters, iter::repeat(Err(error))),
+                reply => {
+                    let last = waiters.pop();
+                    for waiter in waiters {
+                        waiter.seat.answer(reply.clone());
+                    }
+                    if let Some(last) = last {
+                        last.seat.answer(reply);
+                    }
+                }
             }
         }
-    }
-}
-
-fn answer(waiters: Waiters, replies: impl IntoIterator<Item = Result<Reply, StoreError>>) {
-    for (waiter, reply) in waiters.into_iter().zip(replies) {
-        waiter.seat.answer(reply);
     }
 }
 

@@ -143,7 +143,10 @@ impl<T> Waiting<T> {
     }
 
     pub(super) fn take_first(&mut self) -> Option<T> {
-        self.remove(self.places.front()?.ticket)
+        let (one, charges) = self.places.pop_front()?.one?;
+        self.charges -= charges;
+        self.skip_left();
+        Some(one)
     }
 
     fn remove(&mut self, ticket: u64) -> Option<T> {
@@ -153,16 +156,20 @@ impl<T> Waiting<T> {
         let (one, charges) = self.places[index.ok()?].one.take()?;
         self.charges -= charges;
         self.left += 1;
-        while self.places.front().is_some_and(|place| place.one.is_none()) {
-            self.places.pop_front();
-            self.left -= 1;
-        }
+        self.skip_left();
         // Without this, callers that come and leave behind one that waits would take ever more memory.
         if self.left > self.places.len() / 2 {
             self.places.retain(|place| place.one.is_some());
             self.left = 0;
         }
         Some(one)
+    }
+
+    fn skip_left(&mut self) {
+        while self.places.front().is_some_and(|place| place.one.is_none()) {
+            self.places.pop_front();
+            self.left -= 1;
+        }
     }
 }
 

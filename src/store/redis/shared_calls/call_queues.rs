@@ -11,7 +11,7 @@ use std::{
 use redis::cluster_routing::Slot;
 
 use super::{SharedCalls, Slab};
-use crate::store::{Operation, redis::RedisStore};
+use crate::store::{queued::Task, redis::RedisStore};
 
 /// The shared calls of a store; cheap to clone.
 #[derive(Clone, Debug)]
@@ -59,13 +59,16 @@ impl CallQueues {
     pub(in crate::store::redis) fn of(
         &self,
         store: &RedisStore,
-        operation: &Operation,
+        task: &Task,
     ) -> Option<Arc<SharedCalls>> {
         match self {
             Self::Server(calls) => Some(Arc::clone(calls)),
             #[cfg(feature = "cluster")]
             Self::Cluster(queues) => {
-                let slot = store.first_slot(operation)?;
+                let slot = match task {
+                    Task::Check(check) => store.slot_of_check(check),
+                    Task::Other(operation) => store.first_slot(operation),
+                }?;
                 let mut slots = queues.slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let new = || SharedCalls::new(queues.store.clone(), queues.in_flight, &queues.slab);
                 let calls = slots.entry(slot).or_insert_with(new);

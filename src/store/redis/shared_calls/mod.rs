@@ -39,8 +39,8 @@ use super::{
 use crate::{
     domain::error::StoreError,
     store::{
-        Operation, Reply, StoreFuture,
-        queued::{Asked, Line, Place, Queued, Waited},
+        Reply, StoreFuture,
+        queued::{Asked, Line, Place, Queued, Task, Waited},
     },
     warning,
 };
@@ -86,10 +86,10 @@ impl SharedCalls {
     /// Cancellation: an operation that was not sent is never executed.
     pub(super) fn execute_one<T>(
         self: Arc<Self>,
-        operation: Operation,
+        task: Task,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        StoreFuture::in_line(Queued::new(self, operation, read))
+        StoreFuture::in_line(Queued::new(self, task, read))
     }
 
     fn begin(self: &Arc<Self>, call: SharedCall) {
@@ -135,7 +135,7 @@ impl Line for SharedCalls {
             check: None,
         };
         let request = Request {
-            operation: asked.operation,
+            task: asked.task,
             waiter,
             runtime,
         };

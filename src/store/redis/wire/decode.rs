@@ -281,6 +281,7 @@ impl Reader<'_> {
         Ok(self.number(1)?.to_le_bytes()[0])
     }
 
+    #[inline]
     fn number(&mut self, size: usize) -> Result<u64, StoreError> {
         number(&mut self.bytes, size).ok_or_else(|| self.garbled())
     }
@@ -305,11 +306,13 @@ fn failure(reason: u8) -> StoreError {
 }
 
 /// A whole number of `size` bytes, at most eight, the lowest first.
+#[inline]
 pub(in crate::store::redis) fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
     let (number, rest) = bytes.split_at_checked(size)?;
+    let mut whole = [0; 8];
+    whole.get_mut(..size)?.copy_from_slice(number);
     *bytes = rest;
-    let number = number.iter().rev();
-    Some(number.fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    Some(u64::from_le_bytes(whole))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! [`Call`]: what the script is called with, as `lua/README.md` describes it.
 
-use std::{ops::Range, sync::LazyLock};
+use std::{cell::RefCell, mem, ops::Range, sync::LazyLock};
 
 use redis::{Cmd, Script};
 use smallvec::SmallVec;
@@ -77,6 +77,77 @@ pub(in crate::store::redis) struct Call {
     near_ms: u64,
     /// The policies of the latest parts: later parts name them.
     policies: Vec<Sent>,
+    /// The starts of the names of a check.
+    starts: Vec<u8>,
+    written: Written,
+}
+
+/// The buffers of calls that have ended, for later calls of this thread.
+struct Spare {
+    keys: Strings,
+    blocks: Strings,
+    args: Strings,
+    policies: Vec<Sent>,
+    starts: Vec<u8>,
+    written: Written,
+}
+
+/// How the rules of a policy were written last: most calls have the same.
+#[derive(Debug, Default)]
+struct Written {
+    rules: Vec<Rule>,
+    bytes: Vec<u8>,
+}
+
+/// As many calls as are in flight by default.
+const MOST_SPARE: usize = 4;
+
+/// The buffers of a larger call are not kept.
+const MOST_KEPT: usize = 65_536;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Spare>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Spare {
+    fn take() -> Self {
+        let kept = SPARE.try_with(|spare| spare.borrow_mut().pop());
+        kept.ok().flatten().unwrap_or_else(|| Self {
+            keys: Strings::default(),
+            blocks: Strings::default(),
+            args: Strings::default(),
+            policies: Vec::new(),
+            starts: Vec::new(),
+            written: Written::default(),
+        })
+    }
+
+    fn keep(mut self) {
+        let strings = [&mut self.keys, &mut self.blocks, &mut self.args];
+        let is_small = strings.iter().all(|it| it.bytes.capacity() <= MOST_KEPT);
+        strings.into_iter().for_each(Strings::clear);
+        self.policies.clear();
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if is_small && spare.len() < MOST_SPARE {
+                spare.push(self);
+            }
+        });
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let spare = Spare {
+            keys: mem::take(&mut self.keys),
+            blocks: mem::take(&mut self.blocks),
+            args: mem::take(&mut self.args),
+            policies: mem::take(&mut self.policies),
+            starts: mem::take(&mut self.starts),
+            written: mem::take(&mut self.written),
+        };
+        spare.keep();
+    }
 }
 
 /// A policy in an argument.
@@ -103,11 +174,14 @@ struct Strings {
 }
 
 impl Strings {
-    fn with_capacity(count: usize, size: usize) -> Self {
-        Self {
-            bytes: Vec::with_capacity(size),
-            ends: Vec::with_capacity(count),
-        }
+    fn reserve(&mut self, count: usize, size: usize) {
+        self.bytes.reserve(size);
+        self.ends.reserve(count);
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
     }
 
     fn end(&mut self) {
@@ -118,7 +192,7 @@ impl Strings {
         let mut start = 0;
         self.ends
             .iter()
-            .map(move |end| &self.bytes[std::mem::replace(&mut start, *end)..*end])
+            .map(move |end| &self.bytes[mem::replace(&mut start, *end)..*end])
     }
 }
 
@@ -130,16 +204,14 @@ struct Starts<'a> {
 }
 
 impl<'a> Starts<'a> {
-    fn new(names: &'a Names) -> Self {
-        Self {
-            names,
-            bytes: Vec::with_capacity(TYPICAL_NAME),
-            made: SmallVec::new(),
-        }
+    fn new(names: &'a Names, bytes: Vec<u8>) -> Self {
+        let made = SmallVec::new();
+        Self { names, bytes, made }
     }
 
     fn of(&mut self, key: &'a Key) -> &[u8] {
-        if let Some((_, made)) = self.made.iter().find(|(other, _)| *other == key) {
+        let is_it = |other: &Key| std::ptr::eq(other, key) || other == key;
+        if let Some((_, made)) = self.made.iter().find(|(other, _)| is_it(other)) {
             return &self.bytes[made.clone()];
         }
         let start = self.bytes.len();
@@ -170,16 +242,22 @@ impl Call {
         operations: &[Operation],
     ) -> Self {
         let count = operations.len();
-        let names_of_all = || Strings::with_capacity(count, count * TYPICAL_NAME);
-        let mut starts = Starts::new(names);
+        let spare = Spare::take();
+        let mut starts = Starts::new(names, spare.starts);
         let mut call = Self {
-            keys: names_of_all(),
-            blocks: names_of_all(),
-            args: Strings::with_capacity(count + 1, count * TYPICAL_ARG + TYPICAL_POLICY),
+            keys: spare.keys,
+            blocks: spare.blocks,
+            args: spare.args,
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
             near_ms,
-            policies: Vec::new(),
+            policies: spare.policies,
+            starts: Vec::new(),
+            written: spare.written,
         };
+        call.keys.reserve(count, count * TYPICAL_NAME);
+        call.blocks.reserve(count, count * TYPICAL_NAME);
+        let args = count * TYPICAL_ARG + TYPICAL_POLICY;
+        call.args.reserve(count + 1, args);
         for operation in operations {
             match operation {
                 Operation::Check(check) => call.push_check(&mut starts, check, 1, |_| check),
@@ -213,6 +291,7 @@ impl Call {
             push_number(&mut call.args.bytes, now_ms, 6);
             call.args.end();
         }
+        call.starts = starts.bytes;
         call
     }
 
@@ -373,11 +452,13 @@ impl Call {
     }
 
     fn push_head(&mut self, head: Head) {
-        let arg = &mut self.args.bytes;
-        arg.extend([self.version, head.action]);
-        push_number(arg, head.count as u64, 4);
-        push_number(arg, head.units, 7);
-        arg.push(head.block_count);
+        let mut bytes = [0; 14];
+        bytes[0] = self.version;
+        bytes[1] = head.action;
+        bytes[2..6].copy_from_slice(&(head.count as u64).to_le_bytes()[..4]);
+        bytes[6..13].copy_from_slice(&head.units.to_le_bytes()[..7]);
+        bytes[13] = head.block_count;
+        self.args.bytes.extend_from_slice(&bytes);
     }
 
     /// `rules` live as long as the operations. `tail` follows the policy: the ends of the charged steps, or the ids of slots.
@@ -430,10 +511,14 @@ impl Call {
     fn push_policy(&mut self, rules: &[Rule]) {
         let arg = &mut self.args.bytes;
         let count = rules.len() as u64; // a policy has at most 16
-        push_number(arg, count, 1);
         if rules.is_empty() {
-            return;
+            return push_number(arg, count, 1);
         }
+        if self.written.rules == rules {
+            return arg.extend_from_slice(&self.written.bytes);
+        }
+        let start = arg.len();
+        push_number(arg, count, 1);
         let specs = rules.iter().map(Spec::of);
         let labels: SmallVec<[_; 16]> = specs.clone().map(label).collect();
         let sizes: SmallVec<[_; 16]> = specs.map(body_size).collect();
@@ -456,6 +541,14 @@ impl Call {
             for boundary in boundaries {
                 push_number(arg, boundary, 6);
             }
+        }
+        // The periods of a calendar are sent around the present.
+        if rules.iter().all(|rule| rule.in_calendar().is_none()) {
+            let Written { rules: last, bytes } = &mut self.written;
+            last.clear();
+            last.extend_from_slice(rules);
+            bytes.clear();
+            bytes.extend_from_slice(&arg[start..]);
         }
     }
 }
@@ -549,6 +642,7 @@ fn joined(place: usize) -> u8 {
 }
 
 /// The lowest byte first.
+#[inline]
 pub(in crate::store::redis) fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
     bytes.extend_from_slice(&number.to_le_bytes()[..size]);
 }
