@@ -24,7 +24,7 @@ use crate::{
         slots::HeldSlots,
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
-    store::{Store, StoreFuture, queued::TIMED_OUT},
+    store::{Store, StoreFuture, TIMED_OUT},
 };
 
 /// A store, and how to call it.

@@ -24,13 +24,17 @@ pub use crate::domain::{
     slots::{HeldSlots, SlotId, Slots},
 };
 use crate::{
-    domain::{decision::Decision, error::StoreError},
+    domain::{
+        decision::Decision,
+        error::{StoreError, StoreErrorKind},
+    },
     store::{
         maybe_ready::{MaybeReady, join_all},
-        queued::Queued,
         sent::Sent,
     },
 };
+#[cfg(feature = "redis")]
+use queued::Queued;
 
 mod engine;
 mod entry;
@@ -38,6 +42,7 @@ pub(crate) mod ext;
 mod leases;
 pub(crate) mod maybe_ready;
 mod memory;
+#[cfg(feature = "redis")]
 pub(crate) mod queued;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -160,8 +165,13 @@ pub struct StoreFuture<T> {
 
 enum Answer<T> {
     Any(MaybeReady<Result<T, StoreError>>),
+    #[cfg(feature = "redis")]
     Queued(Queued<T>),
 }
+
+/// The error of a caller that has waited for its timeout.
+pub(crate) const TIMED_OUT: StoreError =
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
 
 impl<T> StoreFuture<T> {
     /// An answer that is ready.
@@ -202,27 +212,39 @@ impl<T> StoreFuture<T> {
     pub(crate) const fn take_ready(&mut self) -> Option<Result<T, StoreError>> {
         match &mut self.answer {
             Answer::Any(answer) => answer.take_ready(),
+            #[cfg(feature = "redis")]
             Answer::Queued(_) => None,
         }
     }
 
     /// Sets how long the caller waits, before it waits. A store that looks after that itself answers late by a few
     /// milliseconds at most, which [`is_timed`](Self::is_timed) says; for another, the caller needs a timer.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_variables, reason = "only a store over a network has a line")
+    )]
     pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
-        if let Answer::Queued(queued) = &mut self.answer {
-            queued.set_timeout(timeout);
+        match &mut self.answer {
+            Answer::Any(_) => {}
+            #[cfg(feature = "redis")]
+            Answer::Queued(queued) => queued.set_timeout(timeout),
         }
     }
 
     /// Whether the store looks after the timeout, now that the caller waits.
     pub(crate) const fn is_timed(&self) -> bool {
-        matches!(&self.answer, Answer::Queued(queued) if queued.is_timed())
+        match &self.answer {
+            Answer::Any(_) => false,
+            #[cfg(feature = "redis")]
+            Answer::Queued(queued) => queued.is_timed(),
+        }
     }
 
     /// The end of the timeout, while the caller waits, or if the store has cut off the wait.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.answer {
             Answer::Any(_) => None,
+            #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.deadline(),
         }
     }
@@ -231,12 +253,14 @@ impl<T> StoreFuture<T> {
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
         match &mut self.answer {
             Answer::Any(_) => self.sent.as_ref(),
+            #[cfg(feature = "redis")]
             Answer::Queued(queued) => queued.sent(),
         }
     }
 
     /// Leaves without the answer. Returns whether the operation is never sent.
     pub(crate) fn leave(&mut self) -> bool {
+        #[cfg(feature = "redis")]
         if let Answer::Queued(queued) = &mut self.answer {
             return queued.leave();
         }
@@ -263,6 +287,7 @@ impl<T: Send + 'static> StoreFuture<T> {
             Answer::Any(MaybeReady::Pending(future)) => {
                 MaybeReady::pending(async { change(future.await) })
             }
+            #[cfg(feature = "redis")]
             Answer::Queued(queued) => MaybeReady::pending(async { change(queued.await) }),
         };
         StoreFuture {
@@ -302,6 +327,7 @@ impl<T> Future for StoreFuture<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.answer {
             Answer::Any(answer) => Pin::new(answer).poll(cx),
+            #[cfg(feature = "redis")]
             Answer::Queued(queued) => Pin::new(queued).poll(cx),
         }
     }

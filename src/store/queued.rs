@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         check::Check,
-        error::{StoreError, StoreErrorKind},
+        error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{ext::ANOTHER_REPLY, sent::Sent},
+    store::{TIMED_OUT, ext::ANOTHER_REPLY, sent::Sent},
 };
 
 /// The callers that wait for the calls of a store.
@@ -103,7 +103,6 @@ enum Stage {
 }
 
 impl<T> Queued<T> {
-    #[cfg(feature = "redis")]
     pub(crate) fn new(line: Arc<dyn Line>, task: Task, read: fn(Reply) -> Option<T>) -> Self {
         let (sent, timeout) = (None, None);
         let asked = Asked {
@@ -213,6 +212,3 @@ impl<T> Drop for Queued<T> {
         }
     }
 }
-
-pub(crate) const TIMED_OUT: StoreError =
-    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");

@@ -49,6 +49,7 @@ impl Task {
 fn every_order(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
+    builder.max_branches = 50_000; // a crowd has many steps
     builder.check(model);
 }
 
@@ -94,7 +95,7 @@ fn enter(slab: &Slab, deadline: Option<Instant>) -> (usize, Watch) {
     slab.enter(Waker::noop().clone(), deadline.map(|at| (at, RUNTIME)))
 }
 
-/// Whether each of this number of seats is free, once.
+/// Whether there are seats for this number of callers, and each is free, once.
 fn are_free(slab: &Slab, number: usize) -> bool {
     let mut seats: Vec<_> = (0..=number).map(|_| enter(slab, None).0).collect();
     seats.sort_unstable();
@@ -272,5 +273,18 @@ fn a_keeper_is_woken_to_end_with_the_slab() {
         assert!(slab.next_look(&keeper).is_some());
         drop(slab);
         assert!(task.is_woken());
+    });
+}
+
+#[test]
+fn the_seats_of_a_crowd_that_has_left_take_no_memory() {
+    every_order(|| {
+        let slab = Slab::new();
+        let crowd: Vec<_> = (0..2_000).map(|_| enter(&slab, None).0).collect();
+        for seat in crowd {
+            assert!(slab.leave(seat));
+            assert!(!slab.begin(seat));
+        }
+        assert!(are_free(&slab, 0), "the first seat is one of new memory");
     });
 }

@@ -25,6 +25,9 @@ use super::sync::{Mutex, MutexGuard};
 /// The least time between two looks at the deadlines.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(3);
 
+/// When more seats than these are free, and no caller waits, their memory is given back.
+const MOST_FREE: usize = 1_024;
+
 /// `A` is an answer; an `R` names the runtime that the keeper runs in.
 pub(super) struct Slab<A, R> {
     state: Mutex<State<A, R>>,
@@ -360,6 +363,9 @@ impl<A, R> State<A, R> {
     fn free_if_empty(&mut self, number: usize) {
         if matches!(self.seats[number].stage, Stage::Free) {
             self.free.push(number);
+            if self.free.len() == self.seats.len() && self.seats.len() > MOST_FREE {
+                (self.seats, self.free) = (Vec::new(), Vec::new());
+            }
         }
     }
 }
