@@ -96,7 +96,10 @@ impl Usage {
         counts: &[Count],
     ) -> Result<Self, StoreError> {
         let other_rules = || StoreError::protocol("the store returned counts for different rules");
-        let mut usages = RuleUsages::with_capacity(counts.len());
+        // The rules are put into their place at once, since they are slow to move.
+        let mut usage = Self::of(check, now_ms, RuleUsages::new(), admitted);
+        let usages = &mut Arc::make_mut(&mut usage.inner).rules;
+        usages.reserve(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {
             for rule in charge.policy().rules() {
@@ -113,7 +116,7 @@ impl Usage {
         if counts.next().is_some() {
             return Err(other_rules());
         }
-        Ok(Self::of(check, now_ms, usages, admitted))
+        Ok(usage)
     }
 
     pub(super) fn of(

@@ -64,7 +64,8 @@ impl Seat {
         }
     }
 
-    fn answer(mut self, reply: Result<Reply, StoreError>) {
+    /// Call this once.
+    fn answer(&mut self, reply: Result<Reply, StoreError>) {
         self.is_held = false;
         self.slab.answer(self.number, reply);
     }
@@ -288,23 +289,23 @@ pub(super) struct Returned {
 
 impl Returned {
     /// Gives each caller its own reply.
-    pub(super) fn answer(self) {
-        for (reply, mut waiters) in self.replies.into_iter().zip(self.waiters) {
+    pub(super) fn answer(mut self) {
+        for (reply, waiters) in self.replies.into_iter().zip(&mut self.waiters) {
             match reply {
                 // With one waiter, the caller asked for a batch. With more, `fold` made the batch from their checks.
                 Ok(Reply::CheckBatch(decisions)) if waiters.len() > 1 => {
-                    for (waiter, decision) in waiters.into_iter().zip(decisions) {
+                    for (waiter, decision) in waiters.iter_mut().zip(decisions) {
                         waiter.seat.answer(Ok(Reply::Check(decision)));
                     }
                 }
                 reply => {
-                    let last = waiters.pop();
-                    for waiter in waiters {
+                    let Some((last, others)) = waiters.split_last_mut() else {
+                        continue;
+                    };
+                    for waiter in others {
                         waiter.seat.answer(reply.clone());
                     }
-                    if let Some(last) = last {
-                        last.seat.answer(reply);
-                    }
+                    last.seat.answer(reply);
                 }
             }
         }

@@ -262,10 +262,15 @@ impl Reader<'_> {
 
     fn brief_counts(&mut self, policy: &Policy, counts: &mut Counts) -> Result<(), StoreError> {
         let _sections_of_the_value = self.byte()?;
-        for rule in policy.rules() {
+        let rules = policy.rules();
+        let Some((numbers, rest)) = self.bytes.split_at_checked(7 * rules.len()) else {
+            return Err(self.garbled());
+        };
+        self.bytes = rest;
+        for (rule, mut used) in rules.iter().zip(numbers.chunks_exact(7)) {
             let is_bucket = rule.refill().is_some();
             counts.push(Count {
-                used: self.number(7)?,
+                used: number(&mut used, 7).unwrap_or_default(),
                 newest_end_ms: if is_bucket {
                     self.now_ms
                 } else {
