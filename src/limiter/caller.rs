@@ -108,10 +108,10 @@ impl Caller {
         let (store, permit) = match to {
             To::Local(store) => (store, None),
             To::StoreFor(Duration::ZERO) => {
-                return MaybeReady::ready(Answer {
-                    result: Err(timed_out().unsent_if(true)),
+                return Calling::Ready(Some(Answer {
+                    result: Err(TIMED_OUT.unsent_if(true)),
                     timing: self.start().map(Timing::since),
-                });
+                }));
             }
             To::Store | To::StoreFor(_) => match self.breaker.permit() {
                 None => {
