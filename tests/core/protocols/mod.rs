@@ -6,6 +6,6 @@ mod deny_cache;
 mod deny_cache_notes;
 mod lease_units;
 mod leases;
+mod seats;
 mod shared_calls;
-mod slab;
 mod slots;
