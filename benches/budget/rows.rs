@@ -22,7 +22,7 @@ use serde::Deserialize;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
     RedisStore, Store,
-    middleware::{HeaderStyle, ParsedBody, ReadBodyLayer},
+    middleware::{BodyError, HeaderStyle, ParsedBody, ReadBodyLayer},
     store::Check,
 };
 use tokio::task::{JoinSet, LocalSet};
@@ -169,7 +169,10 @@ struct Message {
 }
 
 fn read_chats() -> ReadBodyLayer<Chat> {
-    ReadBodyLayer::json(1 << 20)
+    // As `ReadBodyLayer::json` does, which is no default feature.
+    ReadBodyLayer::new(1 << 20, |_, body| {
+        serde_json::from_slice(body).map_err(|_| BodyError::new("not JSON"))
+    })
 }
 
 async fn chat(request: Request<Body>) -> Result<Response<Body>, Infallible> {
