@@ -43,11 +43,15 @@ local function check(parts, asked)
     if part.are_slots then
       reply = reply .. LONG .. take_slots(part.i, views[part], count, count < asked)
     else
-      if part.units * count > 0 then
-        for k, rule in ipairs(part.rules) do rule.kind.charge(part.sections[k], part.units * count) end
-        write(part)
+      local charged = part.units * count
+      if charged > 0 then
+        for k, rule in ipairs(part.rules) do
+          rule.kind.charge(part.sections[k], charged)
+          rule.kind.describe(part.sections[k])
+        end
       end
-      reply = reply .. usage_of(part, count < asked)
+      reply = reply .. usage_of(part, count < asked) -- before the bodies change
+      if charged > 0 then write(part) end
     end
   end
   return reply, count

@@ -10,7 +10,7 @@ use sluicegate::{
     block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
     store::{
-        Check, Operation, Reply, Settlement, StoreExt,
+        Check, CheckBatch, Operation, Reply, Settlement, StoreExt,
         redis::inspect::{StoredValue, decide},
     },
 };
@@ -62,6 +62,7 @@ pub(super) async fn all(script: &Script) {
     slots_that_are_held_need_no_room_under_a_lower_limit(script).await;
     of_two_blocks_with_one_end_the_first_holds(script).await;
     a_block_holds_for_later_checks_of_the_same_call(script).await;
+    a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script).await;
     bans_are_those_of_the_memory_store(script).await;
     levels_are_kept_and_stop_at_255(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
@@ -612,6 +613,33 @@ async fn a_block_holds_for_later_checks_of_the_same_call(script: &Script) {
     };
     assert!(matches!(first, Ok(Reply::Check(Decision::Allowed(_)))));
     assert!(matches!(last, Ok(Reply::Check(Decision::Blocked(_)))));
+}
+
+async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Script) {
+    script.start(START_MS);
+    let memory = MemoryStore::new().clock(script.clock.clone());
+    let policy = Policy::parse("api", "140000/2h@1h").unwrap();
+    let check = |cost| Check::new([Charge::new(&policy, alice(), cost)]).unwrap();
+    let stores: [&dyn Store; 2] = [&script.store, &memory];
+    for store in stores {
+        store.check(&check(1)).await.unwrap();
+    }
+    script.clock.advance(Duration::from_secs(3_600));
+    let mut replies = Vec::new();
+    for store in stores {
+        let batch = Operation::CheckBatch(CheckBatch::new(check(70_000), 2));
+        let Reply::CheckBatch(decisions) = store.execute(batch).await.unwrap() else {
+            panic!("a reply to a batch");
+        };
+        let [Decision::Allowed(_), Decision::Denied(denial)] = &decisions[..] else {
+            panic!("one is admitted: {decisions:?}");
+        };
+        replies.push(denial.retry_after());
+    }
+    assert!(
+        replies[0].is_some() && replies[0] == replies[1],
+        "{replies:?}"
+    );
 }
 
 async fn slots_are_those_of_the_memory_store(script: &Script) {

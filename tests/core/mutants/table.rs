@@ -112,11 +112,11 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "usage_of(part, count < asked)",
                 "usage_of(part, count == 0)",
             ),
-            ("if part.units * count > 0 then", "if part.units > 0 then"),
             (
-                "part.sections[k], part.units * count)",
-                "part.sections[k], part.units)",
+                "local charged = part.units * count",
+                "local charged = part.units",
             ),
+            ("if charged > 0 then write(part) end", ""),
             (
                 "has_changed = has_changed or section.used ~= used",
                 "has_changed = section.used ~= used",
@@ -559,10 +559,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ("units > (rules < 4", "units >= (rules < 4"),
             ("if since > now or wide", "if wide"),
             ("if wide == 1 then", "if wide > 1 then"),
-            (
-                "wide ~= 0 and wide ~= 1 then return end",
-                "false then return end",
-            ),
+            ("wide ~= 0 and wide ~= 1 or", "false or"),
             ("value, 37 + k * 7), rules < 4", "value, 44), rules < 4"),
             (
                 "  if over <= 0 and now < due and not",
