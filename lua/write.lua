@@ -2,6 +2,7 @@
 
 local refusal -- the server's error: no write of this call is accepted
 if not fast_path or not reply then
+  for block = next_block, blocks_found == 0 and next_block + block_count - 1 or 0 do stored[block] = false end
   plain = plain or plain_script(now, slack, expire, tasks, stored, values, expiries, offsets, try, spread, slots_script)
   reply, count = plain(first, last, next_block, admitted)
   refusal = not reply and count

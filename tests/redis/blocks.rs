@@ -456,9 +456,9 @@ async fn processes_that_ban_at_the_same_time_raise_one_level() {
         let end_ms = clock.now_ms() + minutes * 60_000;
         assert_eq!(listed[0].block(), Block::new(end_ms, BlockedBy::Ban));
         assert_eq!(listed[0].details().ban_level(), Some(level));
-        // A long ban stays in the index, which other bans clean.
+        // A long ban stays in the index, which other bans clean: with the latest end that the store could choose.
         let score: u64 = server.run(&format!("ZSCORE {INDEX} user=alice"));
-        assert_eq!(score, end_ms);
+        assert!(score >= end_ms, "{score}");
         clock.set(end_ms);
     }
 }
