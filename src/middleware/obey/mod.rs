@@ -93,7 +93,7 @@ impl ObeyLayer {
         }
     }
 
-    /// Sets a label for the account in the warning of a pause, and in [`Event::Pause`](crate::observe::Event::Pause):
+    /// Sets a label for the account in the warning of a pause, and in [`Event::Pause`]:
     /// such as the name of the other service. By default there is none, and both name the kind of the key alone, since a
     /// key may be a secret.
     pub fn label(self, label: impl Into<String>) -> Self {
