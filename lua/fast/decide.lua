@@ -94,7 +94,7 @@ while fast_path and reply and i <= last do
         if counts then break end
         if turn ~= 2 then
           usage_of = usage_of or fast_usage(now, KEYS, stored, try, rep, pack, unpack, read_period)
-          fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 53) -- settlements always fit
+          fits, counts = usage_of(policy, i, value, is_check and units or -2 ^ 60) -- settlements fit whatever is used
           if fits and is_charge then counts = nil end
         elseif is_charge then
           steps = steps

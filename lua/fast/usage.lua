@@ -44,7 +44,7 @@ return function(policy, i, value, units)
         if not value or #value < stop then return end
       end
       if k > 1 then newest, base = unpack('<I6I7', value, at - 13) end
-      if is_calendar and newest ~= step then return end -- another period
+      if is_calendar and newest ~= step or newest > now and newest ~= current then return end -- another period, or spoiled
       local gone, number = now - retention, newest / step
       gone = (gone - gone % step) / step -- the newest step that is released
       if gone >= number then

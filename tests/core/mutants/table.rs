@@ -432,7 +432,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
             ),
             ("counts, '43', policy.form", "counts, '6', policy.form"),
             ("if fits and is_charge then counts = nil end", ""),
-            ("is_check and units or -2 ^ 53", "units"),
+            ("is_check and units or -2 ^ 60", "units"),
             ("units > 0 and not is_denied, false", "not is_denied, false"),
             ("units > 0 and not is_denied, false", "units > 0, false"),
         ],
@@ -573,7 +573,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "over <= 0 and now < due and not is_calendar",
                 "over <= 0 and now < due",
             ),
-            ("if is_calendar and newest ~= step then return end", ""),
+            ("if is_calendar and newest ~= step or", "if"),
             ("if gone >= number then", "if gone > number then"),
             (
                 "elseif gone >= number - places then",
@@ -679,7 +679,10 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "write.lua",
         &[
-            ("next_block + block_count", "next_block"),
+            (
+                "admitted = next_block + block_count",
+                "admitted = next_block",
+            ),
             ("last + 1, count", "last + 1, 1"),
             ("written = try('DEL', key)", "written = nil"),
             ("expiry_option, expires", "'PXAT', expires"),
