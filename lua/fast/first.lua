@@ -30,7 +30,8 @@ return function(policy, i, value, units, since, others, expires, newest, base, u
   if lag > 0 and current - step + lag > now then due = current - step + lag end
   if current - step > since then since = current - step end
   if current + retention > expires then -- one window later, but at most a minute: 60000 ms
-    expires = current + retention + (retention < 60000 and retention or 60000)
+    local window = retention < step and step or retention
+    expires = current + retention + (window < 60000 and window or 60000)
     expiries[i] = expires
   end
   local front = rules == 1 and '<I6I6I6I6I6I7I7' or rules == 2 and '<I6I6I6I6I6I7I7I7' or '<I6I6I6I6I6I7I7I7I7'

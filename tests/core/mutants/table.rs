@@ -550,7 +550,7 @@ pub(super) const MUTANTS: &[(&str, &[(&str, &str)])] = &[
                 "if current + retention > expires then",
                 "if current > expires then",
             ),
-            ("(retention < 60000 and retention or 60000)", "60000"),
+            ("(window < 60000 and window or 60000)", "60000"),
         ],
     ),
     (
