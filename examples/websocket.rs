@@ -34,7 +34,7 @@ struct Chat {
     messages: Policy,
 }
 
-/// The layer sees this request alone. What comes later over the connection is no request, so the handler charges it.
+/// The layer sees this request alone. The handler charges the messages, which are no requests.
 async fn open(
     State(chat): State<Chat>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -49,7 +49,7 @@ async fn open(
 impl Chat {
     async fn talk(self, mut socket: WebSocket, key: Key) {
         while let Some(Ok(message)) = socket.recv().await {
-            // Of any kind: a ping takes work, too.
+            // Any kind counts: a ping takes work, too.
             let charge = Charge::new(&self.messages, key.clone(), 1);
             let answer = match self.limiter.check([charge]).await {
                 Ok(Decision::Allowed(_)) => match message {

@@ -21,7 +21,7 @@ use sluicegate::{
 };
 use support::redis::{Server, program};
 
-/// Where callgrind writes, for the process that measures.
+/// Names the file that callgrind writes, for the process that measures.
 const OUTPUT: &str = "SLUICEGATE_BUDGET_OUTPUT";
 const START_MS: u64 = 1_700_000_000_500;
 const PLENTY: u64 = 1_000_000_000;
@@ -334,7 +334,7 @@ impl Work {
         Check::new(charges).unwrap().enforce_blocks(self.blocks)
     }
 
-    /// What comes after a check.
+    /// Returns the operation that follows a check.
     fn second(&self, reply: &Reply) -> Operation {
         let Reply::Check(decision) = reply else {
             panic!("not of a check: {reply:?}");

@@ -1,4 +1,4 @@
-//! What is counted in a process of its own: a number of the same requests or checks, after a warm-up.
+//! The rows: each runs the same request or check a number of times, in a process of its own and after a warm-up.
 
 use std::{
     convert::Infallible,

@@ -1,6 +1,6 @@
 -- The fast path's checks of buckets. In the front, `newest` is the time of `used`, the missing units * ms.
 
--- What all checks of a policy need: the formats, and the period and the refill of each rule.
+-- Reads the formats, and the period and the refill of each rule, which all checks of a policy need.
 local function read_rules(policy)
   local rules, all = policy.rules, { format = '', front = '', nil, nil, nil, nil, nil, nil }
   all.front = '<I6I6I6I6I6I6I7' .. rep('I7', rules)

@@ -29,7 +29,7 @@ if block_count > 0 and blocks_found ~= 0 then
   for block = next_block, next_block + block_count - 1 do
     local held = try('GET', KEYS[block])
     stored[block] = held
-    -- Of a block that has ended, the level of a ban may be left.
+    -- A block that has ended may be kept for the level of its ban.
     if held and (#held < 18 or unpack('<I6', held) > now or sub(held, 8, 8) ~= '\1') then reply = nil end
   end
 end

@@ -181,7 +181,7 @@ fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     struck
 }
 
-/// Sorts the bans of one window: fewest strikes first, then longest ban. Of bans that grow, the first times decide.
+/// Sorts the bans of one window: fewest strikes first, then longest ban. The first times decide between bans that grow.
 fn order(ban: &Ban) -> (u64, Reverse<&[u64]>) {
     (ban.strikes().limit(), Reverse(ban.times_ms()))
 }

@@ -170,7 +170,7 @@ impl Tries<'_> {
         decision
     }
 
-    /// Makes the tries; returns the answer with its check. Of several denials, that is the one that ends first.
+    /// Makes the tries; returns the answer with its check. If all deny, that is the denial that ends first.
     async fn try_each(&mut self) -> Result<(Resolution, Check), StoreError> {
         let (mut denied, mut is_sure) = (None::<Denied>, false);
         loop {

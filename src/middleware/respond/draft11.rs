@@ -77,7 +77,7 @@ impl Draft11 {
         let mut fixed = Vec::new();
         draft.all_known = true;
         for selector in config.lone_selectors() {
-            // Of alternatives, only the one that was charged is listed.
+            // The list has only the alternative that was charged.
             let Some(selector) = selector else {
                 draft.all_known = false;
                 continue;
