@@ -1,7 +1,7 @@
 //! Runs a program under callgrind, and reads its counts.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs,
     ops::Sub,
     path::{Path, PathBuf},
@@ -79,18 +79,49 @@ impl Callgrind {
 
     /// The counts of the run that ended last.
     pub(crate) fn counts(&self) -> Counts {
-        let text = fs::read_to_string(self.output()).expect("callgrind writes its counts");
-        read(&text)
+        read(&self.text())
+    }
+
+    /// The calls of each function of this crate in the run that ended last.
+    pub(crate) fn calls_of_this_crate(&self) -> BTreeMap<String, u64> {
+        let (text, mut all) = (self.text(), BTreeMap::new());
+        for_each_call(&text, |callee, calls| {
+            let name = callee.trim_start_matches('<');
+            if name.starts_with("sluicegate::") {
+                *all.entry(callee.to_owned()).or_default() += calls;
+            }
+        });
+        all
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(self.output()).expect("callgrind writes its counts")
     }
 }
 
-/// Reads the file that callgrind wrote. A name stands once, beside its number: `cfn=(7) malloc`, then `cfn=(7)`.
+/// Reads the file that callgrind wrote.
 fn read(text: &str) -> Counts {
     let mut counts = Counts {
         instructions: 0,
         allocations: 0,
         copies: 0,
     };
+    for_each_call(text, |callee, calls| match callee {
+        "malloc" | "calloc" | "realloc" | "posix_memalign" | "aligned_alloc" => {
+            counts.allocations += calls;
+        }
+        _ if callee.starts_with("__memcpy") || callee.starts_with("__memmove") => {
+            counts.copies += calls;
+        }
+        _ => {}
+    });
+    let totals = text.lines().find_map(|line| line.strip_prefix("totals: "));
+    counts.instructions = totals.map_or(0, |total| total.trim().parse().unwrap());
+    counts
+}
+
+/// A name stands once, beside its number: `cfn=(7) malloc`, then `cfn=(7)`.
+fn for_each_call<'a>(text: &'a str, mut note: impl FnMut(&'a str, u64)) {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut callee = "";
     for line in text.lines() {
@@ -102,19 +133,7 @@ fn read(text: &str) -> Counts {
             }
             callee = names.get(number).copied().unwrap_or_default();
         } else if field == "calls" {
-            let calls: u64 = value.split(' ').next().unwrap().parse().unwrap();
-            match callee {
-                "malloc" | "calloc" | "realloc" | "posix_memalign" | "aligned_alloc" => {
-                    counts.allocations += calls
-                }
-                _ if callee.starts_with("__memcpy") || callee.starts_with("__memmove") => {
-                    counts.copies += calls
-                }
-                _ => {}
-            }
-        } else if let Some(total) = line.strip_prefix("totals: ") {
-            counts.instructions = total.trim().parse().unwrap();
+            note(callee, value.split(' ').next().unwrap().parse().unwrap());
         }
     }
-    counts
 }

@@ -6,12 +6,16 @@
 //! toolchain; with another one the bench only prints. `cargo bench --bench budget -- renew` writes the file. The row of
 //! `tower_governor` is a yardstick, and is not checked.
 //!
+//! `cargo bench --bench budget -- functions` lists the functions that a check over Redis calls; without this argument,
+//! the bench only counts them.
+//!
 //! `cargo bench --bench budget -- redis` counts the instructions of the Redis server for a check, against the budgets of
 //! `redis.toml`, which hold for one version of Redis; `-- redis renew` writes that file.
 //!
 //! A commit that raises a budget says why in its message.
 
 mod callgrind;
+mod functions;
 mod redis;
 mod rows;
 mod server;
@@ -83,8 +87,12 @@ fn main() -> ExitCode {
     if arguments.iter().any(|it| it == "redis") {
         return redis::check(arguments.iter().any(|it| it == "renew"));
     }
+    let (callgrind, redis) = (Callgrind::new(), Server::start());
+    if arguments.iter().any(|it| it == "functions") {
+        return code(functions::check(&callgrind, &redis, true));
+    }
     let toolchain = toolchain();
-    let measured = measure_all();
+    let measured = measure_all(&callgrind, &redis);
     if arguments.iter().any(|it| it == "renew") {
         let rows = measured.into_iter().collect();
         let budgets = toml::to_string(&Budgets { toolchain, rows }).unwrap();
@@ -102,10 +110,14 @@ fn main() -> ExitCode {
     let missed = measured
         .iter()
         .filter(|(name, counted)| !is_within(name, *counted, &budgets));
-    if missed.count() == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let is_in_budget = missed.count() == 0;
+    code(functions::check(&callgrind, &redis, false) && is_in_budget)
+}
+
+fn code(is_success: bool) -> ExitCode {
+    match is_success {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
 }
 
@@ -114,8 +126,7 @@ fn toolchain() -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-fn measure_all() -> Vec<(String, Budget)> {
-    let (callgrind, redis) = (Callgrind::new(), Server::start());
+fn measure_all(callgrind: &Callgrind, redis: &Server) -> Vec<(String, Budget)> {
     let mut measured = Vec::new();
     println!(
         "{:<32}{:>14}{:>13}{:>8}",
@@ -145,8 +156,8 @@ fn measure_all() -> Vec<(String, Budget)> {
     }
     let program = example::build("server");
     for (name, path, over_redis) in server::ROWS {
-        let redis = over_redis.then_some(&redis);
-        let count = |rounds| server::count(&callgrind, &program, path, redis, rounds);
+        let redis = over_redis.then_some(redis);
+        let count = |rounds| server::count(callgrind, &program, path, redis, rounds);
         add(
             name,
             count(2 * ROUNDS) - count(ROUNDS),

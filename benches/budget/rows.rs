@@ -7,6 +7,7 @@ use std::{
     hint::black_box,
     net::SocketAddr,
     pin::pin,
+    process,
     rc::Rc,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -38,6 +39,12 @@ const FULL: &str = "0/1m";
 /// More than a layer watches for signs that it is wired wrongly.
 const WARM_UP: usize = 12_000;
 const CLIENTS: usize = 1_000;
+/// How many checks over Redis wait at a time.
+const CALLERS: usize = 64;
+/// As many calls as a store has in flight by default: with no more callers, each check is a call of its own.
+pub(crate) const IN_FLIGHT: usize = 4;
+/// A warm-up that calls each function as often in each run.
+const FEW: usize = 32;
 
 /// The names of the rows, as in the file of budgets.
 pub(crate) const NAMES: [&str; 15] = [
@@ -64,6 +71,9 @@ const BODIES: [&str; 3] = ["body, axum", "body, read_body", "body, read_body and
 /// Its clock reads the processor's counter, so that its figures vary.
 pub(crate) const YARDSTICK: &str = "tower_governor";
 pub(crate) const OVER_REDIS: &str = "over redis, three rules";
+/// Checks in calls of their own, whose functions are counted: no rows of the table. Redis does not answer the second.
+pub(crate) const ANSWERED: &str = "answered";
+pub(crate) const UNANSWERED: &str = "unanswered";
 
 /// The address of the server for the row over Redis.
 pub(crate) const REDIS: &str = "SLUICEGATE_BUDGET_REDIS";
@@ -73,8 +83,11 @@ pub(crate) fn run(name: &str, requests: usize) {
         .enable_all()
         .build()
         .unwrap();
-    if name == OVER_REDIS {
-        return over_redis(&runtime, requests);
+    match name {
+        OVER_REDIS => return runtime.block_on(over_redis(WARM_UP + requests)),
+        ANSWERED => return runtime.block_on(alone(requests)),
+        UNANSWERED => return runtime.block_on(unanswered(requests)),
+        _ => {}
     }
     let _entered = runtime.enter();
     let number = WARM_UP + requests;
@@ -243,29 +256,61 @@ fn check_all_by_limiter(checks: usize, rules: &str) {
 }
 
 /// Callers in closed loops, so that several checks share a call.
-fn over_redis(runtime: &tokio::runtime::Runtime, checks: usize) {
-    const CALLERS: usize = 64;
-    let url = env::var(REDIS).unwrap();
-    let store = runtime.block_on(RedisStore::connect(url.as_str())).unwrap();
-    let limiter = Limiter::new(store)
+async fn over_redis(checks: usize) {
+    check_over_redis(&limiter_over_redis().await, CALLERS, checks).await;
+}
+
+async fn alone(checks: usize) {
+    let limiter = limiter_over_redis().await;
+    check_over_redis(&limiter, 1, FEW).await;
+    check_over_redis(&limiter, IN_FLIGHT, checks).await;
+}
+
+async fn limiter_over_redis() -> Limiter {
+    let store = RedisStore::connect(env::var(REDIS).unwrap()).await;
+    Limiter::new(store.unwrap())
         .timeout(Duration::from_secs(20))
-        .on_failure(FailurePolicy::Closed);
+        .on_failure(FailurePolicy::Closed)
+}
+
+/// Ends the process while the checks wait.
+async fn unanswered(checks: usize) {
+    let limiter = limiter_over_redis().await;
+    check_over_redis(&limiter, 1, FEW).await;
+    if checks > 0 {
+        pause_redis().await;
+        let answered = check_over_redis(&limiter, IN_FLIGHT, checks);
+        let answered = tokio::time::timeout(Duration::from_millis(500), answered);
+        answered.await.expect_err("Redis pauses");
+    }
+    process::exit(0);
+}
+
+async fn pause_redis() {
+    let client = redis::Client::open(env::var(REDIS).unwrap()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut pause = redis::cmd("CLIENT");
+    pause.arg("PAUSE").arg(2_000).arg("ALL");
+    let () = pause.query_async(&mut connection).await.unwrap();
+}
+
+async fn check_over_redis(limiter: &Limiter, callers: usize, checks: usize) {
     let policy = Policy::parse("api", THREE).unwrap();
     let users = Rc::new(users(CLIENTS));
-    let number = WARM_UP + checks;
-    LocalSet::new().block_on(runtime, async {
-        let mut callers = JoinSet::new();
-        for caller in 0..CALLERS {
+    let work = async {
+        let mut tasks = JoinSet::new();
+        for caller in 0..callers {
             let (limiter, policy, users) = (limiter.clone(), policy.clone(), users.clone());
-            callers.spawn_local(async move {
-                for check in (caller..number).step_by(CALLERS) {
+            tasks.spawn_local(async move {
+                for check in (caller..checks).step_by(callers) {
                     let decision = limiter.check([charge(&policy, &users[check % CLIENTS])]);
                     assert!(decision.await.unwrap().is_allowed());
                 }
             });
         }
-        while let Some(ended) = callers.join_next().await {
+        while let Some(ended) = tasks.join_next().await {
             ended.unwrap();
         }
-    });
+    };
+    LocalSet::new().run_until(work).await;
 }

@@ -130,14 +130,20 @@ impl Notices {
 
 /// Whether the units that were added took the usage to this share of the limit, or past it.
 fn has_passed(usage: &RuleUsage, added: u64, percent: u8, is_leased: bool) -> bool {
-    let rule = usage.rule();
-    // Slots are taken and returned all the time.
-    if added == 0 || rule.is_concurrency() {
+    let limit = usage.rule().limit();
+    let used = limit.saturating_sub(usage.remaining());
+    // Mostly this is all.
+    if !is_near(used, limit, percent) {
         return false;
     }
-    let used = rule.limit().saturating_sub(usage.remaining());
-    let share = (rule.limit() * u64::from(percent)).div_ceil(100).max(1);
-    used >= share && (is_leased || used.saturating_sub(added) < share)
+    let before = used.saturating_sub(added);
+    // Slots are taken and returned all the time.
+    added > 0 && !usage.rule().is_concurrency() && (is_leased || !is_near(before, limit, percent))
+}
+
+/// Whether these units are at least this share of the limit.
+const fn is_near(used: u64, limit: u64, percent: u8) -> bool {
+    used > 0 && used * 100 >= limit * percent as u64
 }
 
 #[cfg(test)]

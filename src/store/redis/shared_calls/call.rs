@@ -111,6 +111,8 @@ pub(super) struct SharedCall {
     waiters: Vec<Waiters>,
     /// A trace of each.
     traces: Vec<u64>,
+    /// The bits of all traces.
+    seen: u64,
     pub(super) runtime: Handle,
 }
 
@@ -127,6 +129,7 @@ impl SharedCall {
             operations: Vec::with_capacity(most_charges),
             waiters: Vec::with_capacity(most_charges),
             traces: Vec::with_capacity(most_charges),
+            seen: 0,
             runtime: first.runtime,
         };
         call.push(trace(&first.task), first.task, first.waiter);
@@ -152,6 +155,9 @@ impl SharedCall {
         let Task::Check(check) = task else {
             return None;
         };
+        if self.seen & trace == 0 {
+            return None;
+        }
         let others = self.traces.iter().enumerate().rev().take(COMPARED);
         for (place, _) in others.filter(|(_, other)| *other & trace != 0) {
             match &self.operations[place] {
@@ -180,6 +186,7 @@ impl SharedCall {
         self.operations.push(task.into_operation());
         self.waiters.push(smallvec![waiter]);
         self.traces.push(trace);
+        self.seen |= trace;
     }
 
     /// Sends the operations of the callers that still wait. Returns with the reply, or as soon as all callers have
@@ -337,6 +344,7 @@ mod tests {
             operations: vec![Operation::Check(check)],
             waiters: vec![seats.iter().map(waiter).collect()],
             traces: vec![0],
+            seen: 0,
             runtime: Handle::current(),
         };
         let leave = async {
