@@ -257,13 +257,15 @@ fn check_all_by_limiter(checks: usize, rules: &str) {
 
 /// Callers in closed loops, so that several checks share a call.
 async fn over_redis(checks: usize) {
-    check_over_redis(&limiter_over_redis().await, CALLERS, checks).await;
+    let limiter = limiter_over_redis().await;
+    check_over_redis(&limiter, &three(), CALLERS, checks).await;
 }
 
 async fn alone(checks: usize) {
     let limiter = limiter_over_redis().await;
-    check_over_redis(&limiter, 1, FEW).await;
-    check_over_redis(&limiter, IN_FLIGHT, checks).await;
+    let policy = three();
+    check_over_redis(&limiter, &policy, 1, FEW).await;
+    check_over_redis(&limiter, &policy, IN_FLIGHT, checks).await;
 }
 
 async fn limiter_over_redis() -> Limiter {
@@ -276,10 +278,11 @@ async fn limiter_over_redis() -> Limiter {
 /// Ends the process while the checks wait.
 async fn unanswered(checks: usize) {
     let limiter = limiter_over_redis().await;
-    check_over_redis(&limiter, 1, FEW).await;
+    let policy = three();
+    check_over_redis(&limiter, &policy, 1, FEW).await;
     if checks > 0 {
         pause_redis().await;
-        let answered = check_over_redis(&limiter, IN_FLIGHT, checks);
+        let answered = check_over_redis(&limiter, &policy, IN_FLIGHT, checks);
         let answered = tokio::time::timeout(Duration::from_millis(500), answered);
         answered.await.expect_err("Redis pauses");
     }
@@ -294,8 +297,11 @@ async fn pause_redis() {
     let () = pause.query_async(&mut connection).await.unwrap();
 }
 
-async fn check_over_redis(limiter: &Limiter, callers: usize, checks: usize) {
-    let policy = Policy::parse("api", THREE).unwrap();
+fn three() -> Policy {
+    Policy::parse("api", THREE).unwrap()
+}
+
+async fn check_over_redis(limiter: &Limiter, policy: &Policy, callers: usize, checks: usize) {
     let users = Rc::new(users(CLIENTS));
     let work = async {
         let mut tasks = JoinSet::new();
