@@ -95,7 +95,8 @@ impl SharedCalls {
     fn begin(self: &Arc<Self>, call: SharedCall) {
         let (runtime, calls) = (call.runtime.clone(), Arc::clone(self));
         let place = Turn(Arc::clone(self));
-        background::spawn_in(&runtime, async move {
+        // In a box: a task is moved several times before it runs, and this one takes more than 2 kB.
+        let task = Box::pin(async move {
             let store = &calls.store;
             let mut returned = pin!(call.send(|operations| store.execute_together(operations)));
             // Time to connect, and to lose that connection. Then other calls go over another one, while the callers of
@@ -109,6 +110,7 @@ impl SharedCalls {
                 Err(_) => returned.await.answer(),
             }
         });
+        background::spawn_in(&runtime, task);
     }
 
     /// Removes the operation of a caller that has left, and was not sent.
