@@ -12,29 +12,11 @@ use super::RateLimitLayer;
 use crate::middleware::respond::{AxumRejection, MakeRejection, Rejection, grpc_answer};
 use crate::middleware::{respond::HeaderStyle, shared::Shared};
 
+/// Responses.
 impl<R, E> RateLimitLayer<R, E> {
     /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].
     pub fn headers(self, style: HeaderStyle) -> Self {
         self.change(|settings| settings.answers.headers.style = style)
-    }
-
-    /// Puts the [`Decisions`](crate::middleware::Decisions) into the extensions of every response, for instance for an access log.
-    /// This takes as long as writing the headers. By default you find them in the extensions of requests and
-    /// rejections.
-    ///
-    /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
-    /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
-    pub fn decisions_in_response(self) -> Self {
-        self.change(|settings| settings.decisions_in_response = true)
-    }
-
-    /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
-    /// together. The default is none.
-    ///
-    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](crate::middleware::Rejection), never
-    /// subtracted. The [`Decisions`](crate::middleware::Decisions) in the extensions keep the store's times.
-    pub fn jitter(self, most: Duration) -> Self {
-        self.change(|settings| settings.answers.jitter = most)
     }
 
     /// Sets the responses to rejected requests. The default is [`ProblemJson`](crate::middleware::ProblemJson).
@@ -131,5 +113,24 @@ impl<R, E> RateLimitLayer<R, E> {
                 others.make_rejection(rejection, head)
             }
         })
+    }
+
+    /// Puts the [`Decisions`](crate::middleware::Decisions) into the extensions of every response, for instance for an access log.
+    /// This takes as long as writing the headers. By default you find them in the extensions of requests and
+    /// rejections.
+    ///
+    /// With layers around each other, set this on any one that decides about the request. A layer that only [looks
+    /// up](Self::deny_blocked) blocks makes no decision about requests that pass.
+    pub fn decisions_in_response(self) -> Self {
+        self.change(|settings| settings.decisions_in_response = true)
+    }
+
+    /// Adds a random time, up to `most`, to the wait sent to each client, so that clients denied together do not return
+    /// together. The default is none.
+    ///
+    /// The time is added to `Retry-After`, to `t` or `Reset`, and to the [`Rejection`](crate::middleware::Rejection), never
+    /// subtracted. The [`Decisions`](crate::middleware::Decisions) in the extensions keep the store's times.
+    pub fn jitter(self, most: Duration) -> Self {
+        self.change(|settings| settings.answers.jitter = most)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     },
 };
 
+/// Final costs and slots, at the end of responses.
 impl<R, E> RateLimitLayer<R, E> {
     /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from
     /// its admission to the end of the response's body.

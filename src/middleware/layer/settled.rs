@@ -9,6 +9,7 @@ use crate::domain::charge::Charge;
 #[cfg(doc)]
 use crate::limiter::Limiter;
 
+/// Final costs, by the heads of responses.
 impl<R, E> RateLimitLayer<R, E> {
     /// Sets the final cost of an admitted request, from the head of its response. The layer calls this once for each
     /// charge. The default is the cost charged before.
