@@ -39,11 +39,12 @@ impl OtherRoutes {
 
 impl Template {
     pub(super) fn of(path: &str) -> Self {
-        let segments = path.split('/').map(|segment| match segment {
-            capture if capture.starts_with("{*") => "{*}",
-            capture if capture.starts_with('{') && !capture.starts_with("{{") => "{}",
-            name => name,
-        });
+        let segments = path
+            .split('/')
+            .map(|segment| match around_capture(segment) {
+                Some((before, star, after)) => format!("{before}{{{star}}}{after}"),
+                None => segment.to_owned(),
+            });
         Self {
             path: path.into(),
             erased: segments.collect::<Vec<_>>().join("/"),
@@ -68,7 +69,24 @@ impl Template {
 
 fn has_name(erased: &str) -> bool {
     let mut segments = erased.split('/');
-    segments.any(|segment| !segment.is_empty() && !segment.starts_with('{'))
+    segments.any(|segment| !matches!(segment, "" | "{}" | "{*}"))
+}
+
+/// What is around the only capture in a segment of a template, and the star of one that takes the rest of the path:
+/// `("v", "", ".json")` for `v{x}.json`.
+pub(super) fn around_capture(segment: &str) -> Option<(&str, &str, &str)> {
+    let mut begin = segment.find('{')?;
+    // An escaped brace is no capture.
+    while segment[begin + 1..].starts_with('{') {
+        begin += 2 + segment[begin + 2..].find('{')?;
+    }
+    let end = begin + segment[begin..].find('}')?;
+    let star = if segment[begin + 1..].starts_with('*') {
+        "*"
+    } else {
+        ""
+    };
+    Some((&segment[..begin], star, &segment[end + 1..]))
 }
 
 /// An entry as written in the code, and the route that is probably meant.
@@ -92,6 +110,9 @@ mod tests {
             "/api/health",
             "/files/{*path}",
             "/v1/users/{id}/",
+            "/v{version}/health",
+            "/reports/{name}.json",
+            "/api/{name}.csv",
         ] {
             assert!(others.add(route) && !others.add(route), "{route}");
         }
@@ -111,6 +132,19 @@ mod tests {
             ("/health", None, Some("/api/health")),
             ("/outer/api/health", None, Some("/api/health")),
             ("/users/{user}", None, Some("/v1/users/{id}/")),
+            (
+                "/v{x}/health",
+                Some("/v{version}/health"),
+                Some("/v{version}/health"),
+            ),
+            ("/w{x}/health", None, None),
+            ("/reports/{id}", None, None),
+            (
+                "/reports/{id}.json",
+                Some("/reports/{name}.json"),
+                Some("/reports/{name}.json"),
+            ),
+            ("/{id}.csv", None, Some("/api/{name}.csv")),
             ("/alth", None, None),
             ("/{id}", None, None),
             ("/", None, None),

@@ -9,7 +9,7 @@ use http::{Method, request::Parts};
 
 use super::{
     normal_path::normal_form,
-    other_routes::{OtherRoutes, Template, described},
+    other_routes::{OtherRoutes, Template, around_capture, described},
     policy_selector::{Choice, IntoPolicySelector, PolicySelector, Source},
 };
 use crate::{
@@ -376,14 +376,17 @@ fn fits(template: &str, path: &str) -> bool {
         let Some(segment) = segments.next() else {
             return false;
         };
-        let is_capture = part.starts_with('{') && !part.starts_with("{{");
-        if is_capture && part.starts_with("{*") {
-            return !segment.is_empty() || segments.next().is_some();
-        }
-        let fits = if is_capture {
-            !segment.is_empty()
-        } else {
-            part == segment
+        let fits = match around_capture(part) {
+            Some((before, "*", _)) => {
+                let rest = segment.strip_prefix(before);
+                return rest.is_some_and(|rest| !rest.is_empty() || segments.next().is_some());
+            }
+            Some((before, _, after)) => {
+                let rest = segment.strip_prefix(before);
+                let captured = rest.and_then(|rest| rest.strip_suffix(after));
+                captured.is_some_and(|captured| !captured.is_empty())
+            }
+            None => part == segment,
         };
         if !fits {
             return false;
@@ -435,7 +438,19 @@ mod tests {
             ("/files/{*path}", "/files/", false),
             ("/files/{*path}", "/files", false),
             ("/{{id}}", "/7", false),
+            ("/v{version}/items", "/v2/items", true),
+            ("/v{version}/items", "/v/items", false),
+            ("/v{version}/items", "/2/items", false),
+            ("/{name}.json", "/a.json", true),
+            ("/{name}.json", "/.json", false),
+            ("/{name}.json", "/a.txt", false),
+            ("/img-{id}.png", "/img-7.png", true),
+            ("/items/{id}:reset", "/items/7:reset", true),
+            ("/items/{id}:reset", "/items/7", false),
+            ("/a{*rest}", "/a/b", true),
+            ("/a{*rest}", "/b/b", false),
         ] {
+            assert_eq!(read(template), Ok((None, template)));
             assert_eq!(fits(template, path), expected, "{template} {path}");
         }
     }
