@@ -1,5 +1,7 @@
 //! Normalizes a path that clients can write in many ways.
 
+use percent_encoding::percent_decode_str;
+
 /// The path without empty segments, `.`, `..` and percent-encoding; `None` if already normal, or not UTF-8 when
 /// decoded.
 pub(super) fn normal_form(path: &str) -> Option<String> {
@@ -7,7 +9,8 @@ pub(super) fn normal_form(path: &str) -> Option<String> {
     if !is_odd && (!path.ends_with('/') || path.len() == 1) {
         return None;
     }
-    let decoded = decoded(path)?;
+    // Once, like a service: a path that is encoded twice is another path.
+    let decoded = percent_decode_str(path).decode_utf8().ok()?;
     let mut segments = Vec::new();
     for segment in decoded.split('/') {
         match segment {
@@ -19,26 +22,6 @@ pub(super) fn normal_form(path: &str) -> Option<String> {
         }
     }
     Some(["/", &segments.join("/")].concat())
-}
-
-/// Decodes once, like a service: a path that is encoded twice is another path.
-fn decoded(path: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let encoded = if *first == b'%' { byte(tail) } else { None };
-        bytes.push(encoded.unwrap_or(*first));
-        rest = if encoded.is_some() { &tail[2..] } else { tail };
-    }
-    String::from_utf8(bytes).ok()
-}
-
-fn byte(digits: &[u8]) -> Option<u8> {
-    let digits = str::from_utf8(digits.get(..2)?).ok()?;
-    let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    is_hex
-        .then(|| u8::from_str_radix(digits, 16).ok())
-        .flatten()
 }
 
 #[cfg(test)]
