@@ -1,0 +1,1 @@
+../examples/mcp/src/main.rs

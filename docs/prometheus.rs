@@ -1,0 +1,1 @@
+../examples/prometheus/src/main.rs
