@@ -1,18 +1,9 @@
 //! Combined extractors: the first of two, both of two, and only under a condition.
 
-use std::sync::Arc;
-
-use http::{Method, Request, request::Parts};
 use proptest::prelude::*;
-use sluicegate::{
-    Header, Key, KeyExtractor,
-    error::{ExtractError, ExtractErrorKind},
-    extract::{And, Cookie, Keys, OnlyWhen, Or},
-};
+use sluicegate::extract::{And, OnlyWhen, Or};
 
-fn head() -> Parts {
-    Request::new(()).into_parts().0
-}
+use crate::prelude::*;
 
 fn user(value: &str) -> Key {
     Key::new("user", value)
@@ -40,45 +31,41 @@ fn skip(_: &Parts) -> Keys {
     Keys::skip()
 }
 
-#[test]
-fn the_first_identity_that_is_there_counts() {
-    assert_eq!(only(user("a").or(user("b")).extract(&head())), user("a"));
-    assert_eq!(only(missing.or(user("b")).extract(&head())), user("b"));
-    let third = missing.or(missing).or(user("c"));
-    assert_eq!(only(third.extract(&head())), user("c"));
-    let nobody = missing.or(missing).extract(&head()).unwrap_err();
-    assert_eq!(nobody.kind(), ExtractErrorKind::Missing);
-    assert_eq!(
-        missing.or(missing).or_skip().extract(&head()),
-        Ok(Keys::skip())
-    );
+/// A test for each row: an extractor, and the result for an empty `GET`.
+macro_rules! found {
+    ($($name:ident: $extractor:expr => $found:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            assert_eq!(found(&$extractor, &head()), $found);
+        }
+    )*};
+}
+
+found! {
+    the_first_identity_that_is_there_counts: user("a").or(user("b")) => "user=a";
+    the_second_identity_counts_if_the_first_is_missing: missing.or(user("b")) => "user=b";
+    the_third_identity_counts_if_two_are_missing: missing.or(missing).or(user("c")) => "user=c";
+    nobody_is_missing: missing.or(missing) => "missing";
+    nobody_may_be_skipped: missing.or(missing).or_skip() => "skip";
+    to_skip_is_an_answer_and_the_second_is_not_asked: skip.or(user("b")) => "skip";
+    a_client_cannot_choose_the_second_identity_by_spoiling_the_first: malformed.or(user("b")) => "malformed";
+    a_failure_does_not_choose_the_second_identity: unavailable.or(user("b")) => "unavailable";
+    a_pair_skips_when_the_first_part_does: skip.and(user("b")) => "skip";
+    a_pair_skips_when_the_second_part_does: user("a").and(skip) => "skip";
+    a_pair_is_missing_when_the_first_part_is: missing.and(user("b")) => "missing";
+    a_pair_is_missing_when_the_second_part_is: user("a").and(missing) => "missing";
+    a_pair_fails_when_the_second_part_does_though_the_first_skips: skip.and(malformed) => "malformed";
+    a_limit_applies_when_its_condition_is_true: user("a").only_when(|head: &Parts| head.method == Method::GET) => "user=a";
+    a_limit_applies_only_when_its_condition_is_true: user("a").only_when(|head: &Parts| head.method == Method::POST) => "skip";
+    what_a_condition_leaves_out_is_not_asked: malformed.only_when(|_: &Parts| false) => "skip";
 }
 
 #[test]
-fn a_client_cannot_choose_the_second_identity_by_spoiling_the_first() {
-    let error = malformed.or(user("b")).extract(&head()).unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Malformed);
-    let error = unavailable.or(user("b")).extract(&head()).unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Unavailable);
-}
-
-#[test]
-fn to_skip_is_an_answer_and_the_second_is_not_asked() {
-    assert_eq!(skip.or(user("b")).extract(&head()), Ok(Keys::skip()));
-}
-
-#[test]
-fn both_identities_make_one_key() {
-    let pair = |a: &str, b: &str| only(user(a).and(Key::new("tenant", b)).extract(&head()));
-    assert_eq!(pair("a", "b"), pair("a", "b"));
-    assert_ne!(pair("a", "b"), pair("b", "a"));
-    assert_ne!(pair("a", "b"), pair("a", "c"));
-    assert_eq!(pair("a", "b").kind(), "both");
-}
-
-#[test]
-fn parts_of_a_pair_do_not_flow_into_each_other() {
+fn both_identities_make_one_key_and_their_parts_do_not_flow_into_each_other() {
     let pair = |a: &str, b: &str| only(user(a).and(user(b)).extract(&head()));
+    assert_eq!(pair("a", "b"), pair("a", "b"));
+    assert_eq!(pair("a", "b").kind(), "both");
+    assert_ne!(pair("a", "b"), pair("b", "a"));
     assert_ne!(pair("a:b", "c"), pair("a", "b:c"));
     assert_ne!(pair("ab", ""), pair("a", "b"));
     assert_ne!(pair("", "ab"), pair("ab", ""));
@@ -90,69 +77,31 @@ fn parts_of_a_pair_do_not_flow_into_each_other() {
 #[test]
 fn a_pair_is_secret_when_a_part_is() {
     let secret = || Key::secret("user", "a");
-    for (first, second, expected) in [
-        (user("a"), user("b"), false),
-        (secret(), user("b"), true),
-        (user("b"), secret(), true),
-        (secret(), secret(), true),
-    ] {
-        let key = only(first.and(second).extract(&head()));
-        assert_eq!(key.is_secret(), expected);
-    }
-    let plain_then_secret = only(user("a").and(secret()).extract(&head()));
-    let secret_twice = only(secret().and(secret()).extract(&head()));
-    assert_ne!(plain_then_secret, secret_twice);
-}
-
-#[test]
-fn a_pair_skips_or_fails_when_a_part_does() {
-    assert_eq!(skip.and(user("b")).extract(&head()), Ok(Keys::skip()));
-    assert_eq!(user("a").and(skip).extract(&head()), Ok(Keys::skip()));
-    for result in [
-        missing.and(user("b")).extract(&head()),
-        user("a").and(missing).extract(&head()),
-    ] {
-        assert_eq!(result.unwrap_err().kind(), ExtractErrorKind::Missing);
-    }
-    let error = skip.and(malformed).extract(&head()).unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Malformed);
+    let pair = |a: Key, b: Key| only(a.and(b).extract(&head()));
+    assert!(!pair(user("a"), user("b")).is_secret());
+    let pairs = [
+        pair(secret(), user("a")),
+        pair(user("a"), secret()),
+        pair(secret(), secret()),
+    ];
+    assert!(pairs.iter().all(Key::is_secret));
+    assert_ne!(pairs[1], pairs[2]);
 }
 
 #[test]
 fn several_keys_are_paired_each_with_each_and_bounded() {
     let several = |n: usize| move |_: &Parts| Keys::from_iter((0..n).map(|n| user(&n.to_string())));
     let pairs = |a, b| {
-        several(a)
-            .and(several(b))
-            .extract(&head())
-            .unwrap()
-            .into_iter()
+        let pairs = several(a).and(several(b)).extract(&head());
+        pairs.unwrap().into_iter()
     };
     let mut keys: Vec<Key> = pairs(2, 3).collect();
     assert_eq!(keys.len(), 6);
     while let Some(key) = keys.pop() {
         assert!(!keys.contains(&key));
     }
-    assert_eq!(
-        pairs(64, 64).count(),
-        65,
-        "one more than a check may charge"
-    );
-}
-
-#[test]
-fn a_limit_applies_only_when_its_condition_is_true() {
-    let writes = user("a").only_when(|head: &Parts| head.method == Method::POST);
-    let mut head = head();
-    assert_eq!(writes.extract(&head), Ok(Keys::skip()));
-    head.method = Method::POST;
-    assert_eq!(only(writes.extract(&head)), user("a"));
-}
-
-#[test]
-fn what_a_condition_leaves_out_is_not_asked() {
-    let never = malformed.only_when(|_: &Parts| false);
-    assert_eq!(never.extract(&head()), Ok(Keys::skip()));
+    let bound = pairs(64, 64).count();
+    assert_eq!(bound, 65, "one more than a check may charge");
 }
 
 #[test]
@@ -161,8 +110,7 @@ fn extractors_that_are_put_together_are_trait_objects_again() {
     let api_key: Arc<dyn KeyExtractor> = Arc::new(Header::new("x-api-key"));
     let all = |_: &Parts| true;
     let who: Arc<dyn KeyExtractor> = Arc::new(session.or(api_key).and(user("a")).only_when(all));
-    let error = who.extract(&head()).unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Missing);
+    assert_eq!(found(&who, &head()), "missing");
 }
 
 #[test]
@@ -173,10 +121,8 @@ fn public_types_are_send_sync_and_clone_and_show_no_value() {
     let only: OnlyWhen<_, _> = both.only_when(|_: &Parts| true);
     check(&only);
     let text = format!("{only:?}");
-    assert!(
-        text.contains("session") && !text.contains("sesame"),
-        "{text}"
-    );
+    let is_expected = text.contains("session") && !text.contains("sesame");
+    assert!(is_expected, "{text}");
 }
 
 proptest! {

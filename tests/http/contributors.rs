@@ -1,11 +1,6 @@
 //! Contributors of a limit in the layer.
 
-use std::{convert::Infallible, future::ready, time::Duration};
-
-use http::{Request, Response, StatusCode, request::Parts};
-use sluicegate::{Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer};
-use support::log::Log;
-use tower::{Layer, ServiceExt, service_fn};
+use crate::prelude::*;
 
 fn policy(name: &str) -> Policy {
     Policy::parse(name, "100/1h").unwrap()
@@ -20,28 +15,22 @@ fn user(head: &Parts) -> Option<Key> {
 }
 
 async fn ask(layer: &RateLimitLayer, user: Option<&str>, status: u16) -> Response<String> {
-    let inner = service_fn(move |_: Request<String>| {
-        let mut response = Response::new(String::new());
-        *response.status_mut() = StatusCode::from_u16(status).unwrap();
-        ready(Ok::<_, Infallible>(response))
-    });
-    let mut request = Request::get("/");
-    if let Some(user) = user {
-        request = request.header("x-user", user);
-    }
-    let request = request.body(String::new()).unwrap();
-    layer.clone().layer(inner).oneshot(request).await.unwrap()
+    let inner = answering(move |_| answer(status));
+    let fields: Vec<_> = user.map(|it| ("x-user", it)).into_iter().collect();
+    layer.layer(inner).oneshot(with(&fields)).await.unwrap()
 }
 
-async fn told(limiter: &Limiter, policy: &Policy) -> (Vec<(String, u64)>, u64) {
-    let told = limiter.contributors(policy, &acme()).await.unwrap();
-    let list = told.iter().map(|it| (it.label().to_owned(), it.units()));
-    (list.collect(), told.total())
-}
-
-fn list(list: &[(&str, u64)]) -> Vec<(String, u64)> {
-    let owned = |(label, units): &(&str, u64)| ((*label).to_owned(), *units);
-    list.iter().map(owned).collect()
+/// The contributors with their units, and the units of all: `user=alice 2 of 2`.
+async fn told(limiter: &Limiter, name: &str) -> String {
+    let told = limiter.contributors(&policy(name), &acme()).await.unwrap();
+    let list = told
+        .iter()
+        .map(|it| format!("{} {}", it.label(), it.units()));
+    format!(
+        "{} of {}",
+        list.collect::<Vec<_>>().join(", "),
+        told.total()
+    )
 }
 
 #[tokio::test]
@@ -53,8 +42,7 @@ async fn a_request_without_a_label_is_served_and_in_no_list() {
     for user in [Some("alice"), None, Some("alice"), None] {
         assert_eq!(ask(&layer, user, 200).await.status(), 200);
     }
-    let (list_, total) = told(&limiter, &policy("api")).await;
-    assert_eq!((list_, total), (list(&[("user=alice", 2)]), 2));
+    assert_eq!(told(&limiter, "api").await, "user=alice 2 of 2");
 }
 
 #[tokio::test]
@@ -75,13 +63,16 @@ async fn contributors_are_about_the_limit_before_them() {
         .charge_async(|_| ready(Charge::new(&policy("sixth"), acme(), 1)))
         .contributors(user);
     ask(&layer, Some("alice"), 200).await;
-    let labels = async |name| told(&limiter, &policy(name)).await.0;
-    assert_eq!(labels("first").await, []);
-    assert_eq!(labels("second").await, list(&[("user=alice", 1)]));
-    assert!(labels("third").await[0].0.starts_with("header=#"));
-    assert_eq!(labels("fourth").await, []);
-    assert_eq!(labels("fifth").await, list(&[("user=alice", 3)]));
-    assert_eq!(labels("sixth").await, list(&[("user=alice", 1)]));
+    for (name, expected) in [
+        ("first", " of 0"),
+        ("second", "user=alice 1 of 1"),
+        ("fourth", " of 0"),
+        ("fifth", "user=alice 3 of 3"),
+        ("sixth", "user=alice 1 of 1"),
+    ] {
+        assert_eq!(told(&limiter, name).await, expected, "{name}");
+    }
+    assert!(told(&limiter, "third").await.starts_with("header=#"));
 }
 
 #[tokio::test]
@@ -97,8 +88,7 @@ async fn failures_alone_are_contributed_where_they_alone_count() {
     for (user, status) in [("alice", 200), ("bob", 401), ("alice", 200), ("bob", 401)] {
         ask(&layer, Some(user), status).await;
     }
-    let (list_, total) = told(&limiter, &policy("wrong-passwords")).await;
-    assert_eq!((list_, total), (list(&[("user=bob", 2)]), 2));
+    assert_eq!(told(&limiter, "wrong-passwords").await, "user=bob 2 of 2");
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +106,7 @@ async fn a_label_is_in_no_log_and_no_response() {
         let response = ask(&layer, Some("alice"), 200).await;
         seen += &format!("{response:?}");
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(3)).await;
     let told = limiter.contributors(&policy("api"), &acme()).await.unwrap();
     assert_eq!(told.iter().next().unwrap().label(), "user=alice");
     seen += &format!("{told:?} {}", log.lines().join(""));
@@ -125,8 +115,6 @@ async fn a_label_is_in_no_log_and_no_response() {
     assert!(!seen.contains("alice") && !seen.contains("acme"), "{seen}");
 }
 
-#[test]
-#[should_panic(expected = "there is none")]
-fn contributors_without_a_limit_before_them_are_a_mistake() {
-    let _ = RateLimitLayer::new(MemoryStore::new()).contributors(user.or_skip());
+panics! {
+    contributors_without_a_limit_before_them_are_a_mistake: RateLimitLayer::new(MemoryStore::new()).contributors(user.or_skip()) => "there is none";
 }

@@ -1,81 +1,42 @@
 //! The layer in axum routers and hyper servers, seen by real clients over real connections.
 
-use std::{
-    convert::Infallible,
-    future::{pending, ready},
-    net::SocketAddr,
-    time::Duration,
-};
-
 use axum::{
-    Router,
-    body::Body,
-    extract::{
-        MatchedPath, Path,
-        ws::{Message as Sent, WebSocket, WebSocketUpgrade},
-    },
+    extract::ws::{Message as Sent, WebSocket, WebSocketUpgrade},
     response::Response,
-    routing::{any, get, post},
 };
-use futures::{SinkExt, StreamExt, channel::mpsc};
-use http::{HeaderMap, Method, Request, StatusCode, request::Parts};
-use http_body_util::{BodyExt, Empty, Full, combinators::BoxBody};
-use hyper::body::{Bytes, Incoming};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
-use sluicegate::{
-    Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{HeaderStyle, MakeRejection, StatusOnly},
-    policies::Unit,
-};
-use tokio::net::TcpListener;
+use futures::{SinkExt, channel::mpsc};
+use http_body_util::combinators::BoxBody;
+use hyper_util::client::legacy::connect::HttpConnector;
 use tokio_tungstenite::{connect_async, tungstenite};
-use tower::{ServiceBuilder, service_fn};
-use tower_http::timeout::TimeoutLayer;
+use tower_http::{
+    cors::{AllowOrigin, CorsLayer},
+    timeout::TimeoutLayer,
+};
 
-const OK: StatusCode = StatusCode::OK;
-const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
-const NOT_FOUND: StatusCode = StatusCode::NOT_FOUND;
+use crate::prelude::*;
 
-/// A limit of all requests in a day.
-fn limit(name: &str, times: u64) -> RateLimitLayer {
-    limit_over(&Limiter::new(MemoryStore::new()), name, times)
+/// A limit of all requests.
+fn of_all(rules: &str) -> RateLimitLayer {
+    limit("all", rules)
 }
 
-fn limit_over(limiter: &Limiter, name: &str, times: u64) -> RateLimitLayer {
-    let policy = Policy::parse(name, &format!("{times}/1d")).unwrap();
-    RateLimitLayer::new(limiter.clone()).limit(policy, Key::new("service", "all"))
-}
-
-/// Serves a router until the runtime ends.
-async fn serve(app: Router) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(axum::serve(listener, app).into_future());
-    address
+fn hello() -> MethodRouter {
+    get(async || "hello")
 }
 
 fn client() -> Client<HttpConnector, Body> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-async fn ask(server: SocketAddr, path: &str) -> Response<Incoming> {
-    let request = Request::get(format!("http://{server}{path}"));
-    let request = request.body(Body::empty()).unwrap();
+async fn send(server: SocketAddr, request: http::request::Builder) -> Response<Incoming> {
+    let head = request.body(()).unwrap().into_parts().0;
+    let mut request = Request::from_parts(head, Body::empty());
+    *request.uri_mut() = format!("http://{server}/").parse().unwrap();
     client().request(request).await.unwrap()
 }
 
-/// The statuses of these requests, sent one after the other.
-async fn statuses<const N: usize>(server: SocketAddr, paths: [&str; N]) -> [StatusCode; N] {
-    let mut statuses = [OK; N];
-    for (path, status) in paths.iter().zip(&mut statuses) {
-        *status = ask(server, path).await.status();
-    }
-    statuses
+async fn ask(server: SocketAddr) -> Response<Incoming> {
+    send(server, Request::get("/")).await
 }
 
 async fn text(response: Response<Incoming>) -> String {
@@ -83,79 +44,72 @@ async fn text(response: Response<Incoming>) -> String {
     String::from_utf8(body.to_vec()).unwrap()
 }
 
-#[tokio::test]
-async fn a_layer_of_an_axum_router_limits_its_routes_and_its_fallback() {
-    let app = Router::new()
-        .route("/", get(async || "hello"))
-        .fallback(async || (NOT_FOUND, "nothing here"))
-        .layer(limit("all", 2));
-    let server = serve(app).await;
-    let response = ask(server, "/").await;
-    assert_eq!(
-        response.headers()["ratelimit"]
-            .to_str()
-            .unwrap()
-            .split(';')
-            .nth(1),
-        Some("r=1")
-    );
-    assert_eq!(text(response).await, "hello");
-    let statuses = statuses(server, ["/nowhere", "/", "/nowhere"]).await;
-    assert_eq!(statuses, [NOT_FOUND, REJECTED, REJECTED]);
-    let rejection = ask(server, "/").await;
-    assert_eq!(
-        rejection.headers()["content-type"],
-        "application/problem+json"
-    );
-    assert!(
-        text(rejection)
-            .await
-            .contains(r#""violated-policies":["all"]"#)
-    );
+/// Allows one request and denies the others, for a second and a half.
+fn once() -> Arc<Scripted> {
+    let passed = AtomicBool::new(false);
+    Scripted::new(move |check| {
+        let decision = match passed.swap(true, SeqCst) {
+            false => allowed(check),
+            true => denied(check, 1_500),
+        };
+        StoreFuture::ready(decision)
+    })
+}
+
+fn by_peer(store: &Arc<Scripted>) -> RateLimitLayer {
+    RateLimitLayer::new(store.clone()).limit(policy("ip", "1/1s"), PeerIp)
+}
+
+/// Asserts that one request is served, and another one is not, and that both were charged to this address.
+async fn assert_limited(server: SocketAddr, store: &Scripted, ip: &str) {
+    let served = ask(server).await;
+    assert_eq!(served.status(), 200);
+    assert_eq!(field(served.headers(), "ratelimit"), r#""ip";r=0;t=1"#);
+    assert_eq!(text(served).await, "hello");
+    let rejected = ask(server).await;
+    assert_eq!(rejected.status(), 429);
+    assert_eq!(field(rejected.headers(), "retry-after"), "2");
+    assert!(text(rejected).await.starts_with("{\"type\":"));
+    for check in store.checks() {
+        let [charge] = check.charges() else {
+            panic!("{check:?}");
+        };
+        assert_eq!(charge.policy().name(), "ip");
+        assert_eq!(*charge.key(), Key::new("ip", ip));
+        assert_eq!(charge.cost(), 1);
+    }
 }
 
 #[tokio::test]
-async fn a_route_layer_leaves_the_fallback_alone_and_sees_the_matched_path() {
-    let by_path = |head: &Parts| {
-        let path = head.extensions.get::<MatchedPath>()?;
-        Some(Key::new("path", path.as_str()))
-    };
-    let policy = Policy::parse("path", "1/1d").unwrap();
-    let app = Router::new()
-        .route("/", get(async || "hello"))
-        .route(
-            "/users/{id}",
-            get(async |Path(id): Path<u32>| id.to_string()),
-        )
-        .route_layer(RateLimitLayer::new(MemoryStore::new()).limit(policy, by_path));
-    let server = serve(app).await;
-    let statuses = statuses(
-        server,
-        ["/users/1", "/users/2", "/", "/", "/nowhere", "/nowhere"],
-    );
-    let expected = [OK, REJECTED, OK, REJECTED, NOT_FOUND, NOT_FOUND];
-    assert_eq!(statuses.await, expected);
+async fn an_axum_server_limits_its_clients() {
+    let (whole, route, proxied) = (once(), once(), once());
+    let app = || Router::new().route("/", hello());
+    // Like an acceptor that reads the PROXY protocol, while axum knows the peer of the connection.
+    let client: SocketAddr = "203.0.113.7:50000".parse().unwrap();
+    for (app, store, ip) in [
+        (app().layer(by_peer(&whole)), whole, "127.0.0.1"),
+        (app().route_layer(by_peer(&route)), route, "127.0.0.1"),
+        (
+            app().layer(by_peer(&proxied)).layer(Extension(client)),
+            proxied,
+            "203.0.113.7",
+        ),
+    ] {
+        let site = Site::start(app).await;
+        assert_limited(site.address(), &store, ip).await;
+    }
 }
 
 #[tokio::test]
-async fn nested_routers_have_limits_of_their_own_within_those_of_the_whole() {
-    let limiter = Limiter::new(MemoryStore::new());
-    let api = Router::new()
-        .route("/search", get(async || "found"))
-        .layer(limit_over(&limiter, "api", 1));
-    let app = Router::new()
-        .nest("/api", api)
-        .route("/", get(async || "hello"))
-        .layer(limit_over(&limiter, "all", 4));
-    let server = serve(app).await;
-    let response = ask(server, "/api/search").await;
-    let lines = response.headers().get_all("ratelimit").iter();
-    let names: Vec<_> = lines
-        .map(|it| it.to_str().unwrap().split('"').nth(1).unwrap())
-        .collect();
-    assert_eq!(names, ["api", "all"]);
-    let statuses = statuses(server, ["/api/search", "/", "/", "/"]).await;
-    assert_eq!(statuses, [REJECTED, OK, OK, REJECTED]);
+async fn a_plain_hyper_server_limits_its_clients() {
+    let store = once();
+    let layer = by_peer(&store);
+    let address = serve(move |peer| {
+        let hello =
+            service_fn(async |_: Request<Incoming>| Ok::<_, Infallible>(Response::new(full())));
+        Extension(peer).layer(layer.layer(hello))
+    });
+    assert_limited(address.await, &store, "127.0.0.1").await;
 }
 
 #[tokio::test]
@@ -166,11 +120,12 @@ async fn a_web_socket_is_charged_once_and_a_rejected_one_is_not_opened() {
         }
     }
     let upgrade = any(async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(echo));
-    let app = Router::new().route("/ws", upgrade).layer(limit("all", 1));
-    let url = format!("ws://{}/ws", serve(app).await);
+    let app = Router::new().route("/ws", upgrade).layer(of_all("1/1d"));
+    let site = Site::start(app).await;
+    let url = format!("ws://{}/ws", site.address());
 
     let (mut socket, response) = connect_async(&url).await.unwrap();
-    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(response.status(), 101);
     for text in ["one", "two", "three"] {
         socket.send(text.into()).await.unwrap();
         let echo = socket.next().await.unwrap().unwrap();
@@ -179,7 +134,7 @@ async fn a_web_socket_is_charged_once_and_a_rejected_one_is_not_opened() {
     let tungstenite::Error::Http(rejection) = connect_async(&url).await.unwrap_err() else {
         panic!("not rejected");
     };
-    assert_eq!(rejection.status(), REJECTED);
+    assert_eq!(rejection.status(), 429);
     assert!(rejection.headers().contains_key("retry-after"));
     socket.send("still open".into()).await.unwrap();
     assert!(socket.next().await.unwrap().is_ok());
@@ -194,8 +149,9 @@ async fn bodies_stream_through_both_ways() {
             "/",
             post(async |body: Body| Body::from_stream(body.into_data_stream())),
         )
-        .layer(limit("all", 1));
-    let url = format!("http://{}/", serve(app).await);
+        .layer(of_all("1/1d"));
+    let site = Site::start(app).await;
+    let url = format!("http://{}/", site.address());
     let request = Request::post(url).body(Body::from_stream(receive)).unwrap();
     let asked = tokio::spawn(client().request(request));
     send.send(Ok("one".into())).await.unwrap();
@@ -211,41 +167,30 @@ async fn bodies_stream_through_both_ways() {
     assert!(body.next().await.is_none());
 }
 
-/// Serves connections one after the other with hyper, in the user's body type, until the runtime ends.
+/// Serves with hyper, in the user's body type.
 async fn serve_with_hyper<B, R>(layer: RateLimitLayer<R>, hello: fn() -> B) -> SocketAddr
 where
     B: hyper::body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
     R: MakeRejection<B> + Send + Sync + 'static,
 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let service =
-        ServiceBuilder::new()
-            .layer(layer)
-            .service(service_fn(move |_: Request<Incoming>| {
-                ready(Ok::<_, Infallible>(Response::new(hello())))
-            }));
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(service.clone());
-            tokio::spawn(async move {
-                let server = auto::Builder::new(TokioExecutor::new());
-                server.serve_connection(TokioIo::new(stream), service).await
-            });
-        }
-    });
-    address
+    let hello = move |_: Request<Incoming>| ready(Ok::<_, Infallible>(Response::new(hello())));
+    let service = layer.layer(service_fn(hello));
+    serve(move |_| service.clone()).await
+}
+
+fn full() -> Full<Bytes> {
+    Full::from("hello")
 }
 
 #[tokio::test]
 async fn a_hyper_server_answers_in_any_body_type() {
-    let full = serve_with_hyper(limit("all", 1), || Full::<Bytes>::from("hello")).await;
-    let boxed = || BoxBody::new(Full::<Bytes>::from("hello"));
-    let boxed = serve_with_hyper(limit("all", 1).rejection(StatusOnly), boxed).await;
-    for (server, has_body) in [(full, true), (boxed, false)] {
-        assert_eq!(text(ask(server, "/").await).await, "hello");
-        let rejection = ask(server, "/").await;
-        assert_eq!(rejection.status(), REJECTED);
+    let whole = serve_with_hyper(of_all("1/1d"), full).await;
+    let boxed = of_all("1/1d").rejection(StatusOnly);
+    let boxed = serve_with_hyper(boxed, || BoxBody::new(full())).await;
+    for (server, has_body) in [(whole, true), (boxed, false)] {
+        assert_eq!(text(ask(server).await).await, "hello");
+        let rejection = ask(server).await;
+        assert_eq!(rejection.status(), 429);
         assert!(rejection.headers().contains_key("ratelimit"));
         assert_eq!(text(rejection).await.is_empty(), !has_body);
     }
@@ -253,32 +198,30 @@ async fn a_hyper_server_answers_in_any_body_type() {
 
 #[tokio::test]
 async fn a_rejected_head_request_is_told_the_length_that_get_would_have() {
-    let hyper = serve_with_hyper(limit("all", 0), || Full::<Bytes>::from("hello")).await;
-    let routes = Router::new().route("/", get(async || "hello"));
-    let axum = serve(routes.layer(limit("all", 0))).await;
-    for server in [hyper, axum] {
-        let length = text(ask(server, "/").await).await.len().to_string();
-        let request = Request::head(format!("http://{server}/")).body(Body::empty());
-        let rejection = client().request(request.unwrap()).await.unwrap();
-        assert_eq!(rejection.status(), REJECTED);
-        assert_eq!(rejection.headers()["content-length"], length);
+    let hyper = serve_with_hyper(of_all("0/1d"), full).await;
+    let site = Site::start(Router::new().route("/", hello()).layer(of_all("0/1d"))).await;
+    for server in [hyper, site.address()] {
+        let length = text(ask(server).await).await.len().to_string();
+        let rejection = send(server, Request::head("/")).await;
+        assert_eq!(rejection.status(), 429);
+        assert_eq!(field(rejection.headers(), "content-length"), length);
         assert_eq!(text(rejection).await, "");
     }
 }
 
 #[tokio::test]
 async fn http_2_and_a_head_request_are_answered_too() {
-    let server = serve_with_hyper(limit("all", 2), || Full::<Bytes>::from("hello")).await;
+    let server = serve_with_hyper(of_all("2/1d"), full).await;
     let client = Client::builder(TokioExecutor::new())
         .http2_only(true)
-        .build_http::<Empty<Bytes>>();
+        .build_http::<Body>();
     for (method, status, body) in [
-        (Method::GET, OK, "hello"),
-        (Method::POST, OK, "hello"),
-        (Method::HEAD, REJECTED, ""),
+        (Method::GET, 200, "hello"),
+        (Method::POST, 200, "hello"),
+        (Method::HEAD, 429, ""),
     ] {
         let request = Request::builder().method(method);
-        let request = request.uri(format!("http://{server}/")).body(Empty::new());
+        let request = request.uri(format!("http://{server}/")).body(Body::empty());
         let response = client.request(request.unwrap()).await.unwrap();
         assert_eq!(response.status(), status);
         assert!(response.headers().contains_key("ratelimit"));
@@ -286,28 +229,24 @@ async fn http_2_and_a_head_request_are_answered_too() {
     }
 }
 
+const ORIGIN: &str = "https://app.example.com";
+
 /// The headers that a page of another origin can read; `None` if the browser hides the response.
-fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
-    const SAFE: [&str; 7] = [
-        "cache-control",
-        "content-language",
-        "content-length",
-        "content-type",
-        "expires",
-        "last-modified",
-        "pragma",
-    ];
+fn visible(response: &Response<Incoming>) -> Option<HeaderMap> {
+    const SAFE: &str =
+        "cache-control content-language content-length content-type expires last-modified pragma";
     let headers = response.headers();
     let allowed = headers.get("access-control-allow-origin")?;
-    if allowed != origin && allowed != "*" {
+    if allowed != ORIGIN && allowed != "*" {
         return None;
     }
-    let exposed = headers.get_all("access-control-expose-headers").iter();
-    let exposed = exposed.flat_map(|it| it.to_str().unwrap().split(','));
-    let exposed: Vec<String> = exposed.map(|it| it.trim().to_ascii_lowercase()).collect();
-    let visible = headers.iter().filter(|(name, _)| {
-        SAFE.contains(&name.as_str()) || exposed.iter().any(|it| it == name.as_str())
-    });
+    let exposed = lines(headers, "access-control-expose-headers").join(",");
+    let exposed = exposed.to_ascii_lowercase().replace(' ', "");
+    let is_visible = |name: &HeaderName| {
+        let mut all = SAFE.split(' ').chain(exposed.split(','));
+        all.any(|it| it == name.as_str())
+    };
+    let visible = headers.iter().filter(|(name, _)| is_visible(name));
     Some(
         visible
             .map(|(name, value)| (name.clone(), value.clone()))
@@ -316,63 +255,50 @@ fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
 }
 
 /// Sends a preflight like a browser, and then only the request that it allows.
-async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMap>) {
-    let url = format!("http://{server}/");
-    let preflight = Request::options(&url)
-        .header("origin", origin)
+async fn fetch(site: &Site) -> (u16, Option<HeaderMap>) {
+    let preflight = Request::options("/")
+        .header("origin", ORIGIN)
         .header("access-control-request-method", "GET")
         .header("access-control-request-headers", "x-api-key");
-    let preflight = client().request(preflight.body(Body::empty()).unwrap());
-    let preflight = preflight.await.unwrap();
-    assert_eq!(preflight.status(), OK);
-    assert_eq!(
-        preflight.headers()["access-control-allow-headers"],
-        "x-api-key"
-    );
-    let request = Request::get(&url)
-        .header("origin", origin)
-        .header("x-api-key", "alice");
-    let response = client().request(request.body(Body::empty()).unwrap());
-    let response = response.await.unwrap();
-    (response.status(), visible(&response, origin))
+    let preflight = send(site.address(), preflight).await;
+    assert_eq!(preflight.status(), 200);
+    let allowed = field(preflight.headers(), "access-control-allow-headers");
+    assert_eq!(allowed, "x-api-key");
+    let request = Request::get("/").header("origin", ORIGIN);
+    let response = send(site.address(), request.header("x-api-key", "alice")).await;
+    (response.status().as_u16(), visible(&response))
 }
 
 #[tokio::test]
 async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflights_are_free() {
-    use sluicegate::middleware::EXPOSED_HEADERS;
-    use tower_http::cors::{AllowOrigin, CorsLayer};
-
-    const ORIGIN: &str = "https://app.example.com";
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::exact(ORIGIN.parse().unwrap()))
-        .allow_headers([http::HeaderName::from_static("x-api-key")])
+        .allow_headers([HeaderName::from_static("x-api-key")])
         .expose_headers(EXPOSED_HEADERS);
-    let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
-    let style = style.and(HeaderStyle::DRAFT_6);
-    let style = style.and(HeaderStyle::X_RATE_LIMIT_BY_UNIT);
-    let style = style.and(HeaderStyle::RETRY_AFTER_MS);
-    let tokens = Policy::parse("tokens", "1/1d").unwrap().unit(Unit::TOKENS);
-    let app = || Router::new().route("/", get(async || "hello"));
-    let limited = limit("all", 1)
-        .limit(tokens, Key::new("service", "all"))
-        .headers(style);
-    let server = serve(app().layer(limited.clone()).layer(cors.clone())).await;
+    let style = HeaderStyle::DRAFT_11
+        .and(HeaderStyle::X_RATE_LIMIT)
+        .and(HeaderStyle::DRAFT_6)
+        .and(HeaderStyle::X_RATE_LIMIT_BY_UNIT)
+        .and(HeaderStyle::RETRY_AFTER_MS);
+    let tokens = policy("tokens", "1/1d").unit(Unit::TOKENS);
+    let limited = of_all("1/1d").limit(tokens, everybody()).headers(style);
+    let app = || Router::new().route("/", hello());
+    let site = Site::start(app().layer(limited.clone()).layer(cors.clone())).await;
 
-    let (status, headers) = fetch(server, ORIGIN).await;
-    assert_eq!(status, OK);
+    let (status, headers) = fetch(&site).await;
+    assert_eq!(status, 200);
     assert!(headers.unwrap().contains_key("ratelimit"));
-    let (status, headers) = fetch(server, ORIGIN).await;
-    assert_eq!(status, REJECTED);
+    let (status, headers) = fetch(&site).await;
+    assert_eq!(status, 429);
     let headers = headers.unwrap();
     for name in &EXPOSED_HEADERS {
         assert!(headers.contains_key(name), "{name}");
     }
-
     // In the other order, the page sees no rejection, and the layer counts the preflight.
-    let server = serve(app().layer(cors).layer(limited)).await;
-    let response = ask(server, "/").await;
-    assert_eq!(response.status(), REJECTED);
-    assert!(visible(&response, ORIGIN).is_none());
+    let site = Site::start(app().layer(cors).layer(limited)).await;
+    let response = ask(site.address()).await;
+    assert_eq!(response.status(), 429);
+    assert!(visible(&response).is_none());
 }
 
 #[tokio::test]
@@ -380,18 +306,18 @@ async fn a_response_of_a_timeout_inside_tells_the_quota_and_one_of_a_timeout_out
     const LATE: StatusCode = StatusCode::REQUEST_TIMEOUT;
     let timeout = TimeoutLayer::with_status_code(LATE, Duration::from_millis(10));
     let app = || Router::new().route("/", get(pending::<()>));
-    let inside = serve(app().layer(timeout).layer(limit("all", 2))).await;
-    let outside = serve(app().layer(limit("all", 2)).layer(timeout)).await;
-    for (server, told) in [
-        (inside, [Some("r=1"), Some("r=0"), Some("r=0")]),
-        (outside, [None, None, Some("r=0")]),
+    let inside = app().layer(timeout).layer(of_all("2/1d"));
+    let outside = app().layer(of_all("2/1d")).layer(timeout);
+    for (app, told) in [
+        (inside, [r#""all";r=1"#, r#""all";r=0"#, r#""all";r=0"#]),
+        (outside, ["-", "-", r#""all";r=0"#]),
     ] {
-        for (status, told) in [LATE, LATE, REJECTED].into_iter().zip(told) {
-            let response = ask(server, "/").await;
-            assert_eq!(response.status(), status);
-            let left = response.headers().get("ratelimit");
-            let left = left.map(|it| it.to_str().unwrap().split(';').nth(1).unwrap());
-            assert_eq!(left, told);
+        let site = Site::start(app).await;
+        for (expected, told) in [408, 408, 429].into_iter().zip(told) {
+            let (status, headers, _) = site.get("/", &[]).await;
+            assert_eq!(status, expected);
+            let left = field(&headers, "ratelimit").split(";t=").next();
+            assert_eq!(left, Some(told));
         }
     }
 }

@@ -1,28 +1,28 @@
 //! Each request has the identity in its head, and never shares one by accident.
 
-use std::{net::SocketAddr, sync::Arc};
+use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
+use sluicegate::extract::{FromExtension, Host, RepeatedCookie};
+use std::net::IpAddr;
 
-use axum::{Router, routing::any};
-use http::{HeaderValue, Request, request::Parts};
-use sluicegate::{
-    Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
-    RateLimitLayer,
-    error::{ExtractError, ExtractErrorKind},
-    extract::{BearerToken, Cookie, FromExtension, Host, Keys, RepeatedCookie, TrustedProxies},
-};
-use support::site::Site;
+use crate::prelude::*;
 
-fn head() -> Parts {
-    Request::new(()).into_parts().0
-}
-
-fn with_header(values: &[&[u8]]) -> Parts {
+/// A head with these lines of a header.
+fn lines(name: &'static str, values: &[&[u8]]) -> Parts {
     let mut head = head();
     for value in values {
         let value = HeaderValue::from_bytes(value).unwrap();
-        head.headers.append("x-api-key", value);
+        head.headers.append(name, value);
     }
     head
+}
+
+fn with_header(value: &[u8]) -> Parts {
+    lines("x-api-key", &[value])
+}
+
+fn with_cookies(text: &[&str]) -> Parts {
+    let text: Vec<&[u8]> = text.iter().map(|it| it.as_bytes()).collect();
+    lines("cookie", &text)
 }
 
 fn from(peer: &str) -> Parts {
@@ -35,26 +35,89 @@ fn kind_of_error(result: Result<Keys, ExtractError>) -> ExtractErrorKind {
     result.unwrap_err().kind()
 }
 
-#[test]
-fn a_header_is_a_secret_identity() {
-    let keys = Header::new("X-API-Key").extract(&with_header(&[b"s3cret"]));
-    let keys: Vec<Key> = keys.unwrap().into_iter().collect();
-    assert!(matches!(&keys[..], [key] if key.is_secret()));
-    assert!(!format!("{keys:?}").contains("s3cret"));
-}
+/// In each row: an extractor, lines that are sent in that header, and the only key, or the kind of the error.
+const ROWS: &str = r#"
+# A header is one line.
+header | s3cret | s3cret
+header | a && a | Malformed
+header |  && a | Malformed
+header | a &&  | Malformed
+header | | Missing
+# A cookie counts in whichever line it stands, and however it is written.
+cookie | session=s3cret | s3cret
+cookie | theme=dark; session=s3cret; x=y | s3cret
+cookie | theme=dark && session=s3cret | s3cret
+cookie | theme=dark;session=s3cret | s3cret
+cookie | ; ;=;session; session = s3cret  | s3cret
+cookie | Session=other; xsession=other; session="s3cret" | s3cret
+cookie | | Missing
+cookie | theme=session | Missing
+cookie | session= | Missing
+cookie | session="" | Missing
+cookie | session | Missing
+cookie | session=a; session=b | Malformed
+cookie | session=a && session=a | Malformed
+cookie | session=; session=a | Malformed
+cookie | session =a;session=b | Malformed
+# What one that stands there twice means can be chosen. With one cookie, all settings find the same.
+malformed | theme=dark; session=mine && session=theirs | Malformed
+first | theme=dark; session=mine && session=theirs | mine
+last | theme=dark; session=mine && session=theirs | theirs
+missing | theme=dark; session=mine && session=theirs | Missing
+malformed, first, last, missing | session=mine | mine
+"#;
 
 #[test]
-fn a_header_that_stands_there_twice_is_malformed() {
-    for values in [[&b"a"[..], b"a"], [b"", b"a"], [b"a", b""]] {
-        let result = Header::new("x-api-key").extract(&with_header(&values));
-        assert_eq!(kind_of_error(result), ExtractErrorKind::Malformed);
+fn each_row_has_its_identity() {
+    for row in ROWS.lines().filter(|it| it.contains(" | ")) {
+        let cells: Vec<&str> = row.split('|').map(|it| it.trim_matches(' ')).collect();
+        let [extractors, sent, expected] = cells[..] else {
+            panic!("{row}");
+        };
+        let sent: Vec<&str> = match sent {
+            "" => vec![],
+            sent => sent.split("&&").map(|it| it.trim_matches(' ')).collect(),
+        };
+        for name in extractors.split(", ") {
+            let sent: Vec<&[u8]> = sent.iter().map(|it| it.as_bytes()).collect();
+            let session = |repeated| Box::new(Cookie::new("session").repeated(repeated));
+            let (field, extractor): (_, Box<dyn KeyExtractor>) = match name {
+                "header" => ("x-api-key", Box::new(Header::new("X-API-Key"))),
+                "cookie" => ("cookie", Box::new(Cookie::new("session"))),
+                "malformed" => ("cookie", session(RepeatedCookie::Malformed)),
+                "first" => ("cookie", session(RepeatedCookie::First)),
+                "last" => ("cookie", session(RepeatedCookie::Last)),
+                _ => ("cookie", session(RepeatedCookie::Missing)),
+            };
+            let head = lines(field, &sent);
+            let found = extractor.extract(&head).map(|keys| {
+                let keys: Vec<Key> = keys.into_iter().collect();
+                let [key] = &keys[..] else {
+                    panic!("{row}: {keys:?}");
+                };
+                assert!(key.is_secret() && !format!("{key:?}").contains("s3cret"));
+                let text = String::from_utf8(key.value().to_vec()).unwrap();
+                text.split([':', '=']).next_back().unwrap().to_owned()
+            });
+            let found = found.unwrap_or_else(|error| format!("{:?}", error.kind()));
+            assert_eq!(found, expected, "{name}: {row}");
+        }
     }
 }
 
 #[test]
-fn hostile_header_values_are_different_identities() {
-    let long = vec![b'a'; 65_536];
-    let longer = vec![b'a'; 65_537];
+fn one_that_is_missing_when_it_stands_there_twice_leaves_the_client_to_another_extractor() {
+    let session = || Cookie::new("session").repeated(RepeatedCookie::Missing);
+    let mut head = with_cookies(&["session=mine; session=theirs"]);
+    head.extensions = from("203.0.113.7:1").extensions;
+    assert_eq!(session().or_skip().extract(&head), Ok(Keys::skip()));
+    let by_address = session().or(PeerIp).extract(&head);
+    assert_eq!(by_address, Ok(Key::new("ip", "203.0.113.7").into()));
+}
+
+#[test]
+fn names_and_values_do_not_flow_into_each_other_nor_into_those_of_others() {
+    let (long, longer) = (vec![b'a'; 65_536], vec![b'a'; 65_537]);
     let values: [&[u8]; 9] = [
         b"a",
         b"A",
@@ -66,250 +129,24 @@ fn hostile_header_values_are_different_identities() {
         &long,
         &longer,
     ];
-    let keys = values.map(|value| {
-        Header::new("x-api-key")
-            .extract(&with_header(&[value]))
-            .unwrap()
-    });
+    let header = |name: &'static str, value| Header::new(name).extract(&lines(name, &[value]));
+    let cookie = |name: &'static str, line| Cookie::new(name).extract(&with_cookies(&[line]));
+    let mut keys: Vec<_> = values.map(|value| header("x-api-key", value)).into();
+    keys.extend([
+        header("x-user", b"a"),
+        header("x", b"y:z"),
+        header("x-y", b"z"),
+        cookie("a", "a=1"),
+        cookie("b", "b=1"),
+        cookie("a", "a=2"),
+        cookie("a", "a=b=1"),
+        cookie("a", "a=%31"),
+        cookie("a:b", "a:b=c"),
+        cookie("a", "a=b:c"),
+    ]);
     for (index, key) in keys.iter().enumerate() {
-        assert!(!keys[..index].contains(key), "value {index} meets another");
-    }
-}
-
-#[test]
-fn two_headers_with_one_value_are_two_identities() {
-    let mut head = with_header(&[b"a"]);
-    head.headers.insert("x-user", HeaderValue::from_static("a"));
-    assert_ne!(
-        Header::new("x-api-key").extract(&head).unwrap(),
-        Header::new("x-user").extract(&head).unwrap()
-    );
-}
-
-#[test]
-fn names_and_values_of_headers_do_not_flow_into_each_other() {
-    let mut head = head();
-    head.headers.insert("x", HeaderValue::from_static("y:z"));
-    head.headers.insert("x-y", HeaderValue::from_static("z"));
-    assert_ne!(
-        Header::new("x").extract(&head).unwrap(),
-        Header::new("x-y").extract(&head).unwrap()
-    );
-}
-
-#[test]
-#[should_panic(expected = "`x api key` cannot be the name of a header")]
-fn a_name_that_no_header_has_is_an_error_when_built() {
-    let _ = Header::new("x api key");
-}
-
-fn with_cookies(lines: &[&'static str]) -> Parts {
-    let mut head = head();
-    for line in lines {
-        let line = HeaderValue::from_static(line);
-        head.headers.append("cookie", line);
-    }
-    head
-}
-
-#[test]
-fn a_cookie_is_a_secret_identity_in_whichever_line_it_stands() {
-    let session = Cookie::new("session");
-    let plain = session.extract(&with_cookies(&["session=s3cret"]));
-    for lines in [
-        &["theme=dark; session=s3cret; x=y"][..],
-        &["theme=dark", "session=s3cret"],
-        &["theme=dark;session=s3cret"],
-        &["; ;=;session; session = s3cret "],
-        &["Session=other; xsession=other; session=\"s3cret\""],
-    ] {
-        assert_eq!(session.extract(&with_cookies(lines)), plain, "{lines:?}");
-    }
-    let keys: Vec<Key> = plain.unwrap().into_iter().collect();
-    assert!(matches!(&keys[..], [key] if key.is_secret() && key.kind() == "cookie"));
-}
-
-#[test]
-fn an_absent_or_empty_cookie_is_missing() {
-    for lines in [
-        &[][..],
-        &["theme=session"],
-        &["session="],
-        &["session=\"\""],
-        &["session"],
-    ] {
-        let result = Cookie::new("session").extract(&with_cookies(lines));
-        assert_eq!(
-            kind_of_error(result),
-            ExtractErrorKind::Missing,
-            "{lines:?}"
-        );
-    }
-}
-
-#[test]
-fn a_cookie_that_stands_there_twice_is_malformed() {
-    for lines in [
-        &["session=a; session=b"][..],
-        &["session=a", "session=a"],
-        &["session=; session=a"],
-        &["session =a;session=b"],
-    ] {
-        let result = Cookie::new("session").extract(&with_cookies(lines));
-        assert_eq!(
-            kind_of_error(result),
-            ExtractErrorKind::Malformed,
-            "{lines:?}"
-        );
-    }
-}
-
-#[test]
-fn what_a_cookie_that_stands_there_twice_means_can_be_chosen() {
-    let twice = with_cookies(&["theme=dark; session=mine", "session=theirs"]);
-    let session = |repeated| Cookie::new("session").repeated(repeated);
-    let key = |value| Ok(Keys::from(Cookie::new("session").key(value)));
-    let malformed = session(RepeatedCookie::Malformed).extract(&twice);
-    assert_eq!(kind_of_error(malformed), ExtractErrorKind::Malformed);
-    assert_eq!(session(RepeatedCookie::First).extract(&twice), key("mine"));
-    assert_eq!(session(RepeatedCookie::Last).extract(&twice), key("theirs"));
-    let missing = || session(RepeatedCookie::Missing);
-    assert_eq!(missing().or_skip().extract(&twice), Ok(Keys::skip()));
-    let by_address = missing().or(PeerIp);
-    let mut from_peer = with_cookies(&["session=mine; session=theirs"]);
-    let peer: SocketAddr = "203.0.113.7:1".parse().unwrap();
-    from_peer.extensions.insert(peer);
-    assert_eq!(
-        by_address.extract(&from_peer),
-        Ok(Key::new("ip", "203.0.113.7").into())
-    );
-    // With one cookie, all settings find the same.
-    let once = with_cookies(&["session=mine"]);
-    for repeated in [
-        RepeatedCookie::Malformed,
-        RepeatedCookie::Missing,
-        RepeatedCookie::First,
-        RepeatedCookie::Last,
-    ] {
-        assert_eq!(session(repeated).extract(&once), key("mine"));
-    }
-}
-
-// Keys by hand
-
-#[test]
-fn a_key_made_by_hand_is_that_of_a_request() {
-    let is = |extractor: &dyn KeyExtractor, head: &Parts, key: Key| {
-        assert_eq!(extractor.extract(head), Ok(key.into()), "{head:?}");
-    };
-    let header = Header::new("X-Api-Key");
-    for value in ["s3cret", " s3cret\t", "a:b", &"x".repeat(4_096)] {
-        is(
-            &header,
-            &with_header(&[value.as_bytes()]),
-            header.key(value),
-        );
-    }
-    is(&header, &with_header(&[b"\xff"]), header.key(b"\xff"));
-    assert_ne!(header.key("a"), Header::new("x-other").key("a"));
-
-    let session = Cookie::new("session");
-    for (sent, value) in [
-        ("session=s3cret", "s3cret"),
-        ("a=b; session= s3cret ", " s3cret "),
-        ("session=\"s3cret\"", "s3cret"),
-        ("session=\"s3cret\"", "\"s3cret\""),
-    ] {
-        is(&session, &with_cookies(&[sent]), session.key(value));
-    }
-
-    let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
-    for address in [
-        "203.0.113.7",
-        "::ffff:203.0.113.7",
-        "64:ff9b::8.8.8.8",
-        "64:ff9b::10.0.0.1",
-        "2001:db8:1:2ff::7",
-        "2002:cb00:7107:5::1",
-    ] {
-        let ip: std::net::IpAddr = address.parse().unwrap();
-        let direct = from(&SocketAddr::new(ip, 1).to_string());
-        let mut proxied = from("192.0.2.1:1");
-        let value = HeaderValue::from_str(address).unwrap();
-        proxied.headers.insert("x-forwarded-for", value);
-        for bits in [32, 56, 64, 128] {
-            let peer = PeerIp.ipv6_prefix(bits);
-            let forwarded = ForwardedIp::x_forwarded_for(proxies()).ipv6_prefix(bits);
-            is(&peer, &direct, peer.key(ip));
-            is(&forwarded, &proxied, forwarded.key(ip));
-            assert_eq!(peer.key(ip), forwarded.key(ip));
-            let mut both = direct.clone();
-            both.headers
-                .insert("x-api-key", HeaderValue::from_static("s3cret"));
-            let pair = header.clone().and(peer);
-            is(&pair, &both, pair.key(&header.key("s3cret"), &peer.key(ip)));
-        }
-    }
-}
-
-#[tokio::test]
-async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
-    let header = || Header::new("x-api-key");
-    let policy = || Policy::parse("api", "1/1d").unwrap();
-    let limiter = Limiter::new(MemoryStore::new());
-    let limits = RateLimitLayer::new(limiter.clone()).limit(policy(), header());
-    let app = |limits: RateLimitLayer| {
-        Router::new()
-            .route("/", any(async || "hello"))
-            .layer(limits)
-    };
-    let site = Site::start(app(limits.clone())).await;
-    let ask = async |site: &Site| site.get("/", &[("x-api-key", "s3cret")]).await.0.as_u16();
-    let key = header().key("s3cret");
-    let left = async || {
-        let usage = limiter.peek([Charge::new(&policy(), key.clone(), 1)]).await;
-        usage.unwrap().rules().next().unwrap().remaining()
-    };
-    assert_eq!((left().await, ask(&site).await), (1, 200));
-    assert_eq!((left().await, ask(&site).await), (0, 429));
-    limiter.reset(&policy(), &key).await.unwrap();
-    assert_eq!((left().await, ask(&site).await), (1, 200));
-    let blocked = key.clone();
-    let site = Site::start(app(limits.deny_keys(move |it| *it == blocked))).await;
-    assert_eq!(ask(&site).await, 403);
-}
-
-#[test]
-fn cookies_are_different_identities_by_name_and_value() {
-    let key = |name: &'static str, line| Cookie::new(name).extract(&with_cookies(&[line])).unwrap();
-    assert_ne!(key("a", "a=1"), key("b", "b=1"));
-    assert_ne!(key("a", "a=1"), key("a", "a=2"));
-    assert_ne!(key("a", "a=b=1"), key("a", "a=1"));
-    assert_ne!(key("a", "a=%31"), key("a", "a=1"));
-    assert_ne!(key("a:b", "a:b=c"), key("a", "a=b:c"));
-}
-
-#[test]
-fn a_cookie_may_have_each_name_that_browsers_send_back() {
-    for name in [
-        "express:sess",
-        "koa:sess",
-        "auth:token",
-        "a{b}",
-        "a,b",
-        "\"a\"",
-        "ä",
-    ] {
-        let cookie = name.parse::<Cookie>().unwrap();
-        let mut head = head();
-        let line = HeaderValue::from_bytes(format!("x=y; {name}=s3cret").as_bytes());
-        head.headers.insert("cookie", line.unwrap());
-        assert_eq!(cookie.extract(&head), Ok(cookie.key("s3cret").into()));
-    }
-    for name in [
-        "", "a=b", "a;b", "a b", " a", "a\t", "a\u{a0}", "a\u{7f}", "a\n",
-    ] {
-        assert!(name.parse::<Cookie>().is_err(), "{name:?}");
+        assert!(key.is_ok());
+        assert!(!keys[..index].contains(key), "key {index} meets another");
     }
 }
 
@@ -317,8 +154,7 @@ fn a_cookie_may_have_each_name_that_browsers_send_back() {
 fn an_empty_field_is_missing_for_every_extractor() {
     let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
     let count = || TrustedProxies::count_including_peer(2);
-    let one = http::HeaderName::from_static("x-real-ip");
-    let single = |trusted| ForwardedIp::header(one.clone(), trusted);
+    let single = |trusted| ForwardedIp::header(HeaderName::from_static("x-real-ip"), trusted);
     let extractors: [(_, &dyn KeyExtractor); 10] = [
         ("x-api-key", &Header::new("x-api-key")),
         ("cookie", &Cookie::new("session")),
@@ -344,65 +180,108 @@ fn an_empty_field_is_missing_for_every_extractor() {
 }
 
 #[test]
+fn a_cookie_may_have_each_name_that_browsers_send_back() {
+    for name in r#"express:sess koa:sess auth:token a{b} a,b "a" ä"#.split(' ') {
+        let cookie = name.parse::<Cookie>().unwrap();
+        let head = with_cookies(&[&format!("x=y; {name}=s3cret")]);
+        assert_eq!(cookie.extract(&head), Ok(cookie.key("s3cret").into()));
+    }
+    for name in [
+        "", "a=b", "a;b", "a b", " a", "a\t", "a\u{a0}", "a\u{7f}", "a\n",
+    ] {
+        assert!(name.parse::<Cookie>().is_err(), "{name:?}");
+    }
+}
+
+#[test]
 fn a_name_from_a_configuration_is_parsed() {
     let header = "X-Api-Key".parse::<Header>().unwrap();
     assert_eq!(header.key("s3cret"), Header::new("x-api-key").key("s3cret"));
     let cookie = "session".parse::<Cookie>().unwrap();
     assert_eq!(cookie.key("s3cret"), Cookie::new("session").key("s3cret"));
 
-    let long = "ä".repeat(100);
-    for (error, expected) in [
-        (
-            "x api key".parse::<Header>().map(|_| ()),
-            "`x api key` cannot be the name of a header",
-        ),
-        (
-            "my session".parse::<Cookie>().map(|_| ()),
-            "`my session` cannot be the name of a cookie",
-        ),
-        (
-            "".parse::<Cookie>().map(|_| ()),
-            "`` cannot be the name of a cookie",
-        ),
-    ] {
-        assert_eq!(error.unwrap_err().to_string(), expected);
+    let header = |name: &str| name.parse::<Header>().unwrap_err().to_string();
+    let cookie = |name: &str| name.parse::<Cookie>().unwrap_err().to_string();
+    let of_header = "`x api key` cannot be the name of a header";
+    assert_eq!(header("x api key"), of_header);
+    let of_cookie = "`my session` cannot be the name of a cookie";
+    assert_eq!(cookie("my session"), of_cookie);
+    assert_eq!(cookie(""), "`` cannot be the name of a cookie");
+    assert_eq!(header(&"ä".repeat(100)).matches('ä').count(), 64);
+}
+
+panics! {
+    a_name_that_no_header_has_is_an_error_when_built: Header::new("x api key") => "`x api key` cannot be the name of a header";
+    a_name_that_no_cookie_has_is_an_error_when_built: Cookie::new("my session") => "`my session` cannot be the name of a cookie";
+    a_network_that_is_too_wide_is_an_error_when_built: PeerIp.ipv6_prefix(31) => "32 to 128 bits";
+}
+
+#[test]
+fn a_key_made_by_hand_is_that_of_a_request() {
+    let is = |extractor: &dyn KeyExtractor, head: &Parts, key: Key| {
+        assert_eq!(extractor.extract(head), Ok(key.into()), "{head:?}");
+    };
+    let header = Header::new("X-Api-Key");
+    for value in ["s3cret", " s3cret\t", "a:b", &"x".repeat(4_096)] {
+        is(&header, &with_header(value.as_bytes()), header.key(value));
     }
-    let shown = long.parse::<Header>().unwrap_err().to_string();
-    assert_eq!(shown.matches('ä').count(), 64);
+    is(&header, &with_header(b"\xff"), header.key(b"\xff"));
+    assert_ne!(header.key("a"), Header::new("x-other").key("a"));
+
+    let session = Cookie::new("session");
+    assert_eq!(session.key("a").kind(), "cookie");
+    for (sent, value) in [
+        ("session=s3cret", "s3cret"),
+        ("a=b; session= s3cret ", " s3cret "),
+        ("session=\"s3cret\"", "s3cret"),
+        ("session=\"s3cret\"", "\"s3cret\""),
+    ] {
+        is(&session, &with_cookies(&[sent]), session.key(value));
+    }
+
+    let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
+    let addresses = "203.0.113.7 ::ffff:203.0.113.7 64:ff9b::8.8.8.8 64:ff9b::10.0.0.1 \
+                     2001:db8:1:2ff::7 2002:cb00:7107:5::1";
+    for address in addresses.split(' ') {
+        let ip: IpAddr = address.parse().unwrap();
+        let direct = from(&SocketAddr::new(ip, 1).to_string());
+        assert_eq!(PeerIp.key(ip), PeerIp.ipv6_prefix(64).key(ip));
+        let mut proxied = from("192.0.2.1:1");
+        let value = HeaderValue::from_str(address).unwrap();
+        proxied.headers.insert("x-forwarded-for", value);
+        for bits in [32, 56, 64, 128] {
+            let peer = PeerIp.ipv6_prefix(bits);
+            let forwarded = ForwardedIp::x_forwarded_for(proxies()).ipv6_prefix(bits);
+            is(&peer, &direct, peer.key(ip));
+            is(&forwarded, &proxied, forwarded.key(ip));
+            assert_eq!(peer.key(ip), forwarded.key(ip));
+            let mut both = with_header(b"s3cret");
+            both.extensions = direct.extensions.clone();
+            let pair = header.clone().and(peer);
+            is(&pair, &both, pair.key(&header.key("s3cret"), &peer.key(ip)));
+        }
+    }
 }
 
-#[test]
-#[should_panic(expected = "`my session` cannot be the name of a cookie")]
-fn a_name_that_no_cookie_has_is_an_error_when_built() {
-    let _ = Cookie::new("my session");
-}
-
-#[test]
-fn one_ipv6_network_is_one_identity() {
-    let key = |peer| PeerIp.extract(&from(peer)).unwrap();
-    assert_eq!(key("[2001:db8:1:2::1]:1"), key("[2001:db8:1:2:ffff::2]:2"));
-    assert_ne!(key("[2001:db8:1:2::1]:1"), key("[2001:db8:1:3::1]:1"));
-}
-
-#[test]
-fn mapped_and_plain_ipv4_are_one_identity() {
-    let key = |peer| PeerIp.extract(&from(peer)).unwrap();
-    assert_eq!(key("[::ffff:203.0.113.7]:1"), key("203.0.113.7:2"));
-    assert_ne!(key("[::ffff:203.0.113.7]:1"), key("[::ffff:203.0.113.8]:1"));
-}
-
-#[test]
-fn the_width_of_an_ipv6_network_is_configurable() {
-    let key = |peer| PeerIp.ipv6_prefix(56).extract(&from(peer)).unwrap();
-    assert_eq!(key("[2001:db8:1:200::1]:1"), key("[2001:db8:1:2ff::1]:1"));
-    let single = |peer| PeerIp.ipv6_prefix(128).extract(&from(peer)).unwrap();
-    assert_ne!(single("[2001:db8::1]:1"), single("[2001:db8::2]:1"));
-}
-
-#[test]
-#[should_panic(expected = "32 to 128 bits")]
-fn a_network_that_is_too_wide_is_an_error_when_built() {
-    let _ = PeerIp.ipv6_prefix(31);
+#[tokio::test]
+async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
+    let api = policy("api", "1/1d");
+    let limiter = Limiter::new(MemoryStore::new());
+    let limits = RateLimitLayer::new(limiter.clone()).limit(api.clone(), Header::new("x-api-key"));
+    let app = |limits: RateLimitLayer| Router::new().fallback(any(async || "hello")).layer(limits);
+    let ask = async |limits: RateLimitLayer, expected: u16| {
+        let script = format!("GET / x-api-key: s3cret -> {expected}");
+        walk(&app(limits), &script).await;
+    };
+    let key = Header::new("x-api-key").key("s3cret");
+    for (left, expected) in [(1, 200), (0, 429)] {
+        assert_eq!(left_of(&limiter, &api, &key).await, left);
+        ask(limits.clone(), expected).await;
+    }
+    limiter.reset(&api, &key).await.unwrap();
+    assert_eq!(left_of(&limiter, &api, &key).await, 1);
+    ask(limits.clone(), 200).await;
+    ask(limits.deny_keys(move |it| *it == key), 403).await;
 }
 
 #[test]
@@ -421,17 +300,13 @@ fn no_peer_or_an_unspecified_one_is_a_mistake_of_the_service_and_says_what_to_do
 
 #[test]
 fn the_peer_of_an_axum_connection_is_found() {
-    use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
-
     let peer: SocketAddr = "203.0.113.7:1".parse().unwrap();
     let (mut real, mut mock) = (head(), head());
     real.extensions.insert(ConnectInfo(peer));
     mock.extensions.insert(MockConnectInfo(peer));
     for head in [real, mock] {
-        assert_eq!(
-            PeerIp.extract(&head),
-            Ok(Key::new("ip", "203.0.113.7").into())
-        );
+        let key = Key::new("ip", "203.0.113.7");
+        assert_eq!(PeerIp.extract(&head), Ok(key.into()));
     }
 }
 
@@ -440,20 +315,13 @@ fn only_a_missing_identity_is_skipped_or_shared() {
     let shared = Key::new("anonymous", "all");
     let skip = Header::new("x-api-key").or_skip();
     let share = Header::new("x-api-key").or_shared(shared.clone());
-
     assert_eq!(skip.extract(&head()), Ok(Keys::skip()));
     assert_eq!(share.extract(&head()), Ok(shared.into()));
 
-    let twice = with_header(&[b"a", b"b"]);
-    assert_eq!(
-        kind_of_error(skip.extract(&twice)),
-        ExtractErrorKind::Malformed
-    );
-    assert_eq!(
-        kind_of_error(share.extract(&twice)),
-        ExtractErrorKind::Malformed
-    );
-
+    let twice = lines("x-api-key", &[b"a", b"b"]);
+    for result in [skip.extract(&twice), share.extract(&twice)] {
+        assert_eq!(kind_of_error(result), ExtractErrorKind::Malformed);
+    }
     let failed = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("the directory is down"));
     let result = failed.or_skip().extract(&head());
     assert_eq!(kind_of_error(result), ExtractErrorKind::Unavailable);
@@ -464,23 +332,18 @@ fn closures_answer_a_key_several_none_or_an_error() {
     let key = || Key::new("user", "a");
     let one = move |_: &Parts| key();
     let perhaps = move |_: &Parts| Some(key());
-    let several = move |_: &Parts| Keys::from_iter([key(), Key::new("team", "a")]);
     let fallible = move |_: &Parts| Ok::<_, ExtractError>(key());
+    let extractors: [&dyn KeyExtractor; 4] = [&one, &perhaps, &fallible, &key()];
+    for extractor in extractors {
+        assert_eq!(extractor.extract(&head()), Ok(key().into()));
+    }
     let none = |_: &Parts| None::<Key>;
-
-    assert_eq!(one.extract(&head()), Ok(key().into()));
-    assert_eq!(perhaps.extract(&head()), Ok(key().into()));
+    let missing = kind_of_error(none.extract(&head()));
+    assert_eq!(missing, ExtractErrorKind::Missing);
+    let several = move |_: &Parts| Keys::from_iter([key(), Key::new("team", "a")]);
     assert_eq!(several.extract(&head()).unwrap().into_iter().count(), 2);
-    assert_eq!(fallible.extract(&head()), Ok(key().into()));
-    assert_eq!(
-        kind_of_error(none.extract(&head())),
-        ExtractErrorKind::Missing
-    );
-}
-
-#[test]
-fn the_number_of_keys_that_are_kept_is_bounded() {
-    let endless = std::iter::repeat_with(|| Key::new("user", "a"));
+    // The number of keys that are kept is bounded.
+    let endless = std::iter::repeat_with(key);
     assert_eq!(Keys::from_iter(endless).into_iter().count(), 65);
 }
 
@@ -489,35 +352,23 @@ fn an_extension_is_an_identity_nobody_or_a_mistake_of_the_service() {
     #[derive(Clone)]
     struct User(Option<&'static str>);
 
+    fn with<T: Clone + Send + Sync + 'static>(user: T) -> Parts {
+        let mut head = head();
+        head.extensions.insert(user);
+        head
+    }
+
     let user = FromExtension::new(|user: &User| user.0.map(|name| Key::new("user", name)));
-    let with = |user: User| {
-        let mut head = head();
-        head.extensions.insert(user);
-        head
-    };
-    let with_option = |user: Option<User>| {
-        let mut head = head();
-        head.extensions.insert(user);
-        head
-    };
-    for head in [with(User(Some("a"))), with_option(Some(User(Some("a"))))] {
+    for head in [with(User(Some("a"))), with(Some(User(Some("a"))))] {
         assert_eq!(user.extract(&head), Ok(Key::new("user", "a").into()));
     }
-    for head in [with(User(None)), with_option(None)] {
-        assert_eq!(
-            kind_of_error(user.extract(&head)),
-            ExtractErrorKind::Missing
-        );
+    for head in [with(User(None)), with(None::<User>)] {
+        let kind = kind_of_error(user.extract(&head));
+        assert_eq!(kind, ExtractErrorKind::Missing);
     }
     let error = user.extract(&head()).unwrap_err();
     assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
     assert!(error.to_string().contains("::User`: "), "{error}");
-}
-
-#[test]
-fn a_key_is_shared_by_everybody() {
-    let all = || Key::new("service", "all");
-    assert_eq!(all().extract(&head()), Ok(all().into()));
 }
 
 #[test]
@@ -533,11 +384,9 @@ fn extractors_are_trait_objects() {
 #[test]
 fn public_types_are_send_and_sync() {
     fn check<T: Send + Sync + ?Sized>() {}
-    check::<PeerIp>();
-    check::<Header>();
-    check::<Cookie>();
-    check::<FromExtension<String>>();
-    check::<Keys>();
+    check::<(PeerIp, Header, Cookie, FromExtension<String>, Keys)>();
+    fn check_clone<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}
+    check_clone::<(ForwardedIp, TrustedProxies, sluicegate::extract::Cidr)>();
     check::<sluicegate::extract::OnMissing<PeerIp>>();
     check::<dyn KeyExtractor>();
 }

@@ -1,208 +1,116 @@
 //! The first of several limits that has room, in a layer.
 
-use std::{convert::Infallible, time::Duration};
+use sluicegate::middleware::IntoPolicySelector;
+use support::first_of::{names, used, user};
 
-use axum::body::Body;
-use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
-use http_body_util::BodyExt;
-use sluicegate::{
-    Charge, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer,
-    error::ExtractError,
-    extract::Keys,
-    manual_clock::ManualClock,
-    middleware::{CostMeter, Decisions, HeaderStyle, IntoPolicySelector, Rejection, Route, Routes},
-};
-use support::{
-    first_of::{names, used, user},
-    trace::traced,
-};
-use tower::{Layer, ServiceExt, service_fn};
-
-/// The middle of a month, and of a step of any rule here.
-const NOW_MS: u64 = 1_804_500_000_000;
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
-
-fn limiter() -> Limiter {
-    Limiter::new(MemoryStore::new().clock(ManualClock::new(NOW_MS)))
-}
+use crate::prelude::*;
 
 /// Both are of the user in `x-user`.
 fn plan_and_credits(plan: &str, credits: &str) -> [(Policy, Header); 2] {
-    let user = || Header::new("x-user");
-    [
-        (policy("plan", plan), user()),
-        (policy("credits", credits), user()),
-    ]
+    let of_user = |name, rules| (policy(name, rules), Header::new("x-user"));
+    [of_user("plan", plan), of_user("credits", credits)]
 }
 
-fn request() -> Request<()> {
-    Request::get("/")
-        .header("x-user", "alice")
-        .body(())
-        .unwrap()
+/// Limits of alice.
+fn alices<const N: usize>(limits: [(&str, &str); N]) -> [(Policy, Key); N] {
+    limits.map(|(name, rules)| (policy(name, rules), user("alice")))
+}
+
+fn request() -> Request<String> {
+    with(&[("x-user", "alice")])
+}
+
+async fn ask(layer: &RateLimitLayer, request: Request<String>) -> Response<String> {
+    send(&layer.clone().decisions_in_response(), request).await
 }
 
 async fn get(layer: &RateLimitLayer) -> Response<String> {
-    send(layer, request()).await
+    ask(layer, request()).await
 }
 
-async fn send(layer: &RateLimitLayer, request: Request<()>) -> Response<String> {
-    let service =
-        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
-    let layer = layer.clone().decisions_in_response();
-    layer.layer(service).oneshot(request).await.unwrap()
+/// The status, and the names of the policies that were charged, or that deny: `200 api+plan`.
+fn charged(response: &Response<String>) -> String {
+    let names = names(decisions(response).iter().next().unwrap());
+    format!("{} {}", response.status().as_u16(), names.join("+"))
 }
 
-/// The names of the policies that were charged, or that deny.
-fn charged(response: &Response<String>) -> Vec<String> {
-    let decisions: &Decisions = response.extensions().get().unwrap();
-    let names = names(decisions.iter().next().unwrap()).into_iter();
-    names.map(str::to_owned).collect()
+/// The same of several requests, one after the other.
+async fn all_charged<const N: usize>(layer: &RateLimitLayer) -> [String; N] {
+    let mut seen = Vec::new();
+    for _ in 0..N {
+        seen.push(charged(&get(layer).await));
+    }
+    seen.try_into().unwrap()
 }
 
-fn field<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
-    headers
-        .get(name)
-        .map_or("-", |value| value.to_str().unwrap())
-}
-
-#[tokio::test]
-async fn the_fields_show_the_alternative_that_was_charged_and_promise_no_reset_of_a_stock() {
-    let all = HeaderStyle::DRAFT_11
+fn all_styles() -> HeaderStyle {
+    HeaderStyle::DRAFT_11
         .and(HeaderStyle::DRAFT_6)
-        .and(HeaderStyle::X_RATE_LIMIT_EPOCH)
+        .and(HeaderStyle::X_RATE_LIMIT)
         .and(HeaderStyle::X_RATE_LIMIT_BY_UNIT)
-        .and(HeaderStyle::RETRY_AFTER_MS);
-    let layer = RateLimitLayer::new(limiter())
-        .limit_first_of(plan_and_credits("1/1h@fixed", "1/36500d@fixed"))
-        .headers(all);
-    let plan = get(&layer).await;
-    assert_eq!(charged(&plan), ["plan"]);
-    let headers = plan.headers();
-    assert_eq!(field(headers, "ratelimit-policy"), r#""plan";q=1;w=3600"#);
-    assert!(field(headers, "ratelimit").starts_with(r#""plan";r=0;t="#));
+        .and(HeaderStyle::RETRY_AFTER_MS)
+}
 
-    let credits = get(&layer).await;
-    assert_eq!(charged(&credits), ["credits"]);
-    let headers = credits.headers();
-    assert_eq!(field(headers, "ratelimit-policy"), r#""credits";q=1"#);
-    assert_eq!(field(headers, "ratelimit"), r#""credits";r=0"#);
-    assert_eq!(field(headers, "ratelimit-remaining"), "0");
-    for reset in [
-        "ratelimit-reset",
-        "x-ratelimit-reset",
-        "x-ratelimit-reset-requests",
-    ] {
-        assert_eq!(field(headers, reset), "-", "{reset}");
-    }
+/// A layer with a limit of alice beside no others.
+fn of_credits(rules: &str) -> RateLimitLayer {
+    empty().limit(policy("credits", rules), user("alice"))
+}
 
-    // The plan is free first.
-    let denied = get(&layer).await;
-    assert_eq!(
-        (denied.status().as_u16(), charged(&denied)),
-        (429, vec!["plan".to_owned()])
-    );
-    let headers = denied.headers();
-    assert!(field(headers, "ratelimit").starts_with(r#""plan";r=0;t="#));
-    let wait: u64 = field(headers, "retry-after").parse().unwrap();
-    assert!((1..=3_600).contains(&wait));
-    assert_eq!(field(headers, "x-ratelimit-reset-requests").len(), 6);
-
-    // Without a plan, nothing is promised.
-    let layer = RateLimitLayer::new(limiter())
-        .limit(policy("credits", "0/36500d@fixed,1/36500d"), user("alice"))
-        .headers(all);
-    let denied = get(&layer).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    let full = RateLimitLayer::new(limiter())
-        .limit(policy("credits", "1/36500d@fixed"), user("alice"))
-        .headers(all);
-    get(&full).await;
-    let denied = get(&full).await;
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-    for name in [
-        "retry-after",
-        "retry-after-ms",
-        "ratelimit-reset",
-        "x-ratelimit-reset",
-    ] {
-        assert_eq!(field(denied.headers(), name), "-", "{name}");
-    }
-    assert_eq!(field(denied.headers(), "ratelimit"), r#""credits";r=0"#);
+answers! { told;
+    the_fields_show_the_alternative_that_was_charged_and_promise_no_reset_of_a_stock [request()]:
+        empty().limit_first_of(plan_and_credits("1/1h@fixed", "1/36500d@fixed")).headers(all_styles()) =>
+        r#"200 | ratelimit: "plan";r=0;t=3600 | ratelimit-limit: 1 | ratelimit-policy: "plan";q=1;w=3600 | ratelimit-remaining: 0 | ratelimit-reset: 3600 | x-ratelimit-limit: 1 | x-ratelimit-limit-requests: 1 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0 | x-ratelimit-reset: 3600 | x-ratelimit-reset-requests: 1h0m0s"#,
+        r#"200 | ratelimit: "credits";r=0 | ratelimit-limit: 1 | ratelimit-policy: "credits";q=1 | ratelimit-remaining: 0 | x-ratelimit-limit: 1 | x-ratelimit-limit-requests: 1 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0"#,
+        // The plan is free first.
+        r#"429 Denied | ratelimit: "plan";r=0;t=3600 | ratelimit-limit: 1 | ratelimit-policy: "plan";q=1;w=3600 | ratelimit-remaining: 0 | ratelimit-reset: 3600 | retry-after: 3600 | retry-after-ms: 3600000 | x-ratelimit-limit: 1 | x-ratelimit-limit-requests: 1 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0 | x-ratelimit-reset: 3600 | x-ratelimit-reset-requests: 1h0m0s"#;
+    without_a_plan_nothing_is_promised [request()]: of_credits("0/36500d@fixed,1/36500d").headers(all_styles()) =>
+        r#"429 Denied | ratelimit: "credits/36500d@fixed";r=0 | ratelimit-limit: 0 | ratelimit-policy: "credits/36500d@fixed";q=0, "credits/36500d";q=1 | ratelimit-remaining: 0 | x-ratelimit-limit: 0 | x-ratelimit-limit-requests: 0 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0"#;
+    a_stock_that_is_used_up_promises_nothing [request()]: of_credits("1/36500d@fixed").headers(all_styles()) =>
+        r#"200 | ratelimit: "credits";r=0 | ratelimit-limit: 1 | ratelimit-policy: "credits";q=1 | ratelimit-remaining: 0 | x-ratelimit-limit: 1 | x-ratelimit-limit-requests: 1 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0"#,
+        r#"429 Denied | ratelimit: "credits";r=0 | ratelimit-limit: 1 | ratelimit-policy: "credits";q=1 | ratelimit-remaining: 0 | x-ratelimit-limit: 1 | x-ratelimit-limit-requests: 1 | x-ratelimit-remaining: 0 | x-ratelimit-remaining-requests: 0"#;
+    a_client_that_pays_by_credits_waits_for_a_rate_and_not_for_its_plan [request()]:
+        empty().limit(policy("rate", "2/1s@exact"), user("alice")).limit_first_of(plan_and_credits("1/30d@exact", "9/36500d@fixed")) =>
+        r#"200 | ratelimit: "rate";r=1;t=2 | ratelimit: "plan";r=0;t=2592001 | ratelimit-policy: "rate";q=2;w=1 | ratelimit-policy: "plan";q=1;w=2592000"#,
+        r#"200 | ratelimit: "rate";r=0;t=2 | ratelimit: "credits";r=8 | ratelimit-policy: "rate";q=2;w=1 | ratelimit-policy: "credits";q=9"#,
+        r#"429 Denied | ratelimit: "rate";r=0;t=2 | ratelimit-policy: "rate";q=2;w=1 | ratelimit-policy: "credits";q=9 | retry-after: 2"#;
 }
 
 #[tokio::test]
 async fn other_limits_of_the_layer_are_part_of_each_try() {
-    let limiter = limiter();
+    let limiter = still();
     let api = policy("api", "3/1h");
     let layer = RateLimitLayer::new(limiter.clone())
         .limit(api.clone(), user("alice"))
         .limit_first_of(plan_and_credits("1/1h", "9/1h"));
-    let mut seen = Vec::new();
-    for _ in 0..4 {
-        let response = get(&layer).await;
-        seen.push((response.status().as_u16(), charged(&response).join("+")));
-    }
+    // The other limit denies in the end, with either.
     let expected = [
-        (200, "api+plan"),
-        (200, "api+credits"),
-        (200, "api+credits"),
-        // The other limit denies, with either.
-        (429, "api+plan"),
+        "200 api+plan",
+        "200 api+credits",
+        "200 api+credits",
+        "429 api+plan",
     ];
-    assert_eq!(
-        seen,
-        expected.map(|(status, names)| (status, names.to_owned()))
-    );
+    assert_eq!(all_charged(&layer).await, expected);
     assert_eq!(used(&limiter, &api, &user("alice")).await, 3);
     let key = Header::new("x-user").key("alice");
     assert_eq!(used(&limiter, &policy("credits", "9/1h"), &key).await, 2);
 }
 
 #[tokio::test]
-async fn a_client_that_pays_by_credits_waits_for_a_rate_and_not_for_its_plan() {
-    let layer = RateLimitLayer::new(limiter())
-        .limit(policy("rate", "2/1s@exact"), user("alice"))
-        .limit_first_of(plan_and_credits("1/30d@exact", "9/36500d@fixed"));
-    assert_eq!(charged(&get(&layer).await), ["rate", "plan"]);
-    assert_eq!(charged(&get(&layer).await), ["rate", "credits"]);
-    let denied = get(&layer).await;
-    assert_eq!(charged(&denied), ["rate", "credits"]);
-    assert_eq!(field(denied.headers(), "retry-after"), "2");
-    assert_eq!(field(denied.headers(), "ratelimit"), r#""rate";r=0;t=2"#);
-}
-
-#[tokio::test]
 async fn a_route_that_all_alternatives_skip_needs_no_key() {
     let skipping = |name| Routes::new(policy(name, "0/1h")).route("/health", Route::skip());
     let key = || Header::new("x-missing");
-    let layer = RateLimitLayer::new(limiter())
-        .limit_first_of([(skipping("plan"), key()), (skipping("credits"), key())]);
-    let health = Request::get("/health").body(()).unwrap();
-    let service =
-        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
-    let response = layer.layer(service).oneshot(health).await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(get(&layer).await.status(), StatusCode::BAD_REQUEST);
+    let layer = empty().limit_first_of([(skipping("plan"), key()), (skipping("credits"), key())]);
+    assert_eq!(send(&layer, to("/health")).await.status(), 200);
+    assert_eq!(get(&layer).await.status(), 400);
 }
 
 #[tokio::test]
 async fn several_choices_are_made_one_by_one() {
-    let near_and_far = [
-        (policy("near", "1/1h"), user("alice")),
-        (policy("far", "9/1h"), user("alice")),
-    ];
-    let layer = RateLimitLayer::new(limiter())
+    let layer = empty()
         .limit_first_of(plan_and_credits("2/1h", "9/1h"))
-        .limit_first_of(near_and_far);
-    let mut seen = Vec::new();
-    for _ in 0..3 {
-        seen.push(charged(&get(&layer).await).join("+"));
-    }
-    assert_eq!(seen, ["plan+near", "plan+far", "credits+far"]);
+        .limit_first_of(alices([("near", "1/1h"), ("far", "9/1h")]));
+    let expected = ["200 plan+near", "200 plan+far", "200 credits+far"];
+    assert_eq!(all_charged(&layer).await, expected);
 }
 
 #[tokio::test]
@@ -211,235 +119,169 @@ async fn an_alternative_without_a_key_or_a_policy_is_passed_over() {
         let plan = head.headers.contains_key("x-subscriber");
         plan.then(|| policy("plan", "9/1h"))
     };
-    let layer = RateLimitLayer::new(limiter()).limit_first_of([
+    let credits = policy("credits", "9/1h").into_selector();
+    let layer = empty().limit_first_of([
         (subscriber.into_selector(), Header::new("x-user")),
-        (
-            policy("credits", "9/1h").into_selector(),
-            Header::new("x-wallet"),
-        ),
+        (credits, Header::new("x-wallet")),
     ]);
-    let ask = async |headers: &[&str]| {
-        let mut request = Request::get("/");
-        for name in headers {
-            request = request.header(*name, "alice");
-        }
-        send(&layer, request.body(()).unwrap()).await
-    };
-    let subscribed = ask(&["x-user", "x-subscriber", "x-wallet"]).await;
-    assert_eq!(charged(&subscribed), ["plan"]);
-    assert_eq!(
-        charged(&ask(&["x-user", "x-wallet"]).await),
-        ["credits"],
-        "no policy"
-    );
-    assert_eq!(
-        charged(&ask(&["x-subscriber", "x-wallet"]).await),
-        ["credits"],
-        "no key"
-    );
-    let neither = ask(&["x-subscriber"]).await;
-    assert_eq!(neither.status(), StatusCode::BAD_REQUEST);
+    for (fields, expected) in [
+        (&["x-user", "x-subscriber", "x-wallet"][..], "200 plan"),
+        (&["x-user", "x-wallet"], "200 credits"),
+        (&["x-subscriber", "x-wallet"], "200 credits"),
+    ] {
+        let fields: Vec<_> = fields.iter().map(|name| (*name, "alice")).collect();
+        let response = ask(&layer, with(&fields)).await;
+        assert_eq!(charged(&response), expected, "{fields:?}");
+    }
+    let neither = ask(&layer, with(&[("x-subscriber", "alice")])).await;
+    assert_eq!(neither.status(), 400);
 }
 
 #[tokio::test]
 async fn an_unreadable_key_is_rejected_and_a_limit_that_every_alternative_skips_does_not_apply() {
     let malformed = |_: &Parts| Err::<Key, _>(ExtractError::malformed("unreadable"));
     let boxed = |extractor: Box<dyn KeyExtractor>| extractor;
-    let alternatives = [
+    let layer = empty().limit_first_of([
         (policy("plan", "9/1h"), boxed(Box::new(malformed))),
         (policy("credits", "9/1h"), boxed(Box::new(user("alice")))),
-    ];
-    let layer = RateLimitLayer::new(limiter()).limit_first_of(alternatives);
-    assert_eq!(get(&layer).await.status(), StatusCode::BAD_REQUEST);
+    ]);
+    assert_eq!(get(&layer).await.status(), 400);
 
     let skip = |_: &Parts| Keys::skip();
-    let alternatives = [
-        (policy("plan", "0/1h"), skip),
-        (policy("credits", "0/1h"), skip),
-    ];
-    let layer = RateLimitLayer::new(limiter()).limit_first_of(alternatives);
-    assert_eq!(get(&layer).await.status(), StatusCode::OK);
+    let skipped = ["plan", "credits"].map(|name| (policy(name, "0/1h"), skip));
+    let layer = empty().limit_first_of(skipped);
+    assert_eq!(get(&layer).await.status(), 200);
 }
 
 #[tokio::test]
 async fn a_request_is_charged_the_weight_of_its_route_under_the_alternative() {
-    let limiter = limiter();
+    let limiter = still();
     let by_route = |policy: Policy| {
         let look = Route::new(policy.clone()).weight(0);
-        Routes::new(policy).route("GET /me/limits", look)
+        let table = Routes::new(policy).route("GET /me/limits", look);
+        (table, user("alice"))
     };
     let credits = policy("credits", "9/1h");
-    let layer = RateLimitLayer::new(limiter.clone()).limit_first_of([
-        (by_route(policy("plan", "0/1h")), user("alice")),
-        (by_route(credits.clone()), user("alice")),
-    ]);
-    let look = Request::get("/me/limits").body(()).unwrap();
-    assert_eq!(charged(&send(&layer, look).await), ["plan"]);
-    assert_eq!(charged(&get(&layer).await), ["credits"]);
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit_first_of([by_route(policy("plan", "0/1h")), by_route(credits.clone())]);
+    assert_eq!(charged(&ask(&layer, to("/me/limits")).await), "200 plan");
+    assert_eq!(charged(&get(&layer).await), "200 credits");
     assert_eq!(used(&limiter, &credits, &user("alice")).await, 1);
 }
 
 /// Of the metered costs, only those of the alternative that was charged are settled, and the other names are no mistake.
 #[test]
 fn meters_go_to_the_alternative_that_was_charged_and_no_warning_names_the_other() {
+    let meter_both = |meter: &CostMeter, credits| {
+        meter.under("plan").add(7);
+        meter.under("credits").add(credits);
+    };
     let lines = traced(false, async {
-        let limiter = limiter();
+        let limiter = still();
         let layer = RateLimitLayer::new(limiter.clone())
-            .limit_first_of([
-                (policy("plan", "0/1h"), user("alice")),
-                (policy("credits", "100/1h"), user("alice")),
-            ])
+            .limit_first_of(alices([("plan", "0/1h"), ("credits", "100/1h")]))
             .meter_costs();
-        let service = service_fn(async |request: Request<()>| {
-            let meter: &CostMeter = request.extensions().get().unwrap();
-            meter.under("plan").add(7);
-            meter.under("credits").add(30);
+        let service = service_fn(async |request: Request<String>| {
+            meter_both(request.extensions().get().unwrap(), 30);
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
         let response = layer.layer(service).oneshot(request()).await.unwrap();
         drop(response.into_body().collect().await);
         limiter.return_slots().await;
-        let credits = policy("credits", "100/1h");
-        assert_eq!(used(&limiter, &credits, &user("alice")).await, 30);
-        assert_eq!(
-            used(&limiter, &policy("plan", "100/1h"), &user("alice")).await,
-            0
-        );
+        let used = async |name| used(&limiter, &policy(name, "100/1h"), &user("alice")).await;
+        assert_eq!((used("credits").await, used("plan").await), (30, 0));
 
         // The same for a check of a handler.
-        let lists = [policy("plan", "0/1h"), credits.clone()];
-        let lists = lists.map(|policy| [Charge::new(&policy, user("alice"), 1)]);
+        let lists = alices([("plan", "0/1h"), ("credits", "100/1h")]);
+        let lists = lists.map(|(policy, key)| [Charge::new(&policy, key, 1)]);
         let meter = limiter.meter(&limiter.check_first(lists).await.unwrap());
-        meter.under("plan").add(7);
-        meter.under("credits").add(20);
+        meter_both(&meter, 20);
         drop(meter);
         limiter.return_slots().await;
-        assert_eq!(used(&limiter, &credits, &user("alice")).await, 50);
+        assert_eq!(used("credits").await, 50);
     });
-    assert_eq!(lines, Vec::<String>::new());
+    assert_eq!(lines, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_slot_is_held_beside_the_alternative_that_was_charged() {
-    let limiter = limiter();
+    let limiter = still();
     let exports = policy("exports", "2/30s@concurrent");
     let layer = RateLimitLayer::new(limiter.clone())
         .limit_concurrent(exports.clone(), user("alice"))
-        .limit_first_of([
-            (policy("plan", "1/1h"), user("alice")),
-            (policy("credits", "1/1h"), user("alice")),
-        ]);
+        .limit_first_of(alices([("plan", "1/1h"), ("credits", "1/1h")]));
     let service =
-        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
-    let ask = async || layer.layer(service).oneshot(request()).await.unwrap();
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     let mut bodies = Vec::new();
-    for held in 1..=2 {
-        let response = ask().await;
-        assert_eq!(response.status(), StatusCode::OK);
-        // An empty body ends at once.
+    // An empty body ends at once, and a denied try holds no slot.
+    for expected in [200, 200, 429] {
+        let response = layer.layer(service).oneshot(request()).await.unwrap();
+        assert_eq!(response.status(), expected);
         bodies.push(response);
-        for _ in 0..8 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(used(&limiter, &exports, &user("alice")).await, 0, "{held}");
+        settled().await;
+        assert_eq!(used(&limiter, &exports, &user("alice")).await, 0);
     }
-    assert_eq!(ask().await.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(
-        used(&limiter, &exports, &user("alice")).await,
-        0,
-        "a denied try holds none"
-    );
 }
 
 #[tokio::test]
 async fn a_shadow_layer_reports_the_alternative_that_it_would_charge() {
-    let layer = RateLimitLayer::new(limiter())
-        .limit_first_of(plan_and_credits("1/1h", "1/1h"))
-        .shadow();
-    let mut seen = Vec::new();
-    for _ in 0..3 {
+    let layer = empty().limit_first_of(plan_and_credits("1/1h", "1/1h"));
+    let layer = layer.shadow();
+    for expected in [("plan", true), ("credits", true), ("plan", false)] {
         let response = get(&layer).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        let decisions: &Decisions = response.extensions().get().unwrap();
-        let shadow = decisions.iter().next().unwrap().usage().shadow().unwrap();
-        seen.push((names(shadow)[0].to_owned(), shadow.is_allowed()));
+        assert_eq!(response.status(), 200);
+        let decision = decisions(&response).iter().next().unwrap();
+        let shadow = decision.usage().shadow().unwrap();
+        assert_eq!((names(shadow)[0], shadow.is_allowed()), expected);
     }
-    let expected = [("plan", true), ("credits", true), ("plan", false)];
-    assert_eq!(
-        seen,
-        expected.map(|(name, allowed)| (name.to_owned(), allowed))
-    );
-}
-
-/// A store whose clock is that of the paused runtime.
-fn timed() -> (Limiter, impl Future<Output = ()>) {
-    let clock = ManualClock::new(0);
-    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
-    let run = async move {
-        let start = tokio::time::Instant::now();
-        loop {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            clock.set(u64::try_from(start.elapsed().as_millis()).unwrap());
-        }
-    };
-    (limiter, run)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_wait_waits_for_the_alternative_that_is_free_first() {
-    let (limiter, clock) = timed();
+    let clock = ManualClock::new(0);
+    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
     let layer = RateLimitLayer::new(limiter)
-        .limit_first_of([
-            (policy("plan", "1/10s@exact"), user("alice")),
-            (policy("credits", "1/2s@exact"), user("alice")),
-        ])
+        .limit_first_of(alices([("plan", "1/10s@exact"), ("credits", "1/2s@exact")]))
         .max_wait(Duration::from_secs(5));
-    let asks = async {
-        let start = tokio::time::Instant::now();
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            let response = get(&layer).await;
-            let seconds = start.elapsed().as_secs();
-            seen.push((
-                seconds,
-                charged(&response).join("+"),
-                response.status().is_success(),
-            ));
+    let start = Instant::now();
+    // The store's clock is that of the paused runtime.
+    let runs = async {
+        loop {
+            sleep(Duration::from_millis(1)).await;
+            clock.set(u64::try_from(start.elapsed().as_millis()).unwrap());
         }
-        seen
     };
-    let seen = tokio::select! {
-        seen = asks => seen,
-        () = clock => unreachable!(),
+    let asks = async {
+        for (seconds, expected) in [(0, "plan"), (0, "credits"), (2, "credits"), (4, "credits")] {
+            let response = get(&layer).await;
+            assert_eq!(charged(&response), format!("200 {expected}"));
+            assert_eq!(start.elapsed().as_secs(), seconds);
+        }
     };
-    let expected = [
-        (0, "plan", true),
-        (0, "credits", true),
-        (2, "credits", true),
-        (4, "credits", true),
-    ];
-    assert_eq!(
-        seen,
-        expected.map(|(at, name, allowed)| (at, name.to_owned(), allowed))
-    );
+    tokio::select! {
+        () = asks => {}
+        () = runs => unreachable!(),
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_is_denied_at_once_if_no_alternative_is_free_in_time() {
-    let layer = RateLimitLayer::new(limiter())
-        .limit_first_of(plan_and_credits("0/1h", "1/1h"))
-        .max_wait(Duration::from_secs(5));
-    assert_eq!(charged(&get(&layer).await), ["credits"]);
-    let start = tokio::time::Instant::now();
-    let denied = get(&layer).await;
-    assert_eq!(charged(&denied), ["credits"], "the plan never has room");
-    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    let layer = empty().limit_first_of(plan_and_credits("0/1h", "1/1h"));
+    let layer = layer.max_wait(Duration::from_secs(5));
+    let start = Instant::now();
+    // The plan never has room.
+    assert_eq!(all_charged(&layer).await, ["200 credits", "429 credits"]);
     assert!(start.elapsed() < Duration::from_secs(5));
+    // A rejection is made from the denial that ends first.
+    let layer = layer.rejection(|it: &Rejection, _: &Parts| Response::new(it.to_string()));
+    let text = send(&layer, request()).await.into_body();
+    let is_expected = text.starts_with("denied by `1/1h` of policy `credits`");
+    assert!(is_expected, "{text}");
 }
 
 #[tokio::test]
 async fn a_failure_follows_the_policy_of_the_try_and_goes_no_further() {
-    let store = support::scripted::Scripted::failing();
+    let store = Scripted::failing();
     for (failure, status) in [(FailurePolicy::Open, 200), (FailurePolicy::Closed, 503)] {
         let limiter = Limiter::new(store.clone()).on_failure(failure);
         let before = store.checks().len();
@@ -449,48 +291,18 @@ async fn a_failure_follows_the_policy_of_the_try_and_goes_no_further() {
     }
 }
 
-#[test]
-fn alternatives_that_cannot_work_are_errors_when_the_layer_is_built() {
-    let layer = || RateLimitLayer::new(MemoryStore::new());
-    let error = |alternatives: Vec<(Policy, Key)>| {
-        let result = layer().try_limit_first_of(alternatives);
-        result.unwrap_err().to_string()
-    };
-    let none = error(Vec::new());
-    assert!(none.contains("at least one alternative"), "{none}");
-    let plan = policy("plan", "9/1h");
-    let mixed = error(vec![
-        (plan.clone(), user("a")),
-        (policy("credits", "9/1h").shadow(), user("a")),
-    ]);
-    assert!(
-        mixed.contains("`credits` is one, and `plan` is not"),
-        "{mixed}"
-    );
-    let twins = error(vec![
-        (plan.clone(), user("a")),
-        (policy("plan", "1/1h"), user("a")),
-    ]);
-    assert!(twins.contains("same name and differ"), "{twins}");
-    let slots = error(vec![(policy("slots", "9/30s@concurrent"), user("a"))]);
-    assert!(slots.contains("limit_concurrent"), "{slots}");
-    let twice = layer().limit(policy("plan", "1/1h"), user("a"));
-    assert!(twice.try_limit_first_of([(plan, user("a"))]).is_err());
+fn first_of<const N: usize>(
+    policies: [Policy; N],
+) -> Result<RateLimitLayer, impl std::error::Error> {
+    let alternatives = policies.map(|policy| (policy, user("a")));
+    let layer = empty().limit(policy("beside", "1/1h"), user("a"));
+    layer.try_limit_first_of(alternatives)
 }
 
-#[tokio::test]
-async fn a_rejection_is_made_from_the_denial_that_ends_first() {
-    let layer = RateLimitLayer::new(limiter())
-        .limit_first_of(plan_and_credits("0/1h", "1/1h"))
-        .reject_with(|rejection: &Rejection, _: &Parts| rejection.to_string());
-    let service =
-        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
-    let ask = async || layer.layer(service).oneshot(request()).await.unwrap();
-    ask().await;
-    let body = ask().await.into_body().collect().await.unwrap().to_bytes();
-    let text = String::from_utf8(body.to_vec()).unwrap();
-    assert!(
-        text.starts_with("denied by `1/1h` of policy `credits`"),
-        "{text}"
-    );
+refusals! { says;
+    a_choice_has_an_alternative: first_of([]) => "at least one alternative";
+    alternatives_are_shadows_all_or_none: first_of([policy("plan", "9/1h"), policy("credits", "9/1h").shadow()]) => "`credits` is one, and `plan` is not";
+    alternatives_of_one_name_do_not_differ: first_of([policy("plan", "9/1h"), policy("plan", "1/1h")]) => "same name and differ";
+    an_alternative_does_not_differ_from_its_namesake_beside: first_of([policy("beside", "9/1h")]) => "same name and differ";
+    an_alternative_has_no_slots: first_of([policy("slots", "9/30s@concurrent")]) => "limit_concurrent";
 }

@@ -1,29 +1,9 @@
 //! A tonic server with limited calls, and a tonic client that waits as its answer demands.
 
-use std::{
-    convert::Infallible,
-    future::{Ready, ready},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
-    task::{Context, Poll},
-    time::{Duration, Instant},
-};
-
-use futures::{StreamExt, future::BoxFuture, stream};
-use http::{HeaderValue, Method, Request, Response, StatusCode, uri::PathAndQuery};
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy,
-    RateLimitLayer, Rule,
-    error::ExtractError,
-    extract::{KeyExtractor, Keys},
-    middleware::{
-        CostMeter, Grpc, HeaderStyle, MakeRejection, ObeyLayer, ProblemJson, Rejection, Routes,
-        StatusOnly,
-    },
-};
-use support::scripted::Scripted;
+use futures::future::BoxFuture;
+use http::uri::PathAndQuery;
+use sluicegate::middleware::ObeyLayer;
+use std::time::Instant;
 use tonic::{
     Code, Status, Streaming,
     body::Body,
@@ -36,13 +16,17 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt;
-use tower::{Layer, Service, service_fn};
+
+use crate::prelude::*;
 
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
-/// A service like those of a code generator, which says hello.
-#[derive(Clone)]
-struct Greeter;
+/// A service like those of a code generator, which says hello, once, or as many times as the request asks for. Those
+/// cost a unit each.
+#[derive(Clone, Default)]
+struct Greeter {
+    sent: Arc<AtomicU64>,
+}
 
 impl NamedService for Greeter {
     const NAME: &'static str = "test.Greeter";
@@ -58,40 +42,11 @@ impl Service<Request<Body>> for Greeter {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let hello = service_fn(
-            |request: tonic::Request<String>| -> Ready<Result<_, Status>> {
-                let greeting = format!("hello {}", request.into_inner());
-                ready(Ok(tonic::Response::new(greeting)))
-            },
-        );
-        Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
-            Ok(grpc.unary(hello, request).await)
-        })
-    }
-}
-
-/// Says hello as many times as the request asks for, and charges a unit for each.
-#[derive(Clone, Default)]
-struct Chatter {
-    sent: Arc<AtomicU64>,
-}
-
-impl NamedService for Chatter {
-    const NAME: &'static str = "test.Chatter";
-}
-
-impl Service<Request<Body>> for Chatter {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let sent = Arc::clone(&self.sent);
+        let hello = service_fn(async |request: tonic::Request<String>| {
+            let greeting = format!("hello {}", request.into_inner());
+            Ok::<_, Status>(tonic::Response::new(greeting))
+        });
         let chat = service_fn(move |request: tonic::Request<String>| {
             let meter = request.extensions().get::<CostMeter>().unwrap().clone();
             let sent = Arc::clone(&sent);
@@ -106,27 +61,34 @@ impl Service<Request<Body>> for Chatter {
         });
         Box::pin(async move {
             let mut grpc = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
-            Ok(grpc.server_streaming(chat, request).await)
+            Ok(match request.uri().path() {
+                "/test.Greeter/Hello" => grpc.unary(hello, request).await,
+                _ => grpc.server_streaming(chat, request).await,
+            })
         })
     }
+}
+
+/// A request for a path of that service.
+fn call(method: &'static str, text: &str) -> (tonic::Request<String>, PathAndQuery) {
+    let request = tonic::Request::new(text.to_owned());
+    (request, PathAndQuery::from_static(method))
 }
 
 #[tokio::test]
 async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leaves() {
     let limiter = Limiter::new(MemoryStore::new());
-    let (policy, slots) = (
-        Policy::parse("messages", "1000000/1h").unwrap(),
-        Policy::parse("calls", "1/30s@concurrent").unwrap(),
-    );
+    let messages = policy("messages", "1000000/1h");
+    let slots = policy("calls", "1/30s@concurrent");
     let layer = RateLimitLayer::new(limiter.clone())
         .limit_concurrent(slots, everybody())
-        .limit(policy.clone(), everybody())
+        .limit(messages.clone(), everybody())
         .meter_costs()
         .rejection(Grpc::new());
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = format!("http://{}", incoming.local_addr().unwrap());
-    let chatter = Chatter::default();
-    let server = Server::builder().layer(layer).add_service(chatter.clone());
+    let greeter = Greeter::default();
+    let server = Server::builder().layer(layer).add_service(greeter.clone());
     tokio::spawn(server.serve_with_incoming(incoming));
     let mut client = client(address).await;
 
@@ -149,19 +111,12 @@ async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leav
         tokio::time::timeout(Duration::from_secs(20), again)
             .await
             .unwrap();
-        let sent = chatter.sent.load(SeqCst);
-        assert!(
-            sent - total >= reads as u64 && sent - total <= times && sent < 900_000,
-            "{sent}"
-        );
+        let sent = greeter.sent.load(SeqCst);
+        let is_expected = sent - total >= reads as u64 && sent - total <= times && sent < 900_000;
+        assert!(is_expected, "{sent}");
         total = sent;
         let settled = async {
-            loop {
-                let look = Charge::new(&policy, everybody(), 0);
-                let usage = limiter.peek([look]).await.unwrap();
-                if 1_000_000 - usage.rules().next().unwrap().remaining() == total {
-                    return;
-                }
+            while 1_000_000 - left_of(&limiter, &messages, &everybody()).await != total {
                 tokio::task::yield_now().await;
             }
         };
@@ -172,13 +127,10 @@ async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leav
 }
 
 async fn chat(client: &mut Caller<Channel>, times: u64) -> Result<Streaming<String>, Status> {
-    let path = PathAndQuery::from_static("/test.Chatter/Chat");
     client.ready().await.unwrap();
-    let request = tonic::Request::new(times.to_string());
-    let response = client
-        .server_streaming(request, path, ProstCodec::default())
-        .await?;
-    Ok(response.into_inner())
+    let (request, path) = call("/test.Greeter/Chat", &times.to_string());
+    let response = client.server_streaming(request, path, ProstCodec::default());
+    Ok(response.await?.into_inner())
 }
 
 /// Serves the greeter behind this layer until the runtime ends. Returns its address.
@@ -189,7 +141,11 @@ where
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = format!("http://{}", incoming.local_addr().unwrap());
     let mut server = Server::builder().accept_http1(true).layer(layer);
-    tokio::spawn(server.add_service(Greeter).serve_with_incoming(incoming));
+    tokio::spawn(
+        server
+            .add_service(Greeter::default())
+            .serve_with_incoming(incoming),
+    );
     address
 }
 
@@ -202,20 +158,17 @@ async fn a_refused_call_pauses_the_account() {
     let obey = ObeyLayer::new(limiter.clone(), everybody());
     let mut client = Caller::new(obey.layer(channel.connect().await.unwrap()));
     client.ready().await.unwrap();
-    let path = PathAndQuery::from_static("/test.Greeter/Hello");
-    let request = tonic::Request::new("world".to_owned());
+    let (request, path) = call("/test.Greeter/Hello", "world");
     let answer = client.unary::<String, String, _>(request, path, ProstCodec::default());
     assert_eq!(answer.await.unwrap_err().code(), Code::ResourceExhausted);
-    let policy = Policy::new("calls", [Rule::per_minute(10)]).unwrap();
-    let decision = limiter.check([Charge::new(&policy, everybody(), 1)]).await;
+    let calls = policy("calls", "10/1m");
+    let decision = limiter.check([Charge::new(&calls, everybody(), 1)]).await;
     let Ok(Decision::Blocked(blocked)) = decision else {
         panic!("{decision:?}");
     };
     let rest = blocked.retry_after().unwrap();
-    assert!(
-        rest > Duration::from_secs(5) && rest <= Duration::from_millis(7_250),
-        "{rest:?}"
-    );
+    let is_expected = rest > Duration::from_secs(5) && rest <= Duration::from_millis(7_250);
+    assert!(is_expected, "{rest:?}");
 }
 
 async fn client(address: String) -> Caller<Channel> {
@@ -224,9 +177,8 @@ async fn client(address: String) -> Caller<Channel> {
 }
 
 async fn hello(client: &mut Caller<Channel>) -> Result<tonic::Response<String>, Status> {
-    let path = PathAndQuery::from_static("/test.Greeter/Hello");
     client.ready().await.unwrap();
-    let request = tonic::Request::new("world".to_owned());
+    let (request, path) = call("/test.Greeter/Hello", "world");
     client.unary(request, path, ProstCodec::default()).await
 }
 
@@ -242,18 +194,12 @@ fn told<'a>(status: &'a Status, name: &str) -> &'a str {
 }
 
 fn limited(limiter: impl Into<Limiter>, extractor: impl KeyExtractor) -> RateLimitLayer {
-    let policy = Policy::new("calls", [Rule::per_minute(10)]).unwrap();
-    RateLimitLayer::new(limiter).limit(policy, extractor)
-}
-
-fn everybody() -> Key {
-    Key::new("service", "all")
+    RateLimitLayer::new(limiter).limit(policy("calls", "10/1m"), extractor)
 }
 
 #[tokio::test]
 async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
-    let policy = Policy::parse("calls", "1/300ms").unwrap();
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy, PeerIp);
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("calls", "1/300ms"), PeerIp);
     let mut client = client(serve(layer.rejection(Grpc::new()))).await;
     let start = Instant::now();
     let mut rejections = 0;
@@ -267,7 +213,7 @@ async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
                     let wait = details.retry_info().unwrap().retry_delay.unwrap();
                     assert_eq!(told(&status, PUSHBACK), wait.as_millis().to_string());
                     rejections += 1;
-                    tokio::time::sleep(wait).await;
+                    sleep(wait).await;
                 }
             }
         };
@@ -290,19 +236,18 @@ async fn the_peer_of_a_call_within_tls_is_known() {
         .tls_config(ServerTlsConfig::new().identity(identity))
         .unwrap()
         .layer(limited(store.clone(), PeerIp).rejection(Grpc::new()));
-    tokio::spawn(server.add_service(Greeter).serve_with_incoming(incoming));
+    tokio::spawn(
+        server
+            .add_service(Greeter::default())
+            .serve_with_incoming(incoming),
+    );
 
     let trusted = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(cert.pem()))
         .domain_name("localhost");
     let channel = Channel::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
-    let channel = channel
-        .tls_config(trusted)
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
-    hello(&mut Caller::new(channel)).await.unwrap();
+    let channel = channel.tls_config(trusted).unwrap().connect().await;
+    hello(&mut Caller::new(channel.unwrap())).await.unwrap();
     let checks = store.checks();
     assert_eq!(checks[0].charges()[0].key(), &Key::new("ip", "127.0.0.1"));
 }
@@ -338,11 +283,9 @@ fn violations(status: &Status) -> Vec<String> {
 async fn the_details_name_the_violated_quotas_alone_and_at_most_eight() {
     let rules = (1..=10).map(|minutes| Rule::new(0, Duration::from_secs(60 * minutes)));
     let many = Policy::new("many", rules).unwrap();
-    let hidden = Policy::parse("hidden", "0/1m").unwrap().hidden();
-    let free = Policy::parse("free", "9/1m").unwrap();
-    let layer = RateLimitLayer::new(MemoryStore::new())
-        .limit(hidden, everybody())
-        .limit(free, everybody())
+    let layer = empty()
+        .limit(policy("hidden", "0/1m").hidden(), everybody())
+        .limit(policy("free", "9/1m"), everybody())
         .limit(many, everybody());
     let status = ends(layer).await;
     // It can never pass, and is not to be tried again.
@@ -354,33 +297,59 @@ async fn the_details_name_the_violated_quotas_alone_and_at_most_eight() {
     assert!(named.iter().all(|it| it.starts_with("many/")), "{named:?}");
 }
 
-#[tokio::test]
-async fn the_message_of_a_call_without_a_key_names_the_metadata_key() {
-    let absent = limited(Scripted::allowing(), Header::new("x-api-key"));
-    assert_eq!(
-        ends(absent).await.message(),
-        "the header that identifies the client is absent or empty: `x-api-key`"
-    );
-    for (message, sent) in [
-        ("send 100 % of the name", "send 100 % of the name"),
-        ("n\u{e4}me", "the request does not identify its client"),
-    ] {
-        let own = move |_: &http::request::Parts| Err::<Key, _>(ExtractError::missing(message));
-        let status = ends(limited(Scripted::allowing(), own)).await;
-        assert_eq!(status.message(), sent);
-    }
-    // What the service has to mend is no business of the client.
-    let wired = |_: &http::request::Parts| Err::<Key, _>(ExtractError::misconfigured("secret"));
-    let status = ends(limited(Scripted::allowing(), wired)).await;
-    assert_eq!(status.message(), "the request could not be limited");
+/// A layer with an extractor that fails in this way.
+fn failing(error: fn() -> ExtractError) -> RateLimitLayer {
+    let fails = move |_: &Parts| Err::<Key, _>(error());
+    limited(Scripted::allowing(), fails)
+}
+
+fn closed() -> Limiter {
+    Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed)
+}
+
+fn by_header() -> Header {
+    Header::new("x-api-key")
+}
+
+fn too_many(_: &Parts) -> Keys {
+    (0..65).map(|n| Key::new("user", n.to_string())).collect()
+}
+
+/// A test for each row: a layer, and the code and the message of a call that it rejects.
+macro_rules! ends {
+    ($($name:ident: $layer:expr => $code:ident, $message:expr;)*) => {$(
+        #[tokio::test]
+        async fn $name() {
+            let status = ends($layer).await;
+            assert_eq!((status.code(), status.message()), (Code::$code, $message));
+            assert!(!status.metadata().contains_key("www-authenticate"));
+            assert!(!status.metadata().contains_key(PUSHBACK));
+        }
+    )*};
+}
+
+ends! {
+    a_call_without_a_key_is_told_its_name: limited(Scripted::allowing(), by_header()) =>
+        Unauthenticated, "the header that identifies the client is absent or empty: `x-api-key`";
+    a_call_that_has_to_authenticate_is_told_so: limited(Scripted::allowing(), by_header().or_unauthorized(HeaderValue::from_static("Bearer"))) =>
+        Unauthenticated, "the client has to authenticate";
+    a_call_is_told_the_message_of_an_own_extractor: failing(|| ExtractError::missing("send 100 % of the name")) =>
+        Unauthenticated, "send 100 % of the name";
+    a_call_is_told_no_message_with_other_characters: failing(|| ExtractError::missing("n\u{e4}me")) =>
+        Unauthenticated, "the request does not identify its client";
+    a_call_with_a_malformed_key_is_invalid: failing(|| ExtractError::malformed("told to")) => InvalidArgument, "told to";
+    // A mistake of the service is no business of the client.
+    a_call_is_told_no_mistake_of_the_service: failing(|| ExtractError::misconfigured("secret")) => Internal, "the request could not be limited";
+    a_call_with_too_many_keys_is_a_mistake_of_the_service: limited(Scripted::allowing(), too_many) => Internal, "the request could not be limited";
+    a_call_on_a_deny_list_is_not_permitted: limited(Scripted::allowing(), everybody()).deny(|_| true) => PermissionDenied, "not allowed";
+    a_call_that_cannot_be_decided_is_unavailable: limited(closed(), everybody()) => Unavailable, "try again later";
 }
 
 #[tokio::test]
 async fn a_table_of_routes_limits_each_method() {
-    let policy = |name: &str, rules| Policy::parse(name, rules).unwrap();
-    let routes =
-        Routes::new(policy("others", "0/1h")).route("/test.Greeter/Hello", policy("hello", "1/1h"));
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, everybody());
+    let routes = Routes::new(policy("others", "0/1h"));
+    let routes = routes.route("/test.Greeter/Hello", policy("hello", "1/1h"));
+    let layer = empty().limit(routes, everybody());
     let mut client = client(serve(layer.rejection(Grpc::new()))).await;
     hello(&mut client).await.unwrap();
     let status = hello(&mut client).await.unwrap_err();
@@ -395,47 +364,6 @@ async fn a_pushback_has_the_same_jitter_as_the_rest() {
     assert!((1_000..=3_601_000).contains(&pushback));
     let retry_after = pushback.div_ceil(1_000).to_string();
     assert_eq!(told(&status, "retry-after"), retry_after);
-}
-
-#[tokio::test]
-async fn every_reason_has_the_status_that_clients_act_upon() {
-    let allowing = Scripted::allowing;
-    let malformed = |_: &http::request::Parts| Err::<Key, _>(ExtractError::malformed("told to"));
-    let not_wired =
-        |_: &http::request::Parts| Err::<Key, _>(ExtractError::misconfigured("told to"));
-    let too_many = |_: &http::request::Parts| {
-        (0..65)
-            .map(|n| Key::new("user", n.to_string()))
-            .collect::<Keys>()
-    };
-    let failing = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
-    let failing = limited(failing, everybody());
-    for (layer, code) in [
-        (
-            limited(allowing(), Header::new("x-api-key")),
-            Code::Unauthenticated,
-        ),
-        (
-            limited(
-                allowing(),
-                Header::new("x-api-key").or_unauthorized(HeaderValue::from_static("Bearer")),
-            ),
-            Code::Unauthenticated,
-        ),
-        (limited(allowing(), malformed), Code::InvalidArgument),
-        (limited(allowing(), not_wired), Code::Internal),
-        (
-            limited(allowing(), everybody()).deny(|_| true),
-            Code::PermissionDenied,
-        ),
-        (failing, Code::Unavailable),
-        (limited(allowing(), too_many), Code::Internal),
-    ] {
-        let status = ends(layer).await;
-        assert_eq!(status.code(), code);
-        assert!(!status.metadata().contains_key("www-authenticate"));
-        assert!(!status.metadata().contains_key(PUSHBACK));
-    }
 }
 
 #[test]

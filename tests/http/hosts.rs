@@ -1,61 +1,17 @@
 //! `Host` and `BearerToken` with requests from HTTP/1.1 and HTTP/2 servers.
 
-use std::{convert::Infallible, future::ready, net::SocketAddr};
+use sluicegate::extract::Host;
 
-use http::{HeaderValue, Request, Response, request::Parts};
-use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper_util::{
-    client::legacy::Client,
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
-use sluicegate::{
-    Key, KeyExtractor,
-    error::ExtractErrorKind,
-    extract::{BearerToken, Host},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
-use tower::service_fn;
+use crate::prelude::*;
 
-/// The result of the extractor: a key, or the reason why there is none.
-fn found(extractor: &impl KeyExtractor, head: &Parts) -> String {
-    match extractor.extract(head) {
-        Ok(keys) => {
-            let key = keys.iter().next().unwrap();
-            format!("{}={}", key.kind(), String::from_utf8_lossy(key.value()))
-        }
-        Err(error) => error.kind().as_str().to_owned(),
-    }
-}
-
-/// Serves HTTP/1.1 and HTTP/2. The body is the result of the extractor.
+/// A server that answers with the results of the extractor.
 async fn serve(extractor: impl KeyExtractor + Copy) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(move |request: Request<Incoming>| {
-                let found = found(&extractor, &request.into_parts().0);
-                ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(
-                    found,
-                )))))
-            });
-            let connection = async move {
-                let service = TowerToHyperService::new(service);
-                let builder = auto::Builder::new(TokioExecutor::new());
-                let _ = builder
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-            };
-            tokio::spawn(connection);
-        }
+    let service = service_fn(move |request: Request<Incoming>| {
+        let found = found(&extractor, &request.into_parts().0);
+        let body = Full::new(Bytes::from(found));
+        ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    address
+    crate::asking::serve(move |_| service).await
 }
 
 /// Sends these lines over HTTP/1.1. Returns the body.
@@ -91,11 +47,8 @@ async fn a_host_is_found_over_http_1_and_http_2() {
     let client = Client::builder(TokioExecutor::new())
         .http2_only(true)
         .build_http::<Empty<Bytes>>();
-    let request = Request::get(format!("http://{server}/"));
-    let response = client
-        .request(request.body(Empty::new()).unwrap())
-        .await
-        .unwrap();
+    let request = Request::get(format!("http://{server}/")).body(Empty::new());
+    let response = client.request(request.unwrap()).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "host=127.0.0.1");
 }
@@ -104,37 +57,32 @@ async fn a_host_is_found_over_http_1_and_http_2() {
 async fn a_bearer_token_is_one_key_however_it_is_written() {
     let server = serve(BearerToken).await;
     let with = |value: &str| format!("GET / HTTP/1.1\r\nhost: a\r\nauthorization:{value}\r\n");
-    for value in [
-        " Bearer abc.d-e_f~g+h/i==",
-        "Bearer abc.d-e_f~g+h/i==",
-        " bearer abc.d-e_f~g+h/i==",
-        " BEARER   abc.d-e_f~g+h/i==  ",
-        " Bearer\tabc.d-e_f~g+h/i==",
-    ] {
-        let expected = "bearer=abc.d-e_f~g+h/i==";
-        assert_eq!(ask(server, &with(value)).await, expected, "{value}");
+    let rows = r"
+         Bearer abc.d-e_f~g+h/i== | bearer=abc.d-e_f~g+h/i==
+        Bearer abc.d-e_f~g+h/i== | bearer=abc.d-e_f~g+h/i==
+         bearer abc.d-e_f~g+h/i== | bearer=abc.d-e_f~g+h/i==
+         BEARER   abc.d-e_f~g+h/i==   | bearer=abc.d-e_f~g+h/i==
+         Bearer\tabc.d-e_f~g+h/i== | bearer=abc.d-e_f~g+h/i==
+         Basic YWxpY2U6 | missing
+         abc | missing
+         Bearerabc | missing
+         Bearer | missing
+         Bearer   | missing
+         | missing
+         Bearer a b | malformed
+         Bearer a,b | malformed
+         Bearer ä | malformed
+         Bearer a\r\nauthorization: Bearer a | malformed
+    ";
+    for row in rows.lines().filter_map(|it| it.strip_prefix("        ")) {
+        let (value, expected) = row.split_once("| ").unwrap();
+        let value = value.replace(r"\t", "\t").replace(r"\r\n", "\r\n");
+        assert_eq!(ask(server, &with(&value)).await, expected, "{row}");
     }
-    for (value, expected) in [
-        (" Basic YWxpY2U6", "missing"),
-        (" abc", "missing"),
-        (" Bearerabc", "missing"),
-        (" Bearer", "missing"),
-        (" Bearer  ", "missing"),
-        ("", "missing"),
-        (" Bearer a b", "malformed"),
-        (" Bearer a,b", "malformed"),
-        (" Bearer 1|f4SwPYmyi0", "bearer=1|f4SwPYmyi0"),
-        (" Bearer Atza|IwEBIP_aN-yCg", "bearer=Atza|IwEBIP_aN-yCg"),
-        (" Bearer 123456:ABC", "bearer=123456:ABC"),
-        (" Bearer \u{e4}", "malformed"),
-        (" Bearer a\r\nauthorization: Bearer a", "malformed"),
-    ] {
-        assert_eq!(ask(server, &with(value)).await, expected, "{value}");
-    }
-    assert_eq!(
-        ask(server, "GET / HTTP/1.1\r\nhost: a\r\n").await,
-        "missing"
-    );
+    let issued = ask(server, &with(" Bearer 1|f4SwPYmyi0")).await;
+    assert_eq!(issued, "bearer=1|f4SwPYmyi0");
+    let without = ask(server, "GET / HTTP/1.1\r\nhost: a\r\n").await;
+    assert_eq!(without, "missing");
 }
 
 #[test]
@@ -142,11 +90,8 @@ fn a_bearer_token_is_a_secret_and_its_absence_can_ask_for_one() {
     let key = BearerToken.key(" abc ");
     assert!(key.is_secret());
     assert_eq!(key, Key::secret("bearer", "abc"));
-    let head = Request::get("/").body(()).unwrap().into_parts().0;
-    let error = BearerToken
-        .or_unauthorized(HeaderValue::from_static("Bearer"))
-        .extract(&head)
-        .unwrap_err();
+    let challenging = BearerToken.or_unauthorized(HeaderValue::from_static("Bearer"));
+    let error = challenging.extract(&head()).unwrap_err();
     assert_eq!(error.kind(), ExtractErrorKind::Unauthenticated);
     assert_eq!(error.challenge(), Some("Bearer"));
 }

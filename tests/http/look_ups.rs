@@ -1,37 +1,15 @@
 //! Looked-up policies, keys and costs.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use sluicegate::extract::IntoCharges;
 
-use futures::FutureExt;
-use http::{Request, Response, request::Parts};
-use sluicegate::{
-    Charge, FailurePolicy, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    Store,
-    error::ExtractError,
-    extract::{IntoCharges, Keys},
-};
-use support::{log::Log, scripted::Scripted, trace::traced};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn};
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
+use crate::prelude::*;
 
 fn charge(name: &str, key: &'static str, cost: u64) -> Charge {
     Charge::new(&policy(name, "5/1d"), Key::new("user", key), cost)
 }
 
 async fn ask(layer: &RateLimitLayer, user: &str) -> Response<String> {
-    let inner =
-        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
-    let request = Request::get("/").header("x-user", user);
-    let request = request.body(String::new()).unwrap();
-    layer.clone().layer(inner).oneshot(request).await.unwrap()
+    send(layer, with(&[("x-user", user)])).await
 }
 
 async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
@@ -47,13 +25,13 @@ fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
     limiter: impl Into<Limiter>,
     answer: C,
 ) -> RateLimitLayer {
-    RateLimitLayer::new(limiter.into()).charge_async(move |_| std::future::ready(answer.clone()))
+    RateLimitLayer::new(limiter.into()).charge_async(move |_| ready(answer.clone()))
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_policy_the_key_and_the_cost_are_those_that_were_looked_up() {
     let tiers = [("alice", "free", "2/1d", 1), ("bob", "pro", "9/1d", 3)];
-    let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(move |head| {
+    let layer = empty().charge_async(move |head| {
         let user = head.headers["x-user"].to_str().unwrap().to_owned();
         async move {
             sleep(Duration::from_millis(20)).await;
@@ -63,54 +41,47 @@ async fn the_policy_the_key_and_the_cost_are_those_that_were_looked_up() {
             })
         }
     });
-    for (user, expected) in [
-        ("alice", r#""free";r=1;t=87840"#),
-        ("bob", r#""pro";r=6;t=87840"#),
-        ("alice", r#""free";r=0;t=87840"#),
-        ("bob", r#""pro";r=3;t=87840"#),
-        ("bob", r#""pro";r=0;t=87840"#),
+    for (user, status, quota) in [
+        ("alice", 200, r#""free";r=1;t=87840"#),
+        ("bob", 200, r#""pro";r=6;t=87840"#),
+        ("alice", 200, r#""free";r=0;t=87840"#),
+        ("bob", 200, r#""pro";r=3;t=87840"#),
+        ("bob", 200, r#""pro";r=0;t=87840"#),
+        ("alice", 429, r#""free";r=0;t=87840"#),
+        ("bob", 429, r#""pro";r=0;t=87840"#),
+        ("mallory", 400, "-"),
     ] {
         let response = ask(&layer, user).await;
-        assert_eq!(response.status(), 200);
-        let quota = response.headers()["ratelimit"].to_str().unwrap();
-        assert_eq!(quota.split(";t=").next(), expected.split(";t=").next());
+        assert_eq!(response.status(), status, "{user}");
+        assert_eq!(field(response.headers(), "ratelimit"), quota);
     }
-    assert_eq!(status(&layer, "alice").await, 429);
-    assert_eq!(status(&layer, "bob").await, 429);
-    assert_eq!(status(&layer, "mallory").await, 400);
 }
 
 #[tokio::test]
-async fn a_look_up_answers_one_charge_several_none_or_an_error() {
+async fn a_look_up_answers_several_charges() {
     let store = Scripted::allowing();
-    let several = vec![
-        charge("a", "x", 2),
-        charge("b", "x", 3),
-        charge("a", "x", 4),
-    ];
-    assert_eq!(status(&answering(store.clone(), several), "").await, 200);
+    let several = [("a", 2), ("b", 3), ("a", 4)].map(|(name, cost)| charge(name, "x", cost));
+    let layer = answering(store.clone(), several.to_vec());
+    assert_eq!(ask(&layer, "").await.status(), 200);
     assert_eq!(store.only_check(), ["a user 6", "b user 3"]);
+}
 
-    let failing =
-        |limiter: Limiter, error: ExtractError| answering(limiter, Err::<Charge, _>(error));
-    let open = || Limiter::new(Scripted::allowing());
-    let unavailable = || ExtractError::unavailable("told to");
-    let misconfigured = ExtractError::misconfigured("no pool in the extensions");
-    let answers = [
-        (answering(open(), Vec::<Charge>::new()), 200),
-        (answering(open(), None::<Charge>), 400),
-        (answering(open(), Ok(Some(charge("a", "x", 1)))), 200),
-        (failing(open(), unavailable()), 200),
-        (failing(closed(Scripted::allowing()), unavailable()), 503),
-        (
-            failing(open(), ExtractError::unauthenticated("Bearer")),
-            401,
-        ),
-        (failing(open(), misconfigured), 500),
-    ];
-    for (number, (layer, expected)) in answers.into_iter().enumerate() {
-        assert_eq!(status(&layer, "").await, expected, "answer {number}");
-    }
+fn failing(limiter: Limiter, error: ExtractError) -> RateLimitLayer {
+    answering(limiter, Err::<Charge, _>(error))
+}
+
+fn open() -> Limiter {
+    Limiter::new(Scripted::allowing())
+}
+
+answers! { code;
+    a_look_up_may_answer_no_charges: answering(open(), Vec::<Charge>::new()) => 200;
+    a_look_up_may_find_nobody: answering(open(), None::<Charge>) => 400;
+    a_look_up_may_find_somebody: answering(open(), Ok(Some(charge("a", "x", 1)))) => 200;
+    a_look_up_may_fail: failing(open(), ExtractError::unavailable("told to")) => 200;
+    a_look_up_may_fail_under_a_closed_policy: failing(closed(Scripted::allowing()), ExtractError::unavailable("told to")) => 503;
+    a_look_up_may_ask_a_client_to_authenticate: failing(open(), ExtractError::unauthenticated("Bearer")) => 401;
+    a_look_up_may_find_a_mistake_of_the_service: failing(open(), ExtractError::misconfigured("no pool in the extensions")) => 500;
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,7 +95,7 @@ async fn look_ups_run_at_the_same_time_under_one_timeout_and_are_charged_in_thei
         RateLimitLayer::new(limiter.observer(log.clone()))
             .charge_async(charging(90, "late"))
             .charge_async(charging(10, "soon"))
-            .limit(policy("head", "5/1d"), Key::new("service", "all"))
+            .limit(policy("head", "5/1d"), everybody())
     };
     let layer = over(Limiter::new(store.clone()));
     let start = Instant::now();
@@ -160,10 +131,8 @@ async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
     assert_eq!(status(&hurried(closed), "").await, 503);
 }
 
-#[test]
-#[should_panic(expected = "a timeout of zero leaves no time to look up")]
-fn a_timeout_of_zero_for_look_ups_is_an_error_when_built() {
-    let _ = RateLimitLayer::new(MemoryStore::new()).look_up_timeout(Duration::ZERO);
+panics! {
+    a_timeout_of_zero_for_look_ups_is_an_error_when_built: RateLimitLayer::new(MemoryStore::new()).look_up_timeout(Duration::ZERO) => "a timeout of zero leaves no time to look up";
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,7 +160,7 @@ async fn no_look_up_begins_when_the_head_alone_rejects() {
         .limit(policy("ip", "5/1d"), PeerIp)
         .charge_async(move |_| {
             *count.lock().unwrap() += 1;
-            std::future::ready(charge("a", "x", 1))
+            ready(charge("a", "x", 1))
         });
     assert_eq!(status(&layer, "").await, 500);
     assert_eq!(*begun.lock().unwrap(), 0);
@@ -237,32 +206,21 @@ async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
         }
     });
     assert_eq!(status(&layer, "").await, 500);
-    let inner =
-        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
-    let mut request = Request::new(String::new());
-    let peer: std::net::SocketAddr = "203.0.113.7:1".parse().unwrap();
-    request.extensions_mut().insert(peer);
-    let response = layer.layer(inner).oneshot(request).await.unwrap();
-    assert_eq!(response.status(), 200);
+    let mut request = to("/");
+    request.extensions_mut().insert(PEER);
+    assert_eq!(send(&layer, request).await.status(), 200);
     assert_eq!(store.only_check(), ["tier ip 1"]);
-}
-
-/// A layer with a single limit. The look-up takes the time in `takes`.
-fn looked_up_in(takes: Arc<Mutex<Duration>>) -> RateLimitLayer {
-    RateLimitLayer::new(MemoryStore::new()).charge_async(move |_| {
-        let takes = *takes.lock().unwrap();
-        async move {
-            sleep(takes).await;
-            Some(charge("tier", "alice", 0))
-        }
-    })
 }
 
 #[test]
 fn one_warning_says_that_look_ups_fail_and_another_that_they_have_recovered() {
     let lines = traced(false, async {
         let takes = Arc::new(Mutex::new(Duration::from_secs(60)));
-        let layer = looked_up_in(takes.clone());
+        let now = takes.clone();
+        let layer = empty().charge_async(move |_| {
+            let takes = *now.lock().unwrap();
+            sleep(takes).map(|()| Some(charge("tier", "alice", 0)))
+        });
         for _ in 0..50 {
             assert_eq!(status(&layer, "alice").await, 200);
         }

@@ -6,7 +6,6 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::OnceLock,
-    time::SystemTime,
 };
 
 use tempfile::TempDir;
@@ -54,10 +53,8 @@ impl Libraries {
                 }
             }
         }
-        panic!(
-            "no library in {} compiles what is correct",
-            folder.display()
-        );
+        let folder = folder.display();
+        panic!("no library in {folder} compiles what is correct");
     }
 
     fn shared() -> &'static Self {
@@ -69,27 +66,15 @@ impl Libraries {
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("mistake.rs");
         fs::write(&file, [PRELUDE, code].concat()).unwrap();
-        Command::new(rustc())
-            .args([
-                "--edition",
-                "2024",
-                "--crate-type",
-                "lib",
-                "--emit",
-                "metadata",
-            ])
-            .arg("-o")
-            .arg(folder.path().join("mistake.rmeta"))
-            .arg("-L")
-            .arg(format!("dependency={}", self.folder.display()))
-            .args([
-                "--extern",
-                &format!("sluicegate={}", self.sluicegate.display()),
-            ])
-            .args(["--extern", &format!("axum={}", self.axum.display())])
-            .arg(&file)
-            .output()
-            .unwrap()
+        let mut rustc = Command::new(rustc());
+        rustc.args("--edition 2024 --crate-type lib --emit metadata -o".split(' '));
+        rustc.arg(folder.path().join("mistake.rmeta"));
+        rustc.arg(format!("-Ldependency={}", self.folder.display()));
+        for (name, path) in [("sluicegate", &self.sluicegate), ("axum", &self.axum)] {
+            let library = format!("{name}={}", path.display());
+            rustc.args(["--extern", &library]);
+        }
+        rustc.arg(&file).output().unwrap()
     }
 }
 
@@ -102,87 +87,58 @@ fn rustc() -> PathBuf {
 /// The libraries with this prefix, the newest first.
 fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap());
-    let mut found: Vec<(SystemTime, PathBuf)> = files
-        .filter(|file| {
-            let file_name = file.file_name();
-            let file_name = file_name.to_string_lossy();
-            file_name.starts_with(name) && file_name.ends_with(".rlib")
-        })
-        .map(|file| (file.metadata().unwrap().modified().unwrap(), file.path()))
-        .collect();
+    let is_meant = |file: &fs::DirEntry| {
+        let file = file.file_name();
+        let file = file.to_string_lossy();
+        file.starts_with(name) && file.ends_with(".rlib")
+    };
+    let modified = |file: &fs::DirEntry| file.metadata().unwrap().modified().unwrap();
+    let found = files.filter(is_meant);
+    let mut found: Vec<_> = found.map(|file| (modified(&file), file.path())).collect();
     found.sort();
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// In each part: a mistake, and the hints in the compiler's message.
+/// A mistake in each line, and in the next one the hints in the compiler's message.
 const MISTAKES: &str = r#"
 layer().limit("10/1s", PeerIp);
-> `&str` chooses no policy
-> `Policy::parse("name", "10/1s,240/1h")?`
-
+> `&str` chooses no policy > `Policy::parse("name", "10/1s,240/1h")?`
 layer().limit(Policy::parse("ip", "10/1s"), PeerIp);
-> chooses no policy
-> `Policy::parse("name", "10/1s,240/1h")?`
-
+> chooses no policy > `Policy::parse("name", "10/1s,240/1h")?`
 let all = Policies::new([policy()]).unwrap(); layer().limit(move |_: &Parts| all.get("ip"), PeerIp);
-> chooses no policy
-> `policies.get(name).cloned()`
-
+> chooses no policy > `policies.get(name).cloned()`
 layer().limit(policy(), "x-api-key");
-> `&str` does not extract keys
-> `Header::new("x-api-key")`
-
+> `&str` does not extract keys > `Header::new("x-api-key")`
 layer().limit(policy(), |_: &Parts| "alice");
-> does not extract keys
-> it answers a `Key`, an `Option<Key>`
-
+> does not extract keys > it answers a `Key`, an `Option<Key>`
 layer().limit(policy(), |_: &Parts| async { Some(Key::new("a", "b")) });
-> does not extract keys
-> goes to `charge_async`
-
+> does not extract keys > goes to `charge_async`
 layer().limit(policy(), |head| Some(Key::new("host", head.uri.host()?)));
 > error[E0282]
-
 RateLimitLayer::new("redis://127.0.0.1/");
-> `&str` is neither a store nor a `Limiter`
-> `RedisStore::connect(url).await?`
-
+> `&str` is neither a store nor a `Limiter` > `RedisStore::connect(url).await?`
 RateLimitLayer::new(RedisStore::connect("redis://127.0.0.1/"));
-> is neither a store nor a `Limiter`
-> `RedisStore::connect(url).await?`
-
+> is neither a store nor a `Limiter` > `RedisStore::connect(url).await?`
 store::Leases::new(RedisStore::connect("redis://127.0.0.1/"));
-> is not a store
-> `RedisStore::connect(url).await?`
-
+> is not a store > `RedisStore::connect(url).await?`
 struct BoxBody; respond::<BoxBody>(ProblemJson::default());
-> makes no response with a body of type `BoxBody`
-> `StatusOnly` needs `BoxBody: Default`
-> in a tonic server: `.rejection(Grpc::new())`
-
+> makes no response with a body of type `BoxBody` > `StatusOnly` needs `BoxBody: Default` > in a tonic server: `.rejection(Grpc::new())`
 let c = |_: &Rejection, _: &Parts| Response::new(String::new()); let _: axum::Router = axum::Router::new().layer(layer().rejection(c));
-> makes no response with a body of type
-> `RateLimitLayer::reject_with`
-
+> makes no response with a body of type > `RateLimitLayer::reject_with`
 layer().charge_async(|_| async { 5 });
-> is no answer of a look-up of charges
-> answer a `Charge`, a `Vec<Charge>`
-
+> is no answer of a look-up of charges > answer a `Charge`, a `Vec<Charge>`
 layer().cost(|_head| 1);
-> error[E0593]
-> 2 arguments
+> error[E0593] > 2 arguments
 "#;
 
 #[test]
 fn each_mistake_is_answered_with_its_mend() {
-    for part in MISTAKES.split("\n\n") {
-        let mut lines = part.trim().lines();
-        let body = lines.next().unwrap();
+    let mut lines = MISTAKES.trim().lines();
+    while let (Some(body), Some(hints)) = (lines.next(), lines.next()) {
         let output = Libraries::shared().compile(&format!("fn mistake() {{ {body} }}"));
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "this compiles: {body}");
-        for hint in lines {
-            let hint = hint.strip_prefix("> ").unwrap();
+        for hint in hints.strip_prefix("> ").unwrap().split(" > ") {
             assert!(said.contains(hint), "no `{hint}` for {body}\n{said}");
         }
     }

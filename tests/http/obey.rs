@@ -1,43 +1,25 @@
 //! A client obeys a real server over HTTP, also one that lies, and the answers and events while its account is paused.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use axum::{Router, extract::State};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    block::{BlockRequest, BlockedBy},
-    middleware::{Grpc, ObeyLayer, ProblemJson, obey::Obey},
-    observe::TracingObserver,
-};
-use tokio::net::TcpListener;
-use tower::{Layer, Service, ServiceExt, service_fn};
-
 use crate::observe::recorded;
-use support::{
-    flaky::{self, Flaky},
-    trace::traced,
+use hyper_util::client::legacy::connect::HttpConnector;
+use sluicegate::{
+    block::{BlockRequest, BlockedBy},
+    middleware::{ObeyLayer, obey::Obey},
 };
+use support::flaky::{self, Flaky};
+
+use crate::prelude::*;
 
 const MAX: Duration = Duration::from_secs(300);
+
+const WAIT_9: &[(&str, &[u8])] = &[("retry-after", b"9")];
 
 fn account() -> Key {
     Key::new("account", "ours")
 }
 
 async fn decide(limiter: &Limiter) -> Decision {
-    let policy = Policy::parse("their-api", "1000/1s").unwrap();
-    let charge = Charge::new(&policy, account(), 1);
+    let charge = Charge::new(&policy("their-api", "1000/1s"), account(), 1);
     limiter.check([charge]).await.unwrap()
 }
 
@@ -52,46 +34,27 @@ async fn rest(limiter: &Limiter) -> Option<Duration> {
     }
 }
 
-type Answer = (StatusCode, HeaderMap);
-
-/// A server that gives the answer that the test set last.
-#[derive(Clone)]
-struct Other {
-    answer: Arc<Mutex<Answer>>,
-    address: SocketAddr,
+/// A server that refuses each request, with the fields of that request.
+async fn serve() -> Site {
+    let refuse = async |mut fields: HeaderMap| {
+        fields.remove("host");
+        (StatusCode::TOO_MANY_REQUESTS, fields)
+    };
+    Site::start(Router::new().fallback(refuse)).await
 }
 
-impl Other {
-    async fn serve() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let answer: Arc<Mutex<Answer>> = Arc::default();
-        let address = listener.local_addr().unwrap();
-        let app = Router::new()
-            .fallback(async |State(answer): State<Arc<Mutex<Answer>>>| {
-                answer.lock().unwrap().clone()
-            })
-            .with_state(answer.clone());
-        tokio::spawn(axum::serve(listener, app).into_future());
-        Self { answer, address }
+/// Asks for a refusal with these fields.
+async fn refused<S>(site: &Site, client: &mut S, fields: &[(&str, &[u8])])
+where
+    S: Service<Request<Empty<Bytes>>, Response = Response<Incoming>, Error: std::fmt::Debug>,
+{
+    let mut request = Request::get(format!("http://{}/", site.address()));
+    for (name, value) in fields {
+        request = request.header(*name, *value);
     }
-
-    /// Asks for an answer of this status with these fields.
-    async fn answers<S>(&self, client: &mut S, status: u16, fields: &[(&str, &[u8])])
-    where
-        S: Service<Request<Empty<Bytes>>, Response = Response<Incoming>, Error: std::fmt::Debug>,
-    {
-        let status = StatusCode::from_u16(status).unwrap();
-        let mut headers = HeaderMap::new();
-        for (name, value) in fields {
-            let name = HeaderName::try_from(*name).unwrap();
-            headers.append(name, HeaderValue::from_bytes(value).unwrap());
-        }
-        *self.answer.lock().unwrap() = (status, headers);
-        let request = Request::get(format!("http://{}/", self.address));
-        let request = request.body(Empty::new()).unwrap();
-        let response = client.ready().await.unwrap().call(request).await.unwrap();
-        assert_eq!(response.status(), status);
-    }
+    let request = request.body(Empty::new()).unwrap();
+    let response = client.ready().await.unwrap().call(request).await;
+    assert_eq!(response.unwrap().status(), 429);
 }
 
 fn obeying(limiter: &Limiter) -> Obey<Client<HttpConnector, Empty<Bytes>>> {
@@ -101,38 +64,32 @@ fn obeying(limiter: &Limiter) -> Obey<Client<HttpConnector, Empty<Bytes>>> {
 
 #[tokio::test]
 async fn a_hostile_server_pauses_no_longer_than_the_longest_pause() {
-    let other = Other::serve().await;
+    let other = serve().await;
     let limiter = Limiter::new(MemoryStore::new());
     let mut client = obeying(&limiter);
     let (name, long) = ("retry-after", &[b'9'; 4_000][..]);
     let nested = br#""a";r=0;t=999999999999999, "b;r=0;t=1"#;
+    let (longest, own, of_9_s) = (MAX, Duration::from_secs(1), Duration::from_secs(9));
+    let (past, details) = (b"Thu, 01 Jan 1970 00:00:00 GMT", "grpc-status-details-bin");
+    let reset = "x-ratelimit-reset";
     for (fields, expected) in [
-        (&[(name, &b"1000000000000"[..])][..], MAX),
-        (&[(name, long)], MAX),
-        (&[(name, b"Tue, 31 Dec 2999 23:59:59 GMT")], MAX),
-        (&[(name, b"5"), (name, b"500000")], MAX),
-        (&[("ratelimit", nested)], MAX),
-        (&[("x-ratelimit-reset", b"9998-12-31T23:59:59Z")], MAX),
-        (&[("x-ratelimit-reset", b"18446744073709551615")], MAX),
-        (&[("x-ratelimit-reset", b"99999999999d99999999h")], MAX),
-        (
-            &[(name, b"9"), ("date", b"Thu, 01 Jan 1970 00:00:00 GMT")],
-            Duration::from_secs(9),
-        ),
+        (&[(name, &b"1000000000000"[..])][..], longest),
+        (&[(name, long)], longest),
+        (&[(name, b"Tue, 31 Dec 2999 23:59:59 GMT")], longest),
+        (&[(name, b"5"), (name, b"500000")], longest),
+        (&[("ratelimit", nested)], longest),
+        (&[(reset, b"9998-12-31T23:59:59Z")], longest),
+        (&[(reset, b"18446744073709551615")], longest),
+        (&[(reset, b"99999999999d99999999h")], longest),
+        (&[(name, b"9"), ("date", past)], of_9_s),
         // None of these is a time: the layer chooses one.
-        (&[(name, b"-1")], Duration::from_secs(1)),
-        (&[(name, b"NaN")], Duration::from_secs(1)),
-        (&[(name, b"\xff\xfe\x80")], Duration::from_secs(1)),
-        (
-            &[(name, b"Thu, 01 Jan 1970 00:00:00 GMT")],
-            Duration::from_secs(1),
-        ),
-        (
-            &[("grpc-status", b"8"), ("grpc-status-details-bin", b"%%%")],
-            Duration::from_secs(1),
-        ),
+        (&[(name, b"-1")], own),
+        (&[(name, b"NaN")], own),
+        (&[(name, b"\xff\xfe\x80")], own),
+        (&[(name, past)], own),
+        (&[("grpc-status", b"8"), (details, b"%%%")], own),
     ] {
-        other.answers(&mut client, 429, fields).await;
+        refused(&other, &mut client, fields).await;
         let rest = rest(&limiter).await.unwrap_or_default();
         let is_expected = rest <= expected && rest + Duration::from_millis(900) > expected;
         assert!(is_expected, "{rest:?} for {fields:?}");
@@ -142,27 +99,23 @@ async fn a_hostile_server_pauses_no_longer_than_the_longest_pause() {
 
 #[tokio::test]
 async fn a_request_without_an_account_passes_and_pauses_nothing() {
-    let other = Other::serve().await;
+    let other = serve().await;
     let limiter = Limiter::new(MemoryStore::new());
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let nowhere = sluicegate::Header::new("x-account");
+    let nowhere = Header::new("x-account");
     let mut client = ObeyLayer::new(limiter.clone(), nowhere).layer(client);
-    other
-        .answers(&mut client, 429, &[("retry-after", b"9")])
-        .await;
+    refused(&other, &mut client, WAIT_9).await;
     assert_eq!(rest(&limiter).await, None);
 }
 
 #[tokio::test]
 async fn a_pause_that_the_store_did_not_get_holds_here_while_the_store_is_down() {
-    let other = Other::serve().await;
+    let other = serve().await;
     let (store, _clock) = Flaky::new();
     let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Closed);
     let mut client = obeying(&limiter);
     store.is_now(flaky::State::Down);
-    other
-        .answers(&mut client, 429, &[("retry-after", b"9")])
-        .await;
+    refused(&other, &mut client, WAIT_9).await;
     assert!(rest(&limiter).await.is_some());
     store.is_now(flaky::State::Up);
     assert!(decide(&limiter).await.is_allowed());
@@ -170,33 +123,18 @@ async fn a_pause_that_the_store_did_not_get_holds_here_while_the_store_is_down()
 
 #[tokio::test]
 async fn a_paused_account_is_a_429_with_a_time_in_http_and_in_grpc() {
-    let limiter = Limiter::new(MemoryStore::new());
-    limiter
-        .block(
-            &account(),
-            BlockRequest::pause(Duration::from_millis(8_500)),
-        )
-        .await
-        .unwrap();
-    let inner = service_fn(async |_: Request<()>| {
-        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
-    });
+    let limiter = still();
+    let pause = BlockRequest::pause(Duration::from_millis(8_500));
+    limiter.block(&account(), pause).await.unwrap();
     let layer = || RateLimitLayer::new(limiter.clone()).deny_blocked(account());
-    let problem = layer().rejection(ProblemJson::default()).layer(inner);
-    let response = problem.oneshot(Request::new(())).await.unwrap();
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(response.headers()["retry-after"], "9");
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    let body = String::from_utf8_lossy(&body);
-    assert!(
-        body.contains("Another service has asked us to wait."),
-        "{body}"
-    );
+    let response = ask(&layer().rejection(ProblemJson::default())).await;
+    assert_eq!(told(&response), "429 Blocked | retry-after: 9");
+    let said = "Another service has asked us to wait.";
+    assert!(response.body().contains(said), "{}", response.body());
 
-    let call = Request::post("/").header("content-type", "application/grpc");
-    let call = call.body(()).unwrap();
-    let grpc = layer().rejection(Grpc::new()).layer(inner);
-    let response = grpc.oneshot(call).await.unwrap();
+    let mut call = with(&[("content-type", "application/grpc")]);
+    *call.method_mut() = Method::POST;
+    let response: Response<String> = send(&layer().rejection(Grpc::new()), call).await;
     assert_eq!(response.headers()["grpc-status"], "8");
     assert!(response.headers().contains_key("grpc-retry-pushback-ms"));
 }
@@ -207,7 +145,7 @@ async fn pause_twice(limiter: Limiter) {
     let other = service_fn(move |_: Request<()>| {
         let wait = waits.lock().unwrap().next().unwrap();
         let response = Response::builder().status(429).header("retry-after", wait);
-        std::future::ready(response.body(()))
+        ready(response.body(()))
     });
     let layer = ObeyLayer::new(limiter.clone(), account());
     let mut client = layer.label("their-api").layer(other);

@@ -1,42 +1,28 @@
 //! The layer in stacks of tower and tower-http layers, inside and outside of the others.
 
-use std::{convert::Infallible, fmt::Debug, future::pending, sync::Arc, time::Duration};
-
-use futures::FutureExt;
-use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
-use hyper::body::{Body, Bytes};
-use sluicegate::{
-    FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, middleware::Rejection,
-};
-use support::scripted::Scripted;
-use tokio::time::Instant;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Body;
+use std::fmt::Debug;
 use tower::{
-    BoxError, Service, ServiceBuilder, ServiceExt,
+    BoxError,
     buffer::BufferLayer,
     limit::ConcurrencyLimitLayer,
     load_shed::{LoadShedLayer, error::Overloaded},
-    service_fn,
     timeout::{TimeoutLayer, error::Elapsed},
 };
 use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
 
+use crate::prelude::*;
+
 /// Two requests a day, in a body type that can be made from a `String`.
 fn twice() -> RateLimitLayer {
-    RateLimitLayer::new(MemoryStore::new()).limit(
-        Policy::parse("all", "2/1d").unwrap(),
-        Key::new("service", "all"),
-    )
+    limit("all", "2/1d")
 }
 
 fn waiting(store: Arc<Scripted>) -> RateLimitLayer {
-    let limiter = Limiter::new(store)
-        .timeout(Duration::from_secs(60))
-        .on_failure(FailurePolicy::Closed);
-    RateLimitLayer::new(limiter).limit(
-        Policy::parse("all", "2/1d").unwrap(),
-        Key::new("service", "all"),
-    )
+    let limiter = Limiter::new(store).timeout(60 * SECOND);
+    let limiter = limiter.on_failure(FailurePolicy::Closed);
+    RateLimitLayer::new(limiter).limit(policy("all", "2/1d"), everybody())
 }
 
 async fn hello(_: Request<String>) -> Result<Response<Full<Bytes>>, Infallible> {
@@ -44,11 +30,8 @@ async fn hello(_: Request<String>) -> Result<Response<Full<Bytes>>, Infallible> 
 }
 
 fn request() -> Request<String> {
-    let request = Request::get("/").header("accept-encoding", "gzip");
-    request
-        .header("origin", "https://app.example.com")
-        .body(String::new())
-        .unwrap()
+    let origin = ("origin", "https://app.example.com");
+    with(&[("accept-encoding", "gzip"), origin])
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -78,57 +61,34 @@ where
 /// each.
 macro_rules! on_either_side {
     ($layer:expr, $inner:expr) => {{
-        let outside = ServiceBuilder::new().layer($layer).layer(twice());
-        let inside = ServiceBuilder::new().layer(twice()).layer($layer);
         [
-            limits(outside.service($inner)).await,
-            limits(inside.service($inner)).await,
+            limits(($layer, twice()).layer($inner)).await,
+            limits((twice(), $layer).layer($inner)).await,
         ]
     }};
 }
 
 #[tokio::test]
 async fn layers_of_tower_stand_outside_or_inside() {
-    let inner = || service_fn(hello);
-    let timeout = || TimeoutLayer::new(SECOND);
-    let concurrency = || ConcurrencyLimitLayer::new(1);
-    let shed = LoadShedLayer::new;
-    let buffer = || BufferLayer::new(4);
-    on_either_side!(timeout(), inner());
-    on_either_side!(concurrency(), inner());
-    on_either_side!(shed(), inner());
-    on_either_side!(buffer(), inner());
+    on_either_side!(TimeoutLayer::new(SECOND), service_fn(hello));
+    on_either_side!(ConcurrencyLimitLayer::new(1), service_fn(hello));
+    on_either_side!(LoadShedLayer::new(), service_fn(hello));
+    on_either_side!(BufferLayer::new(4), service_fn(hello));
 }
 
 #[tokio::test]
 async fn layers_of_tower_http_stand_outside_or_inside() {
-    let inner = || service_fn(hello);
-    let cors = CorsLayer::permissive;
-    let [[served, rejected], inside] = on_either_side!(cors(), inner());
-    assert!(served.contains_key("access-control-allow-origin"));
-    assert!(rejected.contains_key("access-control-allow-origin"));
-    let [served, rejected] = inside;
-    assert!(served.contains_key("access-control-allow-origin"));
-    assert!(!rejected.contains_key("access-control-allow-origin"));
+    let cors = "access-control-allow-origin";
+    let [outside, inside] = on_either_side!(CorsLayer::permissive(), service_fn(hello));
+    let sees = |answers: [HeaderMap; 2]| answers.map(|it| it.contains_key(cors));
+    assert_eq!((sees(outside), sees(inside)), ([true, true], [true, false]));
 
-    let gzip = CompressionLayer::new;
-    let [served, rejected] = limits(
-        ServiceBuilder::new()
-            .layer(gzip())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
-    assert_eq!(served["content-encoding"], "gzip");
-    assert_eq!(rejected["content-encoding"], "gzip");
-    let trace = TraceLayer::new_for_http;
-    limits(
-        ServiceBuilder::new()
-            .layer(trace())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
+    let gzip = (CompressionLayer::new(), twice());
+    for headers in limits(gzip.layer(service_fn(hello))).await {
+        assert_eq!(headers["content-encoding"], "gzip");
+    }
+    let trace = (TraceLayer::new_for_http(), twice());
+    limits(trace.layer(service_fn(hello))).await;
 }
 
 fn boxed<B>(response: Response<B>) -> Response<UnsyncBoxBody<Bytes, BoxError>>
@@ -142,7 +102,7 @@ where
 async fn within_it_a_body_must_be_one_that_can_be_made() {
     // The bodies of compression and tracing can be made from nothing, or from a closure's body that is mapped like
     // theirs.
-    let make = |rejection: &Rejection, _: &http::request::Parts| {
+    let make = |rejection: &Rejection, _: &Parts| {
         let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
         *response.status_mut() = rejection.status();
         response
@@ -167,19 +127,13 @@ async fn within_it_a_body_must_be_one_that_can_be_made() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
     let silent = || waiting(Scripted::silent());
-    let outside = ServiceBuilder::new()
-        .layer(TimeoutLayer::new(SECOND))
-        .layer(silent())
-        .service_fn(hello);
+    let outside = (TimeoutLayer::new(SECOND), silent()).layer(service_fn(hello));
     let start = Instant::now();
     let error = outside.oneshot(request()).await.unwrap_err();
     assert!(error.is::<Elapsed>());
     assert_eq!(start.elapsed(), SECOND);
 
-    let inside = ServiceBuilder::new()
-        .layer(silent())
-        .layer(TimeoutLayer::new(SECOND))
-        .service_fn(hello);
+    let inside = (silent(), TimeoutLayer::new(SECOND)).layer(service_fn(hello));
     let start = Instant::now();
     let response = inside.oneshot(request()).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -188,18 +142,10 @@ async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
 
 #[tokio::test]
 async fn a_request_that_waits_for_the_store_counts_in_a_limit_of_concurrency_on_either_side() {
-    let outside = ServiceBuilder::new()
-        .layer(LoadShedLayer::new())
-        .layer(ConcurrencyLimitLayer::new(1))
-        .layer(waiting(Scripted::silent()))
-        .service_fn(hello);
-    let inside = ServiceBuilder::new()
-        .layer(LoadShedLayer::new())
-        .layer(waiting(Scripted::silent()))
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service_fn(hello);
-    sheds(outside).await;
-    sheds(inside).await;
+    let (shed, one) = (LoadShedLayer::new, || ConcurrencyLimitLayer::new(1));
+    let silent = || waiting(Scripted::silent());
+    sheds((shed(), one(), silent()).layer(service_fn(hello))).await;
+    sheds((shed(), silent(), one()).layer(service_fn(hello))).await;
 }
 
 async fn sheds<S>(mut service: S)
@@ -216,17 +162,10 @@ where
 #[tokio::test]
 async fn a_shed_request_is_not_charged_when_shedding_is_outside() {
     let store = Scripted::allowing();
-    let limited = RateLimitLayer::new(store.clone()).limit(
-        Policy::parse("all", "2/1d").unwrap(),
-        Key::new("service", "all"),
-    );
-    let mut service = ServiceBuilder::new()
-        .layer(LoadShedLayer::new())
-        .layer(ConcurrencyLimitLayer::new(1))
-        .layer(limited)
-        .service_fn(async |_: Request<String>| {
-            pending::<Result<Response<String>, Infallible>>().await
-        });
+    let limited = RateLimitLayer::new(store.clone()).limit(policy("all", "2/1d"), everybody());
+    let layers = (LoadShedLayer::new(), ConcurrencyLimitLayer::new(1), limited);
+    let never = |_: Request<String>| pending::<Result<Response<String>, Infallible>>();
+    let mut service = layers.layer(service_fn(never));
     let _served = service.ready().await.unwrap().call(request());
     let error = service.oneshot(request()).await.unwrap_err();
     assert!(error.is::<Overloaded>());
