@@ -7,117 +7,152 @@ mod least_rights {
     support::blocks!(support::served::Served::start_with_blocks_rights);
 }
 
-use std::time::Duration;
+use support::served::{CONTRIBUTORS_RIGHTS, SLOTS_RIGHTS};
 
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Check, Operation, Slots},
+use crate::{
+    prelude::*,
+    transactions::{self, pool},
 };
-use support::{
-    redis::Server,
-    served::{BLOCKS_RIGHTS, CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, SLOTS_RIGHTS, limited},
-};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum By {
+    Script,
+    Transactions,
+}
+
+const BOTH: [By; 2] = [By::Script, By::Transactions];
+
+impl By {
+    fn least(self) -> &'static [&'static str] {
+        match self {
+            Self::Script => &LEAST_RIGHTS,
+            Self::Transactions => &transactions::RIGHTS,
+        }
+    }
+
+    /// A store of a user with the least rights and these, but not `missing`.
+    async fn store(self, server: &Server, more: &[&str], missing: Option<&str>) -> Arc<dyn Store> {
+        let rights = self.least().iter().chain(more).copied();
+        let rights: Vec<_> = rights.filter(|&it| Some(it) != missing).collect();
+        let url = limited(server, &rights);
+        match self {
+            Self::Script => Arc::new(RedisStore::connect(url).await.unwrap()),
+            Self::Transactions => Arc::new(RedisStore::transactions(pool(url).await)),
+        }
+    }
+}
+
+fn limiter(store: Arc<dyn Store>) -> Limiter {
+    Limiter::new(store).timeout(Duration::from_secs(30))
+}
 
 /// All operations of a limiter, on a server that does not know the script.
-async fn everything(store: &RedisStore) -> Result<(), StoreError> {
-    let policy = Policy::parse("api", "10/1d").unwrap();
-    let alice = Key::new("user", "alice");
-    let limiter = Limiter::new(store.clone());
-    let charge = || [Charge::new(&policy, alice.clone(), 1)];
-    let decision = limiter.check(charge()).await?;
+async fn everything(limiter: &Limiter) -> Result<(), StoreError> {
+    let (policy, alice) = (api("10/1d"), user("alice"));
+    let decision = limiter.check(one(&policy, "alice")).await?;
     limiter.settle(decision.usage(), |_| 2).await?;
-    limiter.check(charge()).await?;
+    limiter.check(one(&policy, "alice")).await?;
     limiter.block(&alice, Duration::from_secs(60)).await?;
-    limiter.check(charge()).await?;
+    assert!(is_blocked(&limiter.check(one(&policy, "alice")).await?));
     limiter.unblock(&alice).await?;
+    assert_eq!(left(limiter, &policy, "alice").await, 7);
     limiter.reset(&policy, &alice).await
 }
 
 #[tokio::test]
-async fn without_any_one_of_them_something_fails_and_says_so() {
+async fn everything_works_with_these_and_without_any_one_something_fails_and_says_so() {
     // Without the right to ask whether there are blocks, each is read, and without that to read a part, the whole. An
     // expiry moves later.
-    let rights = LEAST_RIGHTS.into_iter();
-    for missing in rights.filter(|it| !["+exists", "+getrange", "+pexpireat"].contains(it)) {
+    let optional = ["+exists", "+getrange", "+pexpireat"];
+    let cases = BOTH
+        .into_iter()
+        .flat_map(|by| by.least().iter().map(move |&it| (by, it)));
+    for by in BOTH {
         let server = Server::start();
-        let rights: Vec<_> = LEAST_RIGHTS
-            .into_iter()
-            .filter(|&it| it != missing)
-            .collect();
-        let store = RedisStore::connect(limited(&server, &rights))
+        everything(&limiter(by.store(&server, &[], None).await))
             .await
             .unwrap();
-        let error = everything(&store).await.expect_err(missing);
+    }
+    for (by, missing) in cases.filter(|(_, it)| !optional.contains(it)) {
+        let server = Server::start();
+        let limiter = limiter(by.store(&server, &[], Some(missing)).await);
+        let error = everything(&limiter).await.expect_err(missing);
         assert_eq!(
             error.kind(),
             StoreErrorKind::AccessDenied,
             "{missing}: {error}"
         );
-        assert_eq!(
-            error.to_string(),
-            "the Redis user lacks rights that this store needs",
-            "{missing}"
-        );
+        assert_eq!(error.code(), Some("NOPERM"), "{missing}");
+        let message = "the Redis user lacks rights that this store needs";
+        assert_eq!(error.to_string(), message, "{missing}");
+        // A transaction is done wholly or not at all.
+        if by == By::Transactions && missing != "+del" {
+            assert_eq!(server.run::<u64>("DBSIZE"), 0, "{missing}");
+        }
     }
 }
 
 #[test]
 fn the_documentation_names_these() {
-    let page = include_str!("../../docs/guide/servers.md");
-    assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
-    assert!(page.contains(&format!("- `{}` where", BLOCKS_RIGHTS.join(" "))));
-    assert!(page.contains(&format!("- `{}` for", SLOTS_RIGHTS.join(" "))));
-    assert!(page.contains("- `+hgetall +hset +hdel +pexpire` where"));
-    assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
+    let servers = include_str!("../../docs/guide/servers.md");
+    let transactions = include_str!("../../docs/guide/transactions.md");
+    for (page, before, rights, after) in [
+        (servers, ">PASSWORD ", &LEAST_RIGHTS[..], "\n"),
+        (servers, "- `", &BLOCKS_RIGHTS, "` where"),
+        (servers, "- `", &SLOTS_RIGHTS, "` for"),
+        (
+            servers,
+            "- `",
+            &["+hgetall", "+hset", "+hdel", "+pexpire"],
+            "` where",
+        ),
+        (servers, "- `", &CONTRIBUTORS_RIGHTS, "` where"),
+        (transactions, ">PASSWORD ", &transactions::RIGHTS, "\n"),
+        (transactions, "and\n`", &BLOCKS_RIGHTS, "` to"),
+        (transactions, "also `", &transactions::SLOTS_RIGHTS, "`."),
+    ] {
+        let text = format!("{before}{}{after}", rights.join(" "));
+        assert!(page.contains(&text), "{text}");
+    }
 }
 
 #[tokio::test]
 async fn a_list_of_blocks_needs_four_more_and_without_them_blocks_hold_all_the_same() {
-    for missing in BLOCKS_RIGHTS {
+    for (by, missing) in BOTH
+        .into_iter()
+        .flat_map(|by| BLOCKS_RIGHTS.map(|it| (by, it)))
+    {
         let server = Server::start();
-        let rights = LEAST_RIGHTS.into_iter().chain(BLOCKS_RIGHTS);
-        let rights: Vec<_> = rights.filter(|&it| it != missing).collect();
-        let store = RedisStore::connect(limited(&server, &rights))
-            .await
-            .unwrap();
-        everything(&store).await.expect(missing);
-        let limiter = Limiter::new(store);
-        let alice = Key::new("user", "alice");
-        limiter
-            .block(&alice, Duration::from_secs(60))
-            .await
-            .unwrap();
+        let limiter = limiter(by.store(&server, &BLOCKS_RIGHTS, Some(missing)).await);
+        everything(&limiter).await.expect(missing);
+        limiter.block(&user("alice"), HOUR).await.unwrap();
         let listed = limiter.blocks(10).await;
         match missing {
-            "+zscan" => assert_eq!(listed.unwrap_err().kind(), StoreErrorKind::AccessDenied),
+            "+zscan" => assert_eq!(kind(listed), Some(StoreErrorKind::AccessDenied)),
             "+zadd" => assert_eq!(listed.unwrap().len(), 0),
             _ => assert_eq!(listed.unwrap().len(), 1, "{missing}"),
         }
     }
 }
 
+async fn every_operation_with_slots(store: &dyn Store) -> Result<(), StoreError> {
+    let policy = policy("jobs", "300/1h@concurrent");
+    let check = |cost| check([charge(&policy, "alice", cost)]);
+    let few = store.check(&check(100)).await?;
+    let many = store.check(&check(150)).await?;
+    let more = store.check(&check(1)).await?;
+    assert!(few.is_allowed() && many.is_allowed() && more.is_allowed());
+    assert!(!store.check(&check(150)).await?.is_allowed());
+    for slots in [few, many].iter().flat_map(|it| Slots::of(it.usage())) {
+        store.execute(Operation::Renew(slots.clone())).await?;
+        store.execute(Operation::Return(slots)).await?;
+    }
+    store.check(&check(150)).await.map(drop)
+}
+
 #[tokio::test]
 async fn slots_need_these_as_well() {
-    let policy = Policy::parse("jobs", "300/1h@concurrent").unwrap();
-    let alice = Key::new("user", "alice");
-    let check = |cost| Check::new([Charge::new(&policy, alice.clone(), cost)]).unwrap();
-    let every_operation = async |store: &RedisStore| {
-        let few = store.check(&check(100)).await?;
-        let many = store.check(&check(150)).await?;
-        let more = store.check(&check(1)).await?;
-        assert!(few.is_allowed() && many.is_allowed() && more.is_allowed());
-        assert!(!store.check(&check(150)).await?.is_allowed());
-        for slots in Slots::of(few.usage())
-            .into_iter()
-            .chain(Slots::of(many.usage()))
-        {
-            store.execute(Operation::Renew(slots.clone())).await?;
-            store.execute(Operation::Return(slots)).await?;
-        }
-        Ok::<_, StoreError>(())
-    };
+    let refused = |missing: Option<&str>| missing.map(|_| StoreErrorKind::AccessDenied);
     // A check drops what has expired in one millisecond of eight, for which a test needs its own clock. Keys then expire
     // by `PEXPIRE`.
     let cases = SLOTS_RIGHTS.map(|it| (Some(it), it == "+zremrangebyscore"));
@@ -126,44 +161,57 @@ async fn slots_need_these_as_well() {
         let rights = LEAST_RIGHTS.into_iter().chain(SLOTS_RIGHTS);
         let rights = rights.filter(|&it| Some(it) != missing);
         let rights: Vec<_> = rights.chain(own_clock.then_some("+pexpire")).collect();
-        let store = RedisStore::connect(limited(&server, &rights)).await;
-        let mut store = store.unwrap();
+        let mut store = RedisStore::connect(limited(&server, &rights))
+            .await
+            .unwrap();
         if own_clock {
             store = store.clock(ManualClock::new(1_700_000_000_000));
         }
-        let done = every_operation(&store).await;
-        let refused = done.err().map(|error| error.kind());
-        assert_eq!(
-            refused,
-            missing.map(|_| StoreErrorKind::AccessDenied),
-            "{missing:?}"
-        );
+        let done = every_operation_with_slots(&store).await;
+        assert_eq!(kind(done), refused(missing), "{missing:?}");
+    }
+    for missing in transactions::SLOTS_RIGHTS
+        .map(Some)
+        .into_iter()
+        .chain([None])
+    {
+        let server = Server::start();
+        let store = By::Transactions
+            .store(&server, &transactions::SLOTS_RIGHTS, missing)
+            .await;
+        let done = every_operation_with_slots(&store).await;
+        assert_eq!(kind(done), refused(missing), "{missing:?}");
     }
 }
 
 #[tokio::test]
 async fn contributors_need_four_more_and_without_them_checks_work_all_the_same() {
-    let policy = Policy::parse("api", "10/1d").unwrap();
-    let acme = Key::new("account", "acme");
+    let (policy, acme) = (api("10/1d"), user("acme"));
     for missing in CONTRIBUTORS_RIGHTS {
         let server = Server::start();
-        let rights = LEAST_RIGHTS.into_iter().chain(CONTRIBUTORS_RIGHTS);
-        let rights: Vec<_> = rights.filter(|&it| it != missing).collect();
-        let url = limited(&server, &rights);
-        let store = RedisStore::connect(url).await.unwrap();
-        everything(&store).await.expect(missing);
-        let limiter = Limiter::new(store);
-        let charge =
-            Charge::new(&policy, acme.clone(), 1).with_contributor(Key::new("user", "alice"));
-        assert!(limiter.check([charge]).await.unwrap().is_allowed());
-        let told = limiter.contributors(&policy, &acme).await;
-        let error = told.expect_err(missing);
+        let limiter = limiter(
+            By::Script
+                .store(&server, &CONTRIBUTORS_RIGHTS, Some(missing))
+                .await,
+        );
+        everything(&limiter).await.expect(missing);
+        let [unit] = one(&policy, "acme");
+        let admitted = limiter.check([unit.with_contributor(user("alice"))]).await;
+        assert!(admitted.unwrap().is_allowed());
+        let error = limiter
+            .contributors(&policy, &acme)
+            .await
+            .expect_err(missing);
         assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
         assert_eq!(error.code(), Some("NOPERM"), "{missing}");
-        let above = Charge::new(&policy, acme.clone(), 11);
-        assert!(!limiter.check([above]).await.unwrap().is_allowed());
-        let error = limiter.denials().await.expect_err(missing);
-        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
+        let above = limiter.check([charge(&policy, "acme", 11)]).await;
+        assert!(!above.unwrap().is_allowed());
+        let denials = limiter.denials().await;
+        assert_eq!(
+            kind(denials),
+            Some(StoreErrorKind::AccessDenied),
+            "{missing}"
+        );
     }
 }
 
@@ -173,8 +221,10 @@ async fn for_a_database_other_than_0_one_more_is_needed() {
     let connect = async |rights: &[&str]| {
         RedisStore::connect(format!("{}/1", limited(&server, rights))).await
     };
-    let error = connect(&LEAST_RIGHTS).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+    let refused = connect(&LEAST_RIGHTS).await;
+    assert_eq!(kind(refused), Some(StoreErrorKind::AccessDenied));
     let store = connect(&[&LEAST_RIGHTS[..], &["+select"]].concat()).await;
-    everything(&store.unwrap()).await.unwrap();
+    everything(&limiter(Arc::new(store.unwrap())))
+        .await
+        .unwrap();
 }

@@ -4,14 +4,10 @@ use std::cell::RefCell;
 
 use bb8_redis::RedisConnectionManager;
 use proptest::{collection::vec, prelude::*, sample::select};
-use sluicegate::{
-    Charge, Decision, Key, Policy, RedisStore, Store,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Check, CheckBatch, Operation, Reply, Settlement, redis::inspect::StoredValue},
-};
+use sluicegate::store::redis::inspect::StoredValue;
+use support::lua::LuaServer;
 
-use support::{lua::LuaServer, redis::Server};
+use crate::prelude::*;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
@@ -28,7 +24,7 @@ fn policies() -> Vec<Policy> {
         "20+10/1s@bucket,9/1h@fixed",
         "5+1/2s@bucket,9/1m",
     ]
-    .map(|rules| Policy::parse("p", rules).unwrap())
+    .map(|rules| policy("p", rules))
     .into()
 }
 
@@ -93,10 +89,6 @@ fn values() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn check(policy: &Policy, user: &str, cost: u64) -> Check {
-    Check::new([Charge::new(policy, Key::new("user", user), cost)]).unwrap()
-}
-
 /// Stores the value before each operation. The other operations of the call succeed.
 async fn play(
     store: &dyn Store,
@@ -108,24 +100,23 @@ async fn play(
     put(None);
     let mut settlements = Vec::new();
     for cost in [5, 0] {
-        let decision = store.check(&check(own, "alice", 1)).await.unwrap();
+        let decision = store.check(&check(one(own, "alice"))).await.unwrap();
         let settlement = Settlement::new(decision.usage(), |_| cost).unwrap();
         settlements.push(vec![Operation::Settle(settlement)]);
     }
-    let take = |policy, cost| Operation::Check(check(policy, "alice", cost));
-    let fill = Operation::CheckBatch(CheckBatch::new(check(own, "alice", 2), 7));
+    let take = |policy, cost| Operation::Check(check([charge(policy, "alice", cost)]));
+    let fill = Operation::CheckBatch(CheckBatch::new(check([charge(own, "alice", 2)]), 7));
     let calls = [
         vec![take(own, 1)],
         vec![take(own, 0)],
         vec![fill],
         vec![take(own, 1), take(others, 1), take(own, 1)],
     ];
-    let plenty = Policy::parse("plenty", "1000000000/1d").unwrap();
+    let bob = vec![ask(&policy("plenty", "1000000000/1d"), "bob")];
     for operations in calls.into_iter().chain(settlements) {
         put(Some(value));
         for _ in 0..2 {
-            let bob = || vec![Operation::Check(check(&plenty, "bob", 1))];
-            let call = [bob(), operations.clone(), bob()].concat();
+            let call = [&bob[..], &operations, &bob].concat();
             let replies = store.call(call).await.unwrap();
             for reply in [&replies[0], &replies[replies.len() - 1]] {
                 assert!(matches!(reply, Ok(Reply::Check(Decision::Allowed(_)))));

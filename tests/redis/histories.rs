@@ -1,23 +1,50 @@
 //! Proves by random histories that the script and the memory store, two implementations of one arithmetic, agree.
 
-use std::{cell::RefCell, time::Duration};
+use std::cell::{Cell, RefCell};
 
 use proptest::{collection::vec, prelude::*, sample::Index};
-use sluicegate::{
-    Charge, Key, MemoryStore, Policy, RedisStore, Store,
-    manual_clock::ManualClock,
-    store::{Check, CheckBatch, Operation, Reply, Settlement},
-};
-
 use support::{
     history::{
-        Act, History, Player, START_MS, Step, agree, calls, calls_of_all_kinds, few_cases, large,
-        move_clock, wild, wild_kinds,
+        Act, History, Player, Step, agree, calls, calls_of_all_kinds, few_cases, large, move_clock,
+        steady, wild, wild_kinds,
     },
     outcome::Outcome,
-    redis::Server,
     served::fresh,
+    stored::{foretells_the_script, has_the_steps_of_the_model},
+    verified::{Verified, acts},
 };
+
+use crate::prelude::*;
+
+/// The right answer, to the millisecond, at each step of the recorded histories, whether calls are shared or not.
+#[tokio::test]
+async fn the_redis_store_agrees_with_the_vectors() {
+    let server = Server::start();
+    for in_flight in [4, 0] {
+        let fresh = async || {
+            let (store, clock) = fresh(&server).await;
+            (store.in_flight(in_flight), clock)
+        };
+        replay_all(fresh).await;
+        replay_kinds(fresh).await;
+        replay_blocks(fresh).await;
+    }
+}
+
+/// A limiter that caches denials denies no request that the server would admit.
+#[test]
+fn what_is_repeated_is_what_the_server_would_answer() {
+    let (server, runtime) = (Server::start(), support::runtime());
+    let repeated = Cell::new(0);
+    proptest!(few_cases(), |(acts in acts())| {
+        runtime.block_on(async {
+            let mut verified = Verified::new(fresh(&server).await);
+            verified.play(&acts).await;
+            repeated.set(repeated.get() + verified.repeated);
+        });
+    });
+    assert!(repeated.get() > 50, "{repeated:?}");
+}
 
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
@@ -55,7 +82,7 @@ fn totals_that_began_anew_are_counted_when_a_clock_steps_back() {
         (51_000, 3),
         (-70_000, 1),
     ];
-    let policy = Policy::parse("p", "1000000/65s@1s").unwrap();
+    let policy = policy("p", "1000000/65s@1s");
     agrees(Just(History {
         start_ms: START_MS,
         policies: vec![vec![policy]],
@@ -85,10 +112,8 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
 
 #[test]
 fn what_is_read_foretells_what_the_server_decides() {
-    use support::stored::{foretells_the_script, has_the_steps_of_the_model};
-
     let (server, runtime) = (Server::start(), support::runtime());
-    let histories = (wild(), support::history::steady());
+    let histories = (wild(), steady());
     proptest!(few_cases(), |((wild, steady) in histories)| {
         runtime.block_on(async {
             let (store, clock) = fresh(&server).await;
@@ -138,20 +163,15 @@ async fn agree_together(
 #[test]
 fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     let (server, runtime) = (Server::start(), support::runtime());
-    let client = redis::Client::open(server.socket_url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
+    let raw = Raw::new(&server);
     let changes = vec((any::<Index>(), any::<u8>()), 1..6);
     let (gaps, after) = (vec(0..4_000_u64, 1..12), 0..20_000_u64);
-    let raw = RefCell::new(&mut connection);
     proptest!(|(changes in changes, gaps in gaps, after in after, cut in 0..20_usize)| {
         let (store, clock) = runtime.block_on(fresh(&server));
         clock.set(START_MS);
         let settlements = runtime.block_on(charged_at(&store, &clock, &gaps));
-        let names: Vec<Vec<u8>> = ask(&raw, redis::cmd("KEYS").arg("*=changed}*"));
-        assert_eq!(names.len(), 1);
-        let value: Vec<u8> = ask(&raw, redis::cmd("GET").arg(&names[0]));
-        let value = changed(value, &changes, cut);
-        let () = ask(&raw, redis::cmd("SET").arg(&names[0]).arg(value).arg("KEEPTTL"));
+        let (name, value) = raw.value();
+        raw.set(&name, &changed(value, &changes, cut));
         clock.advance(Duration::from_millis(after));
         let mut operations = vec![
             fill(&["first"], 1),
@@ -163,7 +183,10 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
         operations.push(fill(&["third"], 1));
         let last = operations.len() - 1;
         let replies = runtime.block_on(store.call(operations)).unwrap();
-        let () = ask(&raw, redis::cmd("DEL").arg(&names[0]));
+        raw.ask::<()>(redis::cmd("DEL").arg(&name));
+        for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
+            prop_assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        }
         for (place, expected) in [(0, 1), (3, 7), (last, 1)] {
             let Ok(Reply::CheckBatch(decisions)) = &replies[place] else {
                 panic!("{:?}", replies[place]);
@@ -180,30 +203,24 @@ fn the_script_ends_whatever_length_a_value_names() {
     /// So far before the end, the first of two sections has the length of its totals.
     const LENGTH_BEFORE: usize = 2 + 2 * 16 - 12;
     let (server, runtime) = (Server::start(), support::runtime());
-    let client = redis::Client::open(server.socket_url()).unwrap();
-    let mut connection = client.get_connection().unwrap();
-    let raw = RefCell::new(&mut connection);
+    let raw = Raw::new(&server);
     for (length, after) in (1..24_u8).flat_map(|it| [(it, 6_000), (it, 9_000), (it, 12_000)]) {
         let (store, clock) = runtime.block_on(fresh(&server));
         clock.set(START_MS);
         runtime.block_on(charged_at(&store, &clock, &[1_000; 6]));
-        let names: Vec<Vec<u8>> = ask(&raw, redis::cmd("KEYS").arg("*=changed}*"));
-        let mut value: Vec<u8> = ask(&raw, redis::cmd("GET").arg(&names[0]));
+        let (name, mut value) = raw.value();
         let length_at = value.len() - LENGTH_BEFORE;
         assert_eq!(value[length_at..length_at + 4], [20, 0, 0, 0]);
         value[length_at] = length;
-        let () = ask(
-            &raw,
-            redis::cmd("SET").arg(&names[0]).arg(value).arg("KEEPTTL"),
-        );
+        raw.set(&name, &value);
         clock.advance(Duration::from_millis(after));
         let call = store.call(vec![fill(&["changed"], 30), fill(&["second"], 1)]);
         let replies = runtime.block_on(async {
             let patient = Duration::from_secs(10);
-            tokio::time::timeout(patient, call).await.unwrap().unwrap()
+            timeout(patient, call).await.unwrap().unwrap()
         });
         assert!(replies[1].is_ok(), "{length}, {after} ms: {replies:?}");
-        let () = ask(&raw, redis::cmd("DEL").arg(&names[0]));
+        raw.ask::<()>(redis::cmd("DEL").arg(&name));
     }
 }
 
@@ -212,7 +229,7 @@ async fn charged_at(store: &RedisStore, clock: &ManualClock, gaps: &[u64]) -> Ve
     let mut settlements = Vec::new();
     for gap in gaps {
         clock.advance(Duration::from_millis(*gap));
-        let decision = store.check(&check(&["changed"])).await.unwrap();
+        let decision = store.check(&of(&["changed"])).await.unwrap();
         let settlement = Settlement::new(decision.usage(), |_| 2 * (gap % 2)).unwrap();
         settlements.push(Operation::Settle(settlement));
     }
@@ -231,16 +248,36 @@ fn changed(mut value: Vec<u8>, changes: &[(Index, u8)], cut: usize) -> Vec<u8> {
     value
 }
 
-fn check(keys: &[&'static str]) -> Check {
-    let policy = Policy::parse("p", "20/10s@1s,90/1m").unwrap();
-    let charge = |key| Charge::new(&policy, Key::new("user", key), 1);
-    Check::new(keys.iter().map(charge)).unwrap()
+fn of(names: &[&str]) -> Check {
+    let policy = policy("p", "20/10s@1s,90/1m");
+    check(names.iter().map(|name| charge(&policy, name, 1)))
 }
 
-fn fill(keys: &[&'static str], count: u16) -> Operation {
-    Operation::CheckBatch(CheckBatch::new(check(keys), count))
+fn fill(names: &[&str], count: u16) -> Operation {
+    Operation::CheckBatch(CheckBatch::new(of(names), count))
 }
 
-fn ask<T: redis::FromRedisValue>(raw: &RefCell<&mut redis::Connection>, cmd: &redis::Cmd) -> T {
-    cmd.query(*raw.borrow_mut()).unwrap()
+/// A connection of another program.
+struct Raw(RefCell<redis::Connection>);
+
+impl Raw {
+    fn new(server: &Server) -> Self {
+        let client = redis::Client::open(server.socket_url()).unwrap();
+        Self(RefCell::new(client.get_connection().unwrap()))
+    }
+
+    fn ask<T: redis::FromRedisValue>(&self, cmd: &redis::Cmd) -> T {
+        cmd.query(&mut *self.0.borrow_mut()).unwrap()
+    }
+
+    /// The name and the value of the only key to change.
+    fn value(&self) -> (Vec<u8>, Vec<u8>) {
+        let [name]: [Vec<u8>; 1] = self.ask(redis::cmd("KEYS").arg("*=changed}*"));
+        let value = self.ask(redis::cmd("GET").arg(&name));
+        (name, value)
+    }
+
+    fn set(&self, name: &[u8], value: &[u8]) {
+        self.ask(redis::cmd("SET").arg(name).arg(value).arg("KEEPTTL"))
+    }
 }

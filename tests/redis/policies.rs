@@ -1,48 +1,39 @@
 //! Published policies on real servers: their expiry and maximum number, and in a cluster.
 
-use std::time::Duration;
+use sluicegate::policies::PublishedPolicy;
 
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, manual_clock::ManualClock,
-    policies::PublishedPolicy,
-};
-
-use support::{
-    cluster::Cluster,
-    redis::Server,
-    served::{LEAST_RIGHTS, limited},
-};
+use crate::prelude::*;
 
 const START_MS: u64 = 1_790_000_000_000;
 const DAY: Duration = Duration::from_secs(86_400);
 const NAME: &str = "sluicegate:!policies";
 
-async fn store(server: &Server, clock: &ManualClock) -> RedisStore {
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    store.clock(clock.clone())
+/// A server, the clock of a store, and the store.
+async fn served() -> (Server, ManualClock, RedisStore) {
+    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
+    let store = connect(&server).await.clock(clock.clone());
+    (server, clock, store)
 }
 
 fn limiter(store: &RedisStore) -> Limiter {
     Limiter::new(store.clone()).timeout(Duration::from_secs(30))
 }
 
-async fn charge(limiter: &Limiter, name: &str, rules: &str) {
-    let policy = Policy::parse(name, rules).unwrap();
-    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
-    limiter.check([charge]).await.unwrap();
-}
-
 /// Publishes these names and rules, like a process with such policies.
 async fn publish(store: &RedisStore, policies: impl IntoIterator<Item = (String, String)>) {
     let limiter = limiter(store);
     for (name, rules) in policies {
-        charge(&limiter, &name, &rules).await;
+        take(&limiter, &policy(&name, &rules), "alice").await;
     }
     limiter.policies_published().await.unwrap();
 }
 
-fn one(name: &str) -> [(String, String); 1] {
+fn single(name: &str) -> [(String, String); 1] {
     [(name.into(), "10/1s".into())]
+}
+
+fn fields(server: &Server) -> Vec<String> {
+    server.run(&format!("HKEYS {NAME}"))
 }
 
 /// The published policies by name, with the time at which a process has published each.
@@ -57,16 +48,15 @@ async fn published(store: &RedisStore) -> Vec<(String, u64)> {
 
 #[tokio::test]
 async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expires() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
-    publish(&store, one("old")).await;
+    let (server, clock, store) = served().await;
+    publish(&store, single("old")).await;
     clock.advance(DAY);
-    publish(&store, one("new")).await;
+    publish(&store, single("new")).await;
     let end_ms = START_MS + 86_400_000;
     let expected = [("new".into(), end_ms), ("old".into(), START_MS)];
     assert_eq!(published(&store).await, expected);
     clock.advance(Duration::from_millis(1));
-    publish(&store, one("new")).await;
+    publish(&store, single("new")).await;
     assert_eq!(published(&store).await, [("new".into(), end_ms + 1)]);
     let ttl_ms: u64 = server.run(&format!("PTTL {NAME}"));
     assert!((86_000_000..=86_400_000).contains(&ttl_ms), "{ttl_ms}");
@@ -74,8 +64,7 @@ async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expir
 
 #[tokio::test]
 async fn a_definition_that_this_version_cannot_read_stays_as_long_as_others() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
+    let (server, clock, store) = served().await;
     let unreadable = ["10000/month@Europe/Nowhere", "20/30s@somekind", "20/30s"];
     for (number, rules) in unreadable.into_iter().enumerate() {
         let value = format!("seen={START_MS}\nversion=9.0.0\nrules={rules}\non_failure=later");
@@ -83,21 +72,19 @@ async fn a_definition_that_this_version_cannot_read_stays_as_long_as_others() {
     }
     let _: u64 = server.run(&format!("HSET {NAME} p:of_no_process garbage"));
     clock.advance(DAY);
-    publish(&store, one("api")).await;
+    publish(&store, single("api")).await;
     assert_eq!(published(&store).await.len(), 1);
-    let fields: Vec<String> = server.run(&format!("HKEYS {NAME}"));
+    let fields = fields(&server);
     assert_eq!(fields.len(), 4, "{fields:?}");
     assert!(!fields.iter().any(|field| field == "p:of_no_process"));
     clock.advance(Duration::from_millis(1));
-    publish(&store, one("api")).await;
-    let fields: Vec<String> = server.run(&format!("HKEYS {NAME}"));
-    assert_eq!(fields.len(), 1, "{fields:?}");
+    publish(&store, single("api")).await;
+    assert_eq!(self::fields(&server).len(), 1);
 }
 
 #[tokio::test]
 async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
+    let (_server, clock, store) = served().await;
     let policies = |numbers: std::ops::Range<u32>| {
         numbers.map(|number| (format!("p{number:03}"), "10/1s".to_owned()))
     };
@@ -114,16 +101,14 @@ async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh
 
 #[tokio::test]
 async fn a_process_with_slots_publishes_its_label_and_no_other_process_does() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
+    let (server, _, store) = served().await;
     let labels = async |rules: &str, label: Option<Option<&str>>| {
         let _: u64 = server.run(&format!("DEL {NAME}"));
         let mut limiter = Limiter::new(store.clone());
         if let Some(label) = label {
             limiter = limiter.process_label(label);
         }
-        let policy = Policy::parse("p", rules).unwrap();
-        let charge = Charge::new(&policy, Key::secret("api-key", "sesame"), 1);
+        let charge = Charge::new(&policy("p", rules), Key::secret("api-key", "sesame"), 1);
         limiter.check([charge]).await.unwrap();
         limiter.policies_published().await.unwrap();
         let stored: Vec<String> = server.run(&format!("HGETALL {NAME}"));
@@ -145,8 +130,7 @@ async fn a_process_with_slots_publishes_its_label_and_no_other_process_does() {
 
 #[tokio::test]
 async fn of_more_than_256_labels_of_processes_the_oldest_make_room() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
+    let (server, _, store) = served().await;
     for number in 0..300 {
         let seen_ms = START_MS + number;
         let _: u64 = server.run(&format!(
@@ -161,17 +145,13 @@ async fn of_more_than_256_labels_of_processes_the_oldest_make_room() {
     let labels = store.inspector().processes().await.unwrap();
     assert_eq!(labels.len(), 256);
     assert!(!labels.contains_key(&44) && labels.contains_key(&45));
-    assert_eq!(
-        published(&store).await.len(),
-        1,
-        "the labels take no room of policies"
-    );
+    // They take no room of policies.
+    assert_eq!(published(&store).await.len(), 1);
 }
 
 #[tokio::test]
 async fn the_definitions_take_no_more_than_64_kb() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let store = store(&server, &clock).await;
+    let (server, _, store) = served().await;
     // Each takes a third of a kB.
     let policies = (0..250).map(|number| {
         let rules =
@@ -186,14 +166,12 @@ async fn the_definitions_take_no_more_than_64_kb() {
 
 #[tokio::test]
 async fn what_a_refused_publication_had_is_in_the_next() {
-    let (server, clock) = (Server::start(), ManualClock::new(START_MS));
-    let user = limited(&server, &LEAST_RIGHTS);
-    let refused = RedisStore::connect(user.as_str()).await.unwrap();
-    let limiter = limiter(&refused);
-    charge(&limiter, "api", "10/1s").await;
-    let error = limiter.policies_published().await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
-    let store = store(&server, &clock).await;
+    let (server, _, store) = served().await;
+    let refused = RedisStore::connect(limited(&server, &LEAST_RIGHTS)).await;
+    let limiter = limiter(&refused.unwrap());
+    take(&limiter, &api("10/1s"), "alice").await;
+    let error = limiter.policies_published().await;
+    assert_eq!(kind(error), Some(StoreErrorKind::AccessDenied));
     assert_eq!(published(&store).await, []);
     for right in ["hgetall", "hset", "hdel", "pexpire"] {
         let _: () = server.run(&format!("ACL SETUSER limiter +{right}"));
@@ -206,8 +184,8 @@ async fn what_a_refused_publication_had_is_in_the_next() {
 async fn in_a_cluster_one_node_keeps_the_definitions_of_all() {
     let cluster = Cluster::start(Duration::from_secs(5));
     let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-    publish(&store, one("api")).await;
-    publish(&store, one("login")).await;
+    publish(&store, single("api")).await;
+    publish(&store, single("login")).await;
     let published = published(&store).await;
     let names = published.iter().map(|(name, _)| name.as_str());
     assert_eq!(names.collect::<Vec<_>>(), ["api", "login"]);

@@ -1,57 +1,28 @@
 //! Shared calls: folded checks, callers that leave, and the other callers when a call fails.
 
-use std::{sync::Arc, time::Duration};
-
-use futures::{
-    FutureExt,
-    future::{BoxFuture, join_all},
-};
+use futures::{FutureExt, future::BoxFuture};
 use proptest::prelude::*;
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Check, Leases, Settlement, Slots, StoreExt},
-};
-use tokio::task::yield_now;
-
 use support::{
     history::{Act, History, Player, few_cases, move_clock, wild},
     outcome::Outcome,
-    redis::Server,
     served::fresh,
     trace::traced,
 };
+use tokio::task::yield_now;
 
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
+use crate::prelude::*;
+
+/// A check of this many units.
+fn units(policy: &Policy, name: impl std::fmt::Display, cost: u64) -> Check {
+    check([charge(policy, name, cost)])
 }
 
-fn charge(policy: &Policy, user: &str, cost: u64) -> Charge {
-    Charge::new(policy, Key::new("user", user), cost)
+/// The units that are left after a decision.
+fn rest(decision: &Decision) -> u64 {
+    remaining(decision.usage())
 }
 
-fn check(policy: &Policy, user: &str, cost: u64) -> Check {
-    Check::new([charge(policy, user, cost)]).unwrap()
-}
-
-fn remaining(decision: &Decision) -> u64 {
-    decision.usage().rules().next().unwrap().remaining()
-}
-
-/// A server that executes no scripts until `go_on`, so that calls stay in flight.
-struct Held<'a>(&'a Server);
-
-impl<'a> Held<'a> {
-    fn hold(server: &'a Server) -> Self {
-        server.run::<()>("CLIENT PAUSE 60000 WRITE");
-        Self(server)
-    }
-
-    fn go_on(self) {
-        self.0.run::<()>("CLIENT UNPAUSE");
-    }
-}
+type Answer<T = Decision> = BoxFuture<'static, Result<T, StoreError>>;
 
 /// Begins these futures in order.
 async fn begin<T: Send + 'static>(
@@ -63,22 +34,76 @@ async fn begin<T: Send + 'static>(
         assert!(futures::poll!(&mut future).is_pending());
         begun.push(future);
     }
-    // Let the tasks of the new calls run.
-    for _ in 0..20 {
-        yield_now().await;
-    }
+    settle_down().await;
     begun
 }
 
+/// Lets the tasks of the new calls run.
+async fn settle_down() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
 /// A held call that occupies the store. Later callers have to wait.
-async fn in_flight(store: &RedisStore) -> BoxFuture<'static, Result<Decision, StoreError>> {
-    let occupies = check(&policy("occupies", "1000000/1d"), "nobody", 1);
+async fn in_flight(store: &RedisStore) -> Answer {
+    let occupies = units(&policy("occupies", "1000000/1d"), "nobody", 1);
     begin([store.check(&occupies)]).await.remove(0)
 }
 
-async fn all(futures: Vec<BoxFuture<'static, Result<Decision, StoreError>>>) -> Vec<Decision> {
+async fn all(futures: Vec<Answer>) -> Vec<Decision> {
     let results = join_all(futures).await.into_iter();
     results.map(Result::unwrap).collect()
+}
+
+/// A store that is occupied by as many calls as may be in flight, on a server that is held.
+struct Busy<'a> {
+    server: &'a Server,
+    held: Held<'a>,
+    first: Vec<Answer>,
+    asked: u64,
+}
+
+impl<'a> Busy<'a> {
+    async fn hold(server: &'a Server, store: &RedisStore, in_flight: usize) -> Self {
+        let held = Held::hold(server);
+        let mut first = Vec::new();
+        for _ in 0..in_flight {
+            first.push(self::in_flight(store).await);
+        }
+        let asked = server.calls("evalsha");
+        Self {
+            server,
+            held,
+            first,
+            asked,
+        }
+    }
+
+    /// The decisions about these checks, and the number of calls that were made for them.
+    async fn go_on(self, gathered: Vec<Answer>) -> (Vec<Decision>, u64) {
+        let occupied = self.first.len() as u64;
+        let results = self.go_on_to(gathered).await;
+        (
+            results.0.into_iter().map(Result::unwrap).collect(),
+            results.1 - occupied,
+        )
+    }
+
+    /// The results, and the number of all calls that were counted: those that were held count only now.
+    async fn go_on_to<T>(self, gathered: Vec<Answer<T>>) -> (Vec<Result<T, StoreError>>, u64) {
+        self.held.go_on();
+        let results = join_all(gathered).await;
+        all(self.first).await;
+        (results, self.server.calls("evalsha") - self.asked)
+    }
+}
+
+/// A server, and a store with at most this number of calls in flight.
+async fn served(in_flight: usize) -> (Server, RedisStore) {
+    let server = Server::start();
+    let store = connect(&server).await.in_flight(in_flight);
+    (server, store)
 }
 
 #[tokio::test]
@@ -87,27 +112,20 @@ async fn identical_checks_are_decided_in_one_operation_as_if_one_after_another()
     let (store, clock) = fresh(&server).await;
     let (store, alone) = (store.clone().in_flight(1), store.in_flight(0));
     clock.set(1_000_000);
-    let (api, trial) = (policy("api", "5/1h,7/1d"), policy("trial", "3/1h").shadow());
-    let both = |user| Check::new([charge(&api, user, 1), charge(&trial, user, 1)]).unwrap();
+    let (api, trial) = (api("5/1h,7/1d"), policy("trial", "3/1h").shadow());
+    let both = |name| check([charge(&api, name, 1), charge(&trial, name, 1)]);
 
     let mut right = Vec::new();
     for _ in 0..9 {
-        let decision = alone
-            .check(&both("alice").enforce_blocks(true))
-            .await
-            .unwrap();
-        right.push(Outcome::from(&decision));
+        let check = both("alice").enforce_blocks(true);
+        right.push(Outcome::from(&alone.check(&check).await.unwrap()));
     }
-    let held = Held::hold(&server);
-    let first = in_flight(&store).await;
-    let asked = server.calls("evalsha");
-    let gathered = begin((0..9).map(|_| store.check(&both("bob").enforce_blocks(true)))).await;
-    held.go_on();
-    let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
-    assert_eq!(said, right);
-    first.await.unwrap();
-    // Two calls: the one in flight counts only now, because it was held.
-    assert_eq!(server.calls("evalsha") - asked, 2);
+    let busy = Busy::hold(&server, &store, 1).await;
+    let check = both("bob").enforce_blocks(true);
+    let gathered = begin((0..9).map(|_| store.check(&check))).await;
+    let (said, calls) = busy.go_on(gathered).await;
+    assert_eq!(said.iter().map(Outcome::from).collect::<Vec<_>>(), right);
+    assert_eq!(calls, 1);
 }
 
 #[test]
@@ -143,65 +161,41 @@ async fn agree_gathered(
                 }
             }
         }
-        let held = Held::hold(server);
-        let first = in_flight(store).await;
+        let busy = Busy::hold(server, store, 1).await;
         let gathered = begin(checks.iter().map(|it| store.check(it))).await;
-        held.go_on();
-        first.await.unwrap();
-        let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
+        let (said, _) = busy.go_on(gathered).await;
+        let said: Vec<_> = said.iter().map(Outcome::from).collect();
         assert_eq!(said, right, "{steps:?}");
     }
 }
 
 #[tokio::test]
 async fn first_come_first_served_and_few_who_wait_go_eight_charges_at_a_time() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(3);
-    let api = policy("api", "20/1h");
-    let held = Held::hold(&server);
-    let mut first = Vec::new();
-    for _ in 0..3 {
-        first.push(in_flight(&store).await);
-    }
-    let asked = server.calls("evalsha");
+    let (server, store) = served(3).await;
+    let api = api("20/1h");
+    let busy = Busy::hold(&server, &store, 3).await;
     // Each check has another cost, so that none are folded: 1 to 5 add up to 15, and neither 6 nor a later one fits.
-    let gathered = begin((1..=20).map(|cost| store.check(&check(&api, "alice", cost)))).await;
-    held.go_on();
-    let allowed = all(gathered)
-        .await
-        .iter()
-        .filter(|it| it.is_allowed())
-        .count();
-    assert_eq!(allowed, 5);
-    join_all(first).await;
-    // The three calls that were held, and 20 charges, 8 in each call.
-    assert_eq!(server.calls("evalsha") - asked, 3 + 3);
+    let checks = (1..=20).map(|cost| store.check(&units(&api, "alice", cost)));
+    let (decisions, calls) = busy.go_on(begin(checks).await).await;
+    let allowed = decisions.iter().filter(|it| it.is_allowed());
+    assert_eq!(
+        (allowed.count(), calls),
+        (5, 3),
+        "20 charges, 8 in each call"
+    );
 }
 
 #[tokio::test]
 async fn calls_grow_with_what_waits_up_to_256_charges() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
+    let (server, store) = served(1).await;
     let policies = ["one", "two", "three"].map(|name| policy(name, "1/1h"));
-    let three = |it: u32| {
-        let user = format!("user-{it}");
-        Check::new(policies.each_ref().map(|it| charge(it, &user, 1))).unwrap()
-    };
-    for (waiting, calls) in [(0..60, 1), (100..300, 3)] {
-        let held = Held::hold(&server);
-        let first = in_flight(&store).await;
-        let asked = server.calls("evalsha");
+    let three = |it: u32| check(policies.each_ref().map(|policy| charge(policy, it, 1)));
+    for (waiting, expected) in [(0..60, 1), (100..300, 3)] {
+        let busy = Busy::hold(&server, &store, 1).await;
         let gathered = begin(waiting.map(|it| store.check(&three(it)))).await;
-        held.go_on();
-        assert!(all(gathered).await.iter().all(Decision::is_allowed));
-        first.await.unwrap();
-        assert_eq!(server.calls("evalsha") - asked, 1 + calls);
+        let (decisions, calls) = busy.go_on(gathered).await;
+        assert!(decisions.iter().all(Decision::is_allowed));
+        assert_eq!(calls, expected);
     }
 }
 
@@ -209,43 +203,24 @@ async fn calls_grow_with_what_waits_up_to_256_charges() {
 async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
     // With nine calls in flight, the share of each call is less than the large operation.
     const IN_FLIGHT: usize = 9;
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(IN_FLIGHT);
-    let api = policy("api", "1/1h");
-    let user = |it: u32| charge(&api, &format!("user-{it}"), 1);
-    let large = Check::new((0..64).map(user)).unwrap();
-    let small = |it| Check::new([user(it)]).unwrap();
-    let held = Held::hold(&server);
-    let mut first = Vec::new();
-    for _ in 0..IN_FLIGHT {
-        first.push(in_flight(&store).await);
-    }
-    let asked = server.calls("evalsha");
+    let (server, store) = served(IN_FLIGHT).await;
+    let api = api("1/1h");
+    let large = check((0..64).map(|it| charge(&api, it, 1)));
+    let small = |it| units(&api, it, 1);
+    let busy = Busy::hold(&server, &store, IN_FLIGHT).await;
     let gathered = [small(100), large, small(0)].map(|it| store.check(&it));
-    let gathered = begin(gathered).await;
-    held.go_on();
-    let allowed: Vec<_> = all(gathered)
-        .await
-        .iter()
-        .map(Decision::is_allowed)
-        .collect();
-    assert_eq!(allowed, [true, true, false]);
-    join_all(first).await;
-    assert_eq!(server.calls("evalsha") - asked, IN_FLIGHT as u64 + 3);
+    let (decisions, calls) = busy.go_on(begin(gathered).await).await;
+    let allowed: Vec<_> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!((&allowed[..], calls), (&[true, true, false][..], 3));
 }
 
 #[tokio::test]
 async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero() {
     for (in_flight, calls) in [(0, 12), (1, 2), (3, 4), (4, 5), (100, 12)] {
-        let server = Server::start();
-        let store = RedisStore::connect(server.url()).await.unwrap();
-        let store = store.in_flight(in_flight);
-        let api = policy("api", "12/1h");
+        let (server, store) = served(in_flight).await;
+        let api = api("12/1h");
         let held = Held::hold(&server);
-        let begun = begin((0..12).map(|_| store.check(&check(&api, "alice", 1)))).await;
+        let begun = begin((0..12).map(|_| store.check(&units(&api, "alice", 1)))).await;
         held.go_on();
         assert!(all(begun).await.iter().all(Decision::is_allowed));
         // The first call has sent the script again as source.
@@ -257,85 +232,63 @@ async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero
 
 #[tokio::test]
 async fn a_caller_dropped_before_the_call_is_sent_is_not_charged_and_the_others_are() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "9/1h");
-    let held = Held::hold(&server);
-    let first = in_flight(&store).await;
-    let ask = |user| store.check(&check(&api, user, 1));
+    let (server, store) = served(1).await;
+    let api = api("9/1h");
+    let busy = Busy::hold(&server, &store, 1).await;
+    let ask = |name| store.check(&units(&api, name, 1));
     let mut gathered = begin(["alice", "alice", "bob", "alice"].map(ask)).await;
     // One of three callers, and the only caller.
     drop(gathered.remove(2));
     drop(gathered.remove(0));
-    held.go_on();
-    let left: Vec<_> = all(gathered).await.iter().map(remaining).collect();
-    assert_eq!(left, [8, 7]);
-    first.await.unwrap();
-    assert_eq!(
-        remaining(&store.check(&check(&api, "bob", 0)).await.unwrap()),
-        9
-    );
+    let (decisions, _) = busy.go_on(gathered).await;
+    assert_eq!(decisions.iter().map(rest).collect::<Vec<_>>(), [8, 7]);
+    assert_eq!(rest(&store.check(&units(&api, "bob", 0)).await.unwrap()), 9);
 }
 
 #[tokio::test]
 async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "9/1h");
+    let (server, store) = served(1).await;
+    let api = api("9/1h");
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
-    let mut gathered = begin((0..3).map(|_| store.check(&check(&api, "alice", 1)))).await;
+    let ask = || store.check(&units(&api, "alice", 1));
+    let mut gathered = begin((0..3).map(|_| ask())).await;
     drop(first);
     // The call for the three is sent now, even though the server holds all calls.
-    for _ in 0..20 {
-        yield_now().await;
-    }
+    settle_down().await;
     // Two of the callers leave, but are charged; one stays.
     drop(gathered.remove(0));
     drop(gathered.remove(0));
-    let next = begin([store.check(&check(&api, "alice", 1))]).await;
+    gathered.extend(begin([ask()]).await);
     held.go_on();
-    assert_eq!(
-        all(gathered)
-            .await
-            .iter()
-            .map(remaining)
-            .collect::<Vec<_>>(),
-        [6]
-    );
-    assert_eq!(
-        all(next).await.iter().map(remaining).collect::<Vec<_>>(),
-        [5]
-    );
+    let left: Vec<_> = all(gathered).await.iter().map(rest).collect();
+    assert_eq!(left, [6, 5]);
+}
+
+fn two_runtimes() -> (tokio::runtime::Runtime, tokio::runtime::Runtime) {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    (runtime(), runtime())
 }
 
 #[test]
 fn when_a_runtime_ends_its_calls_fail_at_once_and_the_next_one_runs_in_another() {
     let server = Server::start();
-    let runtime = || tokio::runtime::Runtime::new().unwrap();
-    let (stays, goes) = (runtime(), runtime());
-    let store = stays.block_on(RedisStore::connect(server.url())).unwrap();
-    let store = store.in_flight(1);
-    let api = policy("api", "1000/1h");
-    let ask = || store.check(&check(&api, "alice", 1));
+    let (stays, goes) = two_runtimes();
+    let store = stays.block_on(connect(&server)).in_flight(1);
+    let api = api("1000/1h");
+    let ask = || store.check(&units(&api, "alice", 1));
     let held = Held::hold(&server);
     // One call in flight and many waiting callers, so that calls begin in a runtime that shuts down.
     let _first = goes.block_on(in_flight(&store));
     let waiting: Vec<_> = goes.block_on(begin((0..3_000).map(|_| ask())));
-    let reset = store.reset(&api, &Key::new("user", "bob"));
+    let reset = store.reset(&api, &user("bob"));
     let others = stays.block_on(begin((0..3_000).map(|_| ask())));
     let last = stays.block_on(begin([reset]));
     goes.shutdown_background();
     // The server is still held: no reply ends their wait.
     for answer in waiting {
-        let error = stays.block_on(answer).unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        let answer = stays.block_on(answer);
+        assert_eq!(kind(answer), Some(StoreErrorKind::Unavailable));
     }
     held.go_on();
     let others = stays.block_on(join_all(others));
@@ -354,18 +307,16 @@ fn a_caller_whose_runtime_ends_is_answered_in_time_in_another() {
     let mute = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("redis://{}", mute.local_addr().unwrap());
     let store = RedisStore::connect_lazy(url).unwrap().in_flight(1);
-    let runtime = || tokio::runtime::Runtime::new().unwrap();
-    let (stays, goes) = (runtime(), runtime());
-    let api = policy("api", "9/1h");
+    let (stays, goes) = two_runtimes();
     let _first = stays.block_on(in_flight(&store));
     let limiter = Limiter::new(store).timeout(Duration::from_millis(300));
-    let mut waits = limiter.check([charge(&api, "alice", 1)]).boxed();
-    let begun = std::time::Instant::now();
+    let mut waits = limiter.check(one(&api("9/1h"), "alice")).boxed();
+    let begun = Instant::now();
     goes.block_on(async { assert!(futures::poll!(&mut waits).is_pending()) });
     goes.shutdown_background();
-    let error =
-        stays.block_on(async { tokio::time::timeout(Duration::from_secs(60), waits).await });
-    let error = error.expect("it is answered").unwrap_err();
+    let answer = async { timeout(60 * SOON, waits).await };
+    let answer = stays.block_on(answer).expect("it is answered");
+    let error = answer.unwrap_err();
     assert!(error.kind() == StoreErrorKind::Timeout && error.is_unsent());
     assert!(begun.elapsed() >= Duration::from_millis(300));
 }
@@ -375,13 +326,13 @@ fn a_call_in_a_runtime_that_nothing_drives_is_warned_about_once() {
     let parked = support::paused_runtime();
     let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
     let limiter = Limiter::new(store.in_flight(1)).probe_interval(Duration::ZERO);
-    let api = policy("api", "9/1h");
+    let api = api("9/1h");
     // Nothing looks after its deadline either, nor after others in that runtime.
-    let mut never_answered = limiter.check([charge(&api, "alice", 1)]).boxed();
+    let mut never_answered = limiter.check(one(&api, "alice")).boxed();
     parked.block_on(async { assert!(futures::poll!(&mut never_answered).is_pending()) });
     let lines = traced(false, async {
         for _ in 0..50 {
-            let error = limiter.check([charge(&api, "alice", 1)]).await.unwrap_err();
+            let error = limiter.check(one(&api, "alice")).await.unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Timeout);
             assert!(error.is_unsent());
         }
@@ -393,17 +344,11 @@ fn a_call_in_a_runtime_that_nothing_drives_is_warned_about_once() {
 #[tokio::test]
 async fn slots_of_a_key_are_renewed_by_one_write_and_those_of_many_keys_in_few_calls() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap();
+    let store = connect(&server).await;
     let jobs = policy("jobs", "99/30s@concurrent");
     let mut slots = Vec::new();
-    for user in 0..200 {
-        let admitted = store
-            .check(&check(
-                &jobs,
-                &user.to_string(),
-                if user == 0 { 60 } else { 1 },
-            ))
-            .await;
+    for name in 0..200 {
+        let admitted = store.check(&units(&jobs, name, 3)).await;
         slots.extend(Slots::of(admitted.unwrap().usage()));
     }
     let calls = || ["evalsha", "zadd"].map(|command| server.calls(command));
@@ -418,13 +363,9 @@ async fn slots_of_a_key_are_renewed_by_one_write_and_those_of_many_keys_in_few_c
 
 #[tokio::test]
 async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(2);
-    let api = policy("api", "100/1h");
-    let ask = |user| store.check(&check(&api, user, 1));
+    let (server, store) = served(2).await;
+    let api = api("100/1h");
+    let ask = |name| store.check(&units(&api, name, 1));
     all(begin(["alice", "bob"].map(ask)).await).await;
     let held = Held::hold(&server);
     let users = (0..30).map(|it| if it % 3 == 0 { "bob" } else { "alice" });
@@ -432,81 +373,70 @@ async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
     server.run::<()>("SCRIPT FLUSH");
     held.go_on();
     assert!(all(begun).await.iter().all(Decision::is_allowed));
-    for (user, left) in [("alice", 79), ("bob", 89)] {
-        let decision = store.check(&check(&api, user, 0)).await.unwrap();
-        assert_eq!(remaining(&decision), left);
+    for (name, left) in [("alice", 79), ("bob", 89)] {
+        let decision = store.check(&units(&api, name, 0)).await.unwrap();
+        assert_eq!(rest(&decision), left);
     }
 }
 
 #[tokio::test]
 async fn a_value_of_another_type_fails_its_own_check_alone() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "9/1h");
+    let (server, store) = served(1).await;
+    let api = api("9/1h");
     server.run::<()>("RPUSH sluicegate:{user=mallory}:api 1");
-    let held = Held::hold(&server);
-    let first = in_flight(&store).await;
+    let busy = Busy::hold(&server, &store, 1).await;
     let users = ["alice", "mallory", "bob", "mallory", "alice"];
-    let gathered = begin(users.map(|user| store.check(&check(&api, user, 1)))).await;
-    held.go_on();
-    for (user, result) in users.iter().zip(join_all(gathered).await) {
-        match result {
-            Ok(decision) => assert!(decision.is_allowed() && *user != "mallory"),
-            Err(error) => assert_eq!((*user, error.kind()), ("mallory", StoreErrorKind::Protocol)),
-        }
+    let gathered = begin(users.map(|name| store.check(&units(&api, name, 1)))).await;
+    for (name, result) in users.iter().zip(busy.go_on_to(gathered).await.0) {
+        assert!(result.as_ref().is_ok_and(Decision::is_allowed) == (*name != "mallory"));
+        let expected = (*name == "mallory").then_some(StoreErrorKind::Protocol);
+        assert_eq!(kind(result), expected);
     }
-    first.await.unwrap();
 }
 
 #[tokio::test]
 async fn operations_of_all_kinds_share_calls_in_their_order() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "3/1h");
-    let alice = Key::new("user", "alice");
-    let one = check(&api, "alice", 1);
+    let (server, store) = served(1).await;
+    let api = api("3/1h");
+    let one = units(&api, "alice", 1);
     let charged = store.check(&one).await.unwrap();
     let settlement = Settlement::new(charged.usage(), |_| 3).unwrap();
-
-    let held = Held::hold(&server);
-    let first = in_flight(&store).await;
-    let asked = server.calls("evalsha");
-    let before = begin([store.check(&one)]).await;
-    let settled = begin([store.settle(&settlement)]).await;
-    let denied = begin([store.check(&one)]).await;
-    let reset = begin([store.reset(&api, &alice)]).await;
-    let after = begin([store.check(&one), store.check(&one)]).await;
-    let enforces = begin([store.check(&one.clone().enforce_blocks(true))]).await;
-    held.go_on();
-    assert_eq!(remaining(&all(before).await[0]), 1);
-    let left = join_all(settled).await.remove(0).unwrap();
-    assert_eq!(left.rules().next().unwrap().remaining(), 0);
-    assert!(!all(denied).await[0].is_allowed());
-    join_all(reset).await.remove(0).unwrap();
+    let take = || Operation::Check(one.clone());
+    let reset = Operation::Reset {
+        policy: api.clone(),
+        key: user("alice"),
+    };
+    let enforcing = Operation::Check(one.clone().enforce_blocks(true));
+    let cases = [
+        (take(), Some(1)),
+        (Operation::Settle(settlement), Some(0)),
+        (take(), None), // denied
+        (reset, Some(3)),
+        (take(), Some(2)),
+        (take(), Some(1)),
+        (enforcing, Some(0)),
+    ];
+    let (operations, expected): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
+    let busy = Busy::hold(&server, &store, 1).await;
+    let gathered = begin(operations.into_iter().map(|it| store.execute(it))).await;
+    let (replies, calls) = busy.go_on_to(gathered).await;
+    let left = replies.into_iter().map(|reply| match reply.unwrap() {
+        Reply::Check(decision) => decision.is_allowed().then(|| rest(&decision)),
+        Reply::Settle(usage) => Some(remaining(&usage)),
+        Reply::Reset => Some(3),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(left.collect::<Vec<_>>(), expected);
     assert_eq!(
-        all(after).await.iter().map(remaining).collect::<Vec<_>>(),
-        [2, 1]
+        calls, 2,
+        "the call that was held, and one call with all others"
     );
-    assert_eq!(remaining(&all(enforces).await[0]), 0);
-    first.await.unwrap();
-    // The call that was held, and one call with all others.
-    assert_eq!(server.calls("evalsha") - asked, 2);
 }
 
 #[tokio::test]
 async fn stores_with_other_names_or_clocks_share_no_calls() {
-    let server = Server::start();
-    let store = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .in_flight(1);
-    let api = policy("api", "1/1h");
+    let (server, store) = served(1).await;
+    let api = api("1/1h");
     let clock = ManualClock::new(5_000_000);
     let others = [
         store.clone(),
@@ -514,8 +444,10 @@ async fn stores_with_other_names_or_clocks_share_no_calls() {
         store.clone().prefix("clock").clock(clock),
     ];
     let held = Held::hold(&server);
-    let begun = others.iter().map(|it| it.check(&check(&api, "alice", 1)));
-    let begun = begin(begun.collect::<Vec<_>>()).await;
+    let begun = others
+        .each_ref()
+        .map(|it| it.check(&units(&api, "alice", 1)));
+    let begun = begin(begun).await;
     held.go_on();
     let decisions = all(begun).await;
     assert!(decisions.iter().all(Decision::is_allowed));
@@ -526,20 +458,17 @@ async fn stores_with_other_names_or_clocks_share_no_calls() {
 #[tokio::test]
 async fn settlements_share_calls_as_checks_do() {
     let server = Server::start();
-    let plain = RedisStore::connect(server.url()).await.unwrap();
+    let plain = connect(&server).await;
     let wrapped = Arc::new(Leases::new(plain.clone()));
-    let api = policy("api", "1000000/1d");
+    let api = api("1000000/1d");
     let trial = policy("trial", "1000000/1d").shadow();
     let stores: [Arc<dyn Store>; 2] = [Arc::new(plain), wrapped];
     for (number, store) in stores.into_iter().enumerate() {
-        let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
-        let charges = |it: u32| {
-            let user = format!("user-{number}-{it}");
-            [charge(&api, &user, 5), charge(&trial, &user, 5)]
-        };
+        let limiter = Limiter::new(store).timeout(10 * SOON);
+        let charges =
+            |it: u32| [&api, &trial].map(|policy| charge(policy, format!("{number}-{it}"), 5));
         let asked = server.calls("evalsha");
-        let checks = (0..400).map(|it| limiter.check(charges(it)));
-        let admitted = join_all(checks).await;
+        let admitted = join_all((0..400).map(|it| limiter.check(charges(it)))).await;
         let checks = server.calls("evalsha") - asked;
         let settlements = admitted.iter().map(|it| {
             let usage = it.as_ref().unwrap().usage();
@@ -547,14 +476,11 @@ async fn settlements_share_calls_as_checks_do() {
         });
         let settled = join_all(settlements).await;
         let settlements = server.calls("evalsha") - asked - checks;
-        assert!(
-            checks <= 200 && 4 * settlements <= 5 * checks,
-            "{settlements} after {checks}"
-        );
+        let are_few = checks <= 200 && 4 * settlements <= 5 * checks;
+        assert!(are_few, "{settlements} after {checks}");
         for usage in settled {
             let usage = usage.unwrap();
-            let left = [&usage, usage.shadow().unwrap().usage()];
-            let left = left.map(|it| it.rules().next().unwrap().remaining());
+            let left = [&usage, usage.shadow().unwrap().usage()].map(remaining);
             assert_eq!(left, [999_997; 2]);
         }
     }
@@ -562,9 +488,8 @@ async fn settlements_share_calls_as_checks_do() {
 
 #[tokio::test]
 async fn a_settlement_whose_connection_was_refused_can_be_tried_again() {
-    let api = policy("api", "10/1d");
     let memory = Limiter::new(MemoryStore::new());
-    let admitted = memory.check([charge(&api, "alice", 1)]).await.unwrap();
+    let admitted = take(&memory, &api("10/1d"), "alice").await;
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}/", nobody.local_addr().unwrap());
     drop(nobody);

@@ -1,22 +1,12 @@
 //! The time that a `RedisStore` waits for a slow server, and the fate of replies to callers that have left. The
 //! runtime's clock is paused, so no real time passes.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    time::Instant,
 };
 
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError,
-    error::StoreErrorKind,
-    store::{Check, StoreExt},
-};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{TcpListener, TcpStream},
-    time::{Instant, sleep, timeout},
-};
+use crate::prelude::*;
 
 /// A server that answers everything after a delay. It also plays a sentinel, a primary and a node of a cluster.
 #[derive(Clone)]
@@ -95,12 +85,9 @@ impl SlowServer {
             "PING" => "+PONG\r\n".into(),
             "ROLE" => format!("*1\r\n{}", bulk("master")),
             "SENTINEL" => {
-                let (host, port) = (self.address.ip(), self.address.port());
-                format!(
-                    "*2\r\n{}{}",
-                    bulk(&host.to_string()),
-                    bulk(&port.to_string())
-                )
+                let host = bulk(&self.address.ip().to_string());
+                let port = bulk(&self.address.port().to_string());
+                format!("*2\r\n{host}{port}")
             }
             "CLUSTER" => {
                 let nodes = self.seen.lock().unwrap().nodes.clone();
@@ -134,45 +121,45 @@ async fn number(client: &mut BufReader<TcpStream>, begin: char) -> Option<usize>
     line.strip_prefix(begin)?.trim_end().parse().ok()
 }
 
-fn charge(user: &str) -> Charge {
-    let policy = Policy::parse("api", "10/1d").unwrap();
-    Charge::new(&policy, Key::new("user", user), 1)
+fn unit(name: &str) -> [Charge; 1] {
+    one(&api("10/1d"), name)
 }
 
-/// Whether the error is the server's answer after a long enough wait.
-fn is_an_answer(error: &StoreError) -> bool {
-    error.kind() == StoreErrorKind::Unavailable && error.code() == Some("OOM")
+/// Whether the result is the server's answer after a long enough wait.
+fn is_an_answer<T: std::fmt::Debug>(result: Result<T, StoreError>) {
+    let error = result.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.code()),
+        (StoreErrorKind::Unavailable, Some("OOM"))
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_of_two_seconds_is_two_seconds() {
     let server = SlowServer::start(Duration::from_millis(900)).await;
     let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(2));
+    let limiter = Limiter::new(store.clone()).timeout(2 * SOON);
     // An attempt to connect and a reply. Each takes longer than 500 ms.
     for _ in 0..3 {
-        let error = limiter.check([charge("alice")]).await.unwrap_err();
-        assert!(is_an_answer(&error), "{error:?}");
+        is_an_answer(limiter.check(unit("alice")).await);
     }
     // Two at a time: while one waits for its reply, the other does not drop the connection.
     let both = [(); 2].map(|()| {
         let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.check([charge("alice")]).await })
+        tokio::spawn(async move { limiter.check(unit("alice")).await })
     });
-    for one in both {
-        let error = one.await.unwrap().unwrap_err();
-        assert!(is_an_answer(&error), "{error:?}");
+    for result in both {
+        is_an_answer(result.await.unwrap());
     }
     // An attempt to connect that took longer than 500 ms was repeated once, and the first success was used.
     assert_eq!(server.connections(), 2);
 
     // A shorter timeout over a clone of the store does not shorten the wait for this store.
     let hasty = Limiter::new(store).timeout(Duration::from_millis(100));
-    let error = hasty.check([charge("alice")]).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Timeout);
-    sleep(Duration::from_secs(2)).await;
-    let error = limiter.check([charge("alice")]).await.unwrap_err();
-    assert!(is_an_answer(&error), "{error:?}");
+    let result = hasty.check(unit("alice")).await;
+    assert_eq!(kind(result), Some(StoreErrorKind::Timeout));
+    sleep(2 * SOON).await;
+    is_an_answer(limiter.check(unit("alice")).await);
     assert_eq!(server.connections(), 2);
 }
 
@@ -180,9 +167,8 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
 async fn sentinels_and_the_primary_have_their_shares_of_the_timeout() {
     let server = SlowServer::start(Duration::from_millis(500)).await;
     let store = RedisStore::connect_lazy_sentinel([server.url()], "mymaster").unwrap();
-    let limiter = Limiter::new(store).timeout(Duration::from_secs(4));
-    let error = limiter.check([charge("alice")]).await.unwrap_err();
-    assert!(is_an_answer(&error), "{error:?}");
+    let limiter = Limiter::new(store).timeout(4 * SOON);
+    is_an_answer(limiter.check(unit("alice")).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,24 +179,22 @@ async fn a_pool_gives_up_no_reply_before_the_timeout() {
     let info = info.set_redis_settings(quiet);
     let manager = bb8_redis::RedisConnectionManager::new(info).unwrap();
     let pool = bb8::Pool::builder().build_unchecked(manager);
-    let limiter = Limiter::new(RedisStore::from(pool)).timeout(Duration::from_secs(2));
-    let error = limiter.check([charge("alice")]).await.unwrap_err();
-    assert!(is_an_answer(&error), "{error:?}");
+    let limiter = Limiter::new(RedisStore::from(pool)).timeout(2 * SOON);
+    is_an_answer(limiter.check(unit("alice")).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_who_leaves_costs_no_connection() {
     let server = SlowServer::start(Duration::from_millis(20)).await;
     let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let check = Check::new([charge("alice")]).unwrap();
+    let check = check(unit("alice"));
     store.check(&check).await.unwrap_err();
     for _ in 0..3 {
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;
         assert!(left.is_err(), "the caller did not leave");
         // The reply comes after the caller has left.
         sleep(Duration::from_secs(60)).await;
-        let error = store.check(&check).await.unwrap_err();
-        assert!(is_an_answer(&error), "{error:?}");
+        is_an_answer(store.check(&check).await);
     }
     assert_eq!(server.connections(), 1);
 }
@@ -220,16 +204,12 @@ async fn a_call_over_a_lost_connection_does_not_keep_others_from_being_sent() {
     let server = SlowServer::start(Duration::from_millis(1)).await;
     server.seen.lock().unwrap().forgets_first = true;
     let store = RedisStore::connect_lazy(server.url()).unwrap().in_flight(1);
-    let reset = |user| {
-        let charge = charge(user);
-        store.reset(charge.policy(), charge.key())
-    };
+    let reset = |name| store.reset(&api("10/1d"), &user(name));
     let begun = Instant::now();
     let never = tokio::spawn(reset("alice"));
     tokio::task::yield_now().await;
-    let error = reset("bob").await.unwrap_err();
-    assert!(is_an_answer(&error), "{error:?}");
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    is_an_answer(reset("bob").await);
+    assert!(begun.elapsed() < 2 * SOON);
     assert!(!never.is_finished());
 }
 
@@ -237,7 +217,7 @@ async fn a_call_over_a_lost_connection_does_not_keep_others_from_being_sent() {
 async fn a_silent_server_is_given_up_although_all_callers_leave() {
     let server = SlowServer::start(Duration::from_secs(3_600)).await;
     let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let check = Check::new([charge("alice")]).unwrap();
+    let check = check(unit("alice"));
     for _ in 0..20 {
         let left = timeout(Duration::from_millis(100), store.check(&check)).await;
         assert!(!left.is_ok_and(|it| it.is_ok()));
@@ -255,8 +235,8 @@ async fn limiters_with_other_timeouts_share_a_store_and_each_is_answered_in_time
         async move {
             sleep(Duration::from_millis(after)).await;
             let begun = Instant::now();
-            let error = limiter.check([charge("alice")]).await.unwrap_err();
-            assert_eq!(error.kind(), StoreErrorKind::Timeout);
+            let result = limiter.check(unit("alice")).await;
+            assert_eq!(kind(result), Some(StoreErrorKind::Timeout));
             let late = begun.elapsed() - Duration::from_millis(timeout);
             assert!(late <= Duration::from_millis(5), "{late:?} after {timeout}");
         }
@@ -272,7 +252,7 @@ async fn limiters_with_other_timeouts_share_a_store_and_each_is_answered_in_time
             (99, 102),
             (150, 400),
         ];
-        futures::future::join_all(waits.map(wait)).await;
+        join_all(waits.map(wait)).await;
         sleep(Duration::from_secs(60)).await;
     }
 }
@@ -288,28 +268,22 @@ async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
         node.seen.lock().unwrap().nodes = nodes.iter().map(|it| it.address).collect();
     }
     let store = RedisStore::connect_lazy_cluster(nodes.each_ref().map(SlowServer::url)).unwrap();
-    let refreshes = || {
-        nodes
-            .iter()
-            .map(|node| node.calls("CLUSTER"))
-            .sum::<usize>()
-    };
-    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(2));
+    let calls = |node: &SlowServer| node.calls("CLUSTER");
+    let refreshes = || nodes.iter().map(calls).sum::<usize>();
+    let limiter = Limiter::new(store.clone()).timeout(2 * SOON);
     for user in ["alice", "bob", "carol", "dave"] {
-        let error = limiter.check([charge(user)]).await.unwrap_err();
-        assert!(is_an_answer(&error), "{error:?}");
+        is_an_answer(limiter.check(unit(user)).await);
     }
     let asked = refreshes();
     assert!((1..=2).contains(&asked), "{asked}");
 
     // The same if callers leave.
     for user in ["alice", "bob", "carol", "dave"] {
-        let check = Check::new([charge(user)]).unwrap();
+        let check = check(unit(user));
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;
         assert!(left.is_err(), "the caller did not leave");
         sleep(Duration::from_secs(1)).await;
-        let error = limiter.check([charge(user)]).await.unwrap_err();
-        assert!(is_an_answer(&error), "{error:?}");
+        is_an_answer(limiter.check(unit(user)).await);
     }
     assert_eq!(refreshes(), asked);
 }
