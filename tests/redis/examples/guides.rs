@@ -1,21 +1,12 @@
 //! Every small example keeps the promises of its head comment: each test starts it, runs the `curl` lines of the head,
 //! and compares the answers with the text behind the `#`.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fs, process::Command};
 
 use futures::{SinkExt, StreamExt};
-use support::{
-    cluster::Cluster,
-    example::{self, Example},
-    redis::Server,
-    sharing::wait,
-};
 use tokio_tungstenite::{connect_async, tungstenite::Message};
+
+use crate::prelude::*;
 
 /// The examples that another file tests.
 const ELSEWHERE: [&str; 2] = ["behind_a_proxy", "server"];
@@ -34,8 +25,8 @@ macro_rules! guides {
 }
 
 guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
-    api_key_and_ip custom_rejection hot_swap hyper_service language_model login_failures per_route prometheus routes_table
-    tiers tiers_database
+    api_key_and_ip custom_rejection hot_swap hyper_service language_model login_failures per_route routes_table
+    streaming_tokens tiers tiers_database
 }
 
 guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
@@ -43,21 +34,15 @@ guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
 }
 
 /// The examples with a separate test.
-const OTHERS: [&str; 10] = [
-    "cluster",
-    "grpc",
-    "jwt",
-    "mcp",
-    "pool",
-    "shadow",
-    "streaming_tokens",
-    "upload",
-    "usage",
-    "websocket",
-];
+const OTHERS: &str = "cluster grpc jwt mcp pool prometheus shadow upload usage websocket";
+
+fn small_ones() -> Vec<&'static str> {
+    let others: Vec<_> = OTHERS.split(' ').collect();
+    [SERVERS, PROGRAMS, &others].concat()
+}
 
 /// The head comment of an example, without the margin, and the rest of the source.
-fn source(example: &str) -> (Vec<String>, String) {
+pub(super) fn source(example: &str) -> (Vec<String>, String) {
     let source = fs::read_to_string(example::source(example)).unwrap();
     let head = source.lines().map_while(|it| it.strip_prefix("//!"));
     let code = source.lines().filter(|it| !it.starts_with("//!"));
@@ -68,10 +53,11 @@ fn source(example: &str) -> (Vec<String>, String) {
 }
 
 /// The lines of the head with commands or output.
-fn indented(example: &str) -> Vec<String> {
+pub(super) fn indented(example: &str) -> Vec<String> {
     let lines = source(example).0.into_iter();
-    let lines = lines.filter_map(|it| it.strip_prefix("     ").map(str::to_owned));
-    lines.collect()
+    lines
+        .filter_map(|it| it.strip_prefix("     ").map(str::to_owned))
+        .collect()
 }
 
 fn serve_alone(example: &str) {
@@ -80,8 +66,7 @@ fn serve_alone(example: &str) {
 
 /// Starts an example, and runs the commands in the head.
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
-    let mut command = Command::new(example::build(example));
-    let server = Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()));
+    let server = start(example, env);
     ask_all(&server, example);
     server
 }
@@ -100,17 +85,21 @@ fn ask_all(server: &Example, example: &str) {
 
 /// The output of the shell for this line.
 fn ask(server: &Example, curl: &str) -> String {
-    let curl = curl.replace("localhost:3000", &server.address().to_string());
-    let output = Command::new("sh")
-        .args(["-c", &curl])
-        .env("NO_PROXY", "*")
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{curl}: {output:?}\ninstall curl (apt-get install curl)"
-    );
+    shell(&curl.replace("localhost:3000", &server.address().to_string()))
+}
+
+pub(super) fn shell(line: &str) -> String {
+    let mut sh = Command::new("sh");
+    let output = sh.args(["-c", line]).env("NO_PROXY", "*").output().unwrap();
+    let failed = "install curl (apt-get install curl)";
+    assert!(output.status.success(), "{line}: {output:?}\n{failed}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Starts an example with these variables.
+fn start(example: &str, env: &[(&str, &str)]) -> Example {
+    let mut command = Command::new(example::build(example));
+    Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()))
 }
 
 /// A number is the status. Any other item must occur in the head or the body.
@@ -147,13 +136,20 @@ fn missing(example: &str, args: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn a_token_says_who_is_limited() {
+fn a_token_says_who_is_limited_and_users_and_operators_see_usage() {
     serve("jwt", &[("JWT_SECRET", "sesame")]);
+    serve("usage", &[("OPERATOR_TOKEN", "sesame")]);
 }
 
 #[test]
-fn users_see_their_usage_and_operators_act_on_it() {
-    serve("usage", &[("OPERATOR_TOKEN", "sesame")]);
+fn prometheus_reads_a_histogram_and_no_address_of_a_client() {
+    let server = serve("prometheus", &[]);
+    let page = ask(&server, "curl -s localhost:3000/metrics");
+    assert!(
+        page.contains("# TYPE sluicegate_store_seconds histogram\n"),
+        "{page}"
+    );
+    assert!(!page.contains("127.0.0.1"), "{page}");
 }
 
 #[test]
@@ -162,8 +158,7 @@ fn replicas_share_their_limits_through_a_cluster() {
     let urls = [("REDIS_URLS", &*cluster.urls()[..2].join(","))];
     serve("cluster", &urls);
     // The first process has used up alice's limit.
-    let second = example::build("cluster");
-    let second = Example::run(Command::new(second).arg("127.0.0.1:0").envs(urls));
+    let second = start("cluster", &urls);
     let answer = ask(&second, "curl -i localhost:3000 -H 'x-api-key: alice'");
     assert!(answers(&answer, "429"), "{answer}");
 }
@@ -188,37 +183,29 @@ fn what_a_shadow_would_deny_is_logged() {
 }
 
 #[test]
-fn a_call_is_told_when_to_call_again() {
-    let server = Example::run(Command::new(example::build("grpc")).arg("127.0.0.1:0"));
-    printed("grpc", &["call", &format!("http://{}", server.address())]);
-}
-
-#[test]
-fn a_client_of_mcp_learns_when_to_call_a_tool_again() {
-    let server = Example::run(Command::new(example::build("mcp")).arg("127.0.0.1:0"));
-    printed("mcp", &["call", &format!("http://{}", server.address())]);
-    ask_all(&server, "mcp");
-}
-
-#[test]
-fn a_stream_costs_what_was_sent_of_it() {
-    serve("streaming_tokens", &[]);
+fn a_client_of_grpc_and_one_of_mcp_learn_when_to_call_again() {
+    for example in ["grpc", "mcp"] {
+        let server = start(example, &[]);
+        printed(example, &["call", &format!("http://{}", server.address())]);
+        if example == "mcp" {
+            ask_all(&server, example);
+        }
+    }
 }
 
 #[test]
 fn an_upload_takes_as_long_as_its_bandwidth_says() {
-    let bytes = fs::metadata(support::root().join("Cargo.lock"))
-        .unwrap()
-        .len();
+    let bytes = fs::metadata(support::root().join("Cargo.lock"));
     let start = Instant::now();
     serve("upload", &[]);
-    let least = Duration::from_secs(bytes.saturating_sub(65_536)) / 50_000;
+    let beyond = bytes.unwrap().len().saturating_sub(65_536);
+    let least = Duration::from_secs(beyond) / 50_000;
     assert!(!least.is_zero() && start.elapsed() >= least);
 }
 
 #[tokio::test]
 async fn messages_over_all_websockets_of_an_address_are_answered_as_the_head_says() {
-    let server = Example::run(Command::new(example::build("websocket")).arg("127.0.0.1:0"));
+    let server = start("websocket", &[]);
     let url = format!("ws://{}/chat", server.address());
     let mut sockets = Vec::new();
     for _ in 0..2 {
@@ -246,8 +233,8 @@ fn every_example_is_tried() {
     let names: BTreeSet<String> = examples
         .map(|it| it.file_stem().unwrap().to_str().unwrap().to_owned())
         .collect();
-    let tried = [SERVERS, PROGRAMS, &OTHERS, &ELSEWHERE].concat();
-    let tried: BTreeSet<String> = tried.into_iter().map(str::to_owned).collect();
+    let tried = small_ones().into_iter().chain(ELSEWHERE).map(str::to_owned);
+    let tried: BTreeSet<String> = tried.collect();
     assert_eq!(names, tried);
 }
 
@@ -257,7 +244,7 @@ fn every_head_says_how_to_run_it_and_what_it_needs() {
     let manifest = fs::read_to_string(support::root().join("Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let default = words(&manifest["features"]["default"]);
-    for example in [SERVERS, PROGRAMS, &OTHERS].concat() {
+    for example in small_ones() {
         let (head, code) = source(example);
         let head = head.join("\n");
         let runs = head.lines().find(|it| it.contains("cargo run"));

@@ -2,5 +2,4 @@
 
 mod guides;
 mod nginx;
-mod prometheus;
 mod server;
