@@ -123,11 +123,7 @@ impl<'a> Bounds<'a> {
     pub(crate) fn refunded_twice(&self, rule: &Rule) -> u64 {
         let under_way = BUCKET_TASKS * if self.setup.with_leavers { 2 } else { 1 };
         let is_refunded = rule.refill().is_some() && self.setup.with_leases_and_cache;
-        if is_refunded {
-            under_way.min(rule.limit())
-        } else {
-            0
-        }
+        u64::from(is_refunded) * under_way.min(rule.limit())
     }
 
     /// The reasons why a rule may admit more than the limit.

@@ -1,6 +1,6 @@
 //! The faults, and their repairs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Connection, RedisResult, cmd};
 
@@ -8,10 +8,14 @@ use super::{
     proxy::Weather,
     site::{Repeated, Site, connect},
 };
+use support::sharing::wait;
 
 const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
+
+const TTL: &str = "volatile-ttl";
+const LRU: &str = "allkeys-lru";
 
 /// In the order in which two of them can hit one server: faults that need its answers come before faults that silence
 /// it.
@@ -63,12 +67,8 @@ impl Fault {
         Self::Back { seconds: HOUR },
         Self::Back { seconds: DAY },
         Self::OutOfMemory,
-        Self::Evicting {
-            policy: "volatile-ttl",
-        },
-        Self::Evicting {
-            policy: "allkeys-lru",
-        },
+        Self::Evicting { policy: TTL },
+        Self::Evicting { policy: LRU },
         Self::ReadOnly,
         Self::Busy,
         Self::Slow { ms: 50 },
@@ -238,11 +238,10 @@ fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
 
 /// Another client fills the server, so that keys are evicted all the time.
 fn evict(site: &Site, policy: &str) -> Heal {
-    site.server
-        .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
+    let set = |what: String| site.server.run::<()>(&format!("CONFIG SET {what}"));
+    set(format!("maxmemory-policy {policy}"));
     let most = site.server.info("memory", "used_memory") + 500_000;
-    site.server
-        .run::<()>(&format!("CONFIG SET maxmemory {most}"));
+    set(format!("maxmemory {most}"));
     let others = site.again_and_again(|server| {
         let fill = "for i = 1, 20 do redis.call('SET', 'other:' .. math.random(1000000), string.rep('x', 1000), 'EX', 600) end";
         cmd("EVAL").arg(fill).arg(0).exec(server)
@@ -264,14 +263,15 @@ fn keep_busy(site: &Site) -> Heal {
             .arg(0)
             .exec(&mut running);
     });
-    until(|| is_busy(&connect_to(site).and_then(|mut server| cmd("PING").exec(&mut server))));
+    wait("the server is busy", || {
+        let ping = connect_to(site).and_then(|mut server| cmd("PING").exec(&mut server));
+        is_error(&ping, "BUSY")
+    });
     Box::new(move |site| {
         // A server that was restarted or replaced in the meantime is not busy.
-        until(|| {
+        wait("the script is killed", || {
             let kill = |mut server: Connection| cmd("SCRIPT").arg("KILL").exec(&mut server);
-            connect_to(site)
-                .and_then(kill)
-                .is_err_and(|error| error.code() == Some("NOTBUSY"))
+            is_error(&connect_to(site).and_then(kill), "NOTBUSY")
         });
         endless.join().unwrap();
     })
@@ -281,16 +281,7 @@ fn connect_to(site: &Site) -> RedisResult<Connection> {
     connect(&site.server.socket_url())
 }
 
-fn is_busy(result: &RedisResult<()>) -> bool {
-    result
-        .as_ref()
-        .is_err_and(|error| error.code() == Some("BUSY"))
-}
-
-fn until(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn is_error(result: &RedisResult<()>, code: &str) -> bool {
+    let error = result.as_ref().err();
+    error.is_some_and(|error| error.code() == Some(code))
 }

@@ -9,12 +9,10 @@ use tokio::{
 
 use super::{run::WORKER, traffic::Traffic};
 
-/// Drop the runtime in the middle of requests, and continue with another.
-struct Renew;
-
 /// The job works from the start. Dropping a job also drops the runtime, in the middle of requests.
 pub(crate) struct Job {
-    orders: Option<UnboundedSender<Renew>>,
+    /// Each is to drop the runtime in the middle of requests, and continue with another.
+    orders: Option<UnboundedSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -30,7 +28,7 @@ impl Job {
 
     pub(crate) fn renew(&self) {
         let orders = self.orders.as_ref().unwrap();
-        assert!(orders.send(Renew).is_ok(), "the job has ended");
+        assert!(orders.send(()).is_ok(), "the job has ended");
     }
 }
 
@@ -41,9 +39,9 @@ impl Drop for Job {
     }
 }
 
-fn work(traffic: &Traffic, mut orders: UnboundedReceiver<Renew>) {
+fn work(traffic: &Traffic, mut orders: UnboundedReceiver<()>) {
     let mut runtime = asking(traffic);
-    while let Some(Renew) = runtime.block_on(orders.recv()) {
+    while let Some(()) = runtime.block_on(orders.recv()) {
         runtime = asking(traffic);
     }
 }

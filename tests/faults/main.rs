@@ -82,11 +82,8 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
             .filter(move |&&inner| outer.makes_a_pair_with(inner));
         inner.map(move |&inner| vec![outer, inner])
     });
-    let all: Vec<_> = Fault::ALL
-        .iter()
-        .map(|&fault| vec![fault])
-        .chain(pairs)
-        .collect();
+    let alone = Fault::ALL.into_iter().map(|fault| vec![fault]);
+    let all: Vec<_> = alone.chain(pairs).collect();
     let url = Setup::over(Kind::Url);
     let others = [url.local(), url.under_load()];
     let setups = Kind::ALL.map(Setup::over).into_iter().chain(others);
@@ -95,9 +92,8 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
 }
 
 fn each(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
-    Fault::ALL
-        .into_iter()
-        .map(move |fault| (setup, vec![fault]))
+    let alone = Fault::ALL.into_iter();
+    alone.map(move |fault| (setup, vec![fault]))
 }
 
 /// The circumstances without a fault, and with each fault.
@@ -116,27 +112,19 @@ fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
     let _turn = my_turn();
     let with_clock = Clock::is_available();
     let only = std::env::var("FAULTS").unwrap_or_default();
-    let wanted: Vec<_> = wanted
-        .into_iter()
-        .filter(|(setup, faults)| {
-            format!("| {setup} | {} |", names(faults)).contains(&only)
-                && faults
-                    .iter()
-                    .all(|fault| with_clock || !fault.needs_clock())
-        })
-        .collect();
+    let wanted = wanted.into_iter().filter(|(setup, faults)| {
+        format!("| {setup} | {} |", names(faults)).contains(&only)
+            && (with_clock || !faults.iter().any(|fault| fault.needs_clock()))
+    });
     // The runs spend most of their time waiting.
     let at_once = 2 * available_parallelism().map_or(1, usize::from).min(4);
-    let queue = Mutex::new(wanted.into_iter().enumerate());
+    let queue = Mutex::new(wanted.collect::<Vec<_>>().into_iter().enumerate());
     let rows = Mutex::new(Vec::new());
     scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
-                loop {
-                    let next = queue.lock().unwrap().next();
-                    let Some((place, (setup, faults))) = next else {
-                        break;
-                    };
+                let next = || queue.lock().unwrap().next();
+                while let Some((place, (setup, faults))) = next() {
                     let row = run::run(setup, &faults);
                     eprintln!("{row}");
                     rows.lock().unwrap().push((place, row));

@@ -23,11 +23,8 @@ async fn wave(limiter: &Limiter, tasks: usize) -> usize {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.check(charge()).await.is_ok() })
     }));
-    decided
-        .await
-        .into_iter()
-        .filter(|decided| *decided.as_ref().unwrap())
-        .count()
+    let decided = decided.await.into_iter().map(Result::unwrap);
+    decided.filter(|is_decided| *is_decided).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,7 +33,7 @@ async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
     let proxy = Proxy::new(server.address(), Duration::ZERO).await;
     for store in [
         RedisStore::connect(proxy.url()).await.unwrap(),
-        pool(&proxy.url()).await.into(),
+        pool(&proxy.url(), true).await.into(),
     ] {
         let limiter = Limiter::new(store).timeout(Duration::from_millis(20));
         proxy.set_weather(Weather::HalfOpen);

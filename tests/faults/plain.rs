@@ -1,18 +1,18 @@
 //! Single answers: each request ends within the timeout, according to the failure policy, and the store recovers
 //! without help.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, error::StoreErrorKind,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
+    error::StoreErrorKind::{self, AccessDenied, Protocol, Timeout, Unavailable},
 };
-use support::{redis::Server, stores};
+use support::{redis::Server, sharing::wait, stores};
 
 /// Far longer than the timeout of 100 ms on a busy machine, and shorter than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
+
+const PLENTY: u64 = 1_000_000;
 
 fn charge(user: &str, limit: u64) -> [Charge; 1] {
     let policy = Policy::parse("api", &format!("{limit}/1d")).unwrap();
@@ -22,10 +22,8 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
 async fn works(store: &RedisStore) -> bool {
     // A busy machine may take longer than the default timeout, and libraries wait even longer before they try again.
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
-    limiter
-        .check(charge("alice", 1_000_000))
-        .await
-        .is_ok_and(|decision| decision.is_allowed())
+    let decision = limiter.check(charge("alice", PLENTY)).await;
+    decision.is_ok_and(|decision| decision.is_allowed())
 }
 
 /// Makes checks that must fail, under both failure policies. Returns the kind of the error.
@@ -33,17 +31,15 @@ async fn fails(store: &RedisStore) -> StoreErrorKind {
     let open = Limiter::new(store.clone());
     let closed = open.clone().on_failure(FailurePolicy::Closed);
     let start = Instant::now();
-    assert!(open.try_acquire(charge("alice", 1_000_000)).await);
-    assert!(!closed.try_acquire(charge("alice", 1_000_000)).await);
-    let error = open.check(charge("alice", 1_000_000)).await.unwrap_err();
+    assert!(open.try_acquire(charge("alice", PLENTY)).await);
+    assert!(!closed.try_acquire(charge("alice", PLENTY)).await);
+    let error = open.check(charge("alice", PLENTY)).await.unwrap_err();
     assert!(start.elapsed() < 3 * SOON, "{:?}", start.elapsed());
 
     let shown = format!("{error} {error:?}");
-    assert!(
-        !shown.contains("alice") && !shown.contains("sesame"),
-        "{shown}"
-    );
-    assert!(!shown.contains("127.0.0.1"), "{shown}");
+    for secret in ["alice", "sesame", "127.0.0.1"] {
+        assert!(!shown.contains(secret), "{shown}");
+    }
     error.kind()
 }
 
@@ -55,156 +51,86 @@ async fn recovers(store: &RedisStore) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_not_noticed_and_every_request_counts_once() {
-    const TASKS: u64 = 8;
-    const REQUESTS: u64 = 250;
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        let limiter = Limiter::new(store).timeout(5 * SOON);
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let flushing = scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    server.run::<()>("SCRIPT FLUSH");
-                }
-            });
-            tokio::task::block_in_place(|| {
-                tokio::runtime::Handle::current().block_on(async {
-                    let tasks: Vec<_> = (0..TASKS)
-                        .map(|_| {
-                            let limiter = limiter.clone();
-                            tokio::spawn(async move {
-                                for _ in 0..REQUESTS {
-                                    limiter.check(charge(name, 1_000_000)).await.unwrap();
-                                }
-                            })
-                        })
-                        .collect();
-                    for task in tasks {
-                        task.await.unwrap();
-                    }
-                });
-            });
-            done.store(true, Ordering::Relaxed);
-            flushing.join().unwrap();
-        });
-        let usage = limiter.peek(charge(name, 1_000_000)).await.unwrap();
-        let remaining = usage.rules().next().unwrap().remaining();
-        assert_eq!(1_000_000 - remaining, TASKS * REQUESTS, "{name}");
-    }
-    assert!(server.calls("script|flush") + server.calls("script") > 100);
-}
-
-#[tokio::test]
-async fn killed_and_started_again() {
-    let mut server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        server.kill();
-        let kind = fails(&store).await;
-        assert!(
-            matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout),
-            "{name}: {kind:?}"
-        );
-        server.restart();
-        assert!(works(&store).await, "{name}");
+/// Does this to a server: a word of ours, or commands of the server.
+fn act(server: &mut Server, what: &str) {
+    match what {
+        "" => {}
+        "kill" => server.kill(),
+        "restart" => server.restart(),
+        "stop" => server.stop(),
+        "go on" => server.cont(),
+        "keep busy" => begin_endless_script(server),
+        commands => commands.split(" ; ").for_each(|it| server.run(it)),
     }
 }
 
+/// Each fault begins and ends so, and checks meanwhile fail as one of these kinds. After some, the next check works.
 #[tokio::test]
-async fn stopped_and_continued() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        server.stop();
-        for _ in 0..3 {
-            assert_eq!(fails(&store).await, StoreErrorKind::Timeout, "{name}");
+async fn each_fault_is_an_error_in_time_and_over_without_help() {
+    let another_type = &format!("DEL {COUNTS} ; LPUSH {COUNTS} 1");
+    let deleted = &format!("DEL {COUNTS}");
+    let min_replicas = |number| format!("CONFIG SET min-replicas-to-write {number}");
+    let (lacks, needs_none) = (&min_replicas(1), &min_replicas(0));
+    let (full, empty) = ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0");
+    let (replica, primary) = ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE");
+    for (begin, end, kinds, works_at_once) in [
+        ("kill", "restart", &[Unavailable, Timeout][..], true),
+        ("stop", "go on", &[Timeout], false),
+        ("CLIENT PAUSE 1000 ALL", "", &[Timeout], false),
+        (full, empty, &[Unavailable], true),
+        ("keep busy", "SCRIPT KILL", &[Unavailable, Timeout], false),
+        (replica, primary, &[Unavailable], true),
+        (lacks, needs_none, &[Unavailable], true),
+        (another_type, deleted, &[Protocol], true),
+    ] {
+        let mut server = Server::with(&["--lua-time-limit", "10"]);
+        for (name, store) in stores::all(&server).await {
+            assert!(works(&store).await, "{begin}: {name}");
+            act(&mut server, begin);
+            for _ in 0..if begin == "stop" { 3 } else { 1 } {
+                let kind = fails(&store).await;
+                assert!(kinds.contains(&kind), "{begin}: {name}: {kind:?}");
+            }
+            act(&mut server, end);
+            match works_at_once {
+                true => assert!(works(&store).await, "{begin}: {name}"),
+                false => recovers(&store).await,
+            }
         }
-        server.cont();
-        recovers(&store).await;
     }
 }
 
-#[tokio::test]
-async fn slow() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        server.run::<()>("CLIENT PAUSE 1000 ALL");
-        assert_eq!(fails(&store).await, StoreErrorKind::Timeout, "{name}");
-        recovers(&store).await;
-    }
-}
+/// The key with alice's counts.
+const COUNTS: &str = "sluicegate:{user=alice}:api";
 
 #[tokio::test]
-async fn out_of_memory_admits_nobody_and_still_denies() {
+async fn out_of_memory_still_denies() {
     let server = Server::start();
     for (name, store) in stores::all(&server).await {
-        let limiter = Limiter::new(store.clone());
+        let limiter = Limiter::new(store);
         let used_up = format!("used up over {name}");
-        assert!(
-            limiter
-                .check(charge(&used_up, 1))
-                .await
-                .unwrap()
-                .is_allowed(),
-            "{name}"
-        );
+        let first = limiter.check(charge(&used_up, 1)).await.unwrap();
+        assert!(first.is_allowed(), "{name}");
         server.run::<()>("CONFIG SET maxmemory 1");
-        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
         let decision = limiter.check(charge(&used_up, 1)).await.unwrap();
         assert!(matches!(decision, Decision::Denied(_)), "{name}");
         server.run::<()>("CONFIG SET maxmemory 0");
-        assert!(works(&store).await, "{name}");
     }
 }
 
-#[tokio::test]
-async fn busy_with_a_script_that_does_not_end() {
-    let server = Server::with(&["--lua-time-limit", "10"]);
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        let endless = endless_script(&server);
-        let kind = fails(&store).await;
-        assert!(
-            matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout),
-            "{name}: {kind:?}"
-        );
-        server.run::<()>("SCRIPT KILL");
-        endless.join().unwrap();
-        recovers(&store).await;
-    }
-}
-
-/// Runs until it is killed. Returns when the server rejects all other commands.
-fn endless_script(server: &Server) -> std::thread::JoinHandle<()> {
+/// A script that runs until it is killed. Returns when the server rejects all other commands.
+fn begin_endless_script(server: &Server) {
     let client = redis::Client::open(server.url()).unwrap();
     let mut running = client.get_connection().unwrap();
     let mut asking = client.get_connection().unwrap();
-    let thread = std::thread::spawn(move || {
-        let ended = redis::cmd("EVAL")
-            .arg("while true do end")
-            .arg(0)
-            .exec(&mut running);
-        assert!(ended.unwrap_err().to_string().contains("killed"));
+    std::thread::spawn(move || {
+        let mut endless = redis::cmd("EVAL");
+        let _ = endless.arg("while true do end").arg(0).exec(&mut running);
     });
-    let is_busy =
-        |result: redis::RedisResult<()>| result.is_err_and(|error| error.code() == Some("BUSY"));
-    while !is_busy(redis::cmd("PING").exec(&mut asking)) {}
-    thread
-}
-
-#[tokio::test]
-async fn read_only() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        server.run::<()>("REPLICAOF 127.0.0.1 1");
-        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
-        server.run::<()>("REPLICAOF NO ONE");
-        assert!(works(&store).await, "{name}");
-    }
+    wait("the server is busy", || {
+        let answer = redis::cmd("PING").exec(&mut asking);
+        answer.is_err_and(|error| error.code() == Some("BUSY"))
+    });
 }
 
 #[tokio::test]
@@ -212,95 +138,51 @@ async fn a_replica_says_so_and_goes_on_where_its_primary_was_when_it_is_promoted
     let primary = Server::start();
     let port = primary.address().port().to_string();
     let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
-    let start = Instant::now();
-    while !replica
-        .run::<String>("INFO replication")
-        .contains("master_link_status:up")
-    {
-        assert!(start.elapsed() < 30 * SOON);
-    }
+    wait("the replica follows", || {
+        let told: String = replica.run("INFO replication");
+        told.contains("master_link_status:up")
+    });
     let store = RedisStore::connect(primary.url()).await.unwrap();
     assert!(works(&store).await);
     primary.run::<()>("SET written last");
     assert_eq!(primary.run::<u32>("WAIT 1 10000"), 1);
 
     for (name, store) in stores::all(&replica).await {
-        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
-        let error = Limiter::new(store).check(charge("alice", 1_000_000)).await;
-        assert!(
-            error.unwrap_err().to_string().contains("read-only replica"),
-            "{name}"
-        );
+        assert_eq!(fails(&store).await, Unavailable, "{name}");
+        let error = Limiter::new(store).check(charge("alice", PLENTY)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("read-only replica"), "{name}: {error}");
     }
     let store = RedisStore::connect(replica.url()).await.unwrap();
     replica.run::<()>("REPLICAOF NO ONE");
-    let usage = Limiter::new(store)
-        .peek(charge("alice", 1_000_000))
-        .await
-        .unwrap();
-    assert_eq!(usage.rules().next().unwrap().remaining(), 999_999);
+    let usage = Limiter::new(store).peek(charge("alice", PLENTY)).await;
+    let remaining = usage.unwrap().rules().next().unwrap().remaining();
+    assert_eq!(remaining, PLENTY - 1);
 }
 
+/// Until the server lets the user do so, and over a pool as well.
 #[tokio::test]
-async fn without_the_replicas_that_it_needs() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        server.run::<()>("CONFIG SET min-replicas-to-write 1");
-        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
-        server.run::<()>("CONFIG SET min-replicas-to-write 0");
-        assert!(works(&store).await, "{name}");
+async fn a_wrong_password_and_missing_rights_are_denied_access() {
+    let password = |it| format!("CONFIG SET requirepass {it}");
+    let user = |it| format!("ACL SETUSER limiter {it}");
+    let of_another = user("on >sesame resetkeys ~other:* +@all");
+    for (login, begin, end) in [
+        (":sesame@", password("mellon"), password("sesame")),
+        ("limiter:sesame@", of_another, user("~sluicegate:*")),
+    ] {
+        let server = Server::start();
+        let url = server.url().replace("//", &format!("//{login}"));
+        server.run::<()>(&begin);
+        let manager = bb8_redis::RedisConnectionManager::new(url.as_str()).unwrap();
+        let pool = bb8::Pool::builder().build(manager).await.unwrap();
+        let stores = [RedisStore::connect_lazy(url).unwrap(), pool.into()];
+        for store in &stores {
+            assert!(!format!("{store:?}").contains("sesame"));
+            assert_eq!(fails(store).await, AccessDenied, "{login}");
+        }
+        server.run::<()>(&end);
+        for store in &stores {
+            assert!(works(store).await, "{login}");
+        }
     }
-}
-
-#[tokio::test]
-async fn with_a_wrong_password() {
-    let server = Server::with(&["--requirepass", "mellon"]);
-    let url = server.url().replace("//", "//:sesame@");
-    let error = RedisStore::connect(url.as_str()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
-    let error = RedisStore::connect(server.url()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
-
-    let store = RedisStore::connect_lazy(url.as_str()).unwrap();
-    assert!(!format!("{store:?}").contains("sesame"));
-    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
-    server.run::<()>("CONFIG SET requirepass sesame");
-    assert!(works(&store).await);
-}
-
-#[tokio::test]
-async fn with_a_wrong_password_in_a_pool() {
-    let server = Server::with(&["--requirepass", "mellon"]);
-    let url = server.url().replace("//", "//:sesame@");
-    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
-    let store = RedisStore::from(bb8::Pool::builder().build(manager).await.unwrap());
-    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
-    server.run::<()>("CONFIG SET requirepass sesame");
-    assert!(works(&store).await);
-}
-
-#[tokio::test]
-async fn a_value_of_another_type_under_the_limiters_key() {
-    let server = Server::start();
-    for (name, store) in stores::all(&server).await {
-        assert!(works(&store).await, "{name}");
-        let [key]: [String; 1] = server.run("KEYS *alice*");
-        server.run::<()>(&format!("DEL {key}"));
-        server.run::<()>(&format!("LPUSH {key} 1"));
-        assert_eq!(fails(&store).await, StoreErrorKind::Protocol, "{name}");
-        server.run::<()>(&format!("DEL {key}"));
-        assert!(works(&store).await, "{name}");
-    }
-}
-
-#[tokio::test]
-async fn without_the_rights_it_needs() {
-    let server = Server::start();
-    server.run::<()>("ACL SETUSER limiter on >sesame resetkeys ~other:* +@all");
-    let url = server.url().replace("//", "//limiter:sesame@");
-    let store = RedisStore::connect(url.as_str()).await.unwrap();
-    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
-    server.run::<()>("ACL SETUSER limiter ~sluicegate:*");
-    assert!(works(&store).await);
 }

@@ -81,11 +81,8 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let keys_without_ttl = site.keys_without_ttl();
     let grown = resident().saturating_sub(memory);
     traffic.stop();
-    let crashed = runtime
-        .block_on(join_all(tasks))
-        .iter()
-        .filter(|task| task.is_err())
-        .count();
+    let tasks = runtime.block_on(join_all(tasks));
+    let crashed = tasks.iter().filter(|task| task.is_err()).count();
     let used = runtime.block_on(async {
         if let Some(leases) = leases {
             leases.return_unspent().await;
@@ -93,81 +90,52 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         used(setup, &site, traffic.counted()).await
     });
 
-    let tally = traffic.tally();
+    let tally = std::mem::take(&mut *traffic.tally());
     let (over, _) = tally.over_admission(|_| 1, |_| 0);
     let times = |rule: &Rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX));
     let (too_many, whose) = tally.over_admission(times, |rule| bounds.refunded_twice(rule));
-    let too_many_of = format!("{too_many} too many of {whose}");
     // A task is late when its timer fires late, and again when it is polled late. The polling thread may also be held
     // up while the measuring tasks run on another thread.
     let allowed_wait = bounds.timeout() + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.undecided();
-    let count_is_wrong = miscounted(&bounds, &tally, used, &traffic.counted());
     let why_undecided = bounds.why_undecided();
-    let complaints = [
-        (
-            count_is_wrong.is_some(),
-            count_is_wrong.as_deref().unwrap_or_default(),
-        ),
-        (
-            undecided > 0 && why_undecided.is_empty(),
-            "undecided without a reason",
-        ),
-        (
-            tally
-                .errors
-                .keys()
-                .any(|kind| !EXPECTED.contains(&kind.as_str())),
-            "an error of another kind",
-        ),
-        (crashed > 0 || panics() > before, "panicked"),
-        (tally.worst_wait > allowed_wait, "waited too long"),
-        (too_many > 0, too_many_of.as_str()),
-        (
-            recovery.is_none_or(|it| it > RECOVERY + allowed_wait),
-            "came back late",
-        ),
-        (!flows_again, "a key admits nothing any more"),
-        (
-            setup.is_local() && !tally.errors.is_empty(),
-            "a request was not decided",
-        ),
-        (
-            undecided == 0 && faults.iter().any(|it| it.silences()),
-            "the fault did nothing",
-        ),
-        (keys_without_ttl > 0, "keys without TTL"),
-        (grown > MEMORY, "grew"),
-    ];
+    let is_unexpected = |kind: &String| !EXPECTED.contains(&kind.as_str());
+    let miscounted = miscounted(&bounds, &tally, used, &traffic.counted());
+    let mut complaints = Vec::from_iter(miscounted);
+    let mut complain = |holds: bool, what: &str| complaints.extend(holds.then(|| what.to_owned()));
+    let is_unreasonable = undecided > 0 && why_undecided.is_empty();
+    complain(is_unreasonable, "undecided without a reason");
+    let is_another = tally.errors.keys().any(is_unexpected);
+    complain(is_another, "an error of another kind");
+    complain(crashed > 0 || panics() > before, "panicked");
+    complain(tally.worst_wait > allowed_wait, "waited too long");
+    complain(too_many > 0, &format!("{too_many} too many of {whose}"));
+    let is_late = recovery.is_none_or(|it| it > RECOVERY + allowed_wait);
+    complain(is_late, "came back late");
+    complain(!flows_again, "a key admits nothing any more");
+    let is_left_open = setup.is_local() && !tally.errors.is_empty();
+    complain(is_left_open, "a request was not decided");
+    let is_silent = faults.iter().any(|it| it.silences());
+    complain(undecided == 0 && is_silent, "the fault did nothing");
+    complain(keys_without_ttl > 0, "keys without TTL");
+    complain(grown > MEMORY, "grew");
+    let mut why = if over > 0 {
+        bounds.why_over()
+    } else {
+        Vec::new()
+    };
+    why.extend(why_undecided.into_iter().filter(|_| undecided > 0));
     Row {
-        why: [
-            (over > 0, bounds.why_over()),
-            (undecided > 0, why_undecided),
-        ]
-        .into_iter()
-        .filter_map(|(is_above, why)| is_above.then_some(why))
-        .flatten()
-        .collect(),
-        left: tally.left,
-        timeout: bounds.timeout(),
         setup: setup.to_string(),
         faults: names(faults),
-        requests: tally.requests,
-        admitted: tally.admitted,
-        denied: tally.denied,
-        local: tally.local,
-        errors: tally.errors.clone(),
-        worst_wait: tally.worst_wait,
-        worst_lateness: tally.worst_lateness,
+        tally,
+        timeout: bounds.timeout(),
         recovery,
         over,
         keys_without_ttl,
         grown,
-        complaints: complaints
-            .iter()
-            .filter(|(holds, _)| *holds)
-            .map(|&(_, what)| what.into())
-            .collect(),
+        complaints,
+        why,
     }
 }
 
@@ -214,18 +182,15 @@ async fn recovery(limiter: &Limiter) -> Option<Duration> {
     while healed.elapsed() < Duration::from_secs(10) {
         asked += 1;
         let charge = Charge::new(&policy, Key::new("probe", asked.to_string()), 1);
-        if limiter
-            .check([charge])
-            .await
-            .is_ok_and(|decision| decision.is_allowed() && !decision.usage().is_local())
-        {
-            if in_a_row == 0 {
-                first = healed.elapsed();
-            }
-            in_a_row += 1;
-        } else {
+        let decision = limiter.check([charge]).await;
+        if !decision.is_ok_and(|it| it.is_allowed() && !it.usage().is_local()) {
             in_a_row = 0;
+            continue;
         }
+        if in_a_row == 0 {
+            first = healed.elapsed();
+        }
+        in_a_row += 1;
         if in_a_row == 10 {
             return Some(first);
         }
@@ -234,12 +199,9 @@ async fn recovery(limiter: &Limiter) -> Option<Duration> {
 }
 
 fn runtime() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name(WORKER)
-        .enable_all()
-        .build()
-        .unwrap()
+    let mut builder = Builder::new_multi_thread();
+    let builder = builder.worker_threads(2).thread_name(WORKER);
+    builder.enable_all().build().unwrap()
 }
 
 /// The name of the threads of a limiter.
@@ -252,10 +214,8 @@ fn panics() -> u64 {
     HOOK.call_once(|| {
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            PANICS.fetch_add(
-                u64::from(std::thread::current().name() == Some(WORKER)),
-                Relaxed,
-            );
+            let is_worker = std::thread::current().name() == Some(WORKER);
+            PANICS.fetch_add(u64::from(is_worker), Relaxed);
             report(info);
         }));
     });

@@ -55,43 +55,33 @@ impl Setup {
     }
 
     /// If the store cannot decide, this process decides with half of the limits.
-    pub(crate) const fn local(self) -> Self {
-        Self {
-            on_failure: FailurePolicy::Local,
-            ..self
-        }
+    pub(crate) const fn local(mut self) -> Self {
+        self.on_failure = FailurePolicy::Local;
+        self
     }
 
     /// With all features that reduce the load on Redis.
-    pub(crate) const fn under_load(self) -> Self {
-        Self {
-            with_leases_and_cache: true,
-            ..self
-        }
+    pub(crate) const fn under_load(mut self) -> Self {
+        self.with_leases_and_cache = true;
+        self
     }
 
     /// With 10 ms of added latency.
-    pub(crate) const fn far(self) -> Self {
-        Self {
-            is_far: true,
-            ..self
-        }
+    pub(crate) const fn far(mut self) -> Self {
+        self.is_far = true;
+        self
     }
 
     /// With a second runtime that shares the store. It is dropped in the middle of its requests.
-    pub(crate) const fn beside_a_job(self) -> Self {
-        Self {
-            with_job: true,
-            ..self
-        }
+    pub(crate) const fn beside_a_job(mut self) -> Self {
+        self.with_job = true;
+        self
     }
 
     /// With callers that leave at random before the answer.
-    pub(crate) const fn with_leavers(self) -> Self {
-        Self {
-            with_leavers: true,
-            ..self
-        }
+    pub(crate) const fn with_leavers(mut self) -> Self {
+        self.with_leavers = true;
+        self
     }
 
     /// With leases and without, and each with all combinations of the other circumstances.
@@ -117,12 +107,12 @@ impl Setup {
     pub(crate) async fn build(self, url: &str) -> Built {
         let store: Arc<dyn Store> = match self.kind {
             Kind::Url => Arc::new(RedisStore::connect_lazy(url).unwrap()),
-            Kind::Pool => Arc::new(RedisStore::from(pool(url).await)),
-            Kind::Transactions => Arc::new(RedisStore::transactions(untested_pool(url).await)),
+            Kind::Pool => Arc::new(RedisStore::from(pool(url, true).await)),
+            // Connections are handed out without a test.
+            Kind::Transactions => Arc::new(RedisStore::transactions(pool(url, false).await)),
         };
-        let leases = self
-            .with_leases_and_cache
-            .then(|| Leases::new(Arc::clone(&store)));
+        let is_leased = self.with_leases_and_cache;
+        let leases = is_leased.then(|| Leases::new(Arc::clone(&store)));
         let limiter = match &leases {
             Some(leases) => Limiter::new(leases.clone()).cache_denials(true),
             None => Limiter::new(store),
@@ -134,16 +124,9 @@ impl Setup {
     }
 }
 
-pub(crate) async fn pool(url: &str) -> Pool {
+pub(crate) async fn pool(url: &str, tests: bool) -> Pool {
     let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
-    let pool = bb8::Pool::builder().max_size(2);
-    pool.build(manager).await.unwrap()
-}
-
-/// A pool that hands out connections without testing them.
-async fn untested_pool(url: &str) -> Pool {
-    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
-    let pool = bb8::Pool::builder().max_size(2).test_on_check_out(false);
+    let pool = bb8::Pool::builder().max_size(2).test_on_check_out(tests);
     pool.build(manager).await.unwrap()
 }
 

@@ -7,14 +7,14 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
 use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
-use support::redis::Server;
+use support::{redis::Server, sharing::wait};
 
 /// A killed server keeps its data up to the last answer, because the data reaches the kernel before the answer.
 const ARGS: [&str; 6] = [
@@ -136,24 +136,17 @@ impl Drop for Repeated {
 
 /// A connection with a short timeout for replies.
 pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
-    let connection =
-        redis::Client::open(url)?.get_connection_with_timeout(Duration::from_millis(200))?;
-    connection.set_read_timeout(Some(Duration::from_millis(200)))?;
-    connection.set_write_timeout(Some(Duration::from_millis(200)))?;
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    let connection = redis::Client::open(url)?.get_connection_with_timeout(TIMEOUT)?;
+    connection.set_read_timeout(Some(TIMEOUT))?;
+    connection.set_write_timeout(Some(TIMEOUT))?;
     Ok(connection)
 }
 
 fn follow(replica: &Server, primary: SocketAddr) {
     replica.run::<()>(&format!("REPLICAOF {} {}", primary.ip(), primary.port()));
-    let start = Instant::now();
-    while !replica
-        .run::<String>("INFO replication")
-        .contains("master_link_status:up")
-    {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "the replica does not follow"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait("the replica follows", || {
+        let told: String = replica.run("INFO replication");
+        told.contains("master_link_status:up")
+    });
 }

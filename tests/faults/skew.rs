@@ -13,6 +13,9 @@ use support::redis::Server;
 
 const LIMIT: usize = 50;
 
+/// The test that is a client.
+const TEST: &str = "skew::a_client_with_a_clock_of_its_own";
+
 /// The variables with the server's address and with the rule, in a client process.
 const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
 const RULE: &str = "SLUICEGATE_SKEWED_RULE";
@@ -79,11 +82,7 @@ async fn admissions_of_skewed_clients(rule: &str, days: u64) -> usize {
 fn admissions_of_a_process(clock: &Clock, server: &Server, rule: &str) -> usize {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program)
-        .args([
-            "skew::a_client_with_a_clock_of_its_own",
-            "--exact",
-            "--nocapture",
-        ])
+        .args([TEST, "--exact", "--nocapture"])
         .env(SERVER, server.url())
         .env(RULE, rule)
         .envs(clock.env())
@@ -91,17 +90,12 @@ fn admissions_of_a_process(clock: &Clock, server: &Server, rule: &str) -> usize 
         .unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
     let [seconds, admitted] = ["clock ", "admitted "].map(|word| {
-        let value = output.lines().find_map(|line| line.split_once(word));
-        value
-            .unwrap_or_else(|| panic!("{output}"))
-            .1
-            .parse::<u64>()
-            .unwrap()
+        let mut lines = output.lines().filter_map(|line| line.split_once(word));
+        let (_, value) = lines.next().unwrap_or_else(|| panic!("{output}"));
+        value.parse::<u64>().unwrap()
     });
-    assert!(
-        seconds.abs_diff(now()) > 80_000,
-        "the client's clock is right"
-    );
+    let is_wrong = seconds.abs_diff(now()) > 80_000;
+    assert!(is_wrong, "the client's clock is right");
     admitted.try_into().unwrap()
 }
 
@@ -149,10 +143,8 @@ async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
             client.write_all(b"-ERR no\r\n").await.unwrap();
         } else {
             let commands = request.iter().filter(|&&byte| byte == b'*').count();
-            client
-                .write_all("+OK\r\n".repeat(commands).as_bytes())
-                .await
-                .unwrap();
+            let replies = "+OK\r\n".repeat(commands);
+            client.write_all(replies.as_bytes()).await.unwrap();
         }
     }
     assert_eq!(sent[0], sent[1]);

@@ -1,19 +1,14 @@
 //! The table of the runs.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{fmt, time::Duration};
+
+use super::tally::Tally;
 
 pub(crate) struct Row {
     pub(crate) setup: String,
     pub(crate) faults: String,
-    pub(crate) requests: u64,
-    pub(crate) admitted: u64,
-    pub(crate) denied: u64,
-    pub(crate) local: u64,
-    pub(crate) left: u64,
-    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) tally: Tally,
     pub(crate) timeout: Duration,
-    pub(crate) worst_wait: Duration,
-    pub(crate) worst_lateness: Duration,
     /// `None` without a recovery.
     pub(crate) recovery: Option<Duration>,
     /// The maximum number of units beyond a limit within one window.
@@ -32,43 +27,36 @@ const HEADER: &str = "\
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setup,
-            faults,
-            requests,
-            admitted,
-            denied,
-            local,
-            left,
-            ..
-        } = self;
-        let errors: Vec<_> = self
+        let Self { setup, faults, .. } = self;
+        let it = &self.tally;
+        let errors = it
             .errors
             .iter()
-            .map(|(kind, count)| format!("{count} {kind}"))
-            .collect();
-        let (wait, late) = (self.worst_wait.as_millis(), self.worst_lateness.as_millis());
-        let back = self.recovery.map_or_else(
-            || "never".into(),
-            |recovery| recovery.as_millis().to_string(),
-        );
+            .map(|(kind, count)| format!("{count} {kind}"));
+        let errors = errors.collect::<Vec<_>>().join(", ");
+        let (wait, late) = (it.worst_wait.as_millis(), it.worst_lateness.as_millis());
+        let back = self
+            .recovery
+            .map(|recovery| recovery.as_millis().to_string());
         let verdict = match (&self.complaints[..], &self.why[..]) {
             ([], []) => "ok".into(),
             ([], why) => format!("ok: {}", why.join("; ")),
             (complaints, _) => format!("**{}**", complaints.join(", ")),
         };
-        write!(
-            f,
-            "| {setup} | {faults} | {requests} | {admitted} | {denied} | {local} | {left} | {} | {wait} ({late}) | {back} ",
-            errors.join(", ")
-        )?;
-        write!(
-            f,
-            "| {} | {} | {} | {verdict} |",
-            self.over,
-            self.keys_without_ttl,
-            self.grown >> 20
-        )
+        let cells = [
+            format!(
+                "{setup} | {faults} | {} | {} | {}",
+                it.requests, it.admitted, it.denied
+            ),
+            format!("{} | {} | {errors} | {wait} ({late})", it.local, it.left),
+            format!("{} | {}", back.unwrap_or("never".into()), self.over),
+            format!(
+                "{} | {} | {verdict}",
+                self.keys_without_ttl,
+                self.grown >> 20
+            ),
+        ];
+        write!(f, "| {} |", cells.join(" | "))
     }
 }
 
@@ -78,27 +66,28 @@ pub(crate) fn judge(rows: &[Row]) {
     for row in rows {
         println!("{row}");
     }
-    let most = |figure: fn(&Row) -> u128| rows.iter().map(figure).max().unwrap_or(0);
+    let beyond = |row: &Row| {
+        row.tally
+            .worst_wait
+            .saturating_sub(row.timeout + row.tally.worst_lateness)
+    };
     println!(
         "\n{} runs, {} requests. Worst wait beyond the timeout and the runtime's own lateness: {} ms. Slowest recovery: {} ms.",
         rows.len(),
-        rows.iter().map(|row| row.requests).sum::<u64>(),
-        most(|row| row
-            .worst_wait
-            .saturating_sub(row.timeout + row.worst_lateness)
-            .as_millis()),
-        most(|row| row.recovery.unwrap_or(Duration::MAX).as_millis()),
+        rows.iter().map(|row| row.tally.requests).sum::<u64>(),
+        rows.iter()
+            .map(beyond)
+            .max()
+            .unwrap_or_default()
+            .as_millis(),
+        rows.iter()
+            .map(|row| row.recovery.unwrap_or(Duration::MAX))
+            .max()
+            .unwrap_or_default()
+            .as_millis(),
     );
-    let bad: Vec<_> = rows
-        .iter()
-        .filter(|row| !row.complaints.is_empty())
-        .map(Row::to_string)
-        .collect();
-    assert!(
-        bad.is_empty(),
-        "{} of {} runs:\n{}",
-        bad.len(),
-        rows.len(),
-        bad.join("\n")
-    );
+    let bad = rows.iter().filter(|row| !row.complaints.is_empty());
+    let bad: Vec<_> = bad.map(Row::to_string).collect();
+    let (count, all) = (bad.len(), rows.len());
+    assert!(bad.is_empty(), "{count} of {all} runs:\n{}", bad.join("\n"));
 }

@@ -51,11 +51,9 @@ impl Tally {
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
         let local = result.as_ref().is_ok_and(|it| it.usage().is_local());
         self.local += u64::from(local);
-        let sent = result
-            .as_ref()
-            .err()
-            .map(|it| it.kind() != StoreErrorKind::CircuitOpen);
-        self.unknown += u64::from(local || sent == Some(true));
+        let error = result.as_ref().err();
+        let is_sent = error.is_some_and(|it| it.kind() != StoreErrorKind::CircuitOpen);
+        self.unknown += u64::from(local || is_sent);
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;
@@ -66,20 +64,16 @@ impl Tally {
                             rule: rule.rule(),
                             local,
                         };
-                        self.steps
-                            .entry(counted)
-                            .or_default()
-                            .push(rule.step_end_ms());
+                        let steps = self.steps.entry(counted).or_default();
+                        steps.push(rule.step_end_ms());
                     }
                 }
             }
             Ok(_) => self.denied += 1,
             Err(_) if waited.is_none() => {}
             Err(error) => {
-                *self
-                    .errors
-                    .entry(format!("{:?}", error.kind()))
-                    .or_default() += 1
+                let kind = format!("{:?}", error.kind());
+                *self.errors.entry(kind).or_default() += 1;
             }
         }
     }
@@ -105,32 +99,22 @@ impl Tally {
         times: impl Fn(&Rule) -> u64,
         more: impl Fn(&Rule) -> u64,
     ) -> (u64, String) {
-        self.steps
-            .iter()
-            .map(
-                |(
-                    Counted {
-                        policy,
-                        rule,
-                        local,
-                    },
-                    steps,
-                )| {
-                    let times = if *local { 1 } else { times(rule) };
-                    let over = match rule.refill() {
-                        Some(refill) => most_beyond(rule, refill, times, steps),
-                        None => {
-                            let most = most_within(window_ms(rule), steps);
-                            most.saturating_sub(times * rule.limit())
-                        }
-                    };
-                    let more = if *local { 0 } else { more(rule) };
-                    let whose = if *local { " of this process" } else { "" };
-                    (over.saturating_sub(more), format!("{policy} {rule}{whose}"))
-                },
+        let figures = self.steps.iter().map(|(it, steps)| {
+            let (times, more, whose) = match it.local {
+                true => (1, 0, " of this process"),
+                false => (times(&it.rule), more(&it.rule), ""),
+            };
+            let limit = times * it.rule.limit();
+            let over = match it.rule.refill() {
+                Some(refill) => most_beyond(&it.rule, refill, times, steps),
+                None => most_within(window_ms(&it.rule), steps).saturating_sub(limit),
+            };
+            (
+                over.saturating_sub(more),
+                format!("{} {}{whose}", it.policy, it.rule),
             )
-            .max()
-            .unwrap_or_default()
+        });
+        figures.max().unwrap_or_default()
     }
 }
 

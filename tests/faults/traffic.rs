@@ -1,7 +1,6 @@
 //! Traffic during a run: many tasks, some keys with small limits, and a hot key that half of the tasks share.
 
 use std::{
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -100,14 +99,10 @@ impl Traffic {
             tally: Arc::default(),
             is_over: Arc::default(),
             policies: small.chain([policy("daily".into(), DAILY)]).collect(),
-            hot: policy(
-                "hot".into(),
-                if setup.with_leases_and_cache {
-                    LEASED
-                } else {
-                    HOT
-                },
-            ),
+            hot: match setup.with_leases_and_cache {
+                true => policy("hot".into(), LEASED),
+                false => policy("hot".into(), HOT),
+            },
             counted: policy("counted".into(), COUNTED),
             setup,
         }
@@ -196,11 +191,8 @@ impl Traffic {
         let is_alone = self.setup.with_leases_and_cache && task % 4 == 3;
         let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
         let hot = (task % 2 == 1).then_some(&self.hot);
-        let charges = own
-            .into_iter()
-            .chain(hot)
-            .chain([&self.counted])
-            .map(|policy| Charge::new(policy, Key::new("key", policy.name()), 1));
+        let policies = own.into_iter().chain(hot).chain([&self.counted]);
+        let charges = policies.map(|it| Charge::new(it, Key::new("key", it.name()), 1));
         let asked = Asked {
             traffic: self,
             start: Instant::now(),
@@ -223,8 +215,8 @@ impl Traffic {
     /// Returns after `span`, once many requests have been answered.
     pub(crate) fn runs_on(&self, span: Duration) {
         let (start, before) = (Instant::now(), self.tally().requests);
-        let is_done =
-            until(|| start.elapsed() >= span && self.tally().requests >= before + TASKS as u64);
+        let enough = before + TASKS as u64;
+        let is_done = until(|| start.elapsed() >= span && self.tally().requests >= enough);
         assert!(is_done, "no traffic: {:?}", self.tally());
     }
 
@@ -242,10 +234,8 @@ impl Traffic {
     pub(crate) fn flows_again(&self) -> bool {
         let before = self.count_small();
         until(|| {
-            self.count_small()
-                .iter()
-                .zip(&before)
-                .all(|(now, before)| now > before)
+            let now = self.count_small();
+            now.iter().zip(&before).all(|(now, before)| now > before)
         })
     }
 
@@ -253,19 +243,12 @@ impl Traffic {
         let tally = self.tally();
         let admissions = tally.admissions();
         let small = self.policies[..KEYS - 1].iter().chain([&self.hot]);
-        small
-            .map(|policy| admissions.get(policy.name()).copied().unwrap_or(0))
-            .collect()
+        let counts = small.map(|policy| admissions.get(policy.name()));
+        counts.map(|it| it.copied().unwrap_or(0)).collect()
     }
 
     pub(crate) fn stop(&self) {
         self.is_over.store(true, Relaxed);
-    }
-}
-
-impl fmt::Debug for Traffic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traffic").finish_non_exhaustive()
     }
 }
 
