@@ -3,23 +3,20 @@
 use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 
-use super::{
-    block::{BlockArgs, UnblockArgs},
-    blocks::BlocksArgs,
-    check::CheckArgs,
-    completions::CompletionsArgs,
-    contributors::ContributorsArgs,
-    explain::ExplainArgs,
-    hash::HashArgs,
-    inspect::InspectArgs,
-    published::PoliciesArgs,
-    reset::ResetArgs,
-    settings::Settings,
-    simulate::SimulateArgs,
-    top::TopArgs,
-    watch::WatchArgs,
-};
+use super::Settings;
+use super::block::{BlockArgs, UnblockArgs};
+use super::blocks::BlocksArgs;
+use super::check::CheckArgs;
+use super::contributors::ContributorsArgs;
+use super::hash::HashArgs;
+use super::inspect::{ExplainArgs, InspectArgs};
+use super::published::PoliciesArgs;
+use super::reset::ResetArgs;
+use super::simulate::SimulateArgs;
+use super::top::TopArgs;
+use super::watch::WatchArgs;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -45,6 +42,11 @@ You name the server on the command line, or else in environment variables
 Results go to stdout, messages to stderr. There are no colours in a pipe, or
 if NO_COLOR is set.";
 
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  source <(sluicegate completions bash)   # in ~/.bashrc
+  sluicegate completions fish > ~/.config/fish/completions/sluicegate.fish";
+
 /// See, explain and rehearse the limits of sluicegate.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
@@ -62,8 +64,7 @@ pub(crate) struct Cli {
         long,
         global = true,
         value_name = "FILE",
-        hide_short_help = true,
-        help_heading = "Global options"
+        help_heading = "Server options"
     )]
     pub(crate) config: Option<PathBuf>,
 
@@ -77,16 +78,20 @@ pub(crate) fn parse() -> Cli {
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// Hides the options that all verbs share in the help of each verb. You find them in the help of the tool.
+/// Hides the options that all verbs share in the help of each verb. You find them in the long help of the tool.
 fn command() -> clap::Command {
-    let mut command = Cli::command();
+    let of_server = |arg: &clap::Arg| arg.get_help_heading() == Some("Server options");
+    let mut command = Cli::command().mut_args(|arg| {
+        let is_hidden = of_server(&arg);
+        arg.hide_short_help(is_hidden)
+    });
     command.build();
     command.mut_subcommands(|verb| {
         let help = verb.get_after_help().map(ToString::to_string);
         let common = "`sluicegate --help` has the options that name the server and its keys.";
-        let verb = verb.mut_args(|arg| match arg.get_help_heading() {
-            Some("Server options") => arg.hide(true),
-            _ => arg,
+        let verb = verb.mut_args(|arg| {
+            let is_hidden = of_server(&arg);
+            arg.hide(is_hidden)
         });
         match help {
             Some(help) => verb.after_help(format!("{help}\n\n{common}")),
@@ -124,7 +129,11 @@ pub(crate) enum Command {
     /// Replay access logs against policies: see the requests that would be denied, when, and by which rule
     Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
-    Completions(CompletionsArgs),
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 #[cfg(test)]

@@ -1,15 +1,11 @@
 //! [`BlockReport`]: a block, as verbs show it.
 
 use serde::Serialize;
-use sluicegate::{
-    block::{Block, BlockDetails, BlockedBy},
-    store::redis::inspect::StoredBlock,
-};
+use sluicegate::block::{Block, BlockDetails, BlockedBy};
+use sluicegate::store::redis::inspect::StoredBlock;
 
-use super::{
-    error::{Error, Result},
-    text::{date_time, printable, span},
-};
+use super::text::{date_time, printable, span};
+use super::{Error, Result};
 
 /// A block as JSON; fields are only ever added.
 #[derive(Serialize)]
@@ -69,15 +65,17 @@ impl BlockReport {
     }
 
     /// The block in force at this time, from the stored value.
-    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
-        let block = stored.map_err(|error| {
+    pub(crate) fn of(stored: &StoredBlock, now_ms: u64) -> Result<Option<Self>> {
+        let block = stored.as_ref().map_err(|error| {
             Error::server(format_args!(
                 "the block of the identity: {error}. No check that enforces it can be decided: the service's failure policy \
                  applies. `sluicegate unblock` deletes it"
             ))
         })?;
         let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        let block = block.map(|(block, details)| Self::new(block, &details));
+        let block = block
+            .as_ref()
+            .map(|(block, details)| Self::new(*block, details));
         Ok(block.filter(holds))
     }
 

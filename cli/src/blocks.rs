@@ -1,26 +1,16 @@
 //! `sluicegate blocks`: the blocked identities.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::{DefaultHasher, Hash, Hasher},
-    io::Write,
-};
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 use sluicegate::store::redis::inspect::{Inspector, Server, StoredBlock, StoredName};
 
-use super::{
-    answer::Answer,
-    block_report::{BlockReport, LevelReport},
-    census,
-    error::Result,
-    output::{Output, WARN},
-    scan::{DEFAULT_LOAD, Scan, Share},
-    server,
-    settings::Settings,
-    text::{date_time, span},
-};
+use super::block_report::{BlockReport, LevelReport};
+use super::scan::{DEFAULT_LOAD, Scan, Share};
+use super::text::{date_time, span};
+use super::{Output, Result, Settings, Table, hints, server};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,10 +18,9 @@ Examples:
   sluicegate blocks --by pause
   sluicegate blocks --json | jq -r '.blocks[].identity'
 
-The tool shows a secret as its hash, and reads the blocks from an index. The
-index lacks the blocks of older versions, and of services without the right to
-write to it. --scan finds them: it scans all keys of the server, slowly enough
-that other clients do not notice.
+The tool shows a secret as its hash, and reads the blocks from an index. --scan
+finds those of services without the right to write to the index: it scans all
+keys of the server, slowly enough that other clients do not notice.
 
 Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE
 instead of ZSCAN. Nothing is written.";
@@ -59,184 +48,137 @@ pub(crate) struct BlocksArgs {
 /// The number of blocks to read at a time.
 const BATCH: u32 = 250;
 
-/// The answer as JSON; fields are only ever added.
-#[derive(Serialize)]
-struct Report {
-    /// Whether the tool has scanned all keys instead of reading the index.
-    scanned: bool,
-    /// Sorted by identity.
-    blocks: Vec<Row>,
-    /// The number of blocks.
-    total: usize,
-    /// The blocks that cannot be read, at most as many as are listed.
-    unreadable: Vec<Unreadable>,
+/// The blocks to list, and the number of all.
+struct Found<'a> {
+    args: &'a BlocksArgs,
+    /// The first `--number`, by identity.
+    blocks: BTreeMap<String, Listed>,
+    /// Hashes of all identities, because a scan may return an identity twice.
+    seen: HashSet<u64>,
 }
 
-/// The service can decide no check of this identity that enforces blocks; `unblock` deletes the block.
-#[derive(Serialize)]
-struct Unreadable {
-    identity: String,
-    error: String,
-}
+/// A block and a level at a time, or the reason why the block cannot be read.
+type Listed = Result<(BlockReport, Option<LevelReport>, u64), String>;
 
-#[derive(Serialize)]
-struct Row {
-    identity: String,
-    #[serde(flatten)]
-    block: BlockReport,
-    /// The level of bans that grow; null if there is none.
-    ban_level: Option<LevelReport>,
-    #[serde(skip)]
-    now_ms: u64,
-}
-
-pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let report = server::inspect(settings, async |inspector| find(args, &inspector).await)?;
-    output.report(&report, |report, output| {
-        write(report, args, settings, output)
+pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
+    let (found, why) = server::inspect(settings, async |inspector| {
+        let found = find(args, &inspector).await?;
+        let why = match found.blocks.is_empty() && args.by.is_none() && !output.is_json() {
+            true => hints::why_nothing(&inspector, settings, None, &[]).await,
+            false => String::new(),
+        };
+        Ok((found, why))
     })?;
-    Ok(Answer::Yes)
+    output.report(&found.document(), |_, output| found.write(&why, output))?;
+    Ok(true)
 }
 
-fn write(
-    report: &Report,
-    args: &BlocksArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<()> {
-    for Unreadable { identity, error } in &report.unreadable {
-        writeln!(
-            output,
-            "{WARN}the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it{WARN:#}"
-        )?;
-    }
-    if report.total == 0 {
-        if let Some(by) = &args.by {
-            writeln!(output, "No identity is blocked by this origin: {by}.")?;
-        } else if report.unreadable.is_empty() {
-            writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::ask_why_empty(settings))?;
-            if !report.scanned {
-                output.hint("Blocks that are not in the index are found by --scan")?;
-            }
-        }
-        return Ok(());
-    }
-    let mut table = output.table(["identity", "by", "until", "left", "why"]);
-    for Row {
-        identity,
-        block,
-        ban_level,
-        now_ms,
-    } in &report.blocks
-    {
-        let (until, left) = match block.until_ms {
-            None => ("for ever".to_owned(), String::new()),
-            Some(ms) => (date_time(ms), span(ms.saturating_sub(*now_ms))),
-        };
-        let why = block.why().unwrap_or_default();
-        let by = match ban_level {
-            Some(LevelReport { level, .. }) => format!("{} (level {level})", block.by),
-            None => block.by.to_owned(),
-        };
-        table.add_row([identity, &by, &until, &left, &why]);
-    }
-    output.write_table(&table)?;
-    let more = report.total - report.blocks.len();
-    if more > 0 {
-        let total = report.total;
-        writeln!(output, "and {more} more: list them with --number {total}")?;
-    }
-    Ok(())
-}
-
-async fn find(args: &BlocksArgs, inspector: &Inspector) -> Result<Report> {
-    let mut found = Found {
-        number: usize::try_from(args.number).unwrap_or(usize::MAX),
-        by: args.by.clone(),
-        rows: BTreeMap::new(),
-        dropped: BTreeSet::new(),
-        unreadable: BTreeMap::new(),
-    };
+async fn find<'a>(args: &'a BlocksArgs, inspector: &Inspector) -> Result<Found<'a>> {
+    let (blocks, seen) = (BTreeMap::new(), HashSet::new());
+    let mut found = Found { args, blocks, seen };
     if args.scan {
         let scan = Scan::new(inspector, args.load).await?;
         let batch = async |server: &Server, names: Vec<StoredName>| {
             let now_ms = server.now_ms().await?;
-            found.add(&names, server.blocks(&names).await?, now_ms)
+            found.add(&names, server.blocks(&names).await?, now_ms);
+            Ok(())
         };
         scan.run(&inspector.all_blocks(), batch).await?;
-    } else {
-        // A cursor may return an identity twice; `Found` counts it once.
-        let mut cursor = 0;
-        loop {
-            let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
-            let now_ms = inspector.index_now_ms().await?;
-            found.add(&names, inspector.blocks(&names).await?, now_ms)?;
-            cursor = next;
-            if cursor == 0 {
-                break;
+        return Ok(found);
+    }
+    let mut cursor = 0;
+    loop {
+        let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;
+        let now_ms = inspector.index_now_ms().await?;
+        found.add(&names, inspector.blocks(&names).await?, now_ms);
+        cursor = next;
+        if cursor == 0 {
+            return Ok(found);
+        }
+    }
+}
+
+impl Found<'_> {
+    fn add(&mut self, names: &[StoredName], blocks: Vec<StoredBlock>, now_ms: u64) {
+        for (name, block) in names.iter().zip(blocks) {
+            let listed = match (BlockReport::of(&block, now_ms), &block) {
+                (_, Err(error)) => Err(error.to_string()),
+                (Ok(Some(held)), _) => Ok((held, LevelReport::of(&block, now_ms), now_ms)),
+                _ => continue,
+            };
+            let (by, mut hasher) = (self.args.by.as_deref(), DefaultHasher::new());
+            let is_meant = |by| listed.as_ref().is_ok_and(|(block, ..)| block.by == by);
+            name.identity().hash(&mut hasher);
+            if by.is_none_or(is_meant) {
+                self.seen.insert(hasher.finish());
+                self.blocks.insert(name.identity().to_owned(), listed);
+            }
+            if self.blocks.len() as u64 > self.args.number.into() {
+                self.blocks.pop_last();
             }
         }
     }
-    Ok(found.report(args.scan))
-}
 
-/// Keeps the blocks to list, and counts the others.
-struct Found {
-    number: usize,
-    by: Option<String>,
-    rows: BTreeMap<String, Row>,
-    /// Hashes of the identities, because a scan may return an identity twice.
-    dropped: BTreeSet<u64>,
-    unreadable: BTreeMap<String, String>,
-}
+    fn document(&self) -> Value {
+        let (mut blocks, mut unreadable) = (Vec::new(), Vec::new());
+        for (identity, listed) in &self.blocks {
+            match listed {
+                Ok((block, level, _)) => {
+                    let mut row = json!(block);
+                    row["identity"] = json!(identity);
+                    row["ban_level"] = json!(level);
+                    blocks.push(row);
+                }
+                Err(error) => unreadable.push(json!({ "identity": identity, "error": error })),
+            }
+        }
+        json!({
+            "scanned": self.args.scan, "total": self.seen.len(), "blocks": blocks, "unreadable": unreadable,
+        })
+    }
 
-impl Found {
-    fn add(&mut self, names: &[StoredName], blocks: Vec<StoredBlock>, now_ms: u64) -> Result<()> {
-        for (name, block) in names.iter().zip(blocks) {
-            let identity = name.identity().to_owned();
-            let ban_level = LevelReport::of(&block, now_ms);
-            let block = match block {
-                // Bounded by --number, as the rows are.
-                Err(error) if self.unreadable.len() < self.number => {
-                    self.unreadable.insert(identity, error.to_string());
+    fn write(&self, why: &str, output: &mut Output) -> Result<()> {
+        if self.blocks.is_empty() {
+            if let Some(by) = &self.args.by {
+                return output.line(format!("No identity is blocked by this origin: {by}."));
+            }
+            output.line("Nobody is blocked.")?;
+            output.hint(why)?;
+            return output.hint(match self.args.scan {
+                true => "",
+                false => "Blocks that are not in the index are found by --scan",
+            });
+        }
+        let mut table = Table::new(["identity", "by", "until", "left", "why"]);
+        for (identity, listed) in &self.blocks {
+            let (block, level, now_ms) = match listed {
+                Ok(listed) => listed,
+                Err(error) => {
+                    output.warn(format!(
+                        "the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it"
+                    ))?;
                     continue;
                 }
-                Err(_) => continue,
-                block => BlockReport::of(block, now_ms)?,
             };
-            let is_meant = |block: &BlockReport| self.by.as_deref().is_none_or(|by| by == block.by);
-            if let Some(block) = block.filter(is_meant) {
-                self.add_row(Row {
-                    identity,
-                    block,
-                    ban_level,
-                    now_ms,
-                });
-            }
+            let left = |ms: u64| span(ms.saturating_sub(*now_ms));
+            let level = level.as_ref().map(|it| format!(" (level {})", it.level));
+            table.row([
+                identity.as_str().into(),
+                format!("{}{}", block.by, level.unwrap_or_default()).into(),
+                block
+                    .until_ms
+                    .map_or("for ever".to_owned(), date_time)
+                    .into(),
+                block.until_ms.map_or(String::new(), left).into(),
+                block.why().unwrap_or_default().into(),
+            ]);
+        }
+        output.table(&table)?;
+        let (total, listed) = (self.seen.len(), self.blocks.len());
+        if total > listed {
+            let more = total - listed;
+            output.line(format!("and {more} more: list them with --number {total}"))?;
         }
         Ok(())
-    }
-
-    fn add_row(&mut self, row: Row) {
-        self.rows.insert(row.identity.clone(), row);
-        if self.rows.len() > self.number
-            && let Some((identity, _)) = self.rows.pop_last()
-        {
-            let mut hasher = DefaultHasher::new();
-            identity.hash(&mut hasher);
-            self.dropped.insert(hasher.finish());
-        }
-    }
-
-    fn report(self, scanned: bool) -> Report {
-        let unreadable = self.unreadable.into_iter();
-        let unreadable = unreadable.map(|(identity, error)| Unreadable { identity, error });
-        Report {
-            scanned,
-            total: self.rows.len() + self.dropped.len(),
-            blocks: self.rows.into_values().collect(),
-            unreadable: unreadable.collect(),
-        }
     }
 }

@@ -1,11 +1,9 @@
 //! Asks for confirmation before a change that you cannot undo.
 
-use std::{
-    fmt,
-    io::{self, IsTerminal, Write},
-};
+use std::io::{IsTerminal, Write};
+use std::{fmt, io};
 
-use super::error::{Error, Result};
+use super::{Error, Result};
 
 /// An error if there is no terminal to ask at. The message begins with `not_done`.
 pub(crate) fn possible(not_done: &str) -> Result<()> {

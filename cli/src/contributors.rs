@@ -1,21 +1,16 @@
 //! `sluicegate contributors`: the contributors that use up a shared limit.
 
-use std::{io::Write, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
-use sluicegate::{Key, Policy, Rule, contributors::Contributors};
+use serde_json::json;
+use sluicegate::store::redis::inspect::Inspector;
+use sluicegate::{Key, Policy, Rule};
 
-use super::{
-    answer::Answer,
-    census::{self, Census},
-    error::{Error, Result},
-    identity::IdentityArgs,
-    output::{BOLD, Output, align_right},
-    policies_file, server,
-    settings::Settings,
-    text::{grouped, millis, printable, span},
-};
+use super::hints::Hints;
+use super::identity::IdentityArgs;
+use super::text::{grouped, millis, printable, span};
+use super::{BOLD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, server};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,12 +18,10 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1h
   sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits with named contributors (`Charge::with_contributor`, or `contributors` of the
-layer) have any. If a policy has several rules, the longest window counts: the
-last window and up to a sixth more, or a fixed window since it began. The window
-of a bucket is the time of a full refill: 10m for 600+1/1s@bucket. The service
-reports contributions once a second. Units are never too high; the next column
-shows the greatest number that is possible.
+Only limits with named contributors (`Charge::with_contributor`, or
+`contributors` of the layer) have any. Of several rules, the longest window
+counts; that of a bucket is the time of a full refill: 10m for 600+1/1s@bucket.
+Units are never too high, and at most those of the next column.
 
 Exit codes: 0 done, 1 no contributors are known.
 
@@ -61,42 +54,70 @@ pub(crate) struct ContributorsArgs {
 /// The shortest time that contributions are kept for, even if the window is shorter.
 const SHORTEST_MS: u64 = 12_000;
 
-/// The answer as JSON; fields are only ever added.
-#[derive(Serialize)]
-struct Report {
-    policy: String,
-    window_ms: u64,
-    /// The units of all contributors, including those that are not listed.
-    total: u64,
-    contributors: Vec<ContributorReport>,
-    #[serde(skip)]
-    period: String,
-}
-
-#[derive(Serialize)]
-struct ContributorReport {
-    label: String,
-    units: u64,
-    at_most: u64,
-}
-
 pub(crate) fn run(
     args: &ContributorsArgs,
     settings: &Settings,
     output: &mut Output,
-) -> Result<Answer> {
-    let key = args.identity.key(settings.ipv6_prefix())?;
+) -> Result<bool> {
+    let key = args.identity.named(settings.ipv6_prefix())?.key;
     let policy = policy(args, settings)?;
-    let told = server::inspect(settings, async |inspector| {
-        Ok(inspector.contributors(&policy, &key).await?)
+    let (all, why) = server::inspect(settings, async |inspector| {
+        let all = inspector.contributors(&policy, &key).await?;
+        let why = match all.iter().next().is_none() && !output.is_json() {
+            true => why_none(&args.policy, &key, &inspector, settings).await,
+            false => String::new(),
+        };
+        Ok((all, why))
     })?;
-    let report = report(&policy, &told, args.number.into());
-    let mut why = String::new();
-    if report.contributors.is_empty() && !output.is_json() {
-        why = why_none(&args.policy, &key, settings);
+    // If two windows are equal, use the first rule.
+    let longest = policy
+        .rules()
+        .iter()
+        .rev()
+        .max_by_key(|rule| window_ms(rule));
+    let (mut rows, mut listed) = (Vec::new(), 0);
+    let mut table = Table::new(["contributor", "units", "at most", "share"]);
+    for contributor in all.iter().take(args.number.into()) {
+        let (units, total) = (contributor.units(), all.total().max(1));
+        let at_most = units.saturating_add(all.error());
+        let share = (units.saturating_mul(100) + total / 2) / total;
+        let label = contributor.label();
+        rows.push(json!({ "label": label, "units": units, "at_most": at_most }));
+        let share = Cell::right(format!("{share}%"));
+        table.row([
+            printable(label.as_bytes()).into(),
+            units.into(),
+            at_most.into(),
+            share,
+        ]);
+        listed += units;
     }
-    output.report(&report, |report, output| write(report, &why, output))?;
-    Ok((!report.contributors.is_empty()).into())
+    let is_empty = rows.is_empty();
+    let document = json!({
+        "policy": policy.name(), "window_ms": longest.map_or(0, window_ms), "total": all.total(), "contributors": rows,
+    });
+    output.report(&document, |_, output| {
+        let (policy, total) = (policy.name(), grouped(all.total()));
+        if is_empty {
+            output.line(format!(
+                "Nobody is known to have contributed under `{policy}`."
+            ))?;
+            return output.hint(&why);
+        }
+        let period = longest.map_or_else(String::new, period);
+        output.line(format!(
+            "{BOLD}{total}{BOLD:#} units under `{policy}` {period}\n"
+        ))?;
+        output.table(&table)?;
+        // The service does not keep labels with few units, so the rest includes units without a label.
+        match grouped(all.total().saturating_sub(listed)) {
+            others if others == "0" => Ok(()),
+            others => output.hint(&format!(
+                "\n{others} units are of others, or not known whose."
+            )),
+        }
+    })?;
+    Ok(!is_empty)
 }
 
 /// The policy of the service, or one with this window: the limit does not matter here.
@@ -119,38 +140,11 @@ fn parse_window(text: &str) -> Result<Rule, String> {
     rule.map_err(|_| "write a time as 1m, 1h or 1d, or of a fixed window 1d@fixed".into())
 }
 
-fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
-    // If two windows are equal, use the first rule.
-    let longest = policy
-        .rules()
-        .iter()
-        .rev()
-        .max_by_key(|rule| window_ms(rule));
-    let contributors = told
-        .iter()
-        .take(number)
-        .map(|contributor| ContributorReport {
-            label: contributor.label().to_owned(),
-            units: contributor.units(),
-            at_most: contributor.units().saturating_add(told.error()),
-        });
-    Report {
-        policy: policy.name().to_owned(),
-        window_ms: longest.map_or(0, window_ms),
-        total: told.total(),
-        contributors: contributors.collect(),
-        period: longest.map_or_else(String::new, period),
-    }
-}
-
 /// The time that the counts cover, as [`sluicegate::contributors`] describes.
 fn period(rule: &Rule) -> String {
     if let Some(calendar) = rule.in_calendar() {
-        return format!(
-            "in this {} in {}",
-            calendar.period().as_str(),
-            calendar.zone()
-        );
+        let period = calendar.period().as_str();
+        return format!("in this {period} in {}", calendar.zone());
     }
     let window_ms = window_ms(rule);
     if rule.is_fixed() && window_ms >= SHORTEST_MS {
@@ -170,66 +164,22 @@ fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-fn why_none(policy: &str, key: &Key, settings: &Settings) -> String {
-    let why = server::inspect(settings, async |inspector| {
-        let census = Census::take(&inspector, settings).await?;
-        match census.why_no_policy(policy) {
-            None => census.why_unknown(&inspector, key).await,
+async fn why_none(policy: &str, key: &Key, inspector: &Inspector, settings: &Settings) -> String {
+    let why = async {
+        let hints = Hints::look(inspector, settings).await?;
+        match hints.why_no_policy(policy) {
+            None => hints.why_unknown(inspector, key).await,
             why => Ok(why),
         }
-    });
-    match why {
-        Ok(None) => "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
-                     `contributors` of the layer), and is the window that of its longest rule?"
-            .into(),
-        Ok(Some(why)) => why,
-        Err(error) => census::unknown(error.message()),
-    }
-}
-
-fn write(report: &Report, why: &str, output: &mut Output) -> Result<()> {
-    let policy = &report.policy;
-    if report.contributors.is_empty() {
-        writeln!(
-            output,
-            "Nobody is known to have contributed under `{policy}`."
-        )?;
-        return output.hint(why);
-    }
-    let total = grouped(report.total);
-    let period = &report.period;
-    writeln!(
-        output,
-        "{BOLD}{total}{BOLD:#} units under `{policy}` {period}\n"
-    )?;
-    let mut table = output.table(["contributor", "units", "at most", "share"]);
-    for contributor in &report.contributors {
-        let total = report.total.max(1);
-        let share = (contributor.units.saturating_mul(100) + total / 2) / total;
-        table.add_row([
-            printable(contributor.label.as_bytes()),
-            grouped(contributor.units),
-            grouped(contributor.at_most),
-            format!("{share}%"),
-        ]);
-    }
-    align_right(&mut table, 1..=3);
-    output.write_table(&table)?;
-    // The service does not keep labels with few units, so the rest includes units without a label.
-    let listed: u64 = report
-        .contributors
-        .iter()
-        .map(|contributor| contributor.units)
-        .sum();
-    let others = report.total.saturating_sub(listed);
-    if others > 0 {
-        let others = grouped(others);
-        writeln!(output)?;
-        output.hint(&format!(
-            "{others} units are of others, or not known whose."
-        ))?;
-    }
-    Ok(())
+    };
+    let why = why
+        .await
+        .unwrap_or_else(|error: Error| hints::unchecked(&error));
+    why.unwrap_or_else(|| {
+        "Counts are stored for it: does the service name contributors under this policy (`Charge::with_contributor`, or \
+         `contributors` of the layer), and is the window that of its longest rule?"
+            .into()
+    })
 }
 
 #[cfg(test)]

@@ -1,15 +1,10 @@
 //! The number of denials of an identity, for `top --denied`, `explain` and `inspect`.
 
-use std::io::Write;
-
 use serde::Serialize;
 use sluicegate::denials::{DeniedIdentity, RequestCounts};
 
-use super::{
-    error::Result,
-    output::Output,
-    text::{grouped, printable},
-};
+use super::text::{grouped, printable};
+use super::{Output, Result};
 
 /// The denials of one identity as JSON; fields are only ever added.
 #[derive(Clone, Serialize)]
@@ -91,7 +86,7 @@ pub(crate) fn write(denied: Option<&[DenialReport]>, output: &mut Output) -> Res
             .hint("how often it was denied cannot be read: the right `+zrange` is missing");
     };
     for report in denied {
-        writeln!(output, "{}", report.text())?;
+        output.line(report.text())?;
     }
     Ok(())
 }

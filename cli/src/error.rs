@@ -1,8 +1,13 @@
-//! [`Error`]: the reason why a verb failed. A "no" is not an error but an [`Answer`](super::answer::Answer).
+//! [`Error`]: the reason why a verb failed. A "no" is not an error.
 
-use std::{fmt, io, path::Path, process::ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
+use std::{fmt, io};
 
-use sluicegate::{StoreError, error::StoreErrorKind};
+use sluicegate::StoreError;
+use sluicegate::error::StoreErrorKind;
+
+use super::{BAD, WARN};
 
 /// A message for you, and the exit code for a program.
 pub(crate) struct Error {
@@ -62,8 +67,7 @@ impl Error {
     /// Prints the error on stderr, and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            let (bad, reset) = (super::style::BAD, super::style::BAD.render_reset());
-            anstream::eprintln!("{bad}error:{reset} {}", self.message);
+            anstream::eprintln!("{BAD}error:{BAD:#} {}", self.message);
         }
         ExitCode::from(self.exit)
     }
@@ -71,8 +75,7 @@ impl Error {
 
 /// Prints a warning on stderr about something that was done, but is probably a mistake.
 pub(crate) fn warn(message: impl fmt::Display) {
-    let (style, reset) = (super::style::WARN, super::style::WARN.render_reset());
-    anstream::eprintln!("{style}warning:{reset} {message}");
+    anstream::eprintln!("{WARN}warning:{WARN:#} {message}");
 }
 
 /// An error from writing results. A reader that closes the pipe (`| head`) has seen enough, so that is no failure.

@@ -1,22 +1,15 @@
 //! `sluicegate hash`: the stored form of identities, to find the name of a listed hash.
 
-use std::{
-    collections::BTreeSet,
-    io::{self, BufRead, Write},
-};
+use std::collections::BTreeSet;
+use std::io;
+use std::io::BufRead;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 
-use super::{
-    answer::Answer,
-    error::{Error, Result},
-    identity::{self, Identity},
-    output::Output,
-    server,
-    settings::Settings,
-    text::printable,
-};
+use super::identity::Identity;
+use super::text::printable;
+use super::{Error, Output, Result, Settings, identity, server};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,9 +19,7 @@ Examples:
 
 Prints the stored form of an identity and its value; with - as the value, one
 line for each line of stdin. With --find, prints only the values with a hash
-that `top`, `blocks` or `contributors` has listed; the first digits are enough,
-and you may give several. The hashes depend on the secret of the settings, so use
-the secret of the service. This verb calls no server.
+that other verbs have listed. The hashes depend on the secret of the service.
 
 Exit codes: 0 done, 1 no value has the hash of a --find.";
 
@@ -36,7 +27,7 @@ Exit codes: 0 done, 1 no value has the hash of a --find.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct HashArgs {
     /// KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; with - as VALUE, each line of stdin is one
-    #[arg(value_name = "IDENTITY", value_parser = parse_identity)]
+    #[arg(value_name = "IDENTITY")]
     identity: Identity,
 
     /// The service keeps only a hash of the value (`Key::secret`), as it always does for headers and cookies
@@ -48,20 +39,7 @@ pub(crate) struct HashArgs {
     find: Vec<String>,
 }
 
-/// The answer as JSON; fields are only ever added.
-#[derive(Serialize)]
-struct Report {
-    identities: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Row {
-    /// The stored form.
-    identity: String,
-    value: String,
-}
-
-pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let inspector = server::unconnected(settings)?.inspector();
     let kind = args.identity.kind();
     let mut rows = Vec::new();
@@ -79,12 +57,9 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
         found.extend(wanted);
         // Print text at once, since the list may be long. JSON is one document.
         if output.is_json() {
-            rows.push(Row {
-                identity,
-                value: value.to_owned(),
-            });
+            rows.push(json!({ "identity": identity, "value": value }));
         } else {
-            writeln!(output, "{identity}  {}", printable(value.as_bytes()))?;
+            output.line(format!("{identity}  {}", printable(value.as_bytes())))?;
         }
         Ok(())
     };
@@ -95,23 +70,19 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
     let missing = args.find.iter().filter(|digits| !found.contains(digits));
     let missing: Vec<String> = missing.map(|digits| format!("#{digits}")).collect();
     if output.is_json() {
-        output.document(&Report { identities: rows })?;
+        output.document(&json!({ "identities": rows }))?;
     } else if !missing.is_empty() {
         let why = why_missing(kind, has_hashes, settings.secret.is_some());
-        output.hint(&format!(
-            "No value has the hash {}: {why}.",
-            missing.join(", ")
-        ))?;
+        let missing = missing.join(", ");
+        output.hint(&format!("No value has the hash {missing}: {why}."))?;
     }
-    Ok(missing.is_empty().into())
+    Ok(missing.is_empty())
 }
 
 /// The reason why no value with this hash was found.
 fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
     if !has_hashes {
-        return format!(
-            "values of the kind `{kind}` are stored as they are, unless the service keeps their hashes, see --hashed"
-        );
+        return format!("values of the kind `{kind}` are stored as they are, or see --hashed");
     }
     let secret = match has_secret {
         true => "the secret of the settings may not be that of the service",
@@ -136,38 +107,17 @@ fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
         }
     }
     if is_empty {
-        return Err(Error::usage(
-            "stdin: there is no value: give a list of them, one on each line",
-        ));
+        return Err(Error::usage("stdin: there is no value"));
     }
     Ok(())
-}
-
-/// Parses an identity with a known value, and rejects a hash: you use this verb to find the value of one.
-fn parse_identity(text: &str) -> Result<Identity, String> {
-    if let Some((kind, hash)) = text.split_once('=')
-        && let Ok(digits) = parse_digits(hash)
-        && hash.starts_with('#')
-    {
-        return Err(format!(
-            "`{text}` is a hash already: to find its value in a list, write {}=- --find '#{digits}' < LIST",
-            match kind {
-                "header" | "cookie" => format!("{kind}:NAME"),
-                kind => kind.to_owned(),
-            }
-        ));
-    }
-    text.parse()
 }
 
 /// The digits of a hash, or its first digits.
 fn parse_digits(text: &str) -> Result<String, String> {
     let hash = text.rsplit_once('=').map_or(text, |(_, hash)| hash);
     let digits = hash.strip_prefix('#').unwrap_or(hash).trim_end_matches('…');
-    let is_hash = (8..=32).contains(&digits.len())
-        && digits
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_hash = (8..=32).contains(&digits.len()) && digits.bytes().all(is_digit);
     match is_hash {
         true => Ok(digits.to_owned()),
         false => Err("write a hash as it is listed, with 8 to 32 digits: '#5877c54e…'".into()),

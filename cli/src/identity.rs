@@ -1,21 +1,20 @@
 //! [`Identity`]: an identity, as you write it in an argument.
 
-use std::{
-    fmt::Display,
-    fs::File,
-    io::{self, Read},
-    net::{IpAddr, Ipv4Addr},
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::fmt::Display;
+use std::fs::File;
+use std::io;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::Args;
-use sluicegate::{Header, Key, PeerIp, extract::Cookie, store::redis::inspect::hashed_key};
+use sluicegate::extract::Cookie;
+use sluicegate::store::redis::inspect::hashed_key;
+use sluicegate::{Header, Key, PeerIp};
 
-use super::{
-    error::{Error, Result},
-    text::printable,
-};
+use super::text::printable;
+use super::{Error, Result};
 
 /// The limit for a secret. Longer input is something else.
 const MAX_STDIN: u64 = 1 << 20;
@@ -38,14 +37,9 @@ pub(crate) struct IdentityArgs {
 }
 
 impl IdentityArgs {
-    /// The service's key for this identity, if its extractors use `ipv6_prefix` bits of an IPv6 address.
-    pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key> {
-        self.identity.key(self.hashed, ipv6_prefix)
-    }
-
-    /// The identity as you typed it, with the stored form if that differs.
-    pub(crate) fn title(&self, stored: &str) -> String {
-        self.identity.title(self.hashed, stored)
+    /// The identity, if the service's extractors use `ipv6_prefix` bits of an IPv6 address.
+    pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Named> {
+        Named::new(self.identity.clone(), self.hashed, ipv6_prefix)
     }
 }
 
@@ -75,21 +69,31 @@ pub(crate) struct Named {
 }
 
 impl Named {
+    fn new(identity: Identity, hashed: bool, ipv6_prefix: u8) -> Result<Self> {
+        let key = identity.key(hashed, ipv6_prefix)?;
+        Ok(Self {
+            key,
+            identity,
+            hashed,
+        })
+    }
+
     /// An identity in the form that the store lists: `user=alice`, or a hash. `None` for other text.
     pub(crate) fn listed(stored: &str) -> Option<Self> {
         let (kind, value) = stored.split_once('=')?;
-        let key = hashed_key(leaked(kind), value);
+        let (key, leaked) = (hashed_key(leaked(kind), value), leaked(kind));
+        let identity = Identity {
+            kind: kind.into(),
+            value: value.into(),
+        };
         Some(Self {
-            key: key.unwrap_or_else(|| Key::new(leaked(kind), value)),
-            identity: Identity {
-                kind: kind.into(),
-                value: value.into(),
-            },
+            key: key.unwrap_or_else(|| Key::new(leaked, value)),
+            identity,
             hashed: false,
         })
     }
 
-    /// Like [`IdentityArgs::title`].
+    /// The identity as you typed it, with the stored form if that differs.
     pub(crate) fn title(&self, stored: &str) -> String {
         self.identity.title(self.hashed, stored)
     }
@@ -105,13 +109,12 @@ impl IdentitiesArgs {
     /// written.
     pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
         // The first reader of stdin takes all input, so there can be only one.
-        let from_stdin = self
+        let values = self
             .identities
             .iter()
-            .filter(|identity| identity.value == "-")
-            .count();
-        let is_stdin = |file: &PathBuf| file.as_os_str() == "-";
-        if from_stdin + usize::from(self.file.as_ref().is_some_and(is_stdin)) > 1 {
+            .map(|identity| identity.value.as_str());
+        let file = self.file.iter().filter_map(|file| file.to_str());
+        if values.chain(file).filter(|it| *it == "-").count() > 1 {
             return Err(Error::usage("only one value can be read from stdin"));
         }
         let mut named = Vec::new();
@@ -143,14 +146,10 @@ impl IdentitiesArgs {
         Ok(named)
     }
 
-    fn add(&self, named: &mut Vec<Named>, identity: Identity, ipv6_prefix: u8) -> Result<()> {
-        let (key, hashed) = (identity.key(self.hashed, ipv6_prefix)?, self.hashed);
-        if !named.iter().any(|other| other.key == key) {
-            named.push(Named {
-                key,
-                identity,
-                hashed,
-            });
+    fn add(&self, all: &mut Vec<Named>, identity: Identity, ipv6_prefix: u8) -> Result<()> {
+        let named = Named::new(identity, self.hashed, ipv6_prefix)?;
+        if !all.iter().any(|other| other.key == named.key) {
+            all.push(named);
         }
         Ok(())
     }
@@ -306,21 +305,20 @@ fn read_stdin(most: u64) -> Result<String> {
 }
 
 fn read_file(path: &Path) -> Result<String> {
-    let text = if path.as_os_str() == "-" {
-        read_stdin(MAX_FILE)?
+    let mut text = String::new();
+    if path.as_os_str() == "-" {
+        text = read_stdin(MAX_FILE)?;
     } else {
-        let mut text = String::new();
         let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
         read.map_err(|error| Error::file(path, &error))?;
-        text
-    };
-    if text.len() as u64 >= MAX_FILE {
-        let path = path.display();
-        return Err(Error::usage(format_args!(
-            "{path}: the list is longer than 16 MiB"
-        )));
     }
-    Ok(text)
+    match text.len() as u64 {
+        0..MAX_FILE => Ok(text),
+        _ => Err(Error::file(
+            path,
+            &io::Error::other("the list is longer than 16 MiB"),
+        )),
+    }
 }
 
 /// Services write kinds into their code. The tool has one from the command line, and leaks it once.

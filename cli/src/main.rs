@@ -1,20 +1,16 @@
-//! `sluicegate`: the operators' tool. You find its documentation in the `README.md` of this package.
+//! `sluicegate`: the operators' tool. The `README.md` of this package documents the tool.
 
-mod answer;
 mod args;
 mod block;
 mod block_report;
 mod blocks;
-mod census;
 mod check;
-mod completions;
 mod confirm;
 mod contributors;
 mod denied;
-mod drift;
 mod error;
-mod explain;
 mod hash;
+mod hints;
 mod holders;
 mod identity;
 mod inspect;
@@ -23,6 +19,7 @@ mod period;
 mod policies_file;
 mod published;
 mod reading;
+mod report;
 mod reset;
 mod scan;
 mod server;
@@ -30,36 +27,40 @@ mod settings;
 mod simulate;
 mod sparkline;
 mod style;
+mod table;
 mod text;
 mod top;
 mod watch;
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use clap::CommandFactory;
 
+// What most verbs need, for short imports there.
 use self::{
-    answer::Answer,
     args::{Cli, Command},
-    error::Result,
-    output::Output,
+    error::{Error, Result},
+    output::{BAD, BOLD, DIM, GOOD, Output, WARN},
     settings::Settings,
+    style::PLAIN,
+    table::{Cell, Table},
 };
 
 fn main() -> ExitCode {
     match run(args::parse()) {
-        Ok(Answer::Yes) => ExitCode::SUCCESS,
-        Ok(Answer::No) => ExitCode::from(1),
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(error) => error.report(),
     }
 }
 
-fn run(cli: Cli) -> Result<Answer> {
+/// Whether the verb is done, or its answer is "yes". Each verb returns this.
+fn run(cli: Cli) -> Result<bool> {
     let output = &mut Output::new(cli.json);
     let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {
         Command::Inspect(args) => inspect::run(&args, &settings()?, output),
-        Command::Explain(args) => explain::run(&args, &settings()?, output),
+        Command::Explain(args) => inspect::explain(&args, &settings()?, output),
         Command::Top(args) => top::run(&args, &settings()?, output),
         Command::Watch(args) => watch::run(&args, &settings()?, output),
         Command::Block(args) => block::block(&args, &settings()?, output),
@@ -71,6 +72,11 @@ fn run(cli: Cli) -> Result<Answer> {
         Command::Hash(args) => hash::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
-        Command::Completions(args) => completions::run(&args, Cli::command(), output),
+        Command::Completions { shell } => {
+            let (mut command, mut script) = (Cli::command(), Vec::new());
+            clap_complete::generate(shell, &mut command, "sluicegate", &mut script);
+            output.write_all(&script)?;
+            Ok(true)
+        }
     }
 }

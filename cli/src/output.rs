@@ -1,39 +1,29 @@
 //! [`Output`]: results on stdout, as text and tables for you or as JSON for programs.
 
-use std::{
-    io::{self, IsTerminal, StdoutLock, Write},
-    ops::RangeInclusive,
-};
+use std::io::{self, IsTerminal, StdoutLock, Write};
 
-use anstream::{AutoStream, ColorChoice};
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
+use anstream::AutoStream;
+use anstyle::Style;
 use serde::Serialize;
 
-use super::{error::Result, text};
-
 pub(crate) use super::style::{BAD, BOLD, DIM, GOOD, WARN};
-
-/// One line below the header, and no other lines.
-const STYLE: TableStyle = presets::NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'));
+use super::{error::Result, table::Table, text};
 
 /// The width of a page without a terminal.
-const COLUMNS: u16 = 80;
+const COLUMNS: usize = 80;
 
 /// The destination of results. Removes colours unless stdout is a terminal that wants them.
 pub(crate) struct Output {
     json: bool,
     is_terminal: bool,
-    styled: bool,
     stdout: AutoStream<StdoutLock<'static>>,
 }
 
 impl Output {
     pub(crate) fn new(json: bool) -> Self {
-        let styled = AutoStream::choice(&io::stdout()) != ColorChoice::Never;
         Self {
             json,
             is_terminal: io::stdout().is_terminal(),
-            styled,
             stdout: AutoStream::auto(io::stdout().lock()),
         }
     }
@@ -49,21 +39,23 @@ impl Output {
     }
 
     /// The maximum number of columns of a line.
-    pub(crate) fn width(&self) -> u16 {
-        let width = self.is_terminal.then(|| Table::new().width()).flatten();
+    pub(crate) fn width(&self) -> usize {
+        let size = self
+            .is_terminal
+            .then(terminal_size::terminal_size)
+            .flatten();
+        let width = size.map(|(width, _)| width.0.into());
         width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
     /// Writes one JSON document: indented for a terminal, otherwise on one line.
     pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<()> {
-        let json = if self.is_terminal() {
+        let json = if self.is_terminal {
             serde_json::to_string_pretty(document)
         } else {
             serde_json::to_string(document)
         };
-        let json = json.map_err(io::Error::from)?;
-        writeln!(self, "{}", escaped(&json))?;
-        Ok(())
+        self.line(escaped(&json.map_err(io::Error::from)?))
     }
 
     /// Writes a report as JSON with `--json`, otherwise with `write`.
@@ -79,43 +71,36 @@ impl Output {
         }
     }
 
+    pub(crate) fn line(&mut self, line: impl AsRef<str>) -> Result<()> {
+        Ok(writeln!(self.stdout, "{}", line.as_ref())?)
+    }
+
+    pub(crate) fn warn(&mut self, line: impl AsRef<str>) -> Result<()> {
+        self.styled(WARN, line.as_ref())
+    }
+
+    pub(crate) fn styled(&mut self, style: Style, line: &str) -> Result<()> {
+        self.line(format!("{style}{line}{style:#}"))
+    }
+
     /// Writes a less important line; nothing if the text is empty.
     pub(crate) fn hint(&mut self, text: &str) -> Result<()> {
-        if text.is_empty() {
-            return Ok(());
+        match text {
+            "" => Ok(()),
+            text => self.styled(DIM, text),
         }
-        Ok(writeln!(self, "{DIM}{text}{DIM:#}")?)
     }
 
-    /// An empty table that fits the terminal. In a pipe, lines have any length.
-    pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
-        let mut table = Table::new();
-        if self.is_terminal {
-            table
-                .set_content_arrangement(ContentArrangement::Dynamic)
-                .set_width(self.width());
-        }
-        table
-            .load_style(STYLE)
-            .set_header(header.into_iter().collect::<Vec<_>>());
-        if self.styled {
-            table.enforce_styling();
-        }
-        table
-    }
-
-    /// Writes a table, without blanks at the ends of its lines.
-    pub(crate) fn write_table(&mut self, table: &Table) -> Result<()> {
-        writeln!(self, "{}", table.trim_fmt())?;
-        Ok(())
-    }
-}
-
-/// Aligns these columns to the right, for numbers.
-pub(crate) fn align_right(table: &mut Table, columns: RangeInclusive<usize>) {
-    for column in columns {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
+    /// Writes a table that fits the terminal. In a pipe, lines have any length.
+    pub(crate) fn table(&mut self, table: &Table) -> Result<()> {
+        let page = if self.is_terminal {
+            self.width()
+        } else {
+            usize::MAX
+        };
+        match table.is_empty() {
+            true => Ok(()),
+            false => self.line(table.text(page).trim_end_matches('\n')),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! [`Period`]: when the current period of a calendar rule ends.
 
-use jiff::{Timestamp, tz::TimeZone};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde::Serialize;
 use sluicegate::Rule;
 

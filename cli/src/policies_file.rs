@@ -5,24 +5,19 @@
 //! The same is true of a table `limits`, which the example server uses: its `header:x-tenant` is the policy
 //! `header-x-tenant`.
 
-use std::{
-    borrow::Cow,
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::borrow::Cow;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use sluicegate::{Policy, policies::Policies};
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use sluicegate::Policy;
+use sluicegate::policies::Policies;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use super::{
-    error::{Error, Result},
-    text::{Position, printable},
-};
+use super::text::{Position, printable};
+use super::{Error, Result};
 
 const TABLE: &str = "policies";
 const LIMITS: &str = "limits";
@@ -36,7 +31,7 @@ pub(crate) struct PoliciesFile {
     pub(crate) errors: Vec<Mistake>,
 }
 
-/// A policy, and the place of its value in the text; `None` for JSON.
+/// A policy, and the place of the value in the text; `None` for JSON.
 pub(crate) struct Found {
     pub(crate) policy: Policy,
     pub(crate) span: Option<Range<usize>>,
@@ -74,32 +69,34 @@ impl PoliciesFile {
 }
 
 /// The policies of a file, for verbs that use them. The error names the first mistake and its place.
-pub(crate) fn load(path: &Path) -> Result<Policies> {
+pub(crate) fn load(path: &Path) -> Result<Vec<Policy>> {
     let file = PoliciesFile::read(path)?;
     if let Some(mistake) = file.errors.first() {
-        let place = file.place(mistake.span.as_ref());
+        let (place, message) = (file.place(mistake.span.as_ref()), &mistake.message);
         let more = match file.errors.len() - 1 {
             0 => String::new(),
             more => format!(" (and {more} more: see `sluicegate check`)"),
         };
-        return Err(Error::usage(format_args!(
-            "{place}: {}{more}",
-            mistake.message
-        )));
+        return Err(Error::usage(format_args!("{place}: {message}{more}")));
     }
-    Policies::new(file.policies.into_iter().map(|found| found.policy)).map_err(Error::usage)
+    let policies = file.policies.into_iter().map(|found| found.policy);
+    let policies = Policies::new(policies).map_err(Error::usage)?;
+    Ok(policies.iter().cloned().collect())
 }
 
 /// The policy with this name from this file.
-pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Result<&'a Policy> {
-    policies.get(name).ok_or_else(|| {
-        let (file, name) = (file.display(), printable(name.as_bytes()));
-        let names: Vec<&str> = policies.iter().map(Policy::name).collect();
-        let names = names.join(", ");
-        Error::usage(format_args!(
-            "{file} has no policy `{name}`: there are {names}"
-        ))
-    })
+pub(crate) fn named<'a>(policies: &'a [Policy], file: &Path, name: &str) -> Result<&'a Policy> {
+    policies
+        .iter()
+        .find(|policy| policy.name() == name)
+        .ok_or_else(|| {
+            let (file, name) = (file.display(), printable(name.as_bytes()));
+            let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+            let names = names.join(", ");
+            Error::usage(format_args!(
+                "{file} has no policy `{name}`: there are {names}"
+            ))
+        })
 }
 
 /// Reads each policy separately, so that you see all policies with a mistake.

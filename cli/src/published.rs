@@ -1,29 +1,19 @@
 //! `sluicegate policies`, and the published policies for verbs that need the limits.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io::Write,
-    path::Path,
-};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate::{
-    Key, Policy, Rule,
-    error::StoreErrorKind,
-    policies::{Policies, PublishedPolicy},
-    store::redis::inspect::Inspector,
-};
+use serde_json::json;
+use sluicegate::error::StoreErrorKind;
+use sluicegate::policies::PublishedPolicy;
+use sluicegate::store::redis::inspect::Inspector;
+use sluicegate::{Key, Policy, Rule};
 
-use super::{
-    answer::Answer,
-    census,
-    error::{Error, Result, warn},
-    output::{Output, WARN},
-    policies_file, server,
-    settings::Settings,
-    text::{printable, span},
-};
+use super::error::warn;
+use super::text::{printable, span};
+use super::{Error, Output, Result, Settings, Table, hints, policies_file, server};
 
 /// A process publishes its policies every five minutes. A definition that is older than this is not in use.
 const IN_USE_MS: u64 = 15 * 60_000;
@@ -33,11 +23,10 @@ Examples:
   sluicegate policies
   sluicegate policies --json | jq -r '.policies[].policy'
 
-Services publish their policies in the store, a few seconds after the first use
-of each. Each definition has a row. If one process uses several of a name, they
-are plans, and `inspect`, `explain` and `top` use all of them. Otherwise
-processes differ, and these verbs use the newest. For 15 minutes after a deploy
-the former definition still counts as one in use.
+Services publish their policies in the store, a few seconds after the first use.
+If one process uses several definitions of a name, they are plans, and
+`inspect`, `explain` and `top` use all of them. Otherwise processes differ, as
+for 15 minutes after a deploy, and these verbs use the newest.
 
 Exit codes: 0 done, 1 nothing is published.
 
@@ -47,102 +36,18 @@ Rights: HGETALL of the keys `PREFIX:*`, and TIME. Nothing is written.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PoliciesArgs {}
 
-/// The answer as JSON; fields are only ever added.
-#[derive(Serialize)]
-struct Report {
-    /// Sorted by name, with the newest definition first.
-    policies: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Row {
-    policy: String,
-    rules: String,
-    ban: Option<String>,
-    shadow: bool,
-    on_failure: Option<&'static str>,
-    kinds: Vec<String>,
-    enforces_blocks: bool,
-    version: String,
-    /// The last time at which a process published the policy, in ms since the Unix epoch.
-    seen_ms: u64,
-    /// Whether processes use different definitions now.
-    differs: bool,
-    #[serde(skip)]
-    now_ms: u64,
-}
-
-pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let report = server::inspect(settings, async |inspector| {
+pub(crate) fn run(_: &PoliciesArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
+    let (published, now_ms, why) = server::inspect(settings, async |inspector| {
         let now_ms = inspector.index_now_ms().await?;
-        Ok(Report::of(inspector.policies().await?, now_ms))
-    })?;
-    output.report(&report, |report, output| write(report, settings, output))?;
-    Ok((!report.policies.is_empty()).into())
-}
-
-impl Report {
-    fn of(published: Vec<PublishedPolicy>, now_ms: u64) -> Self {
-        let mut rows = Vec::new();
-        for definitions in by_name(published).into_values() {
-            let differs = !are_plans(&definitions) && in_use(&definitions).nth(1).is_some();
-            rows.extend(
-                definitions
-                    .iter()
-                    .map(|published| Row::of(published, differs, now_ms)),
-            );
-        }
-        Self { policies: rows }
-    }
-}
-
-impl Row {
-    fn of(published: &PublishedPolicy, differs: bool, now_ms: u64) -> Self {
-        let policy = published.policy();
-        let kinds = published.kinds().map(|kind| printable(kind.as_bytes()));
-        Self {
-            policy: policy.name().to_owned(),
-            rules: policy.to_string(),
-            ban: policy.ban_config().map(|ban| ban.to_string()),
-            shadow: policy.is_shadow(),
-            on_failure: policy
-                .failure_policy()
-                .map(|on_failure| on_failure.as_str()),
-            kinds: kinds.collect(),
-            enforces_blocks: published.enforces_blocks(),
-            version: printable(published.version().as_bytes()),
-            seen_ms: published.seen_ms(),
-            differs,
-            now_ms,
-        }
-    }
-
-    fn cells(&self) -> [String; 7] {
-        let name = match self.shadow {
-            true => format!("{}*", self.policy),
-            false => self.policy.clone(),
+        let published = inspector.policies().await?;
+        let why = match published.is_empty() && !output.is_json() {
+            true => hints::why_nothing(&inspector, settings, None, &[]).await,
+            false => String::new(),
         };
-        [
-            name,
-            self.rules.clone(),
-            self.ban.clone().unwrap_or_default(),
-            self.on_failure.unwrap_or_default().to_owned(),
-            self.kinds.join(", "),
-            match self.enforces_blocks {
-                true => "enforced".to_owned(),
-                false => "not enforced".to_owned(),
-            },
-            format!("{} ago", span(self.now_ms.saturating_sub(self.seen_ms))),
-        ]
-    }
-}
-
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
-    if report.policies.is_empty() {
-        writeln!(output, "No policies are published.")?;
-        return output.hint(&census::ask_why_empty(settings));
-    }
-    let mut table = output.table([
+        Ok((by_name(published), now_ms, why))
+    })?;
+    let (mut rows, mut differing, mut has_shadow) = (Vec::new(), Vec::new(), false);
+    let titles = [
         "policy",
         "rules",
         "ban",
@@ -150,68 +55,99 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         "kinds",
         "blocks",
         "seen",
-    ]);
-    for row in &report.policies {
-        table.add_row(row.cells());
-    }
-    output.write_table(&table)?;
-    if report.policies.iter().any(|row| row.shadow) {
-        output.hint("*: a shadow, which denies no request")?;
-    }
-    let mut differing: Vec<&str> = Vec::new();
-    for row in report.policies.iter().filter(|row| row.differs) {
-        // Each definition of such a policy has a row, but one warning is enough.
-        if !differing.contains(&&*row.policy) {
-            differing.push(&row.policy);
+    ];
+    let mut table = Table::new(titles);
+    for (name, definitions) in &published {
+        let differs = !are_plans(definitions) && in_use(definitions).nth(1).is_some();
+        differing.extend(Some(name).filter(|_| differs));
+        for published in definitions {
+            let (policy, enforces_blocks) = (published.policy(), published.enforces_blocks());
+            let ban = policy.ban_config().map(|ban| ban.to_string());
+            let on_failure = policy.failure_policy().map(|it| it.as_str());
+            let kinds = published.kinds().map(|kind| printable(kind.as_bytes()));
+            let (kinds, shadow): (Vec<_>, _) = (kinds.collect(), policy.is_shadow());
+            has_shadow |= shadow;
+            table.row([
+                format!("{name}{}", if shadow { "*" } else { "" }).into(),
+                policy.to_string().into(),
+                ban.clone().unwrap_or_default().into(),
+                on_failure.unwrap_or_default().into(),
+                kinds.join(", ").into(),
+                ["not enforced", "enforced"][usize::from(enforces_blocks)].into(),
+                format!("{} ago", span(now_ms.saturating_sub(published.seen_ms()))).into(),
+            ]);
+            rows.push(json!({
+                "policy": name, "rules": policy.to_string(), "ban": ban, "shadow": shadow,
+                "on_failure": on_failure, "kinds": kinds, "enforces_blocks": enforces_blocks,
+                "version": printable(published.version().as_bytes()),
+                "seen_ms": published.seen_ms(), "differs": differs,
+            }));
         }
     }
-    for name in differing {
-        writeln!(output, "{WARN}processes differ in {name}{WARN:#}")?;
-    }
-    Ok(())
+    output.report(&json!({ "policies": rows }), |_, output| {
+        if published.is_empty() {
+            output.line("No policies are published.")?;
+            return output.hint(&why);
+        }
+        output.table(&table)?;
+        if has_shadow {
+            output.hint("*: a shadow, which denies no request")?;
+        }
+        for name in differing {
+            output.warn(format!("processes differ in {name}"))?;
+        }
+        Ok(())
+    })?;
+    Ok(!published.is_empty())
 }
 
 /// The limits, for verbs that need them.
 pub(crate) struct Limits {
-    /// The limits from the file, or from the published policies; `None` if there are neither.
-    pub(crate) policies: Option<Policies>,
-    /// The same, and all plans that share a name.
-    definitions: Vec<Policy>,
+    /// The limits from the file, or from the published policies, with all plans that share a name; `None` if there are
+    /// neither.
+    pub(crate) policies: Option<Vec<Policy>>,
     /// The policies with other limits in some processes.
     pub(crate) differing: Vec<Differing>,
-    pub(crate) source: Source,
+    pub(crate) published: Vec<PublishedPolicy>,
+    /// Completes a sentence about a stored policy or rule that the source of the limits does not have.
+    pub(crate) lacks: &'static str,
     /// The reason why the published policies could not be read; `None` if they were.
     pub(crate) unpublished: Option<String>,
 }
 
 impl Limits {
-    /// The definitions of this name: several if plans share it, and none if it is not known.
+    /// The definitions of this name: several for plans, and none for an unknown name.
     pub(crate) fn of(&self, name: &str) -> Vec<Policy> {
-        let all = self.definitions.iter();
+        let all = self.policies.iter().flatten();
         all.filter(|policy| policy.name() == name)
             .cloned()
             .collect()
     }
-}
 
-/// The source of the limits.
-#[derive(Clone, Copy)]
-pub(crate) enum Source {
-    File,
-    Service,
-}
-
-impl Source {
-    /// Completes a sentence about a stored policy or rule that this source does not have.
-    pub(crate) const fn lacks(self) -> &'static str {
-        match self {
-            Self::File => "the file does not have",
-            Self::Service => "the published policies do not have",
-        }
+    pub(crate) fn names(&self) -> Vec<String> {
+        let all = self.policies.iter().flatten();
+        let mut names: Vec<String> = all.map(|policy| policy.name().to_owned()).collect();
+        names.dedup();
+        names
     }
 }
 
-/// A policy that services publish with other limits than the file, or in two versions. Fields are only ever added.
+/// Names the policies with a stored value for an identity that the limits do not have.
+pub(crate) fn write_other_policies(
+    policies: &[String],
+    lacks: &str,
+    output: &mut Output,
+) -> Result<()> {
+    if policies.is_empty() {
+        return Ok(());
+    }
+    let policies = policies.join(", ");
+    output.warn(format!(
+        "counts are stored under policies that {lacks}: {policies}"
+    ))
+}
+
+/// A policy that services publish with other limits than the file, or in two versions.
 #[derive(Clone, Serialize)]
 pub(crate) struct Differing {
     pub(crate) policy: String,
@@ -237,11 +173,10 @@ impl Differing {
             policy: newest.name().to_owned(),
             published: published.iter().map(|policy| definition(policy)).collect(),
             file: of_file.map(definition),
-            may_deny: !published
-                .iter()
-                .copied()
+            may_deny: published
+                .into_iter()
                 .chain(of_file)
-                .all(Policy::is_shadow),
+                .any(|it| !it.is_shadow()),
         })
     }
 
@@ -278,10 +213,10 @@ pub(crate) async fn limits(
     file: Option<&Path>,
     inspector: &Inspector,
 ) -> Result<Limits> {
-    let file = match settings.policies_or(file) {
-        Some(path) => Some(policies_file::load(path)?),
-        None => None,
-    };
+    let file = settings
+        .policies_or(file)
+        .map(policies_file::load)
+        .transpose()?;
     let mut unpublished = None;
     let published = inspector.policies().await.unwrap_or_else(|error| {
         // A missing right is no reason for a warning: the verb works without it, and in a cluster the published
@@ -292,43 +227,36 @@ pub(crate) async fn limits(
         unpublished = Some(Error::from(error).message().to_owned());
         Vec::new()
     });
-    let published = by_name(published);
-    let differing = published.iter().filter_map(|(name, definitions)| {
-        let of_file = file.as_ref().and_then(|known| known.get(name));
-        Differing::of(definitions, of_file)
+    let names = by_name(published.clone());
+    let differing = names.iter().filter_map(|(name, definitions)| {
+        let mut of_file = file.iter().flatten().filter(|it| it.name() == name);
+        Differing::of(definitions, of_file.next())
     });
     let differing: Vec<Differing> = differing.collect();
     for differing in &differing {
         warn(differing.text());
     }
-    let plans = published.values().filter(|_| file.is_none());
-    for plans in plans.map(|it| in_force(it)).filter(|it| it.len() > 1) {
-        let rules: Vec<String> = plans.iter().map(definition).collect();
-        let (name, rules) = (plans[0].name(), rules.join(" and "));
-        anstream::eprintln!("plans share the name {name}: {rules}; a FILE of --policies has one");
-    }
-    let source = match file {
-        Some(_) => Source::File,
-        None => Source::Service,
-    };
-    let definitions = match &file {
-        Some(file) => file.iter().cloned().collect(),
-        None => published.values().flat_map(|it| in_force(it)).collect(),
-    };
-    let policies = match file {
-        None if published.is_empty() => None,
+    let (policies, lacks) = match file {
+        Some(file) => (Some(file), "the file does not have"),
         None => {
-            let newest = published.values().filter_map(|it| it.first());
-            let newest = newest.map(|it| it.policy().clone());
-            Some(Policies::new(newest).map_err(Error::usage)?)
+            let all = names.values().map(|it| in_force(it));
+            let all: Vec<Vec<Policy>> = all.collect();
+            for plans in all.iter().filter(|it| it.len() > 1) {
+                let rules: Vec<String> = plans.iter().map(definition).collect();
+                let (name, rules) = (plans[0].name(), rules.join(" and "));
+                anstream::eprintln!(
+                    "plans share the name {name}: {rules}; a FILE of --policies has one"
+                );
+            }
+            let all = Some(all.concat()).filter(|all| !all.is_empty());
+            (all, "the published policies do not have")
         }
-        file => file,
     };
     Ok(Limits {
         policies,
-        definitions,
         differing,
-        source,
+        published,
+        lacks,
         unpublished,
     })
 }
@@ -365,10 +293,8 @@ fn distinct(definitions: &[PublishedPolicy]) -> Vec<&Policy> {
 fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPolicy>> {
     let mut by_name = BTreeMap::<String, Vec<PublishedPolicy>>::new();
     for definition in published {
-        by_name
-            .entry(definition.policy().name().to_owned())
-            .or_default()
-            .push(definition);
+        let name = definition.policy().name().to_owned();
+        by_name.entry(name).or_default().push(definition);
     }
     for definitions in by_name.values_mut() {
         definitions.sort_by_key(|published| std::cmp::Reverse(published.seen_ms()));
@@ -387,27 +313,23 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
 /// The reason why a block of this key may have no effect: no published policy for keys of this kind enforces blocks.
 /// Layers that look up keys without a policy are not published. `None` if nothing is published for the kind.
 pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
-    let published = by_name(published.to_vec());
-    // A definition that no process uses any more says nothing about blocks now.
-    let in_use = published
-        .values()
-        .flat_map(|definitions| in_use(definitions));
-    let of_kind: Vec<_> = in_use
-        .filter(|published| published.kinds().any(|kind| kind == key.kind()))
-        .collect();
-    if of_kind.is_empty() || of_kind.iter().any(|published| published.enforces_blocks()) {
-        return None;
+    let mut names = Vec::new();
+    for (name, definitions) in by_name(published.to_vec()) {
+        // A definition that no process uses any more says nothing about blocks now.
+        let is_of_kind = |it: &&PublishedPolicy| it.kinds().any(|kind| kind == key.kind());
+        let of_kind: Vec<_> = in_use(&definitions).filter(is_of_kind).collect();
+        if of_kind.iter().any(|it| it.enforces_blocks()) {
+            return None;
+        }
+        names.extend(of_kind.first().map(|_| name));
     }
-    let names: BTreeSet<&str> = of_kind
-        .iter()
-        .map(|published| published.policy().name())
-        .collect();
-    let names = names.into_iter().collect::<Vec<_>>().join(", ");
-    Some(format!(
-        "no published policy for the kind `{}` enforces blocks ({names}): the block holds only where a layer has \
-         `deny_blocked`, see `sluicegate policies`",
-        printable(key.kind().as_bytes())
-    ))
+    let (kind, policies) = (printable(key.kind().as_bytes()), names.join(", "));
+    (!names.is_empty()).then(|| {
+        format!(
+            "no published policy for the kind `{kind}` enforces blocks ({policies}): the block holds only where a layer has \
+             `deny_blocked`, see `sluicegate policies`"
+        )
+    })
 }
 
 /// Whether the limits differ. A failure policy is no limit.

@@ -1,27 +1,21 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that other clients do not notice.
 
-use std::{
-    cell::Cell,
-    fmt,
-    time::{Duration, Instant},
-};
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sluicegate::{
-    Key,
-    store::redis::inspect::{Inspector, Selection, Server, StoredName},
-};
+use sluicegate::Key;
+use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
 
-use super::{
-    error::{Error, Result},
-    text::grouped,
-};
+use super::text::grouped;
+use super::{Error, Result};
 
 /// The number of keys for each SCAN. A server serves nothing else during a SCAN, for less than half a millisecond.
 const BATCH: u32 = 250;
 
-/// A shorter scan shows no bar.
-const NO_PROGRESS: Duration = Duration::from_secs(1);
+/// Between two lines about the progress. A shorter scan has none.
+const PROGRESS: Duration = Duration::from_secs(1);
 
 /// The default share of the time in which a server is busy.
 pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
@@ -89,16 +83,14 @@ fn of_address(error: Error, address: Option<String>) -> Error {
 pub(crate) struct Scan {
     servers: Vec<Server>,
     load: Share,
-    progress: ProgressBar,
-    /// Whether a bar or a message has announced the scan.
-    is_announced: Cell<bool>,
+    is_shown: Cell<bool>,
     /// The number of keys on all servers.
     pub(crate) total: u64,
 }
 
 impl Scan {
     /// Creates a scan that keeps a server busy for at most this share of the time. Shows the progress if stderr is a
-    /// terminal.
+    /// terminal, otherwise one line.
     pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
         let servers = inspector.servers().await?;
         let mut total = 0;
@@ -106,16 +98,10 @@ impl Scan {
             let count = server.key_count().await;
             total += count.map_err(|error| of_node(error.into(), server))?;
         }
-        let style = "{bar:30} {percent:>3}% of {human_len} keys, {elapsed} so far, {eta} to go";
-        let style =
-            ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let progress = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        let progress = progress.with_style(style);
         Ok(Self {
             servers,
             load,
-            progress,
-            is_announced: Cell::new(false),
+            is_shown: Cell::new(false),
             total,
         })
     }
@@ -126,20 +112,22 @@ impl Scan {
         selection: &Selection,
         mut found: impl AsyncFnMut(&Server, Vec<StoredName>) -> Result<()>,
     ) -> Result<()> {
-        for server in &self.servers {
+        let (started, mut next) = (Instant::now(), PROGRESS);
+        for (at, server) in (1..).zip(&self.servers) {
             let mut cursor = 0;
             loop {
                 let begun = Instant::now();
                 let batch = async {
                     let (next, names) = server.scan(cursor, selection, BATCH).await?;
-                    self.progress(next, names.len());
                     if !names.is_empty() {
                         found(server, names).await?;
                     }
                     Ok(next)
                 };
-                let next = batch.await.map_err(|error| of_node(error, server))?;
-                cursor = next;
+                cursor = batch.await.map_err(|error| of_node(error, server))?;
+                if started.elapsed() > next {
+                    next = self.progress(at, cursor, started.elapsed());
+                }
                 if cursor == 0 {
                     break;
                 }
@@ -148,33 +136,32 @@ impl Scan {
                 tokio::time::sleep(busy.mul_f64(1.0 / self.load.fraction() - 1.0)).await;
             }
         }
-        self.progress.finish_and_clear();
         Ok(())
     }
 
-    /// With one server, the bits of the cursor show the progress, from the lowest bit to the highest.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "for a bar"
-    )]
-    fn progress(&self, cursor: u64, found: usize) {
-        if !self.is_announced.get() && self.progress.elapsed() > NO_PROGRESS {
-            self.is_announced.set(true);
-            self.progress.set_draw_target(ProgressDrawTarget::stderr());
-            if self.progress.is_hidden() {
-                // Without a terminal there is no bar, so print one line.
-                let (total, load) = (grouped(self.total), self.load);
-                anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
-            }
+    /// Prints the progress of the server with this number to a terminal, otherwise one line. Returns when to print
+    /// again. The bits of the cursor show the progress, from the lowest bit to the highest.
+    fn progress(&self, server: usize, cursor: u64, elapsed: Duration) -> Duration {
+        let (total, load, servers) = (grouped(self.total), self.load, self.servers.len());
+        if !io::stderr().is_terminal() {
+            anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
+            return Duration::MAX;
         }
-        if self.servers.len() > 1 {
-            self.progress.inc(found as u64);
-        } else {
-            let part = cursor.reverse_bits() as f64 / u64::MAX as f64;
-            self.progress
-                .set_position((part * self.total as f64) as u64);
+        self.is_shown.set(true);
+        let percent = ((cursor.reverse_bits() >> 32) * 100) >> 32;
+        eprint!(
+            "\r{percent}% of {total} keys, server {server} of {servers}, {}s so far ",
+            elapsed.as_secs()
+        );
+        elapsed + PROGRESS
+    }
+}
+
+impl Drop for Scan {
+    /// Leaves no line about the progress.
+    fn drop(&mut self) {
+        if self.is_shown.get() {
+            eprint!("\r\x1b[K");
         }
     }
 }

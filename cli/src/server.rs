@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use redis::IntoConnectionInfo;
-use sluicegate::{Limiter, RedisStore, StoreError, store::redis::inspect::Inspector};
-use tokio::runtime::Runtime;
+use sluicegate::store::redis::inspect::Inspector;
+use sluicegate::{Limiter, RedisStore, StoreError};
+use tokio::runtime::Builder;
 
-use super::{
-    error::{Error, Result},
-    settings::Settings,
-};
+use super::{Error, Result, Settings};
 
 /// The maximum length of a prefix, the same as in `RedisStore::prefix`.
 const MAX_PREFIX: usize = 48;
 
 /// Runs a verb that calls the server in these settings. An error of the server gets its name in front.
 pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime =
-        Runtime::new().map_err(|error| Error::usage(format_args!("no runtime: {error}")))?;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::usage(format_args!("no runtime: {error}")))?;
     let result = runtime.block_on(verb);
     // Do not wait for a name that is being resolved.
     runtime.shutdown_timeout(Duration::ZERO);

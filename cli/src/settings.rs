@@ -1,18 +1,15 @@
 //! [`Settings`]: the server and the names of its keys. The command line comes first, then the environment, then a file.
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs};
 
 use clap::Args;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
-use super::{
-    error::{Error, Result},
-    text::{self, Position},
-};
+use super::text::Position;
+use super::{Error, Result, text};
 
 const DEFAULT_FILE: &str = "sluicegate.toml";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,50 +20,38 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settings {
     /// The server: redis://, rediss:// (TLS) or unix:// [env: SLUICEGATE_REDIS]
-    #[arg(long, global = true, value_name = "URL", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) redis: Option<String>,
 
     /// Nodes of a Redis Cluster, separated by commas; one is enough [env: SLUICEGATE_CLUSTER]
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        value_delimiter = ',',
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "URL", value_delimiter = ',')]
     pub(crate) cluster: Option<Vec<String>>,
 
     /// Sentinels, separated by commas; they name the address of --primary [env: SLUICEGATE_SENTINEL]
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        value_delimiter = ',',
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, value_name = "URL", value_delimiter = ',')]
     pub(crate) sentinel: Option<Vec<String>>,
 
     /// The name of the primary: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY] [default: mymaster]
-    #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "NAME")]
     pub(crate) primary: Option<String>,
 
     /// The prefix of all keys, as in `RedisStore::prefix` [env: SLUICEGATE_PREFIX] [default: sluicegate]
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true)]
     pub(crate) prefix: Option<String>,
 
     /// The secret of the hashed identities, as in `RedisStore::secret`; other users of this machine can see it on the
     /// command line, but not in the environment or in a file [env: SLUICEGATE_SECRET]
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true)]
     pub(crate) secret: Option<String>,
 
     /// The timeout of one call, or of an attempt to connect [env: SLUICEGATE_TIMEOUT] [default: 2s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = text::parse_duration, hide_short_help = true)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = text::parse_duration)]
     #[serde(default, deserialize_with = "duration")]
     timeout: Option<Duration>,
 
     /// The number of leading bits of an IPv6 address that are one identity, as in `PeerIp::ipv6_prefix` [env:
     /// SLUICEGATE_IPV6_PREFIX] [default: 64]
-    #[arg(long, global = true, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128), hide_short_help = true)]
+    #[arg(long, global = true, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128))]
     #[serde(default, deserialize_with = "ipv6_prefix")]
     ipv6_prefix: Option<u8>,
 

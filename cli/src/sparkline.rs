@@ -11,14 +11,14 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 pub(crate) fn sparkline(
     steps: impl IntoIterator<Item = (Range<u64>, u64)>,
     span: &Range<u64>,
-    columns: u16,
+    columns: usize,
 ) -> String {
-    let mut sums = vec![0_u64; columns.into()];
+    let mut sums = vec![0_u64; columns];
     let length = u128::from((span.end - span.start).max(1));
     for (step, units) in steps {
         let middle = u64::midpoint(step.start, step.end);
         let behind = u128::from(middle.saturating_sub(span.start));
-        let column = behind * u128::from(columns) / length;
+        let column = behind * columns as u128 / length;
         let column = usize::try_from(column).unwrap_or(usize::MAX);
         // A step outside of the span goes into the first or the last column.
         let column = column.min(sums.len() - 1);

@@ -1,9 +1,10 @@
 //! Reads and writes times and numbers, and writes text from strangers safely.
 
-use std::{fmt, time::Duration};
+use std::fmt;
+use std::time::Duration;
 
-use indicatif::HumanCount;
-use jiff::{Span, SpanRelativeTo, Timestamp, tz::Offset};
+use jiff::tz::Offset;
+use jiff::{Span, SpanRelativeTo, Timestamp};
 use sluicegate::{Key, Rule};
 
 /// Reads a span of time: `100ms`, `2s`, `10m`, `2h`, `7d`, `1h30m`.
@@ -110,7 +111,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// A rule without its limit: `?/1m`, `?+10/1s@bucket`.
+/// A rule without the limit: `?/1m`, `?+10/1s@bucket`.
 pub(crate) fn without_limit(rule: &Rule) -> String {
     let rule = rule.to_string();
     format!(
@@ -130,7 +131,15 @@ pub(crate) fn used(units: u64, limit: Option<u64>, are_slots: bool) -> String {
 
 /// Writes a number with a blank between thousands.
 pub(crate) fn grouped(number: u64) -> String {
-    HumanCount(number).to_string().replace(',', "\u{202f}")
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// Text from a stranger on one line, without control characters and without characters that change its direction.
@@ -143,31 +152,6 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
 /// An identity in the form of the tool's arguments.
 pub(crate) fn identity(key: &Key) -> String {
     format!("{}={}", key.kind(), printable(key.value()))
-}
-
-/// The word that was probably meant: equal except for case, or with at most two mistakes.
-pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_lowercase();
-    let distances = words
-        .into_iter()
-        .map(|other| (distance(&word, &other.to_lowercase()), other));
-    let close = distances
-        .filter(|(distance, other)| *distance <= 2 && *distance < other.len().min(word.len()));
-    close.min().map(|(_, other)| other)
-}
-
-/// The number of letters to insert, delete or replace to get from one word to the other.
-fn distance(from: &str, to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
-    for (index, c) in from.chars().enumerate() {
-        let mut before = std::mem::replace(&mut row[0], index + 1);
-        for (place, other) in (1..).zip(to.chars()) {
-            let replaced = before + usize::from(c != other);
-            before = row[place];
-            row[place] = replaced.min(before + 1).min(row[place - 1] + 1);
-        }
-    }
-    row[row.len() - 1]
 }
 
 /// Whether a terminal acts on the character, or the character changes the order of the text.
@@ -205,21 +189,6 @@ mod tests {
             assert_eq!(seconds, Some(1_796_108_400), "{text}");
         }
         assert!(parse_date("tomorrow").is_none());
-    }
-
-    #[test]
-    fn a_typing_mistake_is_near_to_what_was_meant() {
-        let words = ["ip", "user", "api-key"];
-        for (word, meant) in [
-            ("usr", Some("user")),
-            ("User", Some("user")),
-            ("apikey", Some("api-key")),
-            ("tenant", None),
-            ("io", Some("ip")),
-            ("x", None),
-        ] {
-            assert_eq!(nearest(word, words), meant, "{word}");
-        }
     }
 
     #[test]

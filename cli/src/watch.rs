@@ -1,24 +1,15 @@
 //! `sluicegate watch`: `inspect`, live.
 
-use std::{
-    io::{self, Write},
-    time::Duration,
-};
+use std::io;
+use std::io::Write;
+use std::time::Duration;
 
 use clap::Args;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{
-    answer::Answer,
-    error::{Error, Result},
-    identity::IdentityArgs,
-    inspect::Report,
-    output::{DIM, Output},
-    reading::{ReadArgs, Reader},
-    server,
-    settings::Settings,
-    text::{self, date_time},
-};
+use super::reading::{ReadArgs, Reader};
+use super::text::date_time;
+use super::{DIM, Error, Output, Result, Settings, server, text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +19,7 @@ Examples:
 
 At a terminal, the tool redraws the page at each interval. In a pipe, it prints
 one line for each change, with the time of the server's clock in UTC, or one
-JSON document like `inspect`. Stop with Ctrl-C.
+JSON document like `inspect`, without denials. Stop with Ctrl-C.
 
 If you name no policies and give no file, the tool looks for policies once, at
 the start.
@@ -39,9 +30,6 @@ Rights: as for `inspect`. Nothing is written.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
-    identity: IdentityArgs,
-
-    #[command(flatten)]
     read: ReadArgs,
 
     /// The interval between two readings
@@ -49,131 +37,74 @@ pub(crate) struct WatchArgs {
     interval: Duration,
 }
 
-pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let key = args.identity.key(settings.ipv6_prefix())?;
+pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     server::inspect(settings, async |inspector| {
-        let reader = args.read.reader(settings, inspector, key).await?;
+        let reader = args.read.reader(settings, inspector).await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
-        let watching = async {
-            match &screen {
-                Some(_) => draw(&reader, args.interval, output).await,
-                None => print(&reader, args.interval, settings, output).await,
-            }
-        };
+        let watching = watch(&reader, args.interval, screen.is_some(), output);
         tokio::select! {
             result = watching => result?,
             result = interrupted() => result?,
         }
-        Ok(Answer::Yes)
+        Ok(true)
     })
 }
 
-/// Draws a page at each interval, without end. Shows an error of the server on the page.
-async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Result<()> {
-    let mut ticks = ticks(interval);
-    let mut latest = None;
+/// Draws a page at each interval, with any error of the server; or prints each change, and an outage once, on stderr.
+/// Without end.
+async fn watch(
+    reader: &Reader<'_>,
+    every: Duration,
+    is_page: bool,
+    output: &mut Output,
+) -> Result<()> {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut latest, mut is_away) = (None, false);
+    let mut last = String::new();
     loop {
         ticks.tick().await;
-        let read = reader.read().await;
-        Screen::clear()?;
-        let failed = match read {
-            Ok(reading) => {
-                latest = Some(Report::of(&reading)?);
+        let failed = match reader.read(1).await {
+            Ok(report) => {
+                latest = Some(report);
                 None
             }
             Err(error) => Some(error),
         };
-        // Keep the latest usage on the page while the server does not answer.
-        if let Some(report) = &latest {
-            report.write(output)?;
-        }
-        if let Some(error) = failed {
-            error.report();
-        }
-        writeln!(output, "{DIM}every {interval:?}; Ctrl-C ends{DIM:#}")?;
-        output.flush()?;
-    }
-}
-
-/// Prints each change, without end. Reports an outage once, on stderr.
-async fn print(
-    reader: &Reader,
-    interval: Duration,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<()> {
-    let mut ticks = ticks(interval);
-    let mut is_away = false;
-    let mut last: Option<String> = None;
-    loop {
-        ticks.tick().await;
-        let reading = match reader.read().await {
-            Ok(reading) => reading,
-            Err(error) => {
-                // Report an outage once, and not at each reading.
-                if !is_away {
-                    error.report();
-                }
-                is_away = true;
+        if is_page {
+            Screen::clear()?;
+            // Keep the latest usage on the page while the server does not answer.
+            latest
+                .as_ref()
+                .map_or(Ok(()), |report| report.write(output))?;
+            if let Some(error) = failed {
+                error.report();
+            }
+            output.styled(DIM, &format!("every {every:?}; Ctrl-C ends"))?;
+        } else if let Some(error) = failed {
+            if !is_away {
+                error.report();
+            }
+            is_away = true;
+            continue;
+        } else if let Some(report) = &latest {
+            is_away = false;
+            let line = report.line();
+            if last.is_empty() && report.policies.is_empty() {
+                anstream::eprintln!("{}", reader.why_nothing().await);
+            }
+            if last == line {
                 continue;
             }
-        };
-        is_away = false;
-        if last.is_none() && reading.entries.is_empty() {
-            anstream::eprintln!("{}", reader.why_nothing(settings).await);
-        }
-        let report = Report::of(&reading)?;
-        let line = line(&report);
-        if last.as_ref() == Some(&line) {
-            continue;
-        }
-        if output.is_json() {
-            output.document(&report)?;
-        } else {
-            writeln!(output, "{} {line}", date_time(report.now_ms))?;
+            match output.is_json() {
+                true => output.document(report)?,
+                false => output.line(format!("{} {line}", date_time(report.now_ms)))?,
+            }
+            last = line;
         }
         output.flush()?;
-        last = Some(line);
     }
-}
-
-/// The usage without times: `api 10/1s 3, 120/1m 120 full`. The text of a block comes first.
-fn line(report: &Report) -> String {
-    match &report.blocked {
-        Some(block) => format!("{}; {}", block.text_without_span(), used(report)),
-        None => used(report),
-    }
-}
-
-fn used(report: &Report) -> String {
-    let policies = report.policies.iter().map(|policy| {
-        if policy.error.is_some() {
-            return format!("{} unreadable", policy.policy);
-        }
-        if policy.is_empty() {
-            return format!("{} nothing", policy.policy);
-        }
-        // A change is one line of output, so all rules go on one line.
-        let rules = policy.rules.iter().map(|rule| {
-            let full = if rule.is_exceeded() { " full" } else { "" };
-            let used = text::used(rule.used, rule.limit, rule.slots);
-            format!("{} {used}{full}", rule.rule)
-        });
-        format!("{} {}", policy.policy, rules.collect::<Vec<_>>().join(", "))
-    });
-    let line = policies.collect::<Vec<_>>().join("; ");
-    if line.is_empty() {
-        "nothing is stored".into()
-    } else {
-        line
-    }
-}
-
-fn ticks(every: Duration) -> tokio::time::Interval {
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// Waits for Ctrl-C, or for another signal that ends programs.

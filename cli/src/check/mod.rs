@@ -2,19 +2,15 @@
 
 mod warnings;
 
-use std::{io::Write, ops::Range, path::PathBuf};
+use std::ops::Range;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use self::warnings::Level;
-use super::{
-    answer::Answer,
-    error::Result,
-    output::{BAD, BOLD, DIM, GOOD, Output, WARN},
-    policies_file::{self, PoliciesFile},
-    text::{self, Position},
-};
+use super::policies_file::PoliciesFile;
+use super::text::Position;
+use super::{BAD, BOLD, DIM, GOOD, Output, Result, WARN, policies_file, text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,23 +56,20 @@ struct Finding {
     /// Counted from 1; null if the format does not give it.
     line: Option<usize>,
     column: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<&'static str>,
     message: String,
     #[serde(skip)]
     span: Option<Range<usize>>,
 }
 
-pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<Answer> {
+pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<bool> {
     let file = PoliciesFile::read(&args.file)?;
     let report = report(&file, args.cost);
     output.report(&report, |report, output| write(report, &file, output))?;
     let failed = !report.errors.is_empty() || args.strict && !report.warnings.is_empty();
-    Ok((!failed).into())
+    Ok(!failed)
 }
 
 fn report(file: &PoliciesFile, cost: u64) -> Report {
@@ -108,9 +101,9 @@ fn report(file: &PoliciesFile, cost: u64) -> Report {
                 code: Some(warning.code),
                 ..finding(file, span, warning.message)
             };
-            match warning.level {
-                Level::Warning => report.warnings.push(finding),
-                Level::Note => report.notes.push(finding),
+            match warning.is_note {
+                true => report.notes.push(finding),
+                false => report.warnings.push(finding),
             }
         }
     }
@@ -140,12 +133,12 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
     ] {
         for finding in findings {
             // As compilers write it, so that editors find the place.
-            let place = file.place(finding.span.as_ref());
-            write!(output, "{BOLD}{place}:{BOLD:#} {style}{label}:{style:#} ")?;
-            if let (Some(policy), Some(rule)) = (&finding.policy, &finding.rule) {
-                write!(output, "policy `{policy}`: `{rule}`: ")?;
-            }
-            writeln!(output, "{}", finding.message)?;
+            let (place, message) = (file.place(finding.span.as_ref()), &finding.message);
+            let of_rule = finding.policy.as_ref().zip(finding.rule.as_ref());
+            let of_rule = of_rule.map(|(policy, rule)| format!("policy `{policy}`: `{rule}`: "));
+            let of_rule = of_rule.unwrap_or_default();
+            let label = format!("{style}{label}:{style:#}");
+            output.line(format!("{BOLD}{place}:{BOLD:#} {label} {of_rule}{message}"))?;
             if let Some(span) = &finding.span {
                 write_line(file, span, output)?;
             }
@@ -159,22 +152,17 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
         1 => "1 policy".to_owned(),
         number => format!("{number} policies"),
     };
-    let (errors, warnings) = (report.errors.len(), report.warnings.len());
-    let style = if errors > 0 {
-        BAD
-    } else if warnings > 0 {
-        WARN
-    } else {
-        GOOD
+    let style = match (&report.errors[..], &report.warnings[..]) {
+        ([], []) => GOOD,
+        ([], _) => WARN,
+        _ => BAD,
     };
-    writeln!(
-        output,
-        "{style}{}: {policies} read, {}, {}{style:#}",
-        report.file,
-        count(errors, "error"),
-        count(warnings, "warning"),
-    )?;
-    Ok(())
+    let errors = count(report.errors.len(), "error");
+    let warnings = count(report.warnings.len(), "warning");
+    output.styled(
+        style,
+        &format!("{}: {policies} read, {errors}, {warnings}", report.file),
+    )
 }
 
 /// Writes the line of the text, with carets below the span.
@@ -195,15 +183,11 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
         .map(|c| if c == '\t' { c } else { ' ' })
         .collect();
     let carets = "^".repeat(marked.chars().count().max(1));
-    writeln!(output, "{DIM}{margin} |{DIM:#}")?;
-    writeln!(
-        output,
-        "{DIM}{number} |{DIM:#} {}",
-        line.replace(|c| c != '\t' && text::is_unsafe(c), "\u{fffd}")
-    )?;
-    writeln!(
-        output,
+    let line = line.replace(|c| c != '\t' && text::is_unsafe(c), "\u{fffd}");
+    output.line(format!(
+        "{DIM}{margin} |{DIM:#}\n{DIM}{number} |{DIM:#} {line}"
+    ))?;
+    output.line(format!(
         "{DIM}{margin} |{DIM:#} {indent}{WARN}{carets}{WARN:#}\n"
-    )?;
-    Ok(())
+    ))
 }

@@ -21,15 +21,9 @@ use sluicegate::{Policy, Rule};
 /// About 8 bytes each. With more steps, reading the key of one rule takes longer than a check should.
 const MANY_STEPS: u128 = 1_000;
 
-/// The importance of a warning.
-pub(crate) enum Level {
-    Warning,
-    /// Not a mistake, but a fact that you may not know.
-    Note,
-}
-
 pub(crate) struct Warning {
-    pub(crate) level: Level,
+    /// Not a mistake, but a fact that you may not know.
+    pub(crate) is_note: bool,
     /// The kind of warning, for programs.
     pub(crate) code: &'static str,
     pub(crate) rule: Rule,
@@ -39,7 +33,7 @@ pub(crate) struct Warning {
 impl Warning {
     fn new(code: &'static str, rule: &Rule, message: impl Into<String>) -> Self {
         Self {
-            level: Level::Warning,
+            is_note: false,
             code,
             rule: *rule,
             message: message.into(),
@@ -199,7 +193,7 @@ fn many_steps(rule: &Rule) -> Option<Warning> {
 fn fixed(rule: &Rule) -> Option<Warning> {
     let message = "up to twice the limit may pass around the boundary of two windows";
     rule.is_fixed().then(|| Warning {
-        level: Level::Note,
+        is_note: true,
         ..Warning::new("fixed-window", rule, message)
     })
 }

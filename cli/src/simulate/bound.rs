@@ -1,11 +1,13 @@
 //! [`Bound`]: an argument of `--max-refused`, the share of refused requests above which the verdict is "no".
 
-use sluicegate::policies::Policies;
+use serde::Serialize;
+use sluicegate::Policy;
 
-use super::super::error::{Error, Result};
+use super::result::Outcome;
+use crate::{Error, Result};
 
 /// Parts of a whole: a hundredth of a percent has 10 000, so that six decimals of a percentage are exact.
-pub(super) const WHOLE: u64 = 100_000_000;
+const WHOLE: u64 = 100_000_000;
 
 const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at most six decimals";
 
@@ -13,9 +15,23 @@ const FORM: &str = "write a share of 0% to 100%, as 0.5% or POLICY=0.1%, with at
 #[derive(Clone, Debug)]
 pub(super) struct Bound {
     /// `None`: all requests.
-    pub(super) policy: Option<String>,
-    pub(super) parts: u64,
-    pub(super) text: String,
+    policy: Option<String>,
+    parts: u64,
+    text: String,
+}
+
+/// A bound, compared with the outcome.
+#[derive(Serialize)]
+pub(super) struct Verdict {
+    /// Null: all requests.
+    policy: Option<String>,
+    /// As you wrote it.
+    pub(super) max_refused: String,
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    /// The most refusals that the bound allows.
+    pub(super) most: u64,
+    pub(super) kept: bool,
 }
 
 /// Reads `0.5%` and `POLICY=0.1%`.
@@ -45,24 +61,74 @@ fn parts_of_percent(text: &str) -> Option<u64> {
 }
 
 /// Refuses a bound of a policy that is not replayed, and a second bound of the same requests.
-pub(super) fn check(bounds: &[Bound], policies: &Policies) -> Result<()> {
+pub(super) fn check(bounds: &[Bound], policies: &[Policy]) -> Result<()> {
     for (index, bound) in bounds.iter().enumerate() {
-        let wrong = |problem: &str| {
-            let text = &bound.text;
-            Err(Error::usage(format_args!(
-                "--max-refused {text}: {problem}"
-            )))
-        };
         if let Some(name) = &bound.policy
-            && policies.get(name).is_none()
+            && !policies.iter().any(|policy| policy.name() == name)
         {
-            return wrong(&format!("no policy `{name}` is replayed"));
+            return Err(bound.wrong(&format!("no policy `{name}` is replayed")));
         }
         if bounds[..index].iter().any(|it| it.policy == bound.policy) {
-            return wrong("this is the second bound of the same requests");
+            return Err(bound.wrong("this is the second bound of the same requests"));
         }
     }
     Ok(())
+}
+
+impl Bound {
+    fn wrong(&self, problem: &str) -> Error {
+        let text = &self.text;
+        Error::usage(format_args!("--max-refused {text}: {problem}"))
+    }
+
+    /// Compares the bound with the outcome.
+    ///
+    /// # Errors
+    ///
+    /// When a verdict would rest on too little: the tool could not judge enough lines, or a full store forgot counts, so
+    /// that there may be more refusals than were counted.
+    pub(super) fn verdict(&self, outcome: &Outcome) -> Result<Verdict> {
+        let tally = &outcome.tally;
+        let own = |name: &str| outcome.policies.iter().find(|policy| policy.name == name);
+        let all = tally.requests;
+        let (requests, judged, refused) = match self.policy.as_deref().and_then(own) {
+            // Requests without a user are no sign that the log is misread.
+            Some(own) if own.key == "user" && own.requests > 0 => (own.requests, all, own.refused),
+            Some(own) => (own.requests, own.requests, own.refused),
+            None => (all, all - tally.unlimited, tally.refused),
+        };
+        if judged == 0 {
+            return Err(
+                self.wrong("no request has a key for it, so that there is nothing to judge")
+            );
+        }
+        let lines = outcome.lines.read - outcome.lines.filtered;
+        if u128::from(judged) * 10 < u128::from(lines) * 9 {
+            let unreadable = outcome.lines.unreadable;
+            let keyless = lines - unreadable - judged;
+            return Err(self.wrong(&format!(
+                "a verdict needs nine tenths of the lines: of {lines}, {unreadable} cannot be read, and {keyless} have no \
+                 key for it"
+            )));
+        }
+        // In integers, since a float could miss a bound that is met exactly.
+        let most = u128::from(requests) * u128::from(self.parts) / u128::from(WHOLE);
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        // A store that forgets counts refuses too few, so a broken bound is broken all the same.
+        if tally.full && refused <= most {
+            return Err(
+                self.wrong("a store was full and may have forgotten counts: give it more --keys")
+            );
+        }
+        Ok(Verdict {
+            policy: self.policy.clone(),
+            max_refused: self.text.clone(),
+            requests,
+            refused,
+            most,
+            kept: refused <= most,
+        })
+    }
 }
 
 #[cfg(test)]

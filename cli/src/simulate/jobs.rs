@@ -1,57 +1,49 @@
 //! The jobs: replays of the same requests under the policies of the file and under changed ones, shared by threads.
 
-use std::{
-    sync::{
-        Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
-    thread,
-};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
 
 use sluicegate::rule::MAX_UNITS;
 
-use super::{
-    super::error::{Error, Result},
-    options::SimulateArgs,
-    others::{Peak, Variant},
-    replay,
-    request::{Mapping, Request},
-    tally::Tally,
-};
+use super::options::SimulateArgs;
+use super::others::Other;
+use super::replay;
+use super::request::{Mapping, Request};
+use super::tally::Tally;
+use crate::{Error, Result};
 
 /// One replay of the whole log.
 pub(super) enum Job {
     Tally(Box<Tally>),
-    Variant(Variant),
-    Peak(Peak),
-}
-
-impl Job {
-    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
-        match self {
-            Self::Tally(tally) => tally.take(request),
-            Self::Variant(variant) => Ok(variant.take(request)?),
-            Self::Peak(peak) => Ok(peak.take(request)?),
-        }
-    }
+    Other(Other),
 }
 
 /// All jobs. Each has its own store.
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
-    let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
+    let tally = Tally::new(policies.clone(), args.capacity(), args.decisions.as_deref())?;
     let mut jobs = vec![Job::Tally(Box::new(tally))];
     for (index, mapped) in policies.iter().enumerate() {
         let shadow = mapped.policy.is_shadow().then_some(index);
         for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
             let place = mapped.first_rule + rule_index;
-            let peak = replay::peak(mapped, rule).map_err(Error::usage)?;
-            jobs.push(Job::Peak(Peak::new(peak, args.keys, place)?));
+            let peak = vec![replay::peak(mapped, rule).map_err(Error::usage)?];
+            jobs.push(Job::Other(Other::new(
+                peak,
+                args.capacity(),
+                (place, None),
+                None,
+            )?));
             for limit in other_limits(rule.limit(), &args.factors) {
-                let changed =
-                    replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;
-                let variant = Variant::new(changed, args.keys, place, limit, shadow)?;
-                jobs.push(Job::Variant(variant));
+                let changed = replay::with_limit(policies, index, rule_index, limit);
+                let (changed, limit) = (changed.map_err(Error::usage)?, Some(limit));
+                jobs.push(Job::Other(Other::new(
+                    changed,
+                    args.capacity(),
+                    (place, limit),
+                    shadow,
+                )?));
             }
         }
     }
@@ -116,7 +108,10 @@ fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Jo
     for batch in batches {
         for job in &mut jobs {
             for request in &*batch {
-                job.take(request)?;
+                match job {
+                    Job::Tally(tally) => tally.take(request)?,
+                    Job::Other(other) => other.take(request)?,
+                }
             }
         }
     }

@@ -7,41 +7,37 @@
 
 mod bound;
 mod decisions;
-mod gzip;
 mod jobs;
 mod lines;
 mod options;
 mod order;
 mod others;
 mod plot;
-mod progress;
 mod reading;
 mod record;
 mod replay;
 mod report;
 mod request;
 mod result;
+mod sections;
 mod stamp;
 mod tally;
 mod timeline;
-mod verdict;
 mod write;
 
 use std::fs;
 
-use sluicegate::{Policy, Rule, policies::Policies};
+use sluicegate::{Policy, Rule};
 
+use self::bound::Verdict;
 pub(crate) use self::options::SimulateArgs;
-use self::{reading::Reading, request::Mapping, result::Outcome};
-use super::{
-    answer::Answer,
-    error::{Error, Result, warn},
-    output::Output,
-    policies_file,
-    settings::Settings,
-};
+use self::reading::Reading;
+use self::request::Mapping;
+use self::result::Outcome;
+use super::error::warn;
+use super::{Error, Output, Result, Settings, policies_file};
 
-pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     let policies = chosen(&policies_file::load(&args.policies)?, args)?;
     bound::check(&args.max_refused, &policies)?;
     if let Some(factor) = args.factors.iter().find(|it| !(0.0..=1e6).contains(*it)) {
@@ -57,11 +53,9 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
-    let bar = progress::bar(&args.logs);
-    let mut reading = Reading::open(args, &mapping, &bar)?;
+    let mut reading = Reading::open(args, &mapping)?;
     let jobs = jobs::jobs(&mapping, args)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
-    bar.finish_and_clear();
     reading.report();
     if mapping.is_guessed.get() {
         warn(
@@ -75,29 +69,32 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     }
     let mut outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
     let mistyped = outcome.policies.iter().find(|policy| policy.is_mistyped());
-    if let Some(policy) = mistyped.filter(|_| outcome.requests > 0) {
+    if let Some(policy) = mistyped.filter(|_| outcome.tally.requests > 0) {
         let (name, key) = (&policy.name, &policy.key);
         return Err(Error::usage(format_args!(
             "--key: no line has a field `{key}`, so that nothing would be limited by `{name}`"
         )));
     }
     if let Some(path) = &args.report {
-        fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
+        fs::write(path, report::page(&outcome)).map_err(|error| Error::file(path, &error))?;
     }
-    let verdicts = verdict::verdicts(&args.max_refused, &outcome);
+    let verdicts = args.max_refused.iter().map(|bound| bound.verdict(&outcome));
+    let verdicts: Result<Vec<Verdict>> = verdicts.collect();
     let judged = verdicts.map(|it| outcome.verdicts = it);
     // You see the outcome even if there is no verdict.
-    output.report(&outcome, write::write)?;
+    output.report(&outcome.document(), |_, output| {
+        write::write(&outcome, output)
+    })?;
     judged?;
-    Ok(outcome.verdicts.iter().all(|it| it.kept).into())
+    Ok(outcome.verdicts.iter().all(|it| it.kept))
 }
 
 /// The policies in `--policy`, or all policies without this argument; none that limits concurrency.
-fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
-    if all.iter().next().is_none() {
+fn chosen(all: &[Policy], args: &SimulateArgs) -> Result<Vec<Policy>> {
+    if all.is_empty() {
+        let file = args.policies.display();
         return Err(Error::usage(format_args!(
-            "{}: the file has no policies",
-            args.policies.display()
+            "{file}: the file has no policies"
         )));
     }
     // You have asked for these, so leaving one out with a warning would not do.
@@ -106,13 +103,11 @@ fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
             return Err(Error::usage(format_args!("--policy {name}: {NO_ENDS}")));
         }
     }
-    let is_chosen = |policy: &&Policy| {
+    let mut chosen = all.to_vec();
+    chosen.retain(|policy| {
         args.policy.is_empty() || args.policy.iter().any(|name| name == policy.name())
-    };
-    let (left_out, chosen): (Vec<&Policy>, Vec<&Policy>) = all
-        .iter()
-        .filter(is_chosen)
-        .partition(|policy| is_of_slots(policy));
+    });
+    let (left_out, chosen): (Vec<Policy>, Vec<Policy>) = chosen.into_iter().partition(is_of_slots);
     if chosen.is_empty() {
         return Err(Error::usage(NO_ENDS));
     }
@@ -120,7 +115,7 @@ fn chosen(all: &Policies, args: &SimulateArgs) -> Result<Policies> {
         let name = policy.name();
         warn(format_args!("policy `{name}` is left out: {NO_ENDS}"));
     }
-    Policies::new(chosen.into_iter().cloned()).map_err(Error::usage)
+    Ok(chosen)
 }
 
 const NO_ENDS: &str =

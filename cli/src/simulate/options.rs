@@ -1,18 +1,15 @@
 //! The arguments of `sluicegate simulate`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use same_file::Handle;
 use sluicegate::extract::Cidr;
 
-use super::{
-    super::{error::Error, text},
-    bound::{self, Bound},
-};
+use super::bound;
+use super::bound::Bound;
+use crate::{Error, text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,8 +92,8 @@ pub(crate) struct SimulateArgs {
     pub(super) no_spread: bool,
 
     /// The capacity of each simulated store: the identities under policies that count at one time
-    #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = capacity)]
-    pub(super) keys: usize,
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    keys: u32,
 
     /// The maximum number of identities to show
     #[arg(short, long, value_name = "N", default_value_t = 10)]
@@ -112,6 +109,10 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
+    pub(super) fn capacity(&self) -> usize {
+        usize::try_from(self.keys).unwrap_or(usize::MAX)
+    }
+
     /// Refuses to overwrite a file that is read, or that is written twice.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
         let read = self.logs.iter().chain([&self.policies]);
@@ -142,18 +143,6 @@ fn file(path: &Path) -> Option<Handle> {
     } else {
         Handle::from_path(path)
     };
-    let is_file = |handle: &Handle| {
-        handle
-            .as_file()
-            .metadata()
-            .is_ok_and(|metadata| metadata.is_file())
-    };
+    let is_file = |it: &Handle| it.as_file().metadata().is_ok_and(|it| it.is_file());
     handle.ok().filter(is_file)
-}
-
-fn capacity(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count @ 1..=100_000_000) => Ok(count),
-        _ => Err("write a number from 1 to 100000000".into()),
-    }
 }

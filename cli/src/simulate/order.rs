@@ -7,10 +7,8 @@
 //! Most logs have whole seconds. Unchanged, all requests of a second would come at once, and a limit of ten a second
 //! would deny clients that keep to it. So the requests of one second are spread evenly over it, in their order.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::request::Request;
 
@@ -22,9 +20,6 @@ const LONG_KEYS: usize = 128;
 
 const SECOND_MS: u64 = 1_000;
 
-/// An odd number, so that there is a middle. Fewer than half of these lines may have wrong dates.
-pub(super) const LAST: usize = 9;
-
 pub(super) struct Order {
     wait: u64,
     spread: bool,
@@ -32,9 +27,8 @@ pub(super) struct Order {
     /// Indexed by the second.
     held: BTreeMap<u64, Vec<Request>>,
     count: usize,
-    /// The latest second that most of the `LAST` lines have reached, so that some wrong dates do not end the waiting.
+    /// The latest second that was read.
     newest: u64,
-    last: VecDeque<u64>,
     /// The first second that has not been replayed.
     next: u64,
     /// The number of requests that came too late for their time.
@@ -50,14 +44,12 @@ impl Order {
             held: BTreeMap::new(),
             count: 0,
             newest: 0,
-            last: VecDeque::with_capacity(LAST),
             next: 0,
             late: 0,
         }
     }
 
-    /// Adds a request. If its date is not believed, it does not count for the progress of the logs.
-    pub(super) fn push(&mut self, mut request: Request, is_believed: bool) {
+    pub(super) fn push(&mut self, mut request: Request) {
         let mut second = request.ms / SECOND_MS;
         if second < self.next {
             self.late += 1;
@@ -65,25 +57,9 @@ impl Order {
             request.ms = second * SECOND_MS;
             request.is_whole = false;
         }
-        if is_believed {
-            self.newest = self.newest.max(self.reached(second));
-        }
+        self.newest = self.newest.max(second);
         self.count += weight(&request);
         self.held.entry(second).or_default().push(request);
-    }
-
-    /// The second that most of the last lines have reached, including this line.
-    fn reached(&mut self, second: u64) -> u64 {
-        if self.last.len() == LAST {
-            self.last.pop_front();
-        }
-        self.last.push_back(second);
-        let mut sorted = [0; LAST]; // those that are missing have reached nothing
-        for (place, second) in sorted.iter_mut().zip(&self.last) {
-            *place = *second;
-        }
-        sorted.sort_unstable();
-        sorted[LAST / 2]
     }
 
     /// The requests of the next second, if no earlier request or another one of that second can still come.
@@ -137,7 +113,7 @@ mod tests {
                 line,
                 keys: Box::default(),
             };
-            order.push(request, true);
+            order.push(request);
             while let Some(requests) = order.ready() {
                 replayed.extend(requests);
             }
@@ -154,20 +130,17 @@ mod tests {
     #[test]
     fn requests_are_put_in_order_within_the_time_that_is_waited() {
         let mut order = Order::new(Duration::from_secs(2), true);
-        let times = [
-            5_000, 4_500, 7_999, 5_100, 8_000, 8_001, 8_002, 8_003, 4_000,
-        ];
+        let times = [5_000, 4_500, 7_999, 5_100, 8_000, 8_001, 4_000];
         let times = times.map(|ms| (ms, false));
+        // The last comes when its second and the next have been replayed.
         let expected = [
             (2, 4_500),
             (1, 5_000),
-            (9, 5_000),
             (4, 5_100),
+            (7, 6_000),
             (3, 7_999),
             (5, 8_000),
             (6, 8_001),
-            (7, 8_002),
-            (8, 8_003),
         ];
         assert_eq!(replayed(&mut order, &times), expected);
         assert_eq!(order.late, 1);
@@ -195,49 +168,6 @@ mod tests {
     }
 
     #[test]
-    fn some_lines_with_wrong_dates_disturb_no_other() {
-        let wrong = (99_000_000, true);
-        let mut times: Vec<_> = (0..40)
-            .map(|second| (5_000 + second * 1_000, true))
-            .collect();
-        for at in [10, 11, 12, 25, 26, 27, 28] {
-            times.insert(at, wrong);
-        }
-        // A request that is late by no more than the waiting time.
-        times.insert(35, (32_000, true));
-        let mut order = Order::new(Duration::from_secs(5), true);
-        let replayed = replayed(&mut order, &times);
-        assert_eq!(order.late, 0);
-        assert!(replayed.is_sorted_by_key(|(_, ms)| *ms));
-        assert!(replayed[41..].iter().all(|(_, ms)| *ms >= wrong.0));
-    }
-
-    #[test]
-    fn one_line_with_a_wrong_date_disturbs_no_other() {
-        let mut order = Order::new(Duration::from_secs(2), true);
-        let times = [
-            (5_000, true),
-            (99_000_000, true),
-            (5_000, true),
-            (1_000, true),
-            (6_000, true),
-            (9_000, true),
-            (9_000, true),
-        ];
-        let expected = [
-            (4, 1_000),
-            (1, 5_000),
-            (3, 5_500),
-            (5, 6_000),
-            (6, 9_000),
-            (7, 9_500),
-            (2, 99_000_000),
-        ];
-        assert_eq!(replayed(&mut order, &times), expected);
-        assert_eq!(order.late, 0);
-    }
-
-    #[test]
     fn what_is_held_back_is_bounded() {
         let mut order = Order::new(Duration::from_secs(1_000), true);
         order.most = 10;
@@ -249,7 +179,7 @@ mod tests {
                 line: second,
                 keys: Box::default(),
             };
-            order.push(request, true);
+            order.push(request);
             while order.ready().is_some() {}
             assert!(order.count <= 10);
         }
@@ -268,7 +198,7 @@ mod tests {
                 line,
                 keys: [Some(key), None].into(),
             };
-            order.push(request, true);
+            order.push(request);
             while order.ready().is_some() {}
             assert!(order.held.len() <= 11, "{}", order.held.len());
         }

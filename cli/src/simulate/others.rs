@@ -1,30 +1,31 @@
-//! Replays under changed policies: [`Variant`] and [`Peak`].
+//! [`Other`]: a replay of the whole log under changed policies.
 
-use sluicegate::{Decision, StoreError};
+use sluicegate::StoreError;
 
-use super::{
-    super::error::Result,
-    replay::{self, Replay},
-    request::{Mapped, Request},
-};
+use super::replay;
+use super::replay::Replay;
+use super::request::{Mapped, Request};
+use crate::Result;
 
-/// A replay of the whole log with another limit in one rule.
-pub(super) struct Variant {
+pub(super) struct Other {
     replay: Replay,
-    /// The index of the changed rule.
+    /// The index of the rule that has another limit.
     pub(super) rule: usize,
-    pub(super) limit: u64,
+    /// `None`: the rule is replayed alone, with a limit that hardly ever refuses a request, so that no other rule
+    /// refuses one first. The highest use is the lowest limit that refuses nothing.
+    pub(super) limit: Option<u64>,
     /// The index of the policy if it is a shadow, because refusals by other shadows do not count here.
     shadow: Option<usize>,
     pub(super) refused: u64,
+    /// The highest use of the rules.
+    pub(super) peak: u64,
 }
 
-impl Variant {
+impl Other {
     pub(super) fn new(
         policies: Vec<Mapped>,
         capacity: usize,
-        rule: usize,
-        limit: u64,
+        (rule, limit): (usize, Option<u64>),
         shadow: Option<usize>,
     ) -> Result<Self> {
         Ok(Self {
@@ -33,58 +34,27 @@ impl Variant {
             limit,
             shadow,
             refused: 0,
+            peak: 0,
         })
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        if let Some(decision) = self.replay.decide(request)? {
-            self.refused += u64::from(self.is_refused(&decision));
-        }
-        Ok(())
-    }
-
-    fn is_refused(&self, decision: &Decision) -> bool {
-        let Some(place) = self.shadow else {
-            return !decision.is_allowed();
+        let Some(decision) = self.replay.decide(request)? else {
+            return Ok(());
         };
-        let shadows = decision.usage().shadow();
-        let shadows = shadows
-            .into_iter()
-            .flat_map(|decision| decision.usage().policies());
-        let mut refusing = shadows.filter(replay::refuses);
-        refusing.any(|usage| self.replay.place(usage.policy()) == Some(place))
-    }
-}
-
-/// The highest use of one rule, replayed alone so that no other rule refuses a request first. This is the lowest limit
-/// that refuses nothing.
-pub(super) struct Peak {
-    replay: Replay,
-    /// The index of the rule.
-    pub(super) rule: usize,
-    pub(super) units: u64,
-    /// Whether the limit of the replay was reached, so that the highest use is greater.
-    pub(super) is_more: bool,
-}
-
-impl Peak {
-    pub(super) fn new(policy: Mapped, capacity: usize, rule: usize) -> Result<Self> {
-        Ok(Self {
-            replay: Replay::new(vec![policy], capacity)?,
-            rule,
-            units: 0,
-            is_more: false,
-        })
-    }
-
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        let decision = self.replay.decide(request)?;
-        let usage = decision
-            .iter()
-            .flat_map(|decision| decision.usage().policies());
-        for rule in usage.flat_map(|policy| policy.rules()) {
-            self.units = self.units.max(rule.rule().limit() - rule.remaining());
-            self.is_more |= rule.is_exceeded();
+        let shadows = decision.usage().shadow().into_iter();
+        let mut refusing = { shadows.flat_map(|it| it.usage().policies()) }.filter(replay::refuses);
+        let is_refused = match self.shadow {
+            None => !decision.is_allowed(),
+            shadow => refusing.any(|usage| self.replay.place(usage.policy()) == shadow),
+        };
+        self.refused += u64::from(is_refused);
+        if self.limit.is_none() {
+            let used = decision
+                .usage()
+                .rules()
+                .map(|it| it.rule().limit() - it.remaining());
+            self.peak = used.fold(self.peak, u64::max);
         }
         Ok(())
     }

@@ -1,137 +1,121 @@
-//! Plots over time as SVG. The page's style sheet replaces their colours, for light and for dark backgrounds.
+//! Plots over time as SVG. The page's style sheet has their colours, for light and for dark backgrounds.
 
-use std::error::Error;
+use super::timeline::OverTime;
+use crate::text::{formatted, grouped};
 
-use plotters::{
-    coord::combinators::WithKeyPoints,
-    coord::types::{RangedCoordu64, RangedCoordusize},
-    prelude::*,
-};
+const WIDTH: u64 = 1_000;
+const HEIGHT: u64 = 260;
 
-use super::{
-    super::text::{formatted, grouped},
-    result::OverTime,
-};
+/// The place of the axes.
+const LEFT: u64 = 80;
+const BOTTOM: u64 = 230;
 
-/// The size of a plot, and the number of times that fit below it.
-#[derive(Clone, Copy)]
-pub(super) struct Size {
-    pixels: (u32, u32),
-    times: u64,
-}
+/// The number of labels below a plot, at most.
+const TIMES: u64 = 10;
 
-pub(super) const WIDE: Size = Size {
-    pixels: (1_000, 260),
-    times: 10,
-};
-
-/// For a phone: the labels stay readable at its width.
-pub(super) const NARROW: Size = Size {
-    pixels: (400, 240),
-    times: 3,
-};
-
-/// `report.css` replaces these colours.
-const LINE: RGBColor = RGBColor(0x11, 0x11, 0x11);
-const REQUESTS: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const REFUSED: RGBColor = RGBColor(0x33, 0x33, 0x33);
-
-/// The number of colours for rules.
+/// The number of colours for rules. The colour of bans follows those of rules.
 pub(super) const COLOURS: u8 = 6;
-
-/// The colour of bans follows those of rules.
-pub(super) const BANS: u8 = COLOURS;
 
 /// A line: a count for each span, in one colour.
 pub(super) struct Line {
+    pub(super) name: String,
     pub(super) counts: Vec<u64>,
     pub(super) colour: u8,
 }
 
-pub(super) type Plot = Result<String, Box<dyn Error>>;
-
 /// The requests, and in front of them the refused requests.
-pub(super) fn requests(over_time: &OverTime, size: Size) -> Plot {
-    draw(over_time, size, over_time.most_requests(), |chart| {
-        for (index, span) in over_time.spans.iter().enumerate() {
-            for (count, colour) in [(span.requests, REQUESTS), (span.refused, REFUSED)] {
-                if count > 0 {
-                    let corners = [(index, 0), (index + 1, count)];
-                    chart.draw_series([Rectangle::new(corners, colour.filled())])?;
-                }
-            }
+pub(super) fn requests(over_time: &OverTime) -> String {
+    let plot = Plot::new(over_time, over_time.most_requests());
+    let mut shapes = String::new();
+    let (mut requests, mut refused) = (String::new(), String::new());
+    for (at, span) in (0..).zip(&over_time.spans) {
+        for (path, count) in [(&mut requests, span.requests), (&mut refused, span.refused)] {
+            let (from, to, y) = (plot.x(at), plot.x(at + 1), plot.y(count));
+            *path += &format!("M{from} {BOTTOM}V{y}H{to}V{BOTTOM}");
         }
-        Ok(())
-    })
+    }
+    for (class, path) in [("requests", requests), ("refused", refused)] {
+        shapes += &format!("<path class=\"{class}\" d=\"{path}\"/>\n");
+    }
+    plot.svg(&shapes)
 }
 
 /// Lines that step from span to span.
-pub(super) fn lines(over_time: &OverTime, size: Size, lines: &[Line]) -> Plot {
+pub(super) fn lines(over_time: &OverTime, lines: &[Line]) -> String {
     let counts = lines.iter().flat_map(|line| line.counts.iter().copied());
-    draw(over_time, size, counts.max().unwrap_or(0), |chart| {
-        for line in lines {
-            let steps = line.counts.iter().enumerate();
-            let steps = steps.flat_map(|(at, count)| [(at, *count), (at + 1, *count)]);
-            let style = RGBColor(0x44, 0, line.colour).stroke_width(2);
-            chart.draw_series(LineSeries::new(steps, style))?;
+    let plot = Plot::new(over_time, counts.max().unwrap_or(0));
+    let mut shapes = String::new();
+    for Line { counts, colour, .. } in lines {
+        let mut path = format!("M{LEFT} {BOTTOM}");
+        for (at, count) in (0..).zip(counts) {
+            path += &format!("V{}H{}", plot.y(*count), plot.x(at + 1));
         }
-        Ok(())
-    })
-}
-
-type Chart<'a, 'b> =
-    ChartContext<'a, SVGBackend<'b>, Cartesian2d<WithKeyPoints<RangedCoordusize>, RangedCoordu64>>;
-
-fn draw(
-    over_time: &OverTime,
-    size: Size,
-    most: u64,
-    series: impl FnOnce(&mut Chart<'_, '_>) -> Result<(), Box<dyn Error>>,
-) -> Plot {
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, size.pixels).into_drawing_area();
-        // Leave some space above the highest value.
-        let top = (most + most / 20).max(1);
-        let mut chart = ChartBuilder::on(&area)
-            .margin(6)
-            .margin_right(40)
-            .x_label_area_size(26)
-            .y_label_area_size(70)
-            .build_cartesian_2d(
-                (0..over_time.spans.len()).with_key_points(ticks(over_time, size.times)),
-                0..top,
-            )?;
-        let label = |index: &usize| time(over_time, *index);
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .x_labels(8)
-            .y_labels(5)
-            .x_label_formatter(&label)
-            .y_label_formatter(&|count| grouped(*count))
-            .label_style(("sans-serif", 14).into_font().color(&LINE))
-            .x_label_style(("sans-serif", 14).into_font().color(&LINE))
-            .axis_style(LINE)
-            .bold_line_style(LINE)
-            .light_line_style(TRANSPARENT)
-            .draw()?;
-        series(&mut chart)?;
-        area.present()?;
+        shapes += &format!("<path class=\"line k{colour}\" d=\"{path}\"/>\n");
     }
-    Ok(svg)
+    plot.svg(&shapes)
 }
 
-/// The spans that get a label: those at round times, at most `most`.
-fn ticks(over_time: &OverTime, most: u64) -> Vec<usize> {
-    let all = over_time.seconds * over_time.spans.len() as u64;
-    let between = ROUND
-        .iter()
-        .find(|seconds| all / **seconds <= most)
-        .unwrap_or(&31_536_000);
-    let starts = over_time.spans.iter().enumerate();
-    let round = starts.filter(|(_, span)| span.from.is_multiple_of(*between));
-    round.map(|(index, _)| index).collect()
+struct Plot<'a> {
+    over_time: &'a OverTime,
+    most: u64,
+}
+
+impl<'a> Plot<'a> {
+    fn new(over_time: &'a OverTime, most: u64) -> Self {
+        let most = most.max(1);
+        Self { over_time, most }
+    }
+
+    fn x(&self, at: u64) -> u64 {
+        LEFT + at * (WIDTH - LEFT - 20) / (self.over_time.spans.len() as u64).max(1)
+    }
+
+    fn y(&self, count: u64) -> u64 {
+        BOTTOM - count * (BOTTOM - 16) / self.most
+    }
+
+    /// The shapes with axes. Labels are at round times and at four counts.
+    fn svg(&self, shapes: &str) -> String {
+        let mut svg = format!(
+            "<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n{shapes}"
+        );
+        let step = self.most.div_ceil(4);
+        for count in (0..=4)
+            .map(|it| it * step)
+            .filter(|count| *count <= self.most)
+        {
+            let (y, count) = (self.y(count), grouped(count));
+            svg += &format!("<path class=\"axis\" d=\"M{LEFT} {y}H{WIDTH}\"/>");
+            svg += &format!(
+                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{count}</text>\n",
+                LEFT - 6,
+                y + 5
+            );
+        }
+        let OverTime { seconds, spans } = self.over_time;
+        let whole = seconds * spans.len() as u64;
+        let between = ROUND
+            .iter()
+            .find(|between| whole / **between <= TIMES)
+            .unwrap_or(&31_536_000);
+        let format = match (whole, seconds) {
+            (172_800.., 86_400..) => "%Y-%m-%d",
+            (172_800.., _) => "%d %b %H:%M",
+            (_, 60..) => "%H:%M",
+            _ => "%H:%M:%S",
+        };
+        for (at, span) in (0..)
+            .zip(spans)
+            .filter(|(_, span)| span.from.is_multiple_of(*between))
+        {
+            let (x, time) = (self.x(at), formatted(span.from * 1_000, format));
+            svg += &format!(
+                "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{time}</text>\n",
+                BOTTOM + 20
+            );
+        }
+        svg + "</svg></div>\n"
+    }
 }
 
 /// Round times between two labels, in s.
@@ -139,19 +123,3 @@ const ROUND: [u64; 17] = [
     1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800,
     864_000, 2_592_000,
 ];
-
-/// The beginning of a span, in the shortest format for the whole plot.
-fn time(over_time: &OverTime, index: usize) -> String {
-    let Some(first) = over_time.spans.first() else {
-        return String::new();
-    };
-    let seconds = first.from + over_time.seconds * index as u64;
-    let whole = over_time.seconds * over_time.spans.len() as u64;
-    let format = match (whole, over_time.seconds) {
-        (172_800.., 86_400..) => "%Y-%m-%d",
-        (172_800.., _) => "%d %b %H:%M",
-        (_, 60..) => "%H:%M",
-        _ => "%H:%M:%S",
-    };
-    formatted(seconds * 1_000, format)
-}

@@ -1,21 +1,13 @@
 //! [`Reading`]: the logs, merged by time and sorted.
 
-use std::collections::VecDeque;
-
-use indicatif::ProgressBar;
 use serde::Serialize;
 
-use super::{
-    super::{
-        error::{Error, Result},
-        text,
-    },
-    lines::{Line, Lines},
-    options::SimulateArgs,
-    order::{LAST, Order},
-    record::{Field, Record},
-    request::{Mapping, Request},
-};
+use super::lines::{Line, Lines};
+use super::options::SimulateArgs;
+use super::order::Order;
+use super::record::{Field, Record};
+use super::request::{Mapping, Request};
+use crate::{Error, Result, text};
 
 /// The number of requests that a thread receives at once.
 const BATCH: usize = 2_048;
@@ -49,42 +41,15 @@ pub(super) struct Reading<'a> {
 
 struct Log {
     lines: Lines,
-    /// The next requests of this log: enough that fewer than half may have wrong dates.
-    ahead: VecDeque<Request>,
-}
-
-impl Log {
-    /// The time of the next request, to merge the logs by.
-    fn due_ms(&self) -> Option<u64> {
-        let next = self.ahead.front()?;
-        // Take a request with a wrong date at once, because it must not delay those behind it.
-        Some(if self.is_next_wrong() { 0 } else { next.ms })
-    }
-
-    /// Whether the date of the next request is wrong: most requests behind it are earlier.
-    fn is_next_wrong(&self) -> bool {
-        let next_ms = self.ahead.front().map_or(0, |request| request.ms);
-        let earlier = self
-            .ahead
-            .iter()
-            .filter(|request| request.ms < next_ms)
-            .count();
-        earlier > self.ahead.len().saturating_sub(1) / 2
-    }
+    /// `None` after the last request.
+    next: Option<Request>,
 }
 
 impl<'a> Reading<'a> {
-    pub(super) fn open(
-        args: &'a SimulateArgs,
-        mapping: &'a Mapping,
-        bar: &ProgressBar,
-    ) -> Result<Self> {
+    pub(super) fn open(args: &'a SimulateArgs, mapping: &'a Mapping) -> Result<Self> {
         let logs = args.logs.iter().map(|path| {
-            let lines = Lines::open(path, bar)?;
-            Ok(Log {
-                lines,
-                ahead: VecDeque::new(),
-            })
+            let (lines, next) = (Lines::open(path)?, None);
+            Ok(Log { lines, next })
         });
         Ok(Self {
             args,
@@ -100,19 +65,17 @@ impl<'a> Reading<'a> {
     pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
-        // Fill the look-ahead first, since it shows which dates are wrong.
         for log in 0..self.logs.len() {
-            while self.logs[log].ahead.len() < LAST && self.advance(log)? {}
+            self.logs[log].next = self.next(log)?;
         }
         loop {
             let logs = self.logs.iter().enumerate();
-            let due = logs.filter_map(|(at, log)| Some((log.due_ms()?, at)));
+            let due = logs.filter_map(|(at, log)| Some((log.next.as_ref()?.ms, at)));
             let Some((_, log)) = due.min() else { break };
-            let is_wrong = self.logs[log].is_next_wrong();
-            if let Some(request) = self.logs[log].ahead.pop_front() {
-                order.push(request, !is_wrong);
+            let next = self.next(log)?;
+            if let Some(request) = std::mem::replace(&mut self.logs[log].next, next) {
+                order.push(request);
             }
-            self.advance(log)?;
             while let Some(requests) = order.ready() {
                 batch.extend(requests);
             }
@@ -131,9 +94,16 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads one more request of a log. Returns whether there was one.
-    fn advance(&mut self, at: usize) -> Result<bool> {
+    /// Reads one more request of a log.
+    fn next(&mut self, at: usize) -> Result<Option<Request>> {
         let log = &mut self.logs[at];
+        let (prefix, field) = (&self.args.path, &self.path);
+        let is_chosen = |record: &Record<'_>| {
+            let value = record.get(field).unwrap_or_default();
+            prefix
+                .as_ref()
+                .is_none_or(|prefix| value.starts_with(prefix.as_bytes()))
+        };
         let path = &self.args.logs[at];
         loop {
             let (number, line) = log
@@ -141,7 +111,7 @@ impl<'a> Reading<'a> {
                 .next()
                 .map_err(|error| Error::file(path, &error))?;
             let line = match line {
-                Line::End => return Ok(false),
+                Line::End => return Ok(None),
                 Line::TooLong => Err((&b""[..], "the line is longer than 64 KiB")),
                 Line::Text(line) if line.trim_ascii().is_empty() => continue,
                 Line::Text(line) => Ok(line),
@@ -153,13 +123,11 @@ impl<'a> Reading<'a> {
                 Ok((record, stamp))
             });
             match read {
-                Ok((record, _)) if !chosen(&record, &self.path, self.args.path.as_deref()) => {
-                    self.counts.filtered += 1
+                Ok((record, _)) if !is_chosen(&record) => {
+                    self.counts.filtered += 1;
                 }
                 Ok((record, stamp)) => {
-                    let request = self.mapping.request(&record, stamp, at, number);
-                    log.ahead.push_back(request);
-                    return Ok(true);
+                    return Ok(Some(self.mapping.request(&record, stamp, at, number)));
                 }
                 Err((line, why)) => {
                     self.counts.unreadable += 1;
@@ -186,12 +154,4 @@ impl<'a> Reading<'a> {
             anstream::eprintln!("… and {more} more lines that cannot be read");
         }
     }
-}
-
-fn chosen(record: &Record<'_>, field: &Field, prefix: Option<&str>) -> bool {
-    prefix.is_none_or(|prefix| {
-        record
-            .get(field)
-            .is_some_and(|path| path.starts_with(prefix.as_bytes()))
-    })
 }

@@ -8,12 +8,10 @@
 //!   client  ident user  time
 //! ```
 
-use std::{
-    borrow::Cow,
-    net::{IpAddr, SocketAddr},
-    num::NonZeroUsize,
-    str,
-};
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::str;
 
 use serde_json::Value;
 
@@ -81,47 +79,25 @@ impl Known {
         })
     }
 
-    /// Other names of this field in JSON logs: nginx by custom, Caddy, Traefik, Envoy, pino.
-    const fn aliases(self) -> &'static [&'static str] {
+    /// Other names of this field in JSON logs, separated by blanks: nginx by custom, Caddy, Traefik, Envoy, pino.
+    const fn aliases(self) -> &'static str {
         match self {
-            Self::Ip => &[
-                "remote_addr",
-                "client_ip",
-                "remote_ip",
-                "clientip",
-                "request.client_ip",
-                "request.remote_ip",
-                "request.remote_addr",
-                "ClientHost",
-                "downstream_remote_address_without_port",
-            ],
-            Self::User => &["remote_user", "user_id", "ClientUsername"],
-            Self::Method => &["request_method", "request.method", "RequestMethod"],
-            Self::Path => &["uri", "request_uri", "request.uri", "RequestPath", "url"],
-            Self::Status => &["status_code", "DownstreamStatus", "response_code"],
-            Self::Referer => &[
-                "http_referer",
-                "referrer",
-                "request.headers.Referer",
-                "request_Referer",
-            ],
-            Self::Agent => &[
-                "http_user_agent",
-                "user_agent",
-                "request.headers.User-Agent",
-                "request_User-Agent",
-            ],
-            Self::Time => &[
-                "ts",
-                "timestamp",
-                "@timestamp",
-                "time_iso8601",
-                "time_local",
-                "msec",
-                "StartUTC",
-                "start_time",
-            ],
-            Self::Extra(_) => &[],
+            Self::Ip => {
+                "remote_addr client_ip remote_ip clientip request.client_ip request.remote_ip request.remote_addr \
+                 ClientHost downstream_remote_address_without_port"
+            }
+            Self::User => "remote_user user_id ClientUsername",
+            Self::Method => "request_method request.method RequestMethod",
+            Self::Path => "uri request_uri request.uri RequestPath url",
+            Self::Status => "status_code DownstreamStatus response_code",
+            Self::Referer => "http_referer referrer request.headers.Referer request_Referer",
+            Self::Agent => {
+                "http_user_agent user_agent request.headers.User-Agent request_User-Agent"
+            }
+            Self::Time => {
+                "ts timestamp @timestamp time_iso8601 time_local msec StartUTC start_time"
+            }
+            Self::Extra(_) => "",
         }
     }
 }
@@ -188,8 +164,8 @@ pub(super) fn is_empty(value: &[u8]) -> bool {
 
 /// The value with this name or path with dots, or with one of the other names that logs use for the field.
 fn lookup<'v>(value: &'v Value, field: &Field) -> Option<&'v Value> {
-    let aliases = field.known.map_or(&[][..], Known::aliases);
-    let mut names = std::iter::once(field.name.as_str()).chain(aliases.iter().copied());
+    let aliases = field.known.map_or("", Known::aliases).split_whitespace();
+    let mut names = std::iter::once(field.name.as_str()).chain(aliases);
     names.find_map(|name| {
         let found = value.get(name).or_else(|| {
             let mut path = name.split('.');

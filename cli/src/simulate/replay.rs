@@ -1,23 +1,17 @@
 //! [`Replay`]: decides requests under one set of policies, with its own store and the log's clock.
 
-use std::{
-    pin::pin,
-    task::{Context, Poll, Waker},
-};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
-use sluicegate::{
-    Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
-    decision::{PolicyUsage, RuleUsage},
-    error::{ConfigError, StoreErrorKind},
-    manual_clock::ManualClock,
-    rule::MAX_UNITS,
-};
+use sluicegate::decision::{PolicyUsage, RuleUsage};
+use sluicegate::error::{ConfigError, StoreErrorKind};
+use sluicegate::manual_clock::ManualClock;
+use sluicegate::rule::MAX_UNITS;
+use sluicegate::{Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{
-    super::error::{Error, Result},
-    request::{Mapped, Request},
-};
+use super::request::{Mapped, Request};
+use crate::{Error, Result};
 
 /// Higher than you would raise a limit. The factor bounds the number of steps of a key.
 pub(super) const PEAK_FACTOR: u64 = 100;

@@ -1,22 +1,16 @@
 //! [`Request`]: the part of a log line that is replayed; [`Mapping`]: the key that each policy limits.
 
-use std::{cell::Cell, net::SocketAddr};
+use std::cell::Cell;
+use std::net::SocketAddr;
 
 use http::HeaderValue;
-use sluicegate::{
-    ForwardedIp, Key, PeerIp, Policy,
-    extract::{Cidr, TrustedProxies},
-    policies::Policies,
-};
+use sluicegate::extract::{Cidr, TrustedProxies};
+use sluicegate::{ForwardedIp, Key, PeerIp, Policy};
 
-use super::{
-    super::{
-        error::{Error, Result},
-        identity::leaked,
-    },
-    record::{Field, Record, address, is_empty},
-    stamp::Stamp,
-};
+use super::record::{Field, Record, address, is_empty};
+use super::stamp::Stamp;
+use crate::identity::leaked;
+use crate::{Error, Result};
 
 /// A longer value is cut, to bound memory. No real identity is that long.
 const MAX_VALUE: usize = 1_024;
@@ -58,7 +52,7 @@ pub(super) struct Mapped {
 impl Mapping {
     /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy with the name `user` uses the field `user`,
     /// and any other policy uses `ip`.
-    pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
+    pub(super) fn new(policies: &[Policy], keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),
@@ -69,7 +63,7 @@ impl Mapping {
         // Check all arguments first: one with a mistyped name would have no effect.
         for key in keys {
             if let Some((name, field)) = key.split_once('=') {
-                if policies.get(name).is_none() {
+                if !policies.iter().any(|policy| policy.name() == name) {
                     return Err(Error::usage(format_args!(
                         "--key {key}: no policy `{name}` is replayed"
                     )));
@@ -89,7 +83,7 @@ impl Mapping {
         // The last argument wins.
         let all = keys.iter().rev().find(|key| !key.contains('='));
         let mut first_rule = 0;
-        for policy in policies.iter() {
+        for policy in policies {
             let named = own(policy.name()).or(all.map(String::as_str));
             let field = named.unwrap_or(match policy.name() {
                 "user" => "user",
@@ -193,7 +187,7 @@ mod tests {
     fn fields(keys: &[&str]) -> Result<Vec<String>, Error> {
         let policies = ["api", "ip", "user"].map(|name| Policy::parse(name, "1/1s").unwrap());
         let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-        let mapping = Mapping::new(&Policies::new(policies).unwrap(), &keys, 64)?;
+        let mapping = Mapping::new(&policies, &keys, 64)?;
         Ok(mapping
             .policies
             .iter()
@@ -219,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_address_is_the_key_of_the_extractor() {
-        let policies = Policies::new([Policy::parse("ip", "1/1s").unwrap()]).unwrap();
+        let policies = [Policy::parse("ip", "1/1s").unwrap()];
         let mapping = Mapping::new(&policies, &[], 64).ok().unwrap();
         for (value, expected) in [
             ("203.0.113.7", "203.0.113.7"),

@@ -1,50 +1,30 @@
-//! [`Outcome`]: the result of a simulation, in the form of `--json`. Fields are only ever added.
+//! [`Outcome`]: the result of a simulation.
 
 use serde::Serialize;
-use sluicegate::Rule;
+use serde_json::{Value, json};
 
-use super::{
-    super::{error::Result, text},
-    jobs::Job,
-    others::{Peak, Variant},
-    reading::Counts,
-    replay::PEAK_FACTOR,
-    request::Mapping,
-    tally::{RuleTally, Tally},
-    timeline::Span,
-};
+use super::bound::Verdict;
+use super::jobs::Job;
+use super::others::Other;
+use super::reading::Counts;
+use super::replay::PEAK_FACTOR;
+use super::request::Mapping;
+use super::tally::{Hit, Tally};
+use super::timeline::OverTime;
+use crate::{Result, text};
 
 /// The maximum number of spans in a plot.
 const MOST_SPANS: u64 = 240;
 
-/// The maximum number of spans in a chart of text.
-const FEW_SPANS: u64 = 24;
-
-#[derive(Serialize)]
 pub(super) struct Outcome {
-    /// The replayed requests.
-    pub(super) requests: u64,
-    pub(super) refused: u64,
-    /// The refused requests of banned identities.
-    pub(super) banned: u64,
-    /// The requests without a key for any policy.
-    pub(super) unlimited: u64,
-    /// RFC 3339; null without requests.
-    pub(super) from: Option<String>,
-    pub(super) to: Option<String>,
+    pub(super) tally: Box<Tally>,
     pub(super) lines: Counts,
     pub(super) policies: Vec<PolicyOutcome>,
     pub(super) over_time: OverTime,
     /// The identities with the most refusals, the greatest first.
-    pub(super) hardest_hit: Vec<Identity>,
-    /// The number of identities with at least one refusal.
-    pub(super) identities_refused: usize,
-    /// Whether a store or the list of identities was full. Then counts are too low: see --keys.
-    pub(super) full: bool,
+    pub(super) hardest_hit: Vec<(String, Hit)>,
     /// A verdict for each `--max-refused`.
     pub(super) verdicts: Vec<Verdict>,
-    #[serde(skip)]
-    pub(super) few: OverTime,
 }
 
 #[derive(Serialize)]
@@ -78,33 +58,13 @@ pub(super) struct RuleOutcome {
     pub(super) alone: u64,
     /// The lowest limit that refuses no request, provided that no other rule refuses one; null if that is above a
     /// hundred times the limit.
-    pub(super) nobody_refused_at: Option<u64>,
+    nobody_refused_at: Option<u64>,
     pub(super) limit: u64,
     /// All refusals if this rule had another limit. For a shadow, the requests that it would have refused.
     pub(super) other_limits: Vec<OtherLimit>,
 }
 
 impl RuleOutcome {
-    fn new<'a>(
-        rule: &Rule,
-        counts: RuleTally,
-        peak: &Peak,
-        others: impl Iterator<Item = &'a Variant>,
-    ) -> Self {
-        let others = others.map(|variant| OtherLimit {
-            limit: variant.limit,
-            refused: variant.refused,
-        });
-        Self {
-            rule: rule.to_string(),
-            refused: counts.refused,
-            alone: counts.alone,
-            nobody_refused_at: (!peak.is_more).then_some(peak.units),
-            limit: rule.limit(),
-            other_limits: others.collect(),
-        }
-    }
-
     /// The lowest limit that refuses no request, as text.
     pub(super) fn min_limit(&self) -> String {
         let tried = self.limit.max(1).saturating_mul(PEAK_FACTOR);
@@ -114,12 +74,9 @@ impl RuleOutcome {
 
     /// The limit itself and the other limits, each with its refusals.
     pub(super) fn limits(&self, now: u64) -> Vec<OtherLimit> {
-        let own = OtherLimit {
-            limit: self.limit,
-            refused: now,
-        };
+        let (limit, refused) = (self.limit, now);
         let mut limits = self.other_limits.clone();
-        limits.push(own);
+        limits.push(OtherLimit { limit, refused });
         limits.sort_by_key(|other| other.limit);
         limits
     }
@@ -141,72 +98,18 @@ pub(super) struct OtherLimit {
     pub(super) refused: u64,
 }
 
-#[derive(Serialize)]
-pub(super) struct OverTime {
-    /// The length of each span.
-    pub(super) seconds: u64,
-    pub(super) spans: Vec<Span>,
-}
-
-impl OverTime {
-    /// The highest number of requests in one span.
-    pub(super) fn most_requests(&self) -> u64 {
-        let requests = self.spans.iter().map(|span| span.requests);
-        requests.max().unwrap_or(0)
-    }
-}
-
-#[derive(Serialize)]
-pub(super) struct Identity {
-    pub(super) identity: String,
-    pub(super) refused: u64,
-    /// The times of the first and the last refusal, in ms since the Unix epoch.
-    pub(super) first_ms: u64,
-    pub(super) last_ms: u64,
-}
-
-/// A bound, compared with the outcome.
-#[derive(Serialize)]
-pub(super) struct Verdict {
-    /// Null: all requests.
-    pub(super) policy: Option<String>,
-    /// As you wrote it.
-    pub(super) max_refused: String,
-    pub(super) requests: u64,
-    pub(super) refused: u64,
-    /// The most refusals that the bound allows.
-    pub(super) most: u64,
-    pub(super) kept: bool,
-}
-
 impl Outcome {
-    /// All rules in the order of their indices.
-    pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
-        let policies = self.policies.iter();
-        policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
-    }
-
-    /// The refused requests and all requests that another limit of this policy could change.
-    pub(super) fn counts_with(&self, policy: &PolicyOutcome) -> (u64, u64) {
-        if policy.shadow {
-            (policy.refused, policy.requests)
-        } else {
-            (self.refused, self.requests)
-        }
-    }
-
     pub(super) fn new(
         mapping: &Mapping,
         jobs: Vec<Job>,
         lines: Counts,
         top: usize,
     ) -> Result<Self> {
-        let (mut tally, mut peaks, mut variants) = (None, Vec::new(), Vec::new());
+        let (mut tally, mut others) = (None, Vec::new());
         for job in jobs {
             match job {
                 Job::Tally(all) => tally = Some(all),
-                Job::Peak(peak) => peaks.push(peak),
-                Job::Variant(variant) => variants.push(variant),
+                Job::Other(other) => others.push(other),
             }
         }
         let Some(mut tally) = tally else {
@@ -214,15 +117,27 @@ impl Outcome {
         };
         tally.finish()?;
         // The threads return the jobs in another order.
-        peaks.sort_by_key(|peak| peak.rule);
-        variants.sort_by_key(|variant| (variant.rule, variant.limit));
+        others.sort_by_key(|other| (other.rule, other.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);
         let policies = policies.map(|(mapped, counts)| {
             let policy = &mapped.policy;
             let rules = (mapped.first_rule..).zip(policy.rules());
             let rules = rules.map(|(place, rule)| {
-                let others = variants.iter().filter(|variant| variant.rule == place);
-                RuleOutcome::new(rule, tally.rules[place], &peaks[place], others)
+                let others = others.iter().filter(|other| other.rule == place);
+                let (alone, others): (Vec<&Other>, Vec<&Other>) =
+                    others.partition(|it| it.limit.is_none());
+                let limits = others.iter().filter_map(|it| Some((it.limit?, it.refused)));
+                let alone = alone.into_iter().filter(|peak| peak.refused == 0);
+                RuleOutcome {
+                    rule: rule.to_string(),
+                    refused: tally.rules[place].refused,
+                    alone: tally.rules[place].alone,
+                    nobody_refused_at: alone.map(|peak| peak.peak).next(),
+                    limit: rule.limit(),
+                    other_limits: limits
+                        .map(|(limit, refused)| OtherLimit { limit, refused })
+                        .collect(),
+                }
             });
             PolicyOutcome {
                 name: policy.name().to_owned(),
@@ -234,45 +149,44 @@ impl Outcome {
                 is_named: mapped.is_named,
             }
         });
-        let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
+        let hits = tally
+            .hits
+            .iter()
+            .map(|(key, hit)| (text::identity(key), *hit));
+        let mut hardest_hit: Vec<(String, Hit)> = hits.collect();
+        hardest_hit.sort_by(|(one, a), (two, b)| b.refused.cmp(&a.refused).then(one.cmp(two)));
+        hardest_hit.truncate(top);
         Ok(Self {
-            requests: tally.requests,
-            refused: tally.refused,
-            banned: tally.banned,
-            unlimited: tally.unlimited,
-            from: time(tally.first_ms),
-            to: time(tally.last_ms),
             lines,
             policies: policies.collect(),
-            over_time: over_time(&tally, MOST_SPANS),
-            few: over_time(&tally, FEW_SPANS),
-            hardest_hit: hardest_hit(&tally, top),
-            identities_refused: tally.hits.len(),
-            full: tally.full,
+            over_time: tally.timeline.spans(MOST_SPANS, tally.rules.len()),
+            hardest_hit,
             verdicts: Vec::new(),
+            tally,
         })
     }
-}
 
-fn over_time(tally: &Tally, most: u64) -> OverTime {
-    let (seconds, mut spans) = tally.timeline.spans(most);
-    for span in &mut spans {
-        span.by_rule.resize(tally.rules.len(), 0);
+    /// The answer as JSON.
+    pub(super) fn document(&self) -> Value {
+        let tally = &self.tally;
+        let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
+        let hit = self.hardest_hit.iter().map(|(identity, hit)| {
+            json!({
+                "identity": identity, "refused": hit.refused, "first_ms": hit.first_ms, "last_ms": hit.last_ms,
+            })
+        });
+        json!({
+            "requests": tally.requests, "refused": tally.refused, "banned": tally.banned,
+            "unlimited": tally.unlimited, "from": time(tally.first_ms), "to": time(tally.last_ms),
+            "lines": self.lines, "policies": self.policies, "over_time": self.over_time,
+            "hardest_hit": hit.collect::<Vec<_>>(), "identities_refused": tally.hits.len(), "full": tally.full,
+            "verdicts": self.verdicts,
+        })
     }
-    OverTime { seconds, spans }
-}
 
-fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {
-    let mut hits: Vec<_> = tally.hits.iter().collect();
-    hits.sort_by(|(one, a), (two, b)| {
-        let by_count = b.refused.cmp(&a.refused);
-        by_count.then_with(|| (one.kind(), one.value()).cmp(&(two.kind(), two.value())))
-    });
-    let hits = hits.into_iter().take(top).map(|(key, hit)| Identity {
-        identity: text::identity(key),
-        refused: hit.refused,
-        first_ms: hit.first_ms,
-        last_ms: hit.last_ms,
-    });
-    hits.collect()
+    /// All rules in the order of their indices.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
+        let policies = self.policies.iter();
+        policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+    }
 }

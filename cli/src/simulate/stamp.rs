@@ -2,10 +2,11 @@
 
 use std::str;
 
-use jiff::{Timestamp, fmt::strtime};
+use jiff::Timestamp;
+use jiff::fmt::strtime;
 use serde_json::Value;
 
-use super::super::text::parse_date;
+use crate::text::parse_date;
 
 /// The greatest time of the store's clock.
 const LATEST_MS: i64 = 1 << 47;

@@ -1,16 +1,16 @@
 //! [`Tally`]: the counts of a replay under the policies of the file.
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
+use std::path::Path;
 
 use sluicegate::{Decision, Denial, Key};
 
-use super::{
-    super::error::Result,
-    decisions::Decisions,
-    replay::{self, Replay},
-    request::{Mapped, Request},
-    timeline::Timeline,
-};
+use super::decisions::Decisions;
+use super::replay;
+use super::replay::Replay;
+use super::request::{Mapped, Request};
+use super::timeline::Timeline;
+use crate::Result;
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct PolicyTally {
@@ -63,10 +63,7 @@ impl Tally {
         capacity: usize,
         decisions: Option<&Path>,
     ) -> Result<Self> {
-        let rules = policies
-            .iter()
-            .map(|mapped| mapped.policy.rules().len())
-            .sum();
+        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
         Ok(Self {
             most_identities: capacity,
             decisions: decisions.map(Decisions::create).transpose()?,

@@ -8,27 +8,8 @@ const MAX_SPANS: usize = 512;
 
 /// The lengths of a span in s. Each divides the next, so that spans can be joined.
 const LENGTHS: [u64; 21] = [
-    1,
-    5,
-    10,
-    30,
-    60,
-    300,
-    600,
-    1_800,
-    3_600,
-    7_200,
-    21_600,
-    43_200,
-    86_400,
-    172_800,
-    345_600,
-    691_200,
-    1_382_400,
-    2_764_800,
-    27_648_000,
-    276_480_000,
-    5_529_600_000,
+    1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 345600, 691200,
+    1382400, 2764800, 27648000, 276480000, 5529600000,
 ];
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -53,6 +34,21 @@ impl Span {
         for (mine, others) in self.by_rule.iter_mut().zip(&other.by_rule) {
             *mine += others;
         }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct OverTime {
+    /// The length of each span.
+    pub(super) seconds: u64,
+    pub(super) spans: Vec<Span>,
+}
+
+impl OverTime {
+    /// The highest number of requests in one span.
+    pub(super) fn most_requests(&self) -> u64 {
+        let requests = self.spans.iter().map(|span| span.requests);
+        requests.max().unwrap_or(0)
     }
 }
 
@@ -88,25 +84,28 @@ impl Timeline {
         }
     }
 
-    /// The length of a span in s, and all spans from the first to the last, including empty ones. There are at most
-    /// `most`.
-    pub(super) fn spans(&self, most: u64) -> (u64, Vec<Span>) {
+    /// All spans from the first to the last, including empty ones, with counts of this number of rules. There are at
+    /// most `most`.
+    pub(super) fn spans(&self, most: u64, rules: usize) -> OverTime {
         let mut copy = self.clone();
-        let (Some(first), Some(last)) = (self.spans.keys().next(), self.spans.keys().next_back())
-        else {
-            return (1, Vec::new());
+        let (first, last) = (self.spans.keys().next(), self.spans.keys().next_back());
+        let count = |length: u64| match (first, last) {
+            (Some(first), Some(last)) => last / length - first / length + 1,
+            _ => 0,
         };
-        let count = |length: u64| last / length - first / length + 1;
         while count(LENGTHS[copy.length]) > most && copy.length + 1 < LENGTHS.len() {
             copy.lengthen();
         }
-        let length = LENGTHS[copy.length];
-        let starts = (0..count(length)).map(|index| (first / length + index) * length);
-        let spans = starts.map(|from| Span {
-            from,
-            ..copy.spans.remove(&from).unwrap_or_default()
+        let seconds = LENGTHS[copy.length];
+        let spans = (0..count(seconds)).map(|index| {
+            let from = (first.unwrap_or(&0) / seconds + index) * seconds;
+            let mut span = copy.spans.remove(&from).unwrap_or_default();
+            span.from = from;
+            span.by_rule.resize(rules, 0);
+            span
         });
-        (length, spans.collect())
+        let spans = spans.collect();
+        OverTime { seconds, spans }
     }
 }
 
@@ -121,7 +120,10 @@ mod tests {
             timeline.at(1_700_000_000_000 + second * 1_000).requests += 1;
             assert!(timeline.spans.len() <= MAX_SPANS);
         }
-        let (length, spans) = timeline.spans(24);
+        let OverTime {
+            seconds: length,
+            spans,
+        } = timeline.spans(24, 0);
         assert!(
             spans.len() <= 24 && spans.len() > 8,
             "{length}: {}",
@@ -136,7 +138,10 @@ mod tests {
         for ms in [10_500, 13_000] {
             timeline.at(ms).requests += 1;
         }
-        let (length, spans) = timeline.spans(24);
+        let OverTime {
+            seconds: length,
+            spans,
+        } = timeline.spans(24, 0);
         let requests: Vec<_> = spans
             .iter()
             .map(|span| (span.from, span.requests))
@@ -145,6 +150,6 @@ mod tests {
             (length, requests),
             (1, vec![(10, 1), (11, 0), (12, 0), (13, 1)])
         );
-        assert_eq!(Timeline::default().spans(24).1.len(), 0);
+        assert_eq!(Timeline::default().spans(24, 0).spans.len(), 0);
     }
 }

@@ -3,32 +3,23 @@
 mod denied;
 mod ranking;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    io::Write,
-    path::PathBuf,
-};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 
 use clap::Args;
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
-use serde::Serialize;
+use serde_json::{Value, json};
 use sluicegate::store::redis::inspect::{Inspector, Server, StoredName};
 
 use self::ranking::{Ranked, Ranking};
+use super::block_report::BlockReport;
+use super::hints::Hints;
+use super::holders::Holder;
+use super::published::Limits;
+use super::report::other_rules;
+use super::scan::{DEFAULT_LOAD, Scan, Share};
+use super::text::{grouped, span, used};
 use super::{
-    answer::Answer,
-    block_report::BlockReport,
-    census::{self, Census},
-    drift::OtherRule,
-    error::{Error, Result},
-    holders::Holder,
-    output::{BAD, Output, WARN, align_right},
-    policies_file,
-    published::{self, Limits, Source},
-    scan::{DEFAULT_LOAD, Scan, Share},
-    server,
-    settings::Settings,
-    text::{grouped, span, used, without_limit},
+    BAD, Cell, Error, Output, Result, Settings, Table, hints, policies_file, published, server,
 };
 
 const EXAMPLES: &str = "\
@@ -39,22 +30,16 @@ Examples:
   sluicegate top --policies policies.toml --sample 1% --load 1%
   sluicegate top --json | jq -r '.top[].identity'
 
-Looks at all keys of the server, or of each primary of a cluster: SCAN in small
-batches with pauses between them, so that the server is busy for at most the
-share of time in --load. With the default, a million keys take three minutes or
-more. Memory does not grow with their number.
+Scans all keys of the server, or of each primary of a cluster, slowly enough for
+--load: with the default, a million keys take three minutes.
 
 With the service's policies, the tool sorts by the used share of the fullest
 rule, and shows for how long a request with cost 1 would be denied. Without
 policies it sorts by units, since limits are not stored.
 
 --denied lists the identities that the service denied most in the last minute
-and hour, including blocked identities, with the share of their requests. It
-reads only a few keys and needs no policies: the service counts denials and
-reports them once a second.
-
---sample reads a random share of the keys. Use it for shares and totals: it
-misses most single users.
+and hour, including blocked identities, with the share of their requests.
+--sample reads a random share of the keys, for shares and totals.
 
 Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
 published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
@@ -94,181 +79,125 @@ pub(crate) struct TopArgs {
     load: Share,
 }
 
-/// The answer as JSON; fields are only ever added.
-#[derive(Serialize)]
-struct Report {
-    /// The clock of the last server that was read, in ms since the Unix epoch.
-    now_ms: u64,
-    /// The number of keys on all servers.
-    keys: u64,
-    /// The number of keys that were read.
-    read: u64,
-    /// The number of keys with units that count.
-    counting: u64,
-    /// The number of keys at a limit, where one more unit does not fit; null if no limits are known.
-    full: Option<u64>,
-    unreadable: u64,
-    /// The number of blocked identities; null with --policy.
-    blocked: Option<u64>,
-    /// The number of these that are banned.
-    banned: Option<u64>,
-    top: Vec<Row>,
-    /// Rules that the service counts, but the file does not have.
-    other_rules: Vec<OtherRow>,
-    /// Policies with stored keys that the file does not have.
-    other_policies: Vec<OtherRow>,
-    #[serde(skip)]
-    source: Source,
-    /// The reason why the published policies could not be read; `None` if they were.
-    #[serde(skip)]
-    unpublished: Option<String>,
-    /// The reason why nothing was read.
-    #[serde(skip)]
-    why: String,
-}
-
-#[derive(Serialize)]
-struct OtherRow {
-    policy: String,
-    /// Null if the file does not have the policy.
-    rule: Option<String>,
-    keys: u64,
-}
-
-/// The maximum number of these rows. There are few, unless the file belongs to another service.
+/// The maximum number of rules and policies that the limits do not have. There are few, unless the file belongs to
+/// another service.
 const MOST_OTHERS: usize = 100;
 
-#[derive(Serialize)]
-struct Row {
-    identity: String,
-    policy: String,
-    /// The rule as text; without a limit if that is not known: `?/1m`.
-    rule: String,
-    limit: Option<u64>,
-    /// Whether the units are slots, each held by a request that runs.
-    slots: bool,
-    used: u64,
-    steps: usize,
-    /// Whether one more unit does not fit; null if the limit is not known.
-    full: Option<bool>,
-    /// The time when one more unit fits; null if that is now or never, or if the limit is not known.
-    fits_ms: Option<u64>,
-    /// The processes that hold slots, those that have held one for longest first.
-    holders: Vec<Holder>,
-}
-
-pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<bool> {
     if args.denied {
         return denied::run(args, settings, output);
     }
     let file = settings.policies_or(args.policies.as_deref());
-    let report = server::inspect(settings, async |inspector| {
+    let (top, why) = server::inspect(settings, async |inspector| {
         let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
         if let (Some(policies), Some(file), Some(name)) = (&limits.policies, file, &args.policy) {
             policies_file::named(policies, file, name)?;
         }
-        let mut report = Top::new(args, limits).run(&inspector).await?;
-        if report.read > 0 || output.is_json() && args.policy.is_none() {
-            return Ok(report);
+        let top = Top::read(args, limits, &inspector).await?;
+        if top.read > 0 || output.is_json() && args.policy.is_none() {
+            return Ok((top, String::new()));
         }
         // Nothing was read. Find out why, which takes another look at the keys.
         if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
-            let census = Census::take(&inspector, settings).await?;
-            if let Some(why) = census.why_no_policy(policy) {
+            let hints = Hints::look(&inspector, settings).await?;
+            if let Some(why) = hints.why_no_policy(policy) {
                 return Err(Error::usage(why));
             }
         }
-        report.why = census::why_empty(&inspector, settings).await;
-        Ok(report)
+        let why = hints::why_nothing(&inspector, settings, None, &[]).await;
+        Ok((top, why))
     })?;
-    output.report(&report, |report, output| write(report, args, output))?;
-    Ok(Answer::Yes)
+    output.report(&top.document(), |_, output| top.write(&why, output))?;
+    Ok(true)
 }
 
 struct Top<'a> {
     args: &'a TopArgs,
     limits: Limits,
     ranking: Ranking,
+    /// The clock of the last server that was read.
     now_ms: u64,
+    /// The number of keys on all servers, and of those that were read.
+    keys: u64,
     read: u64,
     unreadable: u64,
     blocked: u64,
     banned: u64,
-    /// The number of keys for each policy and rule, or each policy, that the file does not have.
+    /// The number of keys for each policy and rule, or each policy, that the limits do not have.
     others: BTreeMap<(String, Option<String>), u64>,
     /// The labels of processes that hold slots.
     labels: HashMap<u64, String>,
 }
 
 impl<'a> Top<'a> {
-    fn new(args: &'a TopArgs, limits: Limits) -> Self {
-        Self {
+    async fn read(args: &'a TopArgs, limits: Limits, inspector: &Inspector) -> Result<Self> {
+        let scan = Scan::new(inspector, args.load).await?;
+        let mut top = Self {
             args,
             limits,
             ranking: Ranking::new(args.number.into()),
             now_ms: 0,
+            keys: scan.total,
             read: 0,
             unreadable: 0,
             blocked: 0,
             banned: 0,
             others: BTreeMap::new(),
-            labels: HashMap::new(),
-        }
-    }
-
-    async fn run(mut self, inspector: &Inspector) -> Result<Report> {
-        // Without the right to read them, processes are shown by their numbers.
-        self.labels = inspector.processes().await.unwrap_or_default();
-        let scan = Scan::new(inspector, self.args.load).await?;
-        let selection = match self.args.policy.as_deref() {
+            // Without the right to read them, processes are shown by their numbers.
+            labels: inspector.processes().await.unwrap_or_default(),
+        };
+        let selection = match args.policy.as_deref() {
             Some(policy) => inspector.all(Some(policy)),
             None => inspector.all_with_blocks(),
         };
-        let batches = async |server: &Server, names| self.batch(server, names).await;
+        let batches = async |server: &Server, names| top.batch(server, names).await;
         scan.run(&selection, batches).await?;
-        if self.now_ms == 0
-            && let Some(server) = inspector.servers().await?.first()
-        {
-            // If no key was read, ask any server for the time.
-            self.now_ms = server.now_ms().await?;
+        if top.now_ms == 0 {
+            top.now_ms = inspector.index_now_ms().await?;
         }
-        Ok(self.report(scan.total))
+        Ok(top)
     }
 
     async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
         // Drop the names first: a key outside of the sample is not read.
         names.retain(|name| is_chosen(name, self.args.sample));
-        let (blocks, mut names): (Vec<_>, Vec<_>) =
+        let has_limits = self.limits.policies.is_some();
+        names.retain(|name| {
+            let is_other =
+                has_limits && !name.is_of_block() && self.limits.of(name.policy()).is_empty();
+            if is_other {
+                add_other(&mut self.others, name.policy(), None);
+            }
+            !is_other
+        });
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.now_ms = server.now_ms().await?;
+        let (blocks, names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
-        self.count_blocks(server, &blocks).await?;
-        if let Some(policies) = &self.limits.policies {
-            let (known, other): (Vec<_>, Vec<_>) = names
-                .into_iter()
-                .partition(|name| policies.get(name.policy()).is_some());
-            names = known;
-            for name in other {
-                self.add_other(name.policy(), None);
+        if !blocks.is_empty() {
+            for block in server.blocks(&blocks).await? {
+                let block = BlockReport::of(&block, self.now_ms);
+                self.unreadable += u64::from(block.is_err());
+                let block = block.ok().flatten();
+                self.blocked += u64::from(block.is_some());
+                self.banned += u64::from(block.is_some_and(|block| block.is_ban()));
             }
         }
         if names.is_empty() {
             return Ok(());
         }
-        self.now_ms = server.now_ms().await?;
         for (name, stored) in names.iter().zip(server.read(&names).await?) {
             self.read += 1;
-            let value = match stored {
-                Ok(Some(value)) => value,
-                Ok(None) => continue,
-                Err(_) => {
-                    self.unreadable += 1;
-                    continue;
-                }
+            self.unreadable += u64::from(stored.is_err());
+            let Ok(Some(value)) = stored else {
+                continue;
             };
             let policies = self.limits.of(name.policy());
             if !policies.is_empty() {
-                let others = OtherRule::of(&value, &policies, self.now_ms).into_iter();
-                for other in others.filter(|other| other.is_charged) {
-                    self.add_other(name.policy(), Some(other.rule));
+                for rule in other_rules(&value, &policies, self.now_ms) {
+                    add_other(&mut self.others, name.policy(), Some(rule));
                 }
             }
             if let Some(mut ranked) = Ranked::of(name, &value, &policies, self.now_ms) {
@@ -279,54 +208,110 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
-    fn add_other(&mut self, policy: &str, rule: Option<String>) {
-        let other = (policy.to_owned(), rule);
-        if self.others.len() < MOST_OTHERS || self.others.contains_key(&other) {
-            *self.others.entry(other).or_default() += 1;
-        }
+    /// The number of keys at a limit, where one more unit does not fit; `None` if no limits are known.
+    fn full(&self) -> Option<u64> {
+        self.limits.policies.as_ref().map(|_| self.ranking.full)
     }
 
-    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<()> {
-        if names.is_empty() {
-            return Ok(());
+    fn document(&self) -> Value {
+        // A block is of an identity, under all policies.
+        let of_all = self.args.policy.is_none();
+        let rows = self.ranking.first.iter().map(Ranked::document);
+        let others = self.others.iter();
+        let others = others
+            .map(|((policy, rule), keys)| json!({ "policy": policy, "rule": rule, "keys": keys }));
+        let (other_policies, other_rules): (Vec<Value>, Vec<Value>) =
+            others.partition(|it| it["rule"].is_null());
+        json!({
+            "now_ms": self.now_ms, "keys": self.keys, "read": self.read, "counting": self.ranking.seen,
+            "full": self.full(), "unreadable": self.unreadable, "blocked": of_all.then_some(self.blocked),
+            "banned": of_all.then_some(self.banned), "top": rows.collect::<Vec<_>>(), "other_rules": other_rules,
+            "other_policies": other_policies,
+        })
+    }
+
+    fn write(&self, why: &str, output: &mut Output) -> Result<()> {
+        let (read, counting) = (grouped(self.read), grouped(self.ranking.seen));
+        let read = if self.read == self.keys {
+            String::new()
+        } else {
+            format!(", {read} read")
+        };
+        let full = match self.full() {
+            Some(0) => ", none of them full now".to_owned(),
+            Some(full) => format!(", {BAD}{} full{BAD:#}", grouped(full)),
+            None => String::new(),
+        };
+        let keys = grouped(self.keys);
+        output.line(format!(
+            "{keys} keys{read}, {counting} with units that count{full}"
+        ))?;
+        if self.full() == Some(0) {
+            output.hint("`sluicegate top --denied` lists who was denied in the last hour")?;
         }
-        self.now_ms = server.now_ms().await?;
-        for block in server.blocks(names).await? {
-            match BlockReport::of(block, self.now_ms) {
-                Ok(Some(block)) => {
-                    self.blocked += 1;
-                    self.banned += u64::from(block.is_ban());
-                }
-                Ok(None) => {}
-                Err(_) => self.unreadable += 1,
+        if self.blocked > 0 && self.args.policy.is_none() {
+            let of_bans = match self.banned {
+                0 => String::new(),
+                banned => format!(", {} of them by a ban", grouped(banned)),
+            };
+            let blocked = grouped(self.blocked);
+            output.line(format!(
+                "{BAD}{blocked} blocked{BAD:#}{of_bans}: `sluicegate blocks` lists them"
+            ))?;
+        }
+        output.hint(why)?;
+        let titles = ["identity", "policy", "rule", "used"].into_iter();
+        let mut table = match self.full() {
+            Some(_) => Table::new(titles.chain(["", "denied for"])),
+            None => Table::new(titles.chain(["steps"])),
+        };
+        for ranked in &self.ranking.first {
+            ranked.add_to(&mut table, self.now_ms);
+        }
+        write_table(table, self.args, output)?;
+        for Ranked { name, holders, .. } in &self.ranking.first {
+            for holder in holders {
+                let of = format!("{} under {}", name.identity(), name.policy());
+                output.hint(&holder.text(&of, self.now_ms))?;
             }
         }
-        Ok(())
-    }
-
-    fn report(self, keys: u64) -> Report {
-        let has_limits = self.limits.policies.is_some();
-        let rows = self.ranking.first.iter();
-        let others = self.others.into_iter();
-        let others = others.map(|((policy, rule), keys)| OtherRow { policy, rule, keys });
-        let (other_rules, other_policies) = others.partition(|it| it.rule.is_some());
-        Report {
-            now_ms: self.now_ms,
-            keys,
-            read: self.read,
-            counting: self.ranking.seen,
-            full: has_limits.then_some(self.ranking.full),
-            unreadable: self.unreadable,
-            // A block is of an identity, under all policies.
-            blocked: self.args.policy.is_none().then_some(self.blocked),
-            banned: self.args.policy.is_none().then_some(self.banned),
-            top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
-            other_rules,
-            other_policies,
-            source: self.limits.source,
-            unpublished: self.limits.unpublished,
-            why: String::new(),
+        // The file is not that of the service, or rules have changed.
+        for ((policy, rule), keys) in &self.others {
+            let (keys, lacks) = (grouped(*keys), self.limits.lacks);
+            let what = match rule {
+                Some(rule) => format!("the rule {rule} of {policy}"),
+                None => format!("the policy {policy}"),
+            };
+            output.warn(format!(
+                "{lacks} {what}, which the service counts: {keys} keys are not ranked by it"
+            ))?;
         }
+        if self.unreadable > 0 {
+            let count = grouped(self.unreadable);
+            output.line(format!(
+                "{count} values could not be read: `inspect` says why"
+            ))?;
+        }
+        if self.full().is_some() {
+            return Ok(());
+        }
+        output.hint(&match &self.limits.unpublished {
+            None => "the service publishes no limits: --policies FILE shows who is denied".to_owned(),
+            Some(why) => format!(
+                "the published policies could not be read ({why}): --policies FILE shows who is denied"
+            ),
+        })
+    }
+}
+
+fn add_other(
+    others: &mut BTreeMap<(String, Option<String>), u64>,
+    policy: &str,
+    rule: Option<String>,
+) {
+    let other = (policy.to_owned(), rule);
+    if others.len() < MOST_OTHERS || others.contains_key(&other) {
+        *others.entry(other).or_default() += 1;
     }
 }
 
@@ -341,65 +326,51 @@ fn is_chosen(name: &StoredName, sample: Share) -> bool {
     place <= sample.fraction()
 }
 
-impl Row {
-    fn of(ranked: &Ranked, has_limits: bool) -> Self {
-        Self {
-            identity: ranked.name.identity().to_owned(),
-            policy: ranked.name.policy().to_owned(),
-            rule: if has_limits {
-                ranked.rule.to_string()
-            } else {
-                without_limit(&ranked.rule)
-            },
-            limit: has_limits.then(|| ranked.rule.limit()),
-            slots: ranked.rule.is_concurrency(),
-            used: ranked.used,
-            steps: ranked.steps,
-            full: has_limits.then_some(ranked.full),
-            fits_ms: ranked.fits_ms,
-            holders: ranked.holders.clone(),
-        }
+impl Ranked {
+    fn document(&self) -> Value {
+        json!({
+            "identity": self.name.identity(), "policy": self.name.policy(), "rule": self.rule, "limit": self.limit,
+            "slots": self.is_of_slots, "used": self.used, "steps": self.steps, "full": self.limit.map(|_| self.full),
+            "fits_ms": self.fits_ms, "holders": self.holders,
+        })
     }
 
-    fn cells(&self, now_ms: u64) -> Vec<String> {
-        let mut cells = vec![
-            self.identity.clone(),
-            self.policy.clone(),
-            self.rule.clone(),
-            used(self.used, self.limit, self.slots),
-        ];
-        match self.limit {
-            None => cells.push(self.steps.to_string()),
-            Some(limit) => {
-                let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
-                let denied = match (self.full, self.fits_ms) {
-                    // Full, without a time: not even one unit will ever fit.
-                    (Some(true), None) => "ever".to_owned(),
-                    (_, None) => String::new(),
-                    (_, Some(_)) if self.slots => "as long as all run".to_owned(),
-                    (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
-                };
-                cells.extend([format!("{percent}%"), denied]);
-            }
-        }
-        cells
+    fn add_to(&self, table: &mut Table, now_ms: u64) {
+        let [identity, policy, rule] =
+            [self.name.identity(), self.name.policy(), &self.rule].map(Cell::from);
+        let used = Cell::right(used(self.used, self.limit, self.is_of_slots));
+        let Some(limit) = self.limit else {
+            return table.row([identity, policy, rule, used, (self.steps as u64).into()]);
+        };
+        let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
+        let denied = match (self.full, self.fits_ms) {
+            // Full, without a time: not even one unit will ever fit.
+            (true, None) => "ever".to_owned(),
+            (_, None) => String::new(),
+            (_, Some(_)) if self.is_of_slots => "as long as all run".to_owned(),
+            (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
+        };
+        let denied = Cell::from(denied).style(BAD);
+        table.row([
+            identity,
+            policy,
+            rule,
+            used,
+            Cell::right(format!("{percent}%")),
+            denied,
+        ]);
     }
 }
 
-/// Shortens identities, so that each row takes one line. Keeps at least the part that you can still use.
-fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
-    let longest = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([header[column].len()]).max().unwrap_or(0)
-    };
-    // Each column has a blank on both sides, and perhaps a line beside it.
-    let others: usize = (1..header.len()).map(|column| longest(column) + 3).sum();
-    let room = width.saturating_sub(others + 4).max(12);
-    for row in rows {
-        let room = room.max(least(&row[0]));
-        if row[0].chars().count() > room {
-            row[0] = row[0].chars().take(room - 1).chain(['…']).collect();
-        }
+/// Writes a ranking. At a terminal, each row takes one line, without --wide. Programs that read the output need whole
+/// identities.
+fn write_table(mut table: Table, args: &TopArgs, output: &mut Output) -> Result<()> {
+    if output.is_terminal() && !args.wide {
+        table.shorten(output.width(), least);
+    }
+    match args.wide {
+        true => output.line(table.text(usize::MAX).trim_end_matches('\n')),
+        false => output.table(&table),
     }
 }
 
@@ -414,122 +385,4 @@ fn least(identity: &str) -> usize {
     kind.map_or(0, |kind| {
         kind.chars().count() + "=#…".chars().count() + DIGITS
     })
-}
-
-/// A table that never breaks the names of identities and policies into lines. With `is_wide`, nothing is broken.
-fn table(header: &[&str], is_wide: bool, output: &Output) -> Table {
-    let mut table = output.table(header.iter().copied());
-    if is_wide {
-        table.set_content_arrangement(ContentArrangement::Disabled);
-    }
-    for column in 0..2 {
-        if let Some(names) = table.column_mut(column) {
-            names.set_constraint(ColumnConstraint::ContentWidth);
-        }
-    }
-    table
-}
-
-/// Adds rows with this column in red.
-fn add_rows(table: &mut Table, rows: Vec<Vec<String>>, red: usize) {
-    for row in rows {
-        table.add_row(row.into_iter().enumerate().map(|(column, text)| {
-            let cell = Cell::new(text);
-            if column == red {
-                cell.fg(Color::Red)
-            } else {
-                cell
-            }
-        }));
-    }
-}
-
-fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
-    write!(output, "{} keys", grouped(report.keys))?;
-    if report.read != report.keys {
-        write!(output, ", {} read", grouped(report.read))?;
-    }
-    let counting = grouped(report.counting);
-    write!(output, ", {counting} with units that count")?;
-    match report.full {
-        Some(0) => {
-            writeln!(output, ", none of them full now")?;
-            output.hint("`sluicegate top --denied` lists who was denied in the last hour")?;
-        }
-        Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
-        None => writeln!(output)?,
-    }
-    if let (Some(blocked @ 1..), Some(banned)) = (report.blocked, report.banned) {
-        let blocked = grouped(blocked);
-        let of_bans = match banned {
-            0 => String::new(),
-            banned => format!(", {} of them by a ban", grouped(banned)),
-        };
-        writeln!(
-            output,
-            "{BAD}{blocked} blocked{BAD:#}{of_bans}: `sluicegate blocks` lists them"
-        )?;
-    }
-    output.hint(&report.why)?;
-    if !report.top.is_empty() {
-        write_rows(report, args.wide, output)?;
-        for row in &report.top {
-            for holder in &row.holders {
-                let of = format!("{} under {}", row.identity, row.policy);
-                output.hint(&holder.text(&of, report.now_ms))?;
-            }
-        }
-    }
-    write_others(report, output)?;
-    if report.unreadable > 0 {
-        let count = grouped(report.unreadable);
-        writeln!(
-            output,
-            "{count} values could not be read: `inspect` says why"
-        )?;
-    }
-    if report.full.is_none() {
-        output.hint(&match &report.unpublished {
-            None => "the service publishes no limits: --policies FILE tells who is denied".to_owned(),
-            Some(why) => format!(
-                "the published policies could not be read ({why}): --policies FILE tells who is denied"
-            ),
-        })?;
-    }
-    Ok(())
-}
-
-/// Warns about counts that the file does not have, since the file is not that of the service.
-fn write_others(report: &Report, output: &mut Output) -> Result<()> {
-    let lacks = report.source.lacks();
-    for OtherRow { policy, rule, keys } in report.other_rules.iter().chain(&report.other_policies) {
-        let keys = grouped(*keys);
-        let what = match rule {
-            Some(rule) => format!("the rule {rule} of {policy}"),
-            None => format!("the policy {policy}"),
-        };
-        writeln!(
-            output,
-            "{WARN}{lacks} {what}, which the service counts: {keys} keys are not ranked by it{WARN:#}"
-        )?;
-    }
-    Ok(())
-}
-
-fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()> {
-    let mut header = vec!["identity", "policy", "rule", "used"];
-    match report.full {
-        Some(_) => header.extend(["", "denied for"]),
-        None => header.push("steps"),
-    }
-    let rows = report.top.iter().map(|row| row.cells(report.now_ms));
-    let mut rows: Vec<Vec<String>> = rows.collect();
-    // Programs that read the output need whole identities.
-    if output.is_terminal() && !is_wide {
-        shorten(&mut rows, &header, output.width().into());
-    }
-    let mut table = table(&header, is_wide, output);
-    add_rows(&mut table, rows, 5);
-    align_right(&mut table, 3..=4);
-    output.write_table(&table)
 }

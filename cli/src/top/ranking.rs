@@ -1,11 +1,10 @@
 //! [`Ranking`]: the identities that use most, in bounded memory for any number of identities.
 
-use sluicegate::{
-    Policy, Rule,
-    store::redis::inspect::{StoredName, StoredValue},
-};
+use sluicegate::store::redis::inspect::{Section, StoredName, StoredValue};
+use sluicegate::{Policy, Rule};
 
 use crate::holders::Holder;
+use crate::text::without_limit;
 
 /// The first of all offered identities.
 pub(super) struct Ranking {
@@ -21,8 +20,10 @@ pub(super) struct Ranking {
 /// The usage of one identity under one policy: its fullest rule, or without limits the rule with the most units.
 pub(super) struct Ranked {
     pub(super) name: StoredName,
-    /// The rule with its limit; a limit of 0 if it is not known.
-    pub(super) rule: Rule,
+    /// The rule as text; without a limit if that is not known: `?/1m`.
+    pub(super) rule: String,
+    pub(super) limit: Option<u64>,
+    pub(super) is_of_slots: bool,
     pub(super) used: u64,
     pub(super) steps: usize,
     /// The time when one more unit fits; `None` if that is now or never, or if the limit is not known.
@@ -86,41 +87,41 @@ impl Ranked {
     ) -> Option<Self> {
         let rules = policy.rules().iter().filter_map(|rule| {
             let section = value.section(rule)?;
-            let used = section.used(now_ms);
             let fits_ms = section.fits_at_ms(now_ms, rule.limit(), 1);
-            let full = used >= rule.limit();
-            let share = (u128::from(used) << 64) / u128::from(rule.limit().max(1));
-            (used > 0).then(|| Self {
-                name: name.clone(),
-                rule: *rule,
-                used,
-                steps: 0,
-                fits_ms: Some(fits_ms).filter(|ms| full && *ms > 0),
-                full,
-                // Among full rules, the longest wait comes first.
-                rank: (share, fits_ms),
-                holders: Vec::new(),
-            })
+            let mut ranked = Self::new(name, section, rule, now_ms);
+            ranked.rule = rule.to_string();
+            ranked.limit = Some(rule.limit());
+            ranked.full = ranked.used >= rule.limit();
+            ranked.fits_ms = Some(fits_ms).filter(|ms| ranked.full && *ms > 0);
+            let share = (u128::from(ranked.used) << 64) / u128::from(rule.limit().max(1));
+            // Among full rules, the longest wait comes first.
+            ranked.rank = (share, fits_ms);
+            Some(ranked).filter(|ranked| ranked.used > 0)
         });
-        let mut fullest = rules.max_by_key(|ranked| ranked.rank)?;
-        let section = value.section(&fullest.rule)?;
-        fullest.steps = section.steps(now_ms).len();
-        Some(fullest)
+        rules.max_by_key(|ranked| ranked.rank)
     }
 
     fn of_units(name: &StoredName, value: &StoredValue, now_ms: u64) -> Option<Self> {
         let sections = value.sections().iter();
-        let used = sections.map(|section| (section.used(now_ms), section));
-        let (used, section) = used.max_by_key(|(used, _)| *used)?;
-        (used > 0).then(|| Self {
+        let ranked = sections.map(|it| Self::new(name, it, &it.rule(0), now_ms));
+        ranked
+            .max_by_key(|ranked| ranked.used)
+            .filter(|ranked| ranked.used > 0)
+    }
+
+    fn new(name: &StoredName, section: &Section, rule: &Rule, now_ms: u64) -> Self {
+        let used = section.used(now_ms);
+        Self {
             name: name.clone(),
-            rule: section.rule(0),
+            rule: without_limit(rule),
+            limit: None,
+            is_of_slots: rule.is_concurrency(),
             used,
             steps: section.steps(now_ms).len(),
             fits_ms: None,
             full: false,
             rank: (0, used),
             holders: Vec::new(),
-        })
+        }
     }
 }

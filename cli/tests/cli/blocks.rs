@@ -17,8 +17,7 @@ async fn without_a_value_on_stdin_nobody_is_hit() {
     for verb in ["block --forever", "unblock", "inspect --policy api"] {
         for stdin in [&b""[..], b"\n", b"\r\n"] {
             let said = site.tool.run_with(&format!("{verb} user=-"), stdin);
-            assert_eq!(said.code, 2, "{verb}: {said:?}");
-            assert!(said.stderr.contains("there is no value"), "{said:?}");
+            says!(said.stderr => "there is no value");
         }
     }
     assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
@@ -34,19 +33,14 @@ async fn a_block_that_cannot_be_read_is_named_and_hides_no_other() {
     let listed = site.json("blocks", 0);
     assert_eq!(listed["blocks"][0]["identity"], "user=alice");
     assert_eq!(listed["unreadable"][0]["identity"], "user=mallory");
-    let text = site.text("blocks");
-    says!(text => "the block of user=mallory cannot be read", "user=alice");
-    let said = site.tool.run("blocks --number 0");
-    assert_eq!(said.code, 2, "{said:?}");
-    assert!(said.stderr.contains("0 is not in 1.."), "{said:?}");
-    site.text("unblock user=alice");
-    let text = site.text("blocks");
-    assert!(text.contains("user=mallory"), "{text}");
-    assert!(!text.contains("Nobody is blocked"), "{text}");
-    let said = site.text("unblock user=mallory");
-    assert_eq!(
-        said,
-        "user=mallory: a block that could not be read was deleted.\n"
+    site.tool.told(
+        "
+        blocks | 0 | the block of user=mallory cannot be read | user=alice
+        blocks --number 0 | 2 | 0 is not in 1..
+        unblock user=alice | 0
+        blocks | 0 | user=mallory | !Nobody is blocked
+        unblock user=mallory | 0 | user=mallory: a block that could not be read was deleted.
+        ",
     );
     assert_eq!(site.json("blocks", 0)["unreadable"], serde_json::json!([]));
 }
@@ -110,9 +104,7 @@ async fn a_block_that_is_not_in_the_index_is_found_by_a_scan() {
     let site = Site::start().await;
     site.text("block user=alice --for 1h");
     site.server.run::<()>("DEL sluicegate:!blocks");
-    let text = site.text("blocks");
-    begins!(text => "Nobody is blocked.");
-    says!(text => "--scan");
+    site.tool.told("blocks | 0 | Nobody is blocked. | --scan");
     let listed = site.json("blocks --scan", 0);
     assert_eq!(listed["blocks"][0]["identity"], "user=alice");
 }
@@ -123,18 +115,20 @@ async fn a_pause_is_listed_by_its_origin_and_unblock_ends_it() {
     let account = Key::new("account", "api.example.com");
     let pause = BlockRequest::pause(Duration::from_secs(240)).reason("429, retry-after");
     site.text("block user=alice --for 1h");
-    let text = site.text("blocks --by pause");
-    assert_eq!(text, "No identity is blocked by this origin: pause.\n");
+    site.tool
+        .told("blocks --by pause | 0 | No identity is blocked by this origin: pause.");
     site.limiter.block(&account, pause).await.unwrap();
     let listed = site.json("blocks --by pause", 0);
-    assert_eq!(listed["total"], 1);
-    let pause = &listed["blocks"][0];
-    assert_eq!(pause["identity"], "account=api.example.com");
-    assert_eq!(pause["by"], "pause");
-    assert_eq!(pause["reason"], "429, retry-after");
-    let text = site.text("inspect account=api.example.com --policy api");
-    assert!(text.contains("paused until"), "{text}");
-    site.text("unblock account=api.example.com");
+    has!(listed, { "total": 1 });
+    has!(listed["blocks"][0], {
+        "identity": "account=api.example.com", "by": "pause", "reason": "429, retry-after"
+    });
+    site.tool.told(
+        "
+        inspect account=api.example.com --policy api | 0 | paused until
+        unblock account=api.example.com | 0
+        ",
+    );
     assert_eq!(site.json("blocks", 0)["total"], 1);
 }
 
@@ -142,10 +136,7 @@ async fn a_pause_is_listed_by_its_origin_and_unblock_ends_it() {
 async fn the_level_of_bans_is_shown_during_and_after_a_ban_and_unblock_clears_it() {
     let site = Site::start().await;
     site.text("block user=carol --for 1h");
-    assert_eq!(
-        site.json("blocks", 0)["blocks"][0]["ban_level"],
-        Value::Null
-    );
+    has!(site.json("blocks", 0)["blocks"][0], { "ban_level": null });
     site.text("unblock user=carol");
     let policy = Policy::parse("login", "1/1d").unwrap();
     let policy = policy.ban("1/10m=2h,3h".parse().unwrap());
@@ -163,15 +154,14 @@ async fn the_level_of_bans_is_shown_during_and_after_a_ban_and_unblock_clears_it
     ban(3).await;
     assert_eq!(site.json("blocks", 0)["total"], 0);
     let said = site.json("explain user=alice --policies policies.toml", 0);
-    assert_eq!(
-        (&said["blocked"], &said["ban_level"]["level"]),
-        (&Value::Null, &1.into())
-    );
-    for verb in ["inspect", "explain"] {
-        let text = site.text(&format!("{verb} user=alice --policies policies.toml"));
-        says!(text => "ban level 1 until ", ": the next ban is of level 2");
-        says_not!(text => "banned");
-    }
+    has!(said, { "blocked": null, "ban_level": { "level": 1 } });
+    let level = "ban level 1 until  | : the next ban is of level 2 | !banned";
+    site.tool.told(&format!(
+        "
+        inspect user=alice --policies policies.toml | 0 | {level}
+        explain user=alice --policies policies.toml | 0 | {level}
+        "
+    ));
     ban(0).await;
     let listed = site.json("blocks", 0);
     let (alice, now_ms) = (&listed["blocks"][0], now_ms.as_u64().unwrap());
@@ -180,13 +170,15 @@ async fn the_level_of_bans_is_shown_during_and_after_a_ban_and_unblock_clears_it
         [end, kept].map(Value::as_u64),
         [3, 6].map(|hours| Some(now_ms + hours * 3_600_000))
     );
-    let text = site.text("blocks");
-    says!(text => " ban (level 2) ", "by 1/1d of login");
-    site.text("unblock user=alice");
+    site.tool.told(
+        "
+        blocks | 0 | ban (level 2) | by 1/1d of login
+        unblock user=alice | 0
+        ",
+    );
     ban(3).await;
-    let said = site.tool.run("unblock user=alice");
-    assert_eq!(said.code, 1, "{said:?}");
-    begins!(said.stdout => "user=alice was not blocked; its ban level is cleared.\n");
+    site.tool
+        .told("unblock user=alice | 1 | user=alice was not blocked; its ban level is cleared.");
     let said = site.json("inspect user=alice", 0);
     assert_eq!(said["ban_level"], Value::Null);
 }

@@ -42,17 +42,13 @@ fn each_wrong_policy_is_told_with_its_place() {
     let (code, report) = checked("p.toml", text, "");
     assert_eq!(code, 1);
     assert_eq!(report["policies"], 1);
-    let places: Vec<_> = report["errors"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|it| (it["line"].as_u64().unwrap(), it["column"].as_u64().unwrap()))
-        .collect();
-    assert_eq!(
-        places,
-        [(2, 13), (3, 8), (4, 28), (6, 1), (7, 30)],
-        "{report}"
-    );
+    for (error, (line, column)) in [(2, 13), (3, 8), (4, 28), (6, 1), (7, 30)]
+        .into_iter()
+        .enumerate()
+    {
+        has!(report["errors"][error], { "line": line, "column": column });
+    }
+    assert!(report["errors"][5].is_null(), "{report}");
 }
 
 #[test]
@@ -100,16 +96,12 @@ p.toml: 0 policies read, 1 error, 0 warnings
 fn a_line_of_a_stranger_does_nothing_to_a_terminal() {
     let tool = Tool::new();
     tool.write("p.toml", "ip = \"10\" #\ta\u{202e}b\n");
-    let said = tool.run("check p.toml");
-    assert_eq!(said.code, 1);
-    assert!(said.stdout.contains("#\ta\u{fffd}b\n"), "{said:?}");
+    tool.told("check p.toml | 1 | #\ta\u{fffd}b");
 }
 
 #[test]
 fn a_file_that_is_not_there_is_a_usage_error() {
-    let said = Tool::new().run("check nowhere.toml");
-    assert_eq!((said.code, said.stdout.as_str()), (2, ""));
-    assert!(said.stderr.starts_with("error: nowhere.toml: "), "{said:?}");
+    Tool::new().told("check nowhere.toml | 2 | error: nowhere.toml: ");
 }
 
 /// The form of the example server's configuration.
@@ -124,16 +116,15 @@ fn the_configuration_of_the_example_server_is_a_file_of_policies() {
     ";
     let tool = Tool::new();
     tool.write("server.toml", config);
-    let said = tool.run("check server.toml --json");
-    assert_eq!(said.code, 0, "{said:?}");
-    says!(said.stdout => "\"policies\":4,\"errors\":[]");
     tool.write("access.log", "");
-    let said = tool.run("simulate server.toml access.log --policy header-x-tenant --json");
-    assert_eq!(said.code, 0, "{said:?}");
     tool.write("wrong.toml", "[limits]\n'header:x' = '1/x'");
-    let said = tool.run("check wrong.toml");
-    assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.stdout.contains("wrong.toml:2:"), "{said:?}");
+    tool.told(
+        "
+        check server.toml | 0 | 4 policies read, 0 errors
+        simulate server.toml access.log --policy header-x-tenant | 0 | 0 requests
+        check wrong.toml | 1 | wrong.toml:2:
+        ",
+    );
 }
 
 #[test]

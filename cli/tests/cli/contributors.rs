@@ -71,15 +71,15 @@ async fn a_program_gets_json_and_as_many_as_it_wants() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_known_of_another_account_or_another_window() {
     let server = server().await;
-    for args in [
-        "account=globex --policy api --window 1h",
-        "account=acme --policy other --window 1h",
-        "account=acme --policy api --window 1m",
-    ] {
-        let said = run(&server, args);
-        assert_eq!(said.code, 1, "{args}: {said:?}");
-        assert!(said.stdout.starts_with("Nobody is known"), "{args}");
-    }
+    let tool = Tool::new();
+    let url = server.url();
+    tool.told(&format!(
+        "
+        contributors account=globex --policy api --window 1h --redis {url} | 1 | Nobody is known
+        contributors account=acme --policy other --window 1h --redis {url} | 1 | Nobody is known
+        contributors account=acme --policy api --window 1m --redis {url} | 1 | Nobody is known
+        "
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,48 +94,29 @@ async fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
     limiter.contributors(&policy, &acme).await.unwrap();
     let tool = Tool::new();
     tool.write("policies.toml", "api = ['600+1/1s@bucket', '9000/1m']");
+    let (url, period) = (
+        server.url(),
+        "5 units under `api` in the last 10m to 11m 40s",
+    );
     for window in ["--policies policies.toml", "--window 10m"] {
-        let url = server.url();
         let args = format!("contributors account=acme --policy api {window} --redis {url}");
-        let said = tool.run(&args);
-        assert_eq!(said.code, 0, "{said:?}");
-        let expected = "5 units under `api` in the last 10m to 11m 40s";
-        assert!(said.stdout.starts_with(expected), "{said:?}");
+        tool.told(&format!("{args} | 0 | {period}"));
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_rights_that_it_names_are_enough() {
-    let server = server().await;
-    let rights = "~sluicegate:* +time +zrange";
-    server.run::<()>(&format!("ACL SETUSER reader reset on >sesame {rights}"));
-    let url = server.url().replace("//", "//reader:sesame@");
-    let args = "contributors account=acme --policy api --window 1h --redis";
-    let said = Tool::new().run(&format!("{args} {url}"));
-    assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.stdout.contains("user=alice"), "{said:?}");
 }
 
 #[test]
 fn what_is_missing_or_wrong_is_named() {
     let tool = Tool::new();
     tool.write("policies.toml", POLICIES);
-    for (args, expected) in [
-        ("account=acme --policy api", "the window is needed"),
-        ("account=acme --policy api --window 1w", "write a time as"),
-        (
-            "account=acme --policy other --policies policies.toml",
-            "policies.toml has no policy `other`",
-        ),
-        ("account=acme --window 1h", "--policy <NAME>"),
-        ("acme --policy api --window 1h", "write KIND=VALUE"),
-        (
-            "account=acme --policy api --window 1h -n 0",
-            "0 is not in 1..",
-        ),
-    ] {
-        let said = tool.run(&format!("contributors {args} --redis redis://127.0.0.1:1"));
-        assert_eq!(said.code, 2, "{args}: {said:?}");
-        assert!(said.stderr.contains(expected), "{args}: {said:?}");
-    }
+    tool.write("sluicegate.toml", "redis = 'redis://127.0.0.1:1'");
+    tool.told(
+        "
+        contributors account=acme --policy api | 2 | the window is needed
+        contributors account=acme --policy api --window 1w | 2 | write a time as
+        contributors account=acme --policy other --policies policies.toml | 2 | policies.toml has no policy `other`
+        contributors account=acme --window 1h | 2 | --policy <NAME>
+        contributors acme --policy api --window 1h | 2 | write KIND=VALUE
+        contributors account=acme --policy api --window 1h -n 0 | 2 | 0 is not in 1..
+        ",
+    );
 }

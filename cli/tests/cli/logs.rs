@@ -79,21 +79,6 @@ fn a_list_of_addresses_is_one_client_in_every_format() {
 }
 
 #[test]
-fn a_line_that_names_its_server_first_names_its_client_next() {
-    for (before, client) in [
-        (
-            "www.example.org:443 host-a.isp.example - -",
-            "host-a.isp.example",
-        ),
-        ("198.51.100.1 203.0.113.7 - -", "203.0.113.7"),
-        ("nginx.1 | www.example.org 203.0.113.7 - -", "203.0.113.7"),
-    ] {
-        let (found, stderr) = identities(&[format!("{before} {REST}")], "");
-        assert_eq!((found, &*stderr), (vec![format!("ip={client}")], ""));
-    }
-}
-
-#[test]
 fn with_trusted_proxies_no_client_chooses_its_identity() {
     let line = |list: &str| [format!("{list} - - {REST}")];
     for (list, client) in [

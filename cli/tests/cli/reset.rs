@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use sluicegate::{Charge, Key, Limiter, RedisStore};
+use sluicegate::{Charge, Key};
 
 use crate::{
     site::{Site, policy},
@@ -34,11 +34,8 @@ async fn only_what_is_named_is_deleted() {
     let said = site.json("reset user=alice --policies policies.toml -y", 0);
     assert_eq!(said["deleted"].as_array().unwrap(), &["login"]);
     assert_eq!(keys(&site), ["sluicegate:{user=bob}:api"]);
-    let said = site
-        .tool
-        .run("reset user=alice --policies policies.toml --yes");
-    assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.stdout.contains("nothing was deleted"), "{said:?}");
+    site.tool
+        .told("reset user=alice --policies policies.toml --yes | 1 | nothing was deleted");
     let said = site.json("reset user=alice --policies policies.toml --yes", 1);
     let warning = said["warning"].as_str().unwrap();
     assert!(warning.contains("nothing was deleted"), "{warning}");
@@ -49,16 +46,17 @@ async fn a_block_that_a_reset_leaves_is_warned_of() {
     let site = Site::start().await;
     used(&site).await;
     site.text("block user=alice --for 1h");
-    let said = site.tool.run("reset user=alice --policy api --yes");
-    assert_eq!(said.code, 0, "{said:?}");
     let stays = "user=alice stays blocked by an operator until ";
-    says!(said.stderr => stays, "`sluicegate unblock` does");
+    let reset = "reset user=alice --policy api --yes";
+    site.tool.told(&format!(
+        "{reset} | 0 | warning: {stays} | `sluicegate unblock` does"
+    ));
     for (policy, code) in [("login", 0), ("login", 1)] {
         let said = site.json(&format!("reset user=alice --policy {policy} --yes"), code);
         assert!(said["warning"].as_str().unwrap().contains(stays), "{said}");
     }
-    let said = site.tool.run("reset user=bob --policy api --yes");
-    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+    site.tool
+        .told("reset user=bob --policy api --yes | 0 | !warning");
 }
 
 #[tokio::test]
@@ -105,8 +103,7 @@ async fn at_a_terminal_it_asks() {
 #[tokio::test]
 async fn what_is_left_under_policies_that_are_not_published_is_named() {
     let site = Site::start().await;
-    let store = RedisStore::connect(site.server.url()).await.unwrap();
-    let service = Limiter::new(store);
+    let service = site.service().await;
     let charge = || Charge::new(&policy("api"), Key::new("user", "alice"), 1);
     service.check([charge()]).await.unwrap();
     service.policies_published().await.unwrap();
@@ -114,8 +111,7 @@ async fn what_is_left_under_policies_that_are_not_published_is_named() {
     let said = site.json("reset user=alice --yes", 0);
     has!(said, { "deleted": ["api"], "other_policies": ["login"] });
     service.check([charge()]).await.unwrap();
-    let said = site.text("reset user=alice --yes");
-    let left = "counts are stored under policies that the published policies do not have: login\n";
-    assert!(said.contains(left), "{said}");
-    assert!(site.tool.run("reset --help").stdout.contains("HGETALL"));
+    let left = "counts are stored under policies that the published policies do not have: login";
+    site.tool
+        .told(&format!("reset user=alice --yes | 0 | {left}"));
 }

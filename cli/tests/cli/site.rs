@@ -1,11 +1,11 @@
 //! A server with the counts of a service, and the tool.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::tool::{Said, Tool};
+use crate::tool::{Said, Tool, said};
 use support::redis::Server;
 
 /// The service's policies. Their windows are so long that no unit is released during a test.
@@ -30,8 +30,8 @@ impl Site {
         tool.write("policies.toml", POLICIES);
         let store = RedisStore::connect(server.url()).await.unwrap();
         // Publishes only when a test asks for it.
-        let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
-        let limiter = limiter.publish_policies(false);
+        let limiter = Limiter::new(store).publish_policies(false);
+        let limiter = limiter.timeout(Duration::from_secs(30));
         Self {
             server,
             tool,
@@ -39,10 +39,26 @@ impl Site {
         }
     }
 
+    /// A process of the service, which publishes policies.
+    pub(crate) async fn service(&self) -> Limiter {
+        let store = RedisStore::connect(self.server.url()).await.unwrap();
+        Limiter::new(store).timeout(Duration::from_secs(30))
+    }
+
     /// Charges `user=NAME`.
     pub(crate) async fn charge(&self, policy: &str, user: &str, cost: u64) {
         let charge = Charge::new(&self::policy(policy), Key::new("user", user), cost);
         assert!(self.limiter.check([charge]).await.unwrap().is_allowed());
+    }
+
+    /// The output at a terminal with this number of columns.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn at_terminal(&self, columns: u16, args: &str) -> String {
+        let program = env!("CARGO_BIN_EXE_sluicegate");
+        let shell = format!("stty cols {columns}; {program} {args}");
+        let mut script = Command::new("script");
+        script.current_dir(self.tool.folder()).env("NO_COLOR", "1");
+        said(script.args(["-qec", &shell, "/dev/null"]), b"").stdout
     }
 
     /// Runs the tool with `--json`. Asserts the exit code, and returns the document.

@@ -1,6 +1,6 @@
 //! Slots of concurrency policies, as `inspect`, `explain`, `top` and `watch` show them.
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, limiter::Slot};
+use sluicegate::{Charge, Key, Policy, limiter::Slot};
 
 use crate::site::Site;
 
@@ -66,30 +66,24 @@ async fn without_a_free_slot_a_request_is_denied_until_one_ends() {
     let text = site.text("top --policies policies.toml");
     says!(lines_of_slots(&text) => "as long as all run");
 
-    // A request of any cost takes one slot.
-    let said = site
-        .tool
-        .run("explain user=alice --policies policies.toml --cost 3");
-    assert_eq!(said.code, 1, "{said:?}");
-    let expected = "It is denied until a request ends: all slots are in use,\nby the rule 2/1h@concurrent of jobs.";
-    assert!(said.stdout.contains(expected), "{}", said.stdout);
+    // A request of any cost takes one slot. Another rule denies for a time that is known.
+    let explain = "explain user=alice --policies policies.toml --cost";
+    let slots_are_full =
+        r"until a request ends: all slots are in use,\nby the rule 2/1h@concurrent of jobs.";
+    site.tool.told(&format!(
+        "
+        {explain} 3 | 1 | It is denied {slots_are_full}
+        {explain} 4 | 1 | by the rule 5/1d of api. | Besides, {slots_are_full}
+        "
+    ));
     let said = site.json("explain user=alice --policies policies.toml", 1);
     assert_eq!(said["no_slot"][0]["policy"], "jobs");
     assert_eq!(said["denied_by"]["policy"], "jobs");
     assert!(said["passes_ms"].is_null());
-    let rule = &said["policies"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|it| it["policy"] == "jobs")
-        .unwrap()["rules"][0];
-    assert_eq!((&rule["slots"], &rule["used"]), (&true.into(), &2.into()));
+    let mut policies = said["policies"].as_array().unwrap().iter();
+    let jobs = policies.find(|it| it["policy"] == "jobs").unwrap();
+    has!(jobs["rules"][0], { "slots": true, "used": 2 });
 
-    // Another rule denies for a time that is known.
-    let said = site
-        .tool
-        .run("explain user=alice --policies policies.toml --cost 4");
-    says!(said.stdout => "by the rule 5/1d of api.", "Besides, until a request ends: all slots are in use");
     drop(slots);
 }
 
@@ -115,8 +109,7 @@ async fn the_processes_that_hold_slots_are_shown_by_label_or_by_number() {
     }
 
     // The label that a limiter publishes with its policies.
-    let store = RedisStore::connect(site.server.url()).await.unwrap();
-    let named = Limiter::new(store).process_label(Some("web 3:\u{1b}4711"));
+    let named = site.service().await.process_label(Some("web 3:\u{1b}4711"));
     let jobs = Policy::parse("jobs", "2/1h@concurrent").unwrap();
     let other = Charge::new(&jobs, Key::new("user", "bob"), 1);
     named.check([other]).await.unwrap();

@@ -99,6 +99,29 @@ impl Tool {
         self.run_with(args, b"")
     }
 
+    /// Runs the commands of a table: a command, the exit code, and parts of the output, or behind a `!` parts that the
+    /// output must not have.
+    pub(crate) fn told(&self, table: &str) {
+        for row in table.trim().lines() {
+            let mut parts = row.split(" | ").map(str::trim);
+            let (command, code) = (parts.next().unwrap(), parts.next().expect(row));
+            let said = self.run(command);
+            assert_eq!(said.code.to_string(), code, "{command}: {said:?}");
+            let output = said.stdout + &said.stderr;
+            for part in parts {
+                let (part, expected) = part
+                    .strip_prefix('!')
+                    .map_or((part, true), |it| (it, false));
+                let part = part.replace("\\n", "\n");
+                assert_eq!(
+                    output.contains(&part),
+                    expected,
+                    "{command}: {part}\n{output}"
+                );
+            }
+        }
+    }
+
     /// Runs the tool with this input on stdin.
     pub(crate) fn run_with(&self, args: &str, stdin: &[u8]) -> Said {
         let mut command = self.command();

@@ -40,21 +40,13 @@ async fn with_policies_the_fullest_come_first() {
         [("user=alice", 9), ("user=dave", 2), ("user=carol", 2)]
     );
     assert_eq!((&said["keys"], &said["full"]), (&5.into(), &2.into()));
-    let bob = said["top"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|row| row["identity"] == "user=bob");
-    let (bob, explained) = (
-        bob.unwrap(),
-        site.json("explain user=bob --policies policies.toml", 1),
-    );
-    assert_eq!(bob["fits_ms"], explained["passes_ms"]);
-    assert_eq!(bob["rule"], "10/1d");
+    let mut top = said["top"].as_array().unwrap().iter();
+    let bob = top.find(|row| row["identity"] == "user=bob").unwrap();
+    let explained = site.json("explain user=bob --policies policies.toml", 1);
+    has!(bob, { "rule": "10/1d", "fits_ms": explained["passes_ms"] });
 
-    let text = site.text("top --policies policies.toml -n 3");
-    says!(text => "2 full", "100%");
-    says_not!(text => "carol");
+    site.tool
+        .told("top --policies policies.toml -n 3 | 0 | 2 full | 100% | !carol");
 }
 
 #[tokio::test]
@@ -66,7 +58,7 @@ async fn without_policies_those_with_the_most_units_come_first() {
     assert!(said["full"].is_null() && said["top"][0]["limit"].is_null());
     let said = site.json("top --policy login", 0);
     assert_eq!(rows(&said), [("user=alice", 3), ("user=dave", 2)]);
-    says!(site.text("top") => "--policies FILE tells who is denied");
+    says!(site.text("top") => "--policies FILE shows who is denied");
 }
 
 #[tokio::test]
@@ -132,27 +124,13 @@ async fn at_a_terminal_of_80_columns_no_row_takes_two_lines() {
     site.charge("api", &long, 10).await;
     let said = site.text("top --policies policies.toml");
     assert!(said.contains(&format!("user={long}")), "{said}");
-    let program = env!("CARGO_BIN_EXE_sluicegate");
-    let shell = format!("stty columns 80; {program} top --policies policies.toml");
-    let mut script = std::process::Command::new("script");
-    script
-        .current_dir(site.tool.folder())
-        .args(["-qec", &shell, "/dev/null"]);
-    let output = script.env("NO_COLOR", "1").output().unwrap();
-    let page = String::from_utf8(output.stdout).unwrap();
-    let row = page.lines().find(|line| line.contains("user=xxx")).unwrap();
-    let row = row.trim_end();
+    let narrow = site.at_terminal(80, "top --policies policies.toml");
+    let row = narrow.lines().find(|line| line.contains("user=xxx"));
+    let row = row.unwrap().trim_end();
     says!(row => "…", "10/1d", "100%");
-    assert!(row.chars().count() <= 80, "{page}");
-
-    let shell = shell.replace(" top ", " top --wide ");
-    let mut script = std::process::Command::new("script");
-    script
-        .current_dir(site.tool.folder())
-        .args(["-qec", &shell, "/dev/null"]);
-    let output = script.env("NO_COLOR", "1").output().unwrap();
-    let page = String::from_utf8(output.stdout).unwrap();
-    assert!(page.contains(&format!("user={long} ")), "{page}");
+    assert!(row.chars().count() <= 80, "{narrow}");
+    let wide = site.at_terminal(80, "top --wide --policies policies.toml");
+    says!(wide => &format!("user={long} "));
 }
 
 #[tokio::test]
@@ -171,11 +149,11 @@ async fn a_long_scan_without_a_terminal_says_how_many_keys_it_looks_at() {
 async fn what_top_does_not_list_is_pointed_at() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
-    let said = site.text("top --policies policies.toml");
-    says!(said => "none of them full now\n`sluicegate top --denied` lists who was denied");
+    site.tool.told(
+        r"top --policies policies.toml | 0 | none of them full now\n`sluicegate top --denied` lists who was denied",
+    );
     let alice = Key::new("user", "alice");
     let for_ever = sluicegate::block::Until::Forever;
     site.limiter.block(&alice, for_ever).await.unwrap();
-    let said = site.text("top");
-    assert!(said.contains("1 blocked: `sluicegate blocks`"), "{said}");
+    site.tool.told("top | 0 | 1 blocked: `sluicegate blocks`");
 }
