@@ -9,6 +9,8 @@ use tokio::runtime::Builder;
 
 use super::{Error, Result, Settings};
 
+const TLS: &str = [" (with the feature tls)", ""][cfg!(feature = "tls") as usize];
+
 /// The maximum length of a prefix, the same as in `RedisStore::prefix`.
 const MAX_PREFIX: usize = 48;
 
@@ -125,7 +127,7 @@ fn addresses<'a>(urls: impl IntoIterator<Item = &'a String>, origin: &str) -> Re
         // Do not print the URL: it may contain a password.
         let server = server.map_err(|_| {
             Error::usage(format_args!(
-                "{origin}: this is no URL of a server: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH, and a \
+                "{origin}: this is no URL of a server: write redis://HOST:PORT, rediss://HOST:PORT{TLS} or unix:///PATH, and a \
                  user and password as redis://USER:PASSWORD@HOST:PORT"
             ))
         })?;

@@ -5,6 +5,7 @@ use crate::observe::recorded;
 use crate::prelude::*;
 
 /// Warns in a header that the layer does not write.
+#[expect(clippy::needless_pass_by_value, reason = "a service owns its request")]
 fn handler(request: Request<String>) -> Response<String> {
     let mut response = answer(200);
     let decisions = request.extensions().get::<Decisions>();

@@ -161,7 +161,9 @@ impl<'a> Held<'a> {
         Self(server)
     }
 
-    pub(crate) fn go_on(self) {}
+    pub(crate) fn go_on(self) {
+        drop(self);
+    }
 }
 
 impl Drop for Held<'_> {

@@ -123,11 +123,12 @@ async fn while_one_server_is_away_the_other_decides() {
     let limiter = limiter.probe_interval(Duration::ZERO);
     assert_eq!(charge_all(&limiter).await, []);
     let at_second = usize::try_from(proxy.servers[1].run::<u64>("DBSIZE") / 3).unwrap();
-    let acts: [(fn(&mut Server), fn(&mut Server)); 2] = [
-        (|it| it.stop(), |it| it.cont()),
-        (Server::kill, Server::restart),
+    type Act = fn(&mut Server);
+    let acts: [[Act; 2]; 2] = [
+        [|it| it.stop(), |it| it.cont()],
+        [Server::kill, Server::restart],
     ];
-    for (goes, comes) in acts {
+    for [goes, comes] in acts {
         goes(&mut proxy.servers[1]);
         let errors = charge_all(&limiter).await;
         assert_eq!(errors, vec![StoreErrorKind::Unavailable; at_second]);
