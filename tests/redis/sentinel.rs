@@ -171,6 +171,34 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_without_replicas_stops_when_told_to_need_one() {
+    let needs_one = [
+        "--min-replicas-to-write",
+        "1",
+        "--min-replicas-max-lag",
+        "1",
+    ];
+    let group = Group::start(&needs_one);
+    let store = store(&group).await;
+    let primary = group.primary();
+    for (index, server) in group.servers.iter().enumerate() {
+        if index != primary {
+            server.stop();
+        }
+    }
+    let limiter = Limiter::new(store.clone());
+    let mut refused = None;
+    let is_refused = async || {
+        refused = kind(limiter.check(one(&plenty(), "dave")).await);
+        refused.is_some()
+    };
+    assert!(until("it stops", is_refused).await < 5 * SOON);
+    assert_eq!(refused, Some(StoreErrorKind::Unavailable));
+    group.servers.iter().for_each(Server::cont);
+    until("it works again", async || works(&store).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_that_hang_or_are_gone_do_not_matter_while_one_answers() {
     let group = Group::start(&[]);
     group.sentinels[..2].iter().for_each(Sentinel::stop);
