@@ -45,9 +45,6 @@ fn what_is_no_url_or_has_an_unknown_part_is_told_with_its_setting_and_not_shown(
         redis://:hunter2@h:port | this is no URL of a server
         redis://:hunter2@h?db=3 | the Redis URL has a part that is not known
     ";
-    if cfg!(not(feature = "tls")) {
-        Tool::new().told("top --redis rediss://h | 2 | rediss://HOST:PORT (with the feature tls)");
-    }
     for [url, expected] in rows(table) {
         for option in ["--redis", "--cluster", "--sentinel"] {
             let said = Tool::new().run(&format!("top {option} {url}"));
