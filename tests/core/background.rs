@@ -1,28 +1,17 @@
 //! Work that no request waits for lives in one runtime, and goes on in the next.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    error::StoreErrorKind,
-    limiter::Slot,
-    store::{Check, Operation, Reply, StoreFuture},
-};
-use support::{paused_runtime, trace::traced_here};
+use support::{paused_runtime, prelude::*, scripted::unavailable, trace::traced_here};
 use tokio::{runtime::Runtime, task::yield_now, time::advance};
 
 fn alice() -> Key {
-    Key::new("user", "alice")
+    user("alice")
 }
 
 #[test]
 fn strikes_in_a_runtime_that_nothing_drives_wait_with_one_warning_until_it_has_been_shut_down() {
     let (trace, _guard) = traced_here();
     let limiter = Limiter::new(MemoryStore::new());
-    let policy = Policy::parse("login", "1/1d").unwrap();
+    let policy = policy("login", "1/1d");
     let policy = policy.ban("2/1d=1h".parse().unwrap());
     let ask = async || {
         let charge = Charge::new(&policy, alice(), 2);
@@ -55,7 +44,7 @@ fn strikes_in_a_runtime_that_nothing_drives_wait_with_one_warning_until_it_has_b
 fn a_limiter_outside_of_a_runtime_decides_and_warns_once() {
     let (trace, _guard) = traced_here();
     let limiter = Limiter::new(MemoryStore::new());
-    let policy = Policy::parse("api", "1/1d").unwrap();
+    let policy = policy("api", "1/1d");
     for allowed in [true, false, false] {
         let asked = limiter.check([Charge::new(&policy, alice(), 1)]);
         let decision = futures::executor::block_on(asked).unwrap();
@@ -66,32 +55,19 @@ fn a_limiter_outside_of_a_runtime_decides_and_warns_once() {
     assert!(warnings[0].contains("outside of a tokio runtime"));
 }
 
-/// Its first return of slots is surely not sent.
-#[derive(Debug, Default)]
-struct Unreachable {
-    store: MemoryStore,
-    has_failed: AtomicBool,
-}
-
-impl Store for Unreachable {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if matches!(operation, Operation::Return(_)) && !self.has_failed.swap(true, SeqCst) {
-            let error = StoreError::new(StoreErrorKind::Unavailable, "no connection");
-            return StoreFuture::ready(Err(error.unsent()));
-        }
-        self.store.execute(operation)
-    }
-}
-
 #[test]
 fn what_an_ended_runtime_has_surely_not_sent_is_sent_in_the_next() {
-    let policy = Policy::parse("jobs", "1/30s@concurrent").unwrap();
+    let policy = policy("jobs", "1/30s@concurrent");
     for polls in [0, 5] {
-        let limiter = Limiter::new(Unreachable::default());
+        // Its first return of slots is surely not sent.
+        let has_failed = AtomicBool::new(false);
+        let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+            Asked::Execute(Operation::Return(_)) if !has_failed.swap(true, SeqCst) => {
+                Fate::Fails(unavailable().unsent())
+            }
+            _ => Fate::Answered,
+        });
+        let limiter = Limiter::new(store);
         let acquire = async || -> Option<Slot> {
             let job = Charge::new(&policy, alice(), 1);
             let slot = limiter.acquire_slot([job], Duration::ZERO).await;
@@ -115,7 +91,7 @@ fn what_an_ended_runtime_has_surely_not_sent_is_sent_in_the_next() {
 fn work_from_outside_of_any_runtime_goes_on_in_that_of_later_callers() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store.clone());
-    let policy = Policy::parse("jobs", "5/30s@concurrent").unwrap();
+    let policy = policy("jobs", "5/30s@concurrent");
     let job = |cost| Charge::new(&policy, alice(), cost);
     let (first, second) = (paused_runtime(), paused_runtime());
     let take_and_return = |runtime: &Runtime| {
@@ -134,12 +110,12 @@ fn work_from_outside_of_any_runtime_goes_on_in_that_of_later_callers() {
     }
     let look = Check::new([job(0)]).unwrap();
     let left = futures::executor::block_on(store.check(&look)).unwrap();
-    assert_eq!(left.usage().rules().next().unwrap().remaining(), 5);
+    assert_eq!(remaining(left.usage())[0], 5);
 }
 
 #[test]
 fn the_end_of_a_process_does_not_wait_for_work_that_its_runtime_refuses() {
-    let policy = Policy::parse("jobs", "1/30s@concurrent").unwrap();
+    let policy = policy("jobs", "1/30s@concurrent");
     let limiter = Limiter::new(MemoryStore::new());
     let runtime = paused_runtime();
     let handle = runtime.handle().clone();

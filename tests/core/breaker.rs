@@ -1,29 +1,19 @@
 //! A failing store is called once in each interval. All requests call it again after the first answer.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-
 use futures::future::join_all;
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, Store, StoreError,
-    error::StoreErrorKind,
-    store::{Check, Operation, Reply, StoreFuture},
+use support::{
+    prelude::*,
+    scripted::{Scripted, allowed, unavailable},
 };
-use support::scripted::{Scripted, allowed, unavailable};
 use tokio::time::{Instant, advance, sleep};
 
-const TIMEOUT: Duration = Duration::from_millis(100);
-const SHORTEST: Duration = Duration::from_millis(125);
-const LONGEST: Duration = Duration::from_millis(375);
+const TIMEOUT: Duration = ms(100);
+const SHORTEST: Duration = ms(125);
+const LONGEST: Duration = ms(375);
 
 fn charge() -> [Charge; 1] {
-    let policy = Policy::parse("api", "1000/1d").unwrap();
-    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+    let policy = policy("api", "1000/1d");
+    [Charge::new(&policy, user("alice"), 1)]
 }
 
 /// Whether a store is up or down.
@@ -84,7 +74,7 @@ async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
 async fn recovers(limiter: &Limiter) -> Duration {
     let start = Instant::now();
     while limiter.check(charge()).await.is_err() {
-        sleep(Duration::from_millis(1)).await;
+        sleep(ms(1)).await;
     }
     start.elapsed()
 }
@@ -108,7 +98,7 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
             StoreErrorKind::CircuitOpen => {
                 assert_eq!(asked.elapsed(), Duration::ZERO);
                 others += 1;
-                advance(Duration::from_millis(1)).await;
+                advance(ms(1)).await;
             }
             other => panic!("{other:?}"),
         }
@@ -178,10 +168,10 @@ async fn failures_count_once_in_each_half_timeout() {
     let limiter = Limiter::new(store).timeout(TIMEOUT);
     let start = Instant::now();
     while kind(&limiter).await != Some(StoreErrorKind::CircuitOpen) {
-        advance(Duration::from_millis(1)).await;
+        advance(ms(1)).await;
     }
     // The first counts at once, and the fifth opens it for the next caller.
-    assert_eq!(start.elapsed(), 2 * TIMEOUT + Duration::from_millis(1));
+    assert_eq!(start.elapsed(), 2 * TIMEOUT + ms(1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,10 +185,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
         health.set(true);
         let time = recovers(&limiter).await;
-        assert!(
-            (SHORTEST..=LONGEST + Duration::from_millis(1)).contains(&time),
-            "{time:?}"
-        );
+        assert!((SHORTEST..=LONGEST + ms(1)).contains(&time), "{time:?}");
         for _ in 0..20 {
             assert_eq!(kind(&limiter).await, None);
         }
@@ -222,10 +209,7 @@ async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
     let mut times = join_all(replicas.iter().map(recovers)).await;
     times.sort();
     // Forty random times within 250 ms: spread over more than half of that, with few at the same time.
-    assert!(
-        times[39] - times[0] > Duration::from_millis(125),
-        "{times:?}"
-    );
+    assert!(times[39] - times[0] > ms(125), "{times:?}");
     times.dedup();
     assert!(times.len() > 20, "{times:?}");
 }
@@ -235,7 +219,7 @@ async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe(
     let (health, store) = Health::silent();
     let limiter = Limiter::new(store);
     let hang_up = || async {
-        let left = tokio::time::timeout(Duration::from_millis(50), limiter.check(charge()));
+        let left = tokio::time::timeout(ms(50), limiter.check(charge()));
         left.await.unwrap_err();
     };
     for _ in 0..50 {

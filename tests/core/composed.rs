@@ -1,10 +1,6 @@
 //! Proves that a limiter that caches denials over leases keeps the promises that each of both keeps alone.
 
-use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, manual_clock::ManualClock, store::Leases,
-};
-
-use support::history::START_MS;
+use support::prelude::*;
 
 mod matrix;
 
@@ -18,11 +14,11 @@ async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
         limiter.denial_clock(clock.clone())
     };
     let processes = [process(), process()];
-    let policy = Policy::parse("p", "5000/1h").unwrap();
-    let alice = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let policy = policy("p", "5000/1h");
+    let alice = || [charge(&policy, "alice", 1)];
     let (mut admitted, mut repeated) = (0, 0);
     for index in 0..20_000_usize {
-        clock.advance(std::time::Duration::from_micros(900));
+        clock.advance(Duration::from_micros(900));
         let decision = processes[index % 2].check(alice()).await.unwrap();
         admitted += usize::from(decision.is_allowed());
         repeated += usize::from(decision.usage().is_cached());
@@ -31,5 +27,5 @@ async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
     assert_eq!(admitted, 5_000);
     assert!(repeated > 14_000, "{repeated}");
     let peeked = Limiter::new(store).peek(alice()).await.unwrap();
-    assert_eq!(peeked.rules().next().unwrap().remaining(), 0);
+    assert_eq!(remaining(&peeked)[0], 0);
 }

@@ -7,7 +7,7 @@ mod memory {
         Charge, Decision, Key, Limiter, MemoryStore, Policy, StoreError, error::StoreErrorKind,
         limiter::Slot, manual_clock::ManualClock,
     };
-    use support::trace::traced;
+    use support::{rows::rows, sentence::of_each_row, trace::traced};
 
     support::contract!(new);
     support::calls!(new);
@@ -20,6 +20,46 @@ mod memory {
         let clock = ManualClock::new(0);
         (MemoryStore::new().clock(clock.clone()), clock)
     }
+
+    #[test]
+    fn each_row_about_a_full_store_holds() {
+        for (capacity, table) in (1..).zip(FULL) {
+            let new = async || {
+                let clock = ManualClock::new(0);
+                (
+                    MemoryStore::new().capacity(capacity).clock(clock.clone()),
+                    clock,
+                )
+            };
+            of_each_row(new, &rows(table));
+        }
+    }
+
+    /// For stores of one, of two and of three keys.
+    const FULL: [&str; 3] = [
+        "
+A settlement reaches a forgotten key only if there is a place
+ p = 9/1h; x: p a 1; p b 9; settle x 3 !; p b = 0
+",
+        "
+A store of keys at their limits decides about no new one
+ # This number of full stores would open a breaker, if they counted as failures.
+ minute = 1/1m; hour = 1/1h; minute a 1; hour b 1; 20* hour c 1 !error; hour b 1 & hour c 1 !; minute a = 0
+ hour b = 0; +62s; hour c 1; hour d 1 !error
+A check over more keys than fit charges none
+ p = 9/1h; p a 1; p a 1 & p b 1 & p c 1 !error; p a = 8; p b 1 & p a 1
+A key that has room again stands where its other rules put it
+ both = 64/1d,2/1s; hour = 8/1h; both burst 2; hour regular 3; +2s; hour new 1; both burst = 64 2; hour regular = 5
+A key that is charged again is released later
+ p = 2/1m; p a 1; +10s; p b 1; +10s; p a 1; +10s; p c 1; +10s; p a = 0; p b = 2; p c = 1
+",
+        "
+What counts no more goes first and then the key with the most room
+ # d comes in the place of a, e in that of b, which has used least, and f in that of d.
+ hour = 8/1h; second = 8/1s; second a 8; hour b 1; hour c 4; +2s; hour d 2; hour b = 7; hour e 7; hour b = 8
+ hour f 1; hour c = 4; hour d = 8; hour e = 1; hour f = 7
+",
+    ];
 
     fn charge(policy: &Policy, key: impl Display) -> [Charge; 1] {
         [Charge::new(policy, Key::new("user", format!("{key}")), 1)]
@@ -88,36 +128,6 @@ mod memory {
         assert!(held.iter().all(Slot::is_held));
     }
 
-    #[tokio::test]
-    async fn a_store_of_keys_at_their_limits_decides_about_no_new_one() {
-        let clock = ManualClock::new(0);
-        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
-        let (minute, hour) = (
-            Policy::parse("minute", "1/1m").unwrap(),
-            Policy::parse("hour", "1/1h").unwrap(),
-        );
-        for (policy, key) in [(&minute, 'a'), (&hour, 'b')] {
-            limiter.check(charge(policy, key)).await.unwrap();
-        }
-        // This number of full stores would open the breaker, if they counted as failures.
-        for key in 0..20 {
-            assert!(is_full(limiter.check(charge(&hour, key)).await));
-        }
-        let both = [charge(&hour, 'b'), charge(&hour, 'c')].concat();
-        assert!(!limiter.check(both).await.unwrap().is_allowed());
-        assert_eq!(left(&limiter, &minute, 'a').await, 0);
-        assert_eq!(left(&limiter, &hour, 'b').await, 0);
-        clock.advance(Duration::from_secs(62));
-        assert!(
-            limiter
-                .check(charge(&hour, 'c'))
-                .await
-                .unwrap()
-                .is_allowed()
-        );
-        assert!(is_full(limiter.check(charge(&hour, 'd')).await));
-    }
-
     #[test]
     fn a_spell_of_a_full_store_is_one_warning() {
         let lines = traced(false, async {
@@ -138,18 +148,6 @@ mod memory {
     }
 
     #[tokio::test]
-    async fn a_check_over_more_keys_than_fit_charges_none() {
-        let store = MemoryStore::new().capacity(2);
-        let limiter = Limiter::new(store.clone());
-        let policy = Policy::parse("p", "9/1h").unwrap();
-        flood(&limiter, &policy, 0..1).await;
-        let charges = (0..8).flat_map(|key| charge(&policy, key));
-        assert!(is_full(limiter.check(charges).await));
-        assert_eq!(store.len(), 1);
-        assert_eq!(left(&limiter, &policy, 0).await, 8);
-    }
-
-    #[tokio::test]
     async fn a_shadow_without_a_place_changes_nothing_else() {
         let limiter = Limiter::new(MemoryStore::new().capacity(1));
         let policy = Policy::parse("p", "1/1h").unwrap();
@@ -158,76 +156,6 @@ mod memory {
         let decision = limiter.check(charges).await.unwrap();
         assert!(decision.is_allowed() && decision.usage().shadow().is_none());
         assert_eq!(left(&limiter, &policy, 'a').await, 0);
-    }
-
-    #[tokio::test]
-    async fn a_settlement_reaches_a_forgotten_key_only_if_there_is_a_place() {
-        let limiter = Limiter::new(MemoryStore::new().capacity(1));
-        let policy = Policy::parse("p", "9/1h").unwrap();
-        let decision = limiter.check(charge(&policy, 'a')).await.unwrap();
-        let full = Charge::new(&policy, Key::new("user", "b"), 9);
-        assert!(limiter.check([full]).await.unwrap().is_allowed());
-        let error = limiter.settle(decision.usage(), |_| 3).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Full);
-        assert!(error.is_unsent());
-        assert_eq!(left(&limiter, &policy, 'b').await, 0);
-    }
-
-    #[tokio::test]
-    async fn what_counts_no_more_goes_first_and_then_the_key_with_the_most_room() {
-        let clock = ManualClock::new(0);
-        let limiter = Limiter::new(MemoryStore::new().capacity(3).clock(clock.clone()));
-        let hour = Policy::parse("hour", "8/1h").unwrap();
-        let second = Policy::parse("second", "8/1s").unwrap();
-        let spend = async |policy, key: &str, units| {
-            let charge = Charge::new(policy, Key::new("user", key), units);
-            let decision = limiter.check([charge]).await.unwrap();
-            assert!(decision.is_allowed(), "{key}");
-        };
-        spend(&second, "a", 8).await;
-        spend(&hour, "b", 1).await;
-        spend(&hour, "c", 4).await;
-        clock.advance(Duration::from_secs(2));
-        spend(&hour, "d", 2).await; // in the place of a, which counts no more
-        assert_eq!(left(&limiter, &hour, "b").await, 7);
-        spend(&hour, "e", 7).await; // in the place of b, which has used least
-        assert_eq!(left(&limiter, &hour, "b").await, 8);
-        spend(&hour, "f", 1).await; // in the place of d
-        for (key, units) in [("c", 4), ("d", 8), ("e", 1), ("f", 7)] {
-            assert_eq!(left(&limiter, &hour, key).await, units, "{key}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_key_that_has_room_again_stands_where_its_other_rules_put_it() {
-        let clock = ManualClock::new(0);
-        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
-        let both = Policy::parse("both", "64/1d,2/1s").unwrap();
-        let hour = Policy::parse("hour", "8/1h").unwrap();
-        for (policy, key, units) in [(&both, "burst", 2), (&hour, "regular", 3)] {
-            let charge = Charge::new(policy, Key::new("user", key), units);
-            limiter.check([charge]).await.unwrap();
-        }
-        clock.advance(Duration::from_secs(2));
-        limiter.check(charge(&hour, "new")).await.unwrap();
-        for (policy, key, units) in [(&both, "burst", 64), (&hour, "regular", 5)] {
-            assert_eq!(left(&limiter, policy, key).await, units, "{key}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_key_that_is_charged_again_is_released_later() {
-        let clock = ManualClock::new(0);
-        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
-        let policy = Policy::parse("p", "2/1m").unwrap();
-        for key in ["a", "b", "a", "c"] {
-            limiter.check(charge(&policy, key)).await.unwrap();
-            clock.advance(Duration::from_secs(10));
-        }
-        for (key, left) in [("a", 0), ("b", 2), ("c", 1)] {
-            let usage = limiter.peek(charge(&policy, key)).await.unwrap();
-            assert_eq!(usage.rules().next().unwrap().remaining(), left, "{key}");
-        }
     }
 
     #[tokio::test]

@@ -1,20 +1,11 @@
 //! Proves that the store in the documentation answers calls correctly with the default of `Store::call`, and that the
 //! layer there changes nothing.
 
-use std::time::Duration;
-
-use sluicegate::{
-    Charge, Key, Limiter, Policy,
-    block::Until,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Operation, Store},
-};
+use example::MapStore;
+use support::prelude::*;
 
 #[path = "../../examples/custom_store.rs"]
 mod example;
-
-use example::MapStore;
 
 support::calls!(new);
 
@@ -31,8 +22,8 @@ async fn new() -> (MapStore, ManualClock) {
 async fn a_store_without_buckets_and_slots_says_so() {
     for rules in ["2+1/1s@bucket", "2/30s@concurrent"] {
         let (store, _) = new().await;
-        let policy = Policy::parse("p", rules).unwrap();
-        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let policy = policy("p", rules);
+        let charge = charge(&policy, "alice", 1);
         let error = Limiter::new(store).check([charge]).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
         assert_eq!(error.to_string(), "the store has no buckets and no slots");
@@ -43,18 +34,18 @@ async fn a_store_without_buckets_and_slots_says_so() {
 async fn a_response_that_outlives_its_step_pays_all_the_same() {
     let (store, clock) = new().await;
     let limiter = Limiter::new(store);
-    let policy = Policy::parse("p", "10/1s").unwrap();
-    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let policy = policy("p", "10/1s");
+    let charge = charge(&policy, "alice", 1);
     let admitted = limiter.check([charge]).await.unwrap();
     clock.advance(Duration::from_secs(5));
     let settled = limiter.settle(admitted.usage(), |_| 9).await.unwrap();
-    assert_eq!(settled.rules().next().unwrap().remaining(), 2);
+    assert_eq!(remaining(&settled)[0], 2);
 }
 
 #[tokio::test]
 async fn a_store_that_keeps_no_blocks_says_so() {
     let (store, _) = new().await;
-    let alice = Key::new("user", "alice");
+    let alice = user("alice");
     let unblock = Operation::Unblock { key: alice.clone() };
     let replies = store.call(vec![unblock]).await.unwrap();
     let limiter = Limiter::new(store);

@@ -2,13 +2,15 @@
 //! same.
 
 use proptest::prelude::*;
-use sluicegate::{RedisStore, manual_clock::ManualClock, store::redis::inspect::StoredValue};
+use sluicegate::store::redis::inspect::StoredValue;
 use support::{
+    hand_over::Halves,
     history::{
         History, Player, calls, calls_of_all_kinds, few_cases, hot, large, move_clock,
         spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
+    prelude::*,
     vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
@@ -33,38 +35,13 @@ fn plain(server: &LuaServer) -> (RedisStore, ManualClock) {
 }
 
 /// With the fast path alone, an operation to hand over is an error.
-mod hand_over {
-    use super::{LuaServer, ManualClock};
-    use support::hand_over::{self, Halves};
-
-    fn new() -> (Halves, ManualClock) {
+#[tokio::test]
+async fn no_common_case_is_handed_over_to_the_plain_script() {
+    support::hand_over::no_common_case_is_handed_over(|| {
         let clock = ManualClock::new(0);
         (Halves::over(&LuaServer::new(), &clock), clock)
-    }
-
-    #[tokio::test]
-    async fn a_common_case_is_not_handed_over() {
-        let (stores, clock) = new();
-        hand_over::a_common_case_is_not_handed_over(stores, clock).await;
-    }
-
-    #[tokio::test]
-    async fn steps_are_opened_and_released_by_the_fast_path() {
-        let (stores, clock) = new();
-        hand_over::steps_are_opened_and_released_by_the_fast_path(stores, clock).await;
-    }
-
-    #[tokio::test]
-    async fn a_denial_while_steps_are_released_is_not_handed_over() {
-        let (stores, clock) = new();
-        hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
-    }
-
-    #[tokio::test]
-    async fn slots_are_taken_renewed_and_returned_by_the_fast_path() {
-        let (stores, clock) = new();
-        hand_over::slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -112,7 +89,7 @@ fn changes_nothing(histories: impl Strategy<Value = History>) {
         let (with, without) = (LuaServer::new(), LuaServer::new());
         let (plain, clock) = plain(&without);
         let fast = RedisStore::from_connection(with.clone()).clock(clock.clone());
-        let spoil = |server: &LuaServer, policy: &str, key: &sluicegate::Key, spoiled| {
+        let spoil = |server: &LuaServer, policy: &str, key: &Key, spoiled| {
             server.spoil(policy, key, spoiled);
         };
         let spoil_with = |policy: &str, key: &_, spoiled| spoil(&with, policy, key, spoiled);

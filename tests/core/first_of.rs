@@ -1,27 +1,11 @@
 //! The first of several policies that has room: each try is one check, and only the answer counts.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy,
-    block::Until,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    observe::{Event, Observer},
-    store::{Leases, StoreFuture},
-};
 use support::{
     first_of::{CREDITS, Charged, PLAN, credits, lists, names, plan, rush, used, user},
+    prelude::*,
     scripted::{Scripted, allowed, denied},
 };
 use tokio::time::Instant;
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
 
 fn charge(policy: &Policy) -> Charge {
     Charge::new(policy, user("alice"), 1)
@@ -30,6 +14,14 @@ fn charge(policy: &Policy) -> Charge {
 /// A list of one charge for each policy.
 fn one_each<const N: usize>(policies: [&Policy; N]) -> [[Charge; 1]; N] {
     policies.map(|policy| [charge(policy)])
+}
+
+fn plans(rules: [&str; 2]) -> [Policy; 2] {
+    [policy("plan", rules[0]), policy("credits", rules[1])]
+}
+
+async fn first<const N: usize>(limiter: &Limiter, policies: [&Policy; N]) -> Decision {
+    limiter.check_first(one_each(policies)).await.unwrap()
 }
 
 /// Records decisions, blocks and errors.
@@ -80,16 +72,12 @@ async fn a_check_is_charged_to_the_first_policy_with_room_and_to_no_other() {
     let (plan, credits) = (policy("plan", "2/1h"), policy("credits", "2/36500d@fixed"));
     let mut charged = Vec::new();
     for _ in 0..4 {
-        let decision = limiter.check_first(one_each([&plan, &credits])).await;
-        let decision = decision.unwrap();
+        let decision = first(&limiter, [&plan, &credits]).await;
         assert!(decision.is_allowed());
         charged.push(names(&decision)[0].to_owned());
     }
     assert_eq!(charged, ["plan", "plan", "credits", "credits"]);
-    let denied = limiter
-        .check_first(one_each([&plan, &credits]))
-        .await
-        .unwrap();
+    let denied = first(&limiter, [&plan, &credits]).await;
     assert_eq!(names(&denied), ["plan"], "which is free first");
     assert_eq!(used(&limiter, &plan, &user("alice")).await, 2);
     assert_eq!(used(&limiter, &credits, &user("alice")).await, 2);
@@ -131,12 +119,7 @@ async fn only_the_answer_is_observed_counted_and_strikes() {
         .near_limit_at(100);
     let ban = "1/10m=1h".parse().unwrap();
     let (plan, credits) = (policy("plan", "1/1h").ban(ban), policy("credits", "2/1h"));
-    let ask = async || {
-        limiter
-            .check_first(one_each([&plan, &credits]))
-            .await
-            .unwrap()
-    };
+    let ask = async || first(&limiter, [&plan, &credits]).await;
     for _ in 0..3 {
         assert!(ask().await.is_allowed());
     }
@@ -163,7 +146,7 @@ async fn if_all_are_denied_the_answer_is_the_denial_that_ends_first() {
     ] {
         let limiter = Limiter::new(denying(waits));
         let [a, b, c] = ["a", "b", "c"].map(|name| policy(name, "9/1h"));
-        let denied = limiter.check_first(one_each([&a, &b, &c])).await.unwrap();
+        let denied = first(&limiter, [&a, &b, &c]).await;
         assert_eq!(names(&denied), [answer]);
     }
     // A cost that never fits ends last.
@@ -193,24 +176,24 @@ async fn a_list_that_has_the_denying_charge_is_not_tried() {
 async fn a_block_ends_the_tries() {
     let store = MemoryStore::new();
     let limiter = Limiter::new(store);
-    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["0/1h", "5/1h"]);
     let day = Until::After(Duration::from_secs(86_400));
     limiter.block(&user("alice"), day).await.unwrap();
     let other = [Charge::new(&credits, user("bob"), 1)];
     let decision = limiter.check_first([[charge(&plan)], other]).await.unwrap();
-    assert!(matches!(decision, Decision::Blocked(_)));
+    assert!(is_blocked(&decision));
     assert_eq!(used(&limiter, &credits, &user("bob")).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_timeout_holds_for_all_tries() {
-    let store = Scripted::far(Duration::from_millis(60));
+    let store = Scripted::far(ms(60));
     let limiter = Limiter::new(store.clone());
-    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["0/1h", "5/1h"]);
     let start = Instant::now();
     let error = limiter.check_first(one_each([&plan, &credits])).await;
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Timeout);
-    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(start.elapsed(), ms(100));
     assert_eq!(store.checks().len(), 2);
 }
 
@@ -219,7 +202,7 @@ async fn a_try_that_could_not_be_decided_is_the_last() {
     let seen = Seen::default();
     let failing = Scripted::failing();
     let limiter = Limiter::new(failing.clone()).observer(seen.clone());
-    let (plan, credits) = (policy("plan", "5/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["5/1h", "5/1h"]);
     let error = limiter.check_first(one_each([&plan, &credits])).await;
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unavailable);
     assert_eq!(failing.checks().len(), 1);
@@ -230,14 +213,13 @@ async fn a_try_that_could_not_be_decided_is_the_last() {
 async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
     for store in [Scripted::failing(), Scripted::silent()] {
         let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
-        let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h"));
+        let [plan, credits] = plans(["1/1h", "1/1h"]);
         let mut charged = Vec::new();
         for _ in 0..3 {
             let start = Instant::now();
-            let decision = limiter.check_first(one_each([&plan, &credits])).await;
-            let decision = decision.unwrap();
+            let decision = first(&limiter, [&plan, &credits]).await;
             assert!(decision.usage().is_local());
-            assert!(start.elapsed() <= Duration::from_millis(100));
+            assert!(start.elapsed() <= ms(100));
             charged.push((names(&decision)[0].to_owned(), decision.is_allowed()));
         }
         assert_eq!(store.checks().len(), 3, "the store is asked once for each");
@@ -256,26 +238,23 @@ async fn a_cached_denial_goes_on_to_the_next() {
     let limiter = Limiter::new(store.clone())
         .cache_denials(true)
         .denial_clock(clock);
-    let (plan, credits) = (policy("plan", "5/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["5/1h", "5/1h"]);
     for _ in 0..3 {
-        let decision = limiter
-            .check_first(one_each([&plan, &credits]))
-            .await
-            .unwrap();
+        let decision = first(&limiter, [&plan, &credits]).await;
         assert_eq!(names(&decision), ["credits"]);
     }
     let asked: Vec<String> = store.checks().iter().map(first_name).collect();
     assert_eq!(asked, ["plan", "credits", "credits", "credits"]);
 }
 
-fn first_name(check: &sluicegate::store::Check) -> String {
+fn first_name(check: &Check) -> String {
     check.charges()[0].policy().name().to_owned()
 }
 
 #[tokio::test]
 async fn shadows_go_with_the_list_that_is_admitted() {
     let limiter = Limiter::new(MemoryStore::new());
-    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["0/1h", "5/1h"]);
     let [soon, later] = ["soon", "later"].map(|name| policy(name, "5/1h").shadow());
     let lists = [
         [charge(&plan), charge(&soon)],
@@ -291,7 +270,7 @@ async fn shadows_go_with_the_list_that_is_admitted() {
 async fn used_as_shadow(limiter: &Limiter, policy: &Policy) -> u64 {
     let usage = limiter.peek([charge(policy)]).await.unwrap();
     let shadow = usage.shadow().unwrap().usage();
-    5 - shadow.rules().next().unwrap().remaining()
+    5 - remaining(&shadow)[0]
 }
 
 #[tokio::test]
@@ -306,10 +285,7 @@ async fn shadows_have_alternatives_too_and_deny_nothing() {
     );
     let mut shadows = Vec::new();
     for _ in 0..3 {
-        let decision = limiter
-            .check_first(one_each([&plan, &credits]))
-            .await
-            .unwrap();
+        let decision = first(&limiter, [&plan, &credits]).await;
         assert!(decision.is_allowed());
         let shadow = decision.usage().shadow().unwrap();
         shadows.push((names(shadow)[0].to_owned(), shadow.is_allowed()));
@@ -359,11 +335,8 @@ async fn the_slots_of_the_alternative_that_was_charged_are_held() {
 #[tokio::test]
 async fn a_settlement_goes_to_the_alternative_that_was_charged() {
     let limiter = Limiter::new(MemoryStore::new());
-    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
-    let decision = limiter
-        .check_first(one_each([&plan, &credits]))
-        .await
-        .unwrap();
+    let [plan, credits] = plans(["0/1h", "5/1h"]);
+    let decision = first(&limiter, [&plan, &credits]).await;
     limiter.settle(decision.usage(), |_| 3).await.unwrap();
     assert_eq!(used(&limiter, &credits, &user("alice")).await, 3);
     assert_eq!(used(&limiter, &plan, &user("alice")).await, 0);
@@ -373,13 +346,10 @@ async fn a_settlement_goes_to_the_alternative_that_was_charged() {
 async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged() {
     let seen = Seen::default();
     let limiter = Limiter::new(MemoryStore::new()).observer(seen.clone());
-    let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h"));
+    let [plan, credits] = plans(["1/1h", "1/1h"]);
     let mut near = Vec::new();
     for _ in 0..2 {
-        let decision = limiter
-            .check_first(one_each([&plan, &credits]))
-            .await
-            .unwrap();
+        let decision = first(&limiter, [&plan, &credits]).await;
         let notices = decision.usage().near_limit();
         near.extend(notices.map(|(charge, _)| charge.policy().name().to_owned()));
     }
@@ -391,12 +361,12 @@ async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged
 /// Nothing hangs if a caller leaves between two tries.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_between_two_tries_is_charged_nothing() {
-    let store = Scripted::far(Duration::from_millis(30));
+    let store = Scripted::far(ms(30));
     let limiter = Limiter::new(store.clone());
-    let (plan, credits) = (policy("plan", "0/1h"), policy("credits", "5/1h"));
+    let [plan, credits] = plans(["0/1h", "5/1h"]);
     let caller = limiter.check_first(one_each([&plan, &credits]));
-    let left = tokio::time::timeout(Duration::from_millis(29), caller).await;
+    let left = tokio::time::timeout(ms(29), caller).await;
     assert!(left.is_err());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(ms(100)).await;
     assert_eq!(store.checks().len(), 1);
 }

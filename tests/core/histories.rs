@@ -1,25 +1,18 @@
 //! Proves by random histories that stores agree with a model that keeps every charge, and that the promise holds.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
-use sluicegate::{MemoryStore, Store, manual_clock::ManualClock, store::Leases};
 use support::{
     history::{
-        Calls, History, Player, START_MS, agree, calls, calls_of_all_kinds, few_cases, move_clock,
-        same, steady, steady_kinds, wild, wild_kinds,
+        Calls, History, Player, agree, calls, calls_of_all_kinds, few_cases, move_clock, same,
+        steady, steady_kinds, wild, wild_kinds,
     },
     model::Model,
+    prelude::*,
     promise::{admitted, assert_promise},
 };
 
 /// The limit of a clock: a bucket that settlements emptied by 2^52 units may refill for longer.
 const MILLENNIUM_MS: u64 = 1_000 * 365 * 86_400_000;
-
-fn memory() -> (MemoryStore, ManualClock) {
-    let clock = ManualClock::new(START_MS);
-    (MemoryStore::new().clock(clock.clone()), clock)
-}
 
 fn block_on(future: impl Future<Output = ()>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -48,10 +41,10 @@ async fn assert_retry_is_exact(store: &dyn Store, clock: &ManualClock, history: 
         let denied = outcome.and_then(|outcome| outcome.denied);
         let retry_after_ms = denied.and_then(|denied| denied.retry_after_ms);
         if let Some(retry_after_ms) = retry_after_ms.filter(|ms| *ms < MILLENNIUM_MS) {
-            clock.advance(Duration::from_millis(retry_after_ms - 1));
+            clock.advance(ms(retry_after_ms - 1));
             let early = player.play(&step.act).await.unwrap();
             assert_eq!(early.denied.unwrap().retry_after_ms, Some(1));
-            clock.advance(Duration::from_millis(1));
+            clock.advance(ms(1));
             assert_eq!(player.play(&step.act).await.unwrap().denied, None);
         }
     }

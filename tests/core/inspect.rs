@@ -6,15 +6,11 @@ use std::{
 };
 
 use proptest::prelude::*;
-use sluicegate::{
-    Charge, Key, Limiter, Policy, RedisStore,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::redis::inspect::{StoredValue, UnreadableValue},
-};
+use sluicegate::store::redis::inspect::{StoredValue, UnreadableValue};
 use support::{
     history::{History, few_cases, large, steady, wild},
     lua::LuaServer,
+    prelude::*,
     stored::{answers_as_the_memory_store, foretells_the_script, has_the_steps_of_the_model},
 };
 
@@ -59,10 +55,10 @@ fn what_is_read_foretells_what_the_script_decides() {
 async fn written() -> (Vec<u8>, u64) {
     let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_000));
     let limiter = Limiter::new(RedisStore::from_connection(server.clone()).clock(clock.clone()));
-    let policy = Policy::parse("p", "100/1m,1000/1d@fixed").unwrap();
+    let policy = policy("p", "100/1m,1000/1d@fixed");
     for _ in 0..5 {
-        clock.advance(std::time::Duration::from_secs(3));
-        let charge = Charge::new(&policy, Key::new("user", "alice"), 2);
+        clock.advance(Duration::from_secs(3));
+        let charge = charge(&policy, "alice", 2);
         limiter.check([charge]).await.unwrap();
     }
     let value = server.value("sluicegate:{user=alice}:p").unwrap();

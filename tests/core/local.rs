@@ -1,40 +1,40 @@
 //! While the store cannot decide, this process decides within its share. Each decision is settled where it was made.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::convert::Infallible;
 
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
-    Charge, Decision,
     FailurePolicy::{self, Closed, Local, Open},
-    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
-    error::{ExtractError, StoreErrorKind},
-    manual_clock::ManualClock,
+    error::ExtractError,
     middleware::{Decisions, HeaderStyle},
-    store::{Check, Operation, Reply, StoreFuture},
 };
+use support::{prelude::*, rows::hold};
 use tower::{Layer, ServiceExt, service_fn};
 
 /// A store that decides normally while it is up.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Shared {
-    counts: MemoryStore,
+    store: Fated,
     is_down: Arc<AtomicBool>,
     asked: Arc<AtomicU32>,
 }
 
 impl Shared {
     fn new() -> Self {
+        let (is_down, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
+        let (down, count) = (Arc::clone(&is_down), Arc::clone(&asked));
+        let store = Fated::new(memory().0, move |_| {
+            count.fetch_add(1, SeqCst);
+            if down.load(SeqCst) {
+                Fate::unavailable()
+            } else {
+                Fate::Answered
+            }
+        });
         Self {
-            counts: MemoryStore::new().clock(ManualClock::new(0)),
-            is_down: Arc::default(),
-            asked: Arc::default(),
+            store,
+            is_down,
+            asked,
         }
     }
 
@@ -47,34 +47,15 @@ impl Shared {
     fn goes_down(&self) {
         self.is_down.store(true, SeqCst);
     }
-
-    fn comes_back(&self) {
-        self.is_down.store(false, SeqCst);
-    }
-
-    fn or_fail<T>(&self, answer: impl FnOnce(&MemoryStore) -> StoreFuture<T>) -> StoreFuture<T> {
-        self.asked.fetch_add(1, SeqCst);
-        if self.is_down.load(SeqCst) {
-            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-            return StoreFuture::ready(Err(error));
-        }
-        answer(&self.counts)
-    }
-}
-
-impl Store for Shared {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.or_fail(|store| store.check(check))
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        self.or_fail(|store| store.execute(operation))
-    }
 }
 
 /// A limiter that decides locally as one of this many replicas, with a stopped clock, and calls the store each time.
 fn limiter(store: &Shared, replicas: u32) -> Limiter {
-    Limiter::new(store.clone())
+    by_replicas(store.store.clone(), replicas)
+}
+
+fn by_replicas(store: impl Store, replicas: u32) -> Limiter {
+    Limiter::new(store)
         .on_failure(Local)
         .replicas(replicas)
         .local_store(MemoryStore::new().clock(ManualClock::new(0)))
@@ -86,15 +67,11 @@ fn policy(rules: &str) -> Policy {
 }
 
 fn alice() -> Key {
-    Key::new("user", "alice")
+    user("alice")
 }
 
 fn charge(policy: &Policy, cost: u64) -> [Charge; 1] {
     [Charge::new(policy, alice(), cost)]
-}
-
-fn remaining(usage: &Usage) -> Vec<u64> {
-    usage.rules().map(|rule| rule.remaining()).collect()
 }
 
 async fn ask(layer: RateLimitLayer) -> Response<String> {
@@ -136,30 +113,47 @@ async fn a_process_admits_its_share_and_no_more() {
     );
 }
 
-#[tokio::test]
-async fn a_cost_above_the_share_is_undecided_and_one_above_the_limit_is_denied_for_ever() {
-    let limiter = limiter(&Shared::down(), 4);
-    let api = policy("10/1m");
-    for cost in [3, 10] {
-        let error = limiter.check(charge(&api, cost)).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        assert!(!limiter.try_acquire(charge(&api, cost)).await);
+#[test]
+fn each_row_about_local_decisions_holds() {
+    for (replicas, table) in [(4, OF_FOUR), (2, OF_TWO), (1, OF_ONE)] {
+        hold(table, |store, _| by_replicas(store.clone(), replicas));
     }
-    let decision = limiter.check(charge(&api, 11)).await;
-    let Decision::Denied(denial) = decision.unwrap() else {
-        panic!("it was allowed");
-    };
-    assert_eq!(denial.retry_after(), None);
-    assert_eq!(denial.rule().rule().to_string(), "2/1m");
+    let full = || MemoryStore::new().capacity(1);
+    hold(FULL, |store, _| {
+        by_replicas(store.clone(), 1).local_store(full())
+    });
 }
+
+const OF_FOUR: &str = "
+A cost above the share is undecided and one above the limit is denied for ever
+ p = 10/1m; down; p alice 3 !error; p alice 10 !error; p alice 11 !never^; p alice 2 ^
+";
+
+const OF_TWO: &str = "
+A decision is settled where it was made
+ p = 10/1m; a: p alice 4; b: p alice 1; down; c: p alice 3 ^; p alice ^ = 2
+ # During the outage, the local decision can be settled, and the store's cannot.
+ settle c 1 = 4; p alice ^ = 4; settle a 0 !; p alice ^ = 4; d: p alice 2 ^; p alice ^ = 2
+ # After it, local decisions can still be settled.
+ up; p alice = 5; settle d 0 = 4; p alice = 5; settle b 0 = 6; down; p alice ^ = 4
+";
+
+const OF_ONE: &str = "
+A reset reaches both
+ p = 10/1m; p alice 4; down; p alice 3 ^; reset p alice !; p alice ^ = 10; p alice 3 ^; up; p alice = 6
+ reset p alice; p alice = 10; down; p alice ^ = 10
+";
+
+const FULL: &str = "
+A full memory rejects new keys and decides about those it keeps
+ p = 1/1d; down; p alice 1 ^; p bob 1 !error; p alice 1 !^
+";
 
 #[tokio::test]
 async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
-    let layer = RateLimitLayer::new(
-        limiter(&Shared::down(), 4).probe_interval(Duration::from_millis(1_250)),
-    )
-    .limit(policy("300/1m"), alice())
-    .cost(|_, _| 100);
+    let layer = RateLimitLayer::new(limiter(&Shared::down(), 4).probe_interval(ms(1_250)))
+        .limit(policy("300/1m"), alice())
+        .cost(|_, _| 100);
     let response = ask(layer.clone()).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], "2");
@@ -179,48 +173,6 @@ async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
     assert_eq!(too_large.status(), StatusCode::PAYLOAD_TOO_LARGE);
 }
 
-#[tokio::test]
-async fn a_decision_is_settled_where_it_was_made() {
-    let store = Shared::new();
-    let limiter = limiter(&store, 2);
-    let api = policy("10/1m");
-    let left = async || remaining(&limiter.peek(charge(&api, 0)).await.unwrap())[0];
-
-    let by_store = limiter.check(charge(&api, 4)).await.unwrap();
-    let other = limiter.check(charge(&api, 1)).await.unwrap();
-    store.goes_down();
-    let by_memory = limiter.check(charge(&api, 3)).await.unwrap();
-    assert_eq!(
-        (by_store.usage().is_local(), by_memory.usage().is_local()),
-        (false, true)
-    );
-
-    // During the outage: the local decision can be settled, the store's cannot.
-    let asked = store.asked.load(SeqCst);
-    let settled = limiter.settle(by_memory.usage(), |_| 1).await.unwrap();
-    assert!(settled.is_local());
-    assert_eq!((remaining(&settled), left().await), (vec![4], 4));
-    assert_eq!(store.asked.load(SeqCst), asked + 1); // by the look at what is left
-    limiter.settle(by_store.usage(), |_| 0).await.unwrap_err();
-    assert_eq!(left().await, 4);
-    let later = limiter.check(charge(&api, 2)).await.unwrap();
-    assert_eq!(left().await, 2);
-
-    // After the outage, local decisions can still be settled.
-    store.comes_back();
-    assert_eq!(left().await, 5);
-    assert_eq!(
-        remaining(&limiter.settle(later.usage(), |_| 0).await.unwrap()),
-        [4]
-    );
-    assert_eq!(left().await, 5);
-    let settled = limiter.settle(other.usage(), |_| 0).await.unwrap();
-    assert!(!settled.is_local());
-    assert_eq!(remaining(&settled), [6]);
-    store.goes_down();
-    assert_eq!(left().await, 4);
-}
-
 #[test]
 fn a_limiter_shows_its_failure_policy_and_its_store() {
     let limiter = Limiter::new(MemoryStore::new());
@@ -232,29 +184,6 @@ fn a_limiter_shows_its_failure_policy_and_its_store() {
         text.contains("MemoryStore") && text.contains("failure_policy: Closed"),
         "{text}"
     );
-}
-
-#[tokio::test]
-async fn a_reset_reaches_both() {
-    let store = Shared::new();
-    let limiter = limiter(&store, 1);
-    let api = policy("10/1m");
-    let left = async || remaining(&limiter.peek(charge(&api, 0)).await.unwrap())[0];
-    assert!(limiter.try_acquire(charge(&api, 4)).await);
-    store.goes_down();
-    assert!(limiter.try_acquire(charge(&api, 3)).await);
-    assert_eq!(
-        limiter.reset(&api, &alice()).await.unwrap_err().kind(),
-        StoreErrorKind::Unavailable
-    );
-    assert_eq!(left().await, 10);
-    assert!(limiter.try_acquire(charge(&api, 3)).await);
-    store.comes_back();
-    assert_eq!(left().await, 6);
-    limiter.reset(&api, &alice()).await.unwrap();
-    assert_eq!(left().await, 10);
-    store.goes_down();
-    assert_eq!(left().await, 10);
 }
 
 #[tokio::test]
@@ -403,24 +332,17 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
 #[tokio::test]
 async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to() {
     let store = Shared::down();
-    let limiter = Limiter::new(store.clone())
+    let limiter = Limiter::new(store.store.clone())
         .on_failure(Local)
         .replicas(2)
         .probe_interval(Duration::ZERO);
     let theirs = policy("4/120ms@exact");
     let start = std::time::Instant::now();
     for _ in 0..3 {
-        let decision = limiter
-            .acquire(charge(&theirs, 1), Duration::from_secs(60))
-            .await
-            .unwrap();
+        let decision = limiter.acquire(charge(&theirs, 1), MINUTE).await.unwrap();
         assert!(decision.is_allowed() && decision.usage().is_local());
     }
-    assert!(
-        start.elapsed() >= Duration::from_millis(120),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= ms(120), "{:?}", start.elapsed());
     // Twice for the third call, and once more if the timer was early.
     let asked = store.asked.load(SeqCst);
     assert!((4..=6).contains(&asked), "{asked}");
@@ -478,17 +400,6 @@ async fn the_memory_is_bounded() {
         assert!(limiter.try_acquire([charge]).await);
     }
     assert!((1_000..=2_000).contains(&memory.len()), "{}", memory.len());
-}
-
-#[tokio::test]
-async fn a_full_memory_rejects_new_keys_and_decides_about_those_it_keeps() {
-    let limiter = limiter(&Shared::down(), 1).local_store(MemoryStore::new().capacity(1));
-    let api = policy("1/1d");
-    assert!(limiter.try_acquire(charge(&api, 1)).await);
-    let bob = [Charge::new(&api, Key::new("user", "bob"), 1)];
-    assert!(!limiter.try_acquire(bob).await);
-    let decision = limiter.check(charge(&api, 1)).await.unwrap();
-    assert!(matches!(decision, Decision::Denied(_)));
 }
 
 #[test]

@@ -1,17 +1,7 @@
 //! Meters of checks that handlers make themselves: settled when the last clone is dropped, however that happens.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    error::StoreErrorKind,
-    middleware::CostMeter,
-    store::{Check, Operation, Reply, StoreFuture},
-};
-use support::{cut_checks::cut_checks, trace::traced};
+use sluicegate::middleware::CostMeter;
+use support::{cut_checks::cut_checks, prelude::*, scripted::unavailable, trace::traced};
 use tokio::time::{Instant, timeout};
 
 fn policies() -> [Policy; 3] {
@@ -19,7 +9,7 @@ fn policies() -> [Policy; 3] {
 }
 
 fn charges(cost: u64) -> [Charge; 3] {
-    policies().map(|policy| Charge::new(&policy, Key::new("user", "alice"), cost))
+    policies().map(|policy| charge(&policy, "alice", cost))
 }
 
 /// Charges 10 under each policy.
@@ -111,35 +101,27 @@ async fn a_task_that_is_cancelled_or_panics_pays_what_it_has_metered() {
 }
 
 /// A memory store that refuses so many settlements, without any change.
-#[derive(Debug)]
-struct Refusing(MemoryStore, AtomicUsize);
-
-impl Store for Refusing {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.0.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+fn refusing(store: MemoryStore, refused: usize) -> Limiter {
+    let left = AtomicUsize::new(refused);
+    Limiter::new(Fated::new(store, move |asked| {
         let one_less = |left: usize| left.checked_sub(1);
-        if matches!(operation, Operation::Settle(_))
-            && self.1.fetch_update(SeqCst, SeqCst, one_less).is_ok()
-        {
-            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-            return StoreFuture::ready(Err(error.unsent()));
+        let is_settlement = matches!(asked, Asked::Execute(Operation::Settle(_)));
+        match is_settlement && left.fetch_update(SeqCst, SeqCst, one_less).is_ok() {
+            true => Fate::Fails(unavailable().unsent()),
+            false => Fate::Answered,
         }
-        self.0.execute(operation)
-    }
+    }))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_was_not_sent_is_tried_again_for_a_minute_and_waited_for() {
     for (refused, expected) in [(20, 3), (usize::MAX, 10)] {
         let store = MemoryStore::new();
-        let limiter = Limiter::new(Refusing(store.clone(), refused.into()));
+        let limiter = refusing(store.clone(), refused);
         limiter.meter(&checked(&limiter).await).add(3);
         let start = Instant::now();
         limiter.return_slots().await;
-        assert!(start.elapsed() >= Duration::from_secs(1), "it waits");
+        assert!(start.elapsed() >= SECOND, "it waits");
         assert!(start.elapsed() <= Duration::from_secs(61));
         assert_eq!(used(&Limiter::new(store)).await, [expected; 3]);
     }

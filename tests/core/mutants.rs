@@ -3,7 +3,6 @@
 //! The script and its mutants play the same random histories as the memory store. After each step, answers have to
 //! agree, and each value that the plain script has written has to be as `lua/README.md` says.
 
-mod beside;
 mod edges;
 mod table;
 
@@ -11,18 +10,17 @@ use std::{
     collections::HashMap,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Mutex,
     thread,
 };
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
-use sluicegate::{Key, MemoryStore, RedisStore, Rule, manual_clock::ManualClock};
 use support::{
     history::{
         Act, Calls, Came, History, Player, Spoiled, calls, calls_of_all_kinds, days, dense, large,
         move_clock, spoiled_calls, wild, wild_kinds,
     },
     lua::LuaServer,
+    prelude::*,
     root,
     stored::{assert_sections, assert_sizes, assert_written},
 };
@@ -52,6 +50,30 @@ impl Case {
         });
         Self { history, right }
     }
+}
+
+/// A text of a file of `lua/`, and another in its place.
+#[derive(Debug)]
+struct Mutant {
+    file: &'static str,
+    from: String,
+    to: String,
+}
+
+fn mutants() -> Vec<Mutant> {
+    let (mut mutants, mut file) = (Vec::new(), "");
+    for line in MUTANTS.lines().filter(|it| !it.is_empty()) {
+        match (line.strip_prefix("# "), line.split_once(" =>")) {
+            (Some(name), _) => file = name,
+            (None, change) => {
+                let (from, to) = change.expect(line);
+                let to = to.strip_prefix(' ').unwrap_or(to);
+                let [from, to] = [from, to].map(|it| it.replace("\\n", "\n"));
+                mutants.push(Mutant { file, from, to });
+            }
+        }
+    }
+    mutants
 }
 
 /// The same in each run.
@@ -106,12 +128,16 @@ impl Script {
         }
     }
 
-    fn mutant(&self, (file, from, to): (&str, &str, &str)) -> Self {
+    fn mutant(&self, Mutant { file, from, to }: &Mutant) -> Self {
         let text = fs::read_to_string(root().join("lua").join(file)).unwrap();
         let source = self.server.source();
-        assert_eq!(text.matches(from).count(), 1, "{file} has it once: {from}");
+        assert_eq!(
+            text.matches(&**from).count(),
+            1,
+            "{file} has it once: {from}"
+        );
         assert_eq!(source.matches(&text).count(), 1, "{file} is in the script");
-        let mutant = text.replacen(from, to, 1);
+        let mutant = text.replacen(&**from, to, 1);
         self.server.compile(&source.replacen(&text, &mutant, 1));
         Self::new(self.is_plain, LuaServer::new().changing(&text, &mutant))
     }
@@ -182,10 +208,8 @@ impl Script {
 
     fn is_caught(&self, cases: &[Case]) -> bool {
         let fails = |case| catch_unwind(AssertUnwindSafe(|| block_on(self.play(case)))).is_err();
-        let fails_at_edges = || {
-            catch_unwind(AssertUnwindSafe(|| block_on(edges::all(self)))).is_err()
-                || catch_unwind(AssertUnwindSafe(|| block_on(beside::all(self)))).is_err()
-        };
+        let fails_at_edges =
+            || catch_unwind(AssertUnwindSafe(|| block_on(edges::all(self)))).is_err();
         // The edges take as long as a few of the histories, which catch most.
         let (first, others) = cases.split_at(cases.len().min(26));
         first.iter().any(fails) || fails_at_edges() || others.iter().any(fails)
@@ -198,7 +222,6 @@ fn each_mutant_of_the_script_is_caught() {
     let [whole, plain] = [false, true].map(|is_plain| Script::new(is_plain, LuaServer::new()));
     let is_right = |script: &Script| {
         block_on(edges::all(script));
-        block_on(beside::all(script));
         cases.iter().for_each(|case| block_on(script.play(case)));
     };
     thread::scope(|scope| {
@@ -206,16 +229,14 @@ fn each_mutant_of_the_script_is_caught() {
         is_right(&plain);
     });
 
-    let mutants = MUTANTS
-        .iter()
-        .flat_map(|(file, changes)| changes.iter().map(|(from, to)| (*file, *from, *to)));
+    let mutants = mutants().into_iter();
     let (mutants, survivors) = (Mutex::new(mutants), Mutex::new(Vec::new()));
     let work = || {
         let next = || mutants.lock().unwrap().next();
         while let Some(mutant) = next() {
-            let is_plain = mutant.0.starts_with("plain/");
+            let is_plain = mutant.file.starts_with("plain/");
             let script = if is_plain { &plain } else { &whole };
-            if !script.mutant(mutant).is_caught(&cases) {
+            if !script.mutant(&mutant).is_caught(&cases) {
                 survivors.lock().unwrap().push(mutant);
             }
         }

@@ -1,21 +1,14 @@
 //! Notice before the limit: the one check that takes an identity past a share of a limit.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, Usage,
-    manual_clock::ManualClock,
-    observe::{Event, Observer},
-    store::Leases,
-};
-
-use support::scripted::Scripted;
+use support::{prelude::*, scripted::Scripted};
 
 /// 2027-02-28T23:00:00Z: March begins in Berlin.
 const START_MS: u64 = 1_803_855_600_000;
+
+fn memory() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new(START_MS);
+    (MemoryStore::new().clock(clock.clone()), clock)
+}
 
 /// Writes down each notice.
 #[derive(Clone, Default)]
@@ -48,17 +41,12 @@ fn limiter(store: impl Store) -> (Limiter, Notices) {
     (Limiter::new(store).observer(notices.clone()), notices)
 }
 
-fn memory() -> (MemoryStore, ManualClock) {
-    let clock = ManualClock::new(START_MS);
-    (MemoryStore::new().clock(clock.clone()), clock)
-}
-
 fn policy(rules: &str) -> Policy {
     Policy::parse("api", rules).unwrap()
 }
 
 fn alice(policy: &Policy, cost: u64) -> Charge {
-    Charge::new(policy, Key::new("user", "alice"), cost)
+    charge(policy, "alice", cost)
 }
 
 /// The rules of a notice, each with the units left.
@@ -115,7 +103,7 @@ async fn a_cost_may_leap_over_the_share_and_each_rule_has_its_own() {
     assert_eq!(notices.take(), ["api 10/1h@fixed 0"]);
     let both = limiter.clone().near_limit_at(50);
     let (rule, of) = (self::policy("20/1m,30/1h@fixed"), ["20/1m", "30/1h@fixed"]);
-    let bob = Charge::new(&rule, Key::new("user", "bob"), 15);
+    let bob = charge(&rule, "bob", 15);
     let decision = both.check([bob]).await.unwrap();
     let rules: Vec<_> = decision
         .usage()
@@ -164,7 +152,7 @@ async fn a_client_that_stays_about_the_share_of_a_sliding_window_has_one_notice_
     // Each minute, 8 units come back before 8 are charged. So each check reaches the share.
     for _ in 0..100 {
         notice_of(&limiter, &policy, 8).await;
-        clock.advance(Duration::from_millis(60_001));
+        clock.advance(ms(60_001));
     }
     assert_eq!(notices.take().len(), 10, "in ten windows");
 }
@@ -261,8 +249,8 @@ async fn behind_leases_each_process_gives_at_most_one_notice_and_all_of_them_one
             admitted += u64::from(decision.is_allowed());
         }
         if round % 4 == 0 {
-            clock.advance(Duration::from_millis(1));
-            tokio::time::sleep(Duration::from_millis(1)).await; // lets leases be fetched
+            clock.advance(ms(1));
+            tokio::time::sleep(ms(1)).await; // lets leases be fetched
         }
     }
     assert_eq!(admitted, 3_000);

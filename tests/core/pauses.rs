@@ -3,34 +3,20 @@
 use std::{
     convert::Infallible,
     future::{Ready, ready},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
-    },
-    time::Duration,
+    ops::Range,
 };
 
 use futures::future::join_all;
 use http::{Request, Response, StatusCode};
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RateLimitLayer,
-    block::{BlockRequest, BlockedBy, Until},
-    error::{StoreError, StoreErrorKind},
-    middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly},
-    observe::{Event, Observer},
-    store::{Check, Operation, Reply, Store, StoreFuture},
-};
+use sluicegate::middleware::{HeaderStyle, ObeyLayer, Rejection, StatusOnly};
+use support::prelude::*;
 use tokio::time::{Instant, sleep};
 use tower::{ServiceBuilder, ServiceExt, retry, service_fn, util::BoxCloneSyncService};
 
 use super::acquire::Timed;
 
-const LONG: Duration = Duration::from_secs(3_600);
-const TRIP: Duration = Duration::from_millis(20);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+const LONG: Duration = HOUR;
+const TRIP: Duration = ms(20);
 
 fn account() -> Key {
     Key::new("account", "ours")
@@ -69,6 +55,26 @@ impl Other {
         })
     }
 
+    /// Answers like this, one after another: `429`, `429:10` with `retry-after`, or `200!1` with nothing left for so long.
+    fn answering(answers: &'static str) -> Arc<Self> {
+        let answers = Mutex::new(answers.split(' '));
+        Self::new(move |_| {
+            let answer = answers.lock().unwrap().next().unwrap();
+            if let Some((status, seconds)) = answer.split_once(':') {
+                return after(status.parse().unwrap(), seconds);
+            }
+            let (status, reset) = answer.split_once('!').unwrap_or((answer, ""));
+            let fields = [("ratelimit-remaining", "0"), ("ratelimit-reset", reset)];
+            let fields = fields.map(|(name, value)| (name, value.to_owned()));
+            let fields = if reset.is_empty() {
+                Vec::new()
+            } else {
+                fields.into()
+            };
+            (status.parse().unwrap(), fields)
+        })
+    }
+
     /// Admits as many in each window of 10 s, and names the rest of the window in whole seconds.
     fn with_limit(limit: u32) -> Arc<Self> {
         let admitted = Mutex::new((0, 0));
@@ -102,6 +108,14 @@ impl Other {
         response.body(String::new()).unwrap()
     }
 
+    fn service(self: &Arc<Self>) -> Client {
+        let other = Arc::clone(self);
+        BoxCloneSyncService::new(service_fn(move |_: Request<String>| {
+            let other = Arc::clone(&other);
+            async move { Ok::<_, Infallible>(other.serve().await) }
+        }))
+    }
+
     fn seen(&self) -> Vec<(u128, u16)> {
         self.seen.lock().unwrap().clone()
     }
@@ -119,6 +133,22 @@ impl Other {
 
 type Client = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
 
+/// A client that waits for the other service, and a process whose first request was refused for five seconds. From the
+/// first second on, the service answers with this.
+async fn refused_once(
+    then: impl Fn(u128) -> u16 + Send + Sync + 'static,
+) -> (Arc<Other>, Limiter, Client) {
+    let other = Other::new(move |at_ms| match at_ms {
+        0..1_000 => after(429, "5"),
+        _ => plain(then(at_ms)),
+    });
+    let limiter = Timed::new().limiter();
+    let client = client(&limiter, &other, LONG, |obey| obey);
+    assert_eq!(status(&client).await, 429);
+    other.most_at_once();
+    (other, limiter, client)
+}
+
 /// A client that waits, and obeys answers.
 fn client(
     limiter: &Limiter,
@@ -131,14 +161,10 @@ fn client(
         .max_wait(max_wait)
         .headers(HeaderStyle::NONE)
         .rejection(StatusOnly);
-    let other = other.clone();
     let client = ServiceBuilder::new()
         .layer(waiting)
         .layer(obey(ObeyLayer::new(limiter.clone(), account())))
-        .service(service_fn(move |_: Request<String>| {
-            let other = other.clone();
-            async move { Ok::<_, Infallible>(other.serve().await) }
-        }));
+        .service(other.service());
     BoxCloneSyncService::new(client)
 }
 
@@ -151,17 +177,46 @@ async fn status(client: &Client) -> u16 {
     get(client).await.status().as_u16()
 }
 
+fn assert_waited(start: Instant, expected_ms: Range<u128>) {
+    let waited_ms = start.elapsed().as_millis();
+    assert!(
+        expected_ms.contains(&waited_ms),
+        "{waited_ms} ms, not {expected_ms:?}"
+    );
+}
+
+/// Each of these times is so much later than the one before.
+fn assert_apart(times_ms: impl IntoIterator<Item = u128>, least: Duration) {
+    let times_ms: Vec<_> = times_ms.into_iter().collect();
+    let mut pairs = times_ms.windows(2);
+    assert!(
+        pairs.all(|it| it[1] - it[0] >= least.as_millis()),
+        "{times_ms:?}"
+    );
+}
+
 fn is_paused(decision: &Decision) -> bool {
     matches!(decision, Decision::Blocked(blocked) if blocked.block().source() == BlockedBy::Pause)
 }
 
+async fn pause(limiter: &Limiter, millis: u64) {
+    let pause = BlockRequest::pause(ms(millis));
+    limiter.block(&account(), pause).await.unwrap();
+}
+
 fn charge() -> [Charge; 1] {
-    let policy = Policy::parse("their-api", "1000000/1s").unwrap();
+    let policy = policy("their-api", "1000000/1s");
     [Charge::new(&policy, account(), 1)]
 }
 
 #[derive(Clone, Default)]
 struct Pauses(Arc<Mutex<Vec<String>>>);
+
+impl Pauses {
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 impl Observer for Pauses {
     fn on_event(&self, event: &Event<'_>) {
@@ -172,8 +227,7 @@ impl Observer for Pauses {
             ..
         } = event
         {
-            let reason = reason.unwrap_or_default();
-            let line = format!("{kind}: {reason}, {length:?}");
+            let line = format!("{kind}: {}, {length:?}", reason.unwrap_or_default());
             self.0.lock().unwrap().push(line);
         }
     }
@@ -184,11 +238,11 @@ impl Observer for Pauses {
 async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
     let (store, other) = (Timed::new(), Other::with_limit(60));
     let tasks = (0..3).flat_map(|_| {
-        let limiter = Limiter::new(store.clone());
+        let limiter = store.limiter();
         let client = client(&limiter, &other, LONG, |obey| obey);
         (0..12).map(move |_| client.clone())
     });
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + MINUTE;
     let tasks = tasks.map(|client| {
         let repeating = async move { while get(&client).await.status() != 0 {} };
         tokio::time::timeout_at(end, repeating)
@@ -216,65 +270,27 @@ async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
 }
 
 /// Takes time to store a block, and may lose the first.
-#[derive(Debug)]
-struct SlowToBlock {
-    store: Arc<Timed>,
-    takes: Duration,
-    loses_first: AtomicBool,
-}
-
-impl Store for SlowToBlock {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        if !matches!(operation, Operation::Block { .. }) {
-            return self.store.execute(operation);
-        }
-        let (store, takes) = (self.store.clone(), self.takes);
-        let is_lost = self.loses_first.swap(false, SeqCst);
-        StoreFuture::pending(async move {
-            sleep(takes).await;
-            if is_lost {
-                return Err(StoreError::new(StoreErrorKind::Unavailable, "down"));
-            }
-            store.execute(operation).await
-        })
-    }
-
-    fn inner(&self) -> Option<&dyn Store> {
-        Some(&self.store)
-    }
+fn slow_to_block(store: &Timed, takes: Duration, loses_first: bool) -> Limiter {
+    let loses = AtomicBool::new(loses_first);
+    Limiter::new(Fated::new(store.store.clone(), move |asked| match asked {
+        Asked::Execute(Operation::Block { .. }) => match loses.swap(false, SeqCst) {
+            true => Fate::FailsLate(takes),
+            false => Fate::Travels(takes, Duration::ZERO),
+        },
+        _ => Fate::Answered,
+    }))
 }
 
 /// The answer asks for a pause of 5 s, and storing the pause takes 50 ms.
 #[tokio::test(start_paused = true)]
 async fn nothing_leaves_while_the_store_does_not_have_the_pause() {
-    for (is_lost, first) in [
-        (false, after(429, "5")),
-        (true, after(429, "5")),
-        (
-            false,
-            (
-                200,
-                vec![
-                    ("ratelimit-remaining", "0".into()),
-                    ("ratelimit-reset", "5".into()),
-                ],
-            ),
-        ),
+    for (is_lost, first, answers) in [
+        (false, 429, "429:5 200"),
+        (true, 429, "429:5 200"),
+        (false, 200, "200!5 200"),
     ] {
-        let answer = first.clone();
-        let other = Other::new(move |at_ms| match at_ms {
-            0..1_000 => answer.clone(),
-            _ => plain(200),
-        });
-        let limiter = Limiter::new(SlowToBlock {
-            store: Timed::new(),
-            takes: ms(50),
-            loses_first: is_lost.into(),
-        });
+        let other = Other::answering(answers);
+        let limiter = slow_to_block(&Timed::new(), ms(50), is_lost);
         let client = client(&limiter, &other, LONG, |obey| obey);
         // The second caller comes while the pause is being stored.
         let later = async {
@@ -282,7 +298,7 @@ async fn nothing_leaves_while_the_store_does_not_have_the_pause() {
             status(&client).await
         };
         let statuses = futures::join!(status(&client), later);
-        assert_eq!(statuses, (first.0, 200));
+        assert_eq!(statuses, (first, 200));
         let seen = other.seen();
         assert!((5_000..5_400).contains(&seen[1].0), "{is_lost}: {seen:?}");
     }
@@ -292,11 +308,7 @@ async fn nothing_leaves_while_the_store_does_not_have_the_pause() {
 async fn a_pause_that_the_store_did_not_get_is_stored_by_the_next_refusal() {
     let other = Other::new(|_| after(429, "5"));
     let store = Timed::new();
-    let limiter = Limiter::new(SlowToBlock {
-        store: store.clone(),
-        takes: ms(1),
-        loses_first: true.into(),
-    });
+    let limiter = slow_to_block(&store, ms(1), true);
     let pauses = Pauses::default();
     let limiter = limiter.observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| obey);
@@ -306,22 +318,14 @@ async fn a_pause_that_the_store_did_not_get_is_stored_by_the_next_refusal() {
         status(&client).await
     };
     assert_eq!(futures::join!(status(&client), second), (429, 429));
-    let replica = Limiter::new(store);
+    let replica = store.limiter();
     assert!(is_paused(&replica.check(charge()).await.unwrap()));
-    assert_eq!(pauses.0.lock().unwrap().len(), 1);
+    assert_eq!(pauses.lines().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn until_one_succeeds_a_process_sends_one_request_at_a_time_and_in_order() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..1_000 => after(429, "5"),
-        1_000..5_600 => plain(500),
-        _ => plain(200),
-    });
-    let limiter = Limiter::new(Timed::new());
-    let client = client(&limiter, &other, LONG, |obey| obey);
-    assert_eq!(status(&client).await, 429);
-    other.most_at_once();
+    let (other, _, client) = refused_once(|at_ms| if at_ms < 5_600 { 500 } else { 200 }).await;
     let order = Mutex::new(Vec::new());
     let callers = (0..40).map(|number| {
         let (client, order) = (&client, &order);
@@ -334,24 +338,14 @@ async fn until_one_succeeds_a_process_sends_one_request_at_a_time_and_in_order()
     let order = order.into_inner().unwrap();
     assert!(order.is_sorted(), "{order:?}");
     let failed = order.iter().filter(|(_, status)| *status == 500).count();
-    let seen = other.seen();
-    let alone = &seen[1..=failed + 1];
     assert!(failed > 5, "{order:?}");
-    for pair in alone.windows(2) {
-        assert!(pair[1].0 - pair[0].0 >= TRIP.as_millis(), "{seen:?}");
-    }
+    assert_apart(other.seen()[1..=failed + 1].iter().map(|it| it.0), TRIP);
 }
 
 /// The limit of the other service is smaller than the number that wait.
 #[tokio::test(start_paused = true)]
 async fn after_a_pause_one_more_is_under_way_for_each_that_was_served() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..1_000 => after(429, "5"),
-        _ => plain(200),
-    });
-    let limiter = Limiter::new(Timed::new());
-    let client = client(&limiter, &other, LONG, |obey| obey);
-    assert_eq!(status(&client).await, 429);
+    let (other, _, client) = refused_once(|_| 200).await;
     join_all((0..300).map(|_| status(&client))).await;
     let seen = other.seen();
     let arrivals: Vec<_> = seen[1..].iter().map(|(at_ms, _)| *at_ms).collect();
@@ -372,13 +366,7 @@ async fn after_a_pause_one_more_is_under_way_for_each_that_was_served() {
 
 #[tokio::test(start_paused = true)]
 async fn an_account_that_is_used_seldom_recovers_a_minute_after_its_pause() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..1_000 => after(429, "5"),
-        _ => plain(200),
-    });
-    let limiter = Limiter::new(Timed::new());
-    let client = client(&limiter, &other, LONG, |obey| obey);
-    assert_eq!(status(&client).await, 429);
+    let (_, _, client) = refused_once(|_| 200).await;
     assert_eq!(status(&client).await, 200);
     sleep(ms(60_000)).await;
     let all = Instant::now();
@@ -394,14 +382,10 @@ async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
         5_000..14_500 => plain(500),
         _ => plain(200),
     });
-    let limiter = Limiter::new(Timed::new());
-    let serving = other.clone();
+    let limiter = Timed::new().limiter();
     let obeying = ServiceBuilder::new()
         .layer(ObeyLayer::new(limiter.clone(), account()))
-        .service_fn(move |_: Request<String>| {
-            let other = serving.clone();
-            async move { Ok::<_, Infallible>(other.serve().await) }
-        });
+        .service(other.service());
     let waiting = RateLimitLayer::new(limiter)
         .deny_blocked(account())
         .max_wait(LONG)
@@ -423,39 +407,33 @@ async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
     let seen = other.seen();
     let first_served = seen.iter().position(|(_, status)| *status == 200).unwrap();
     assert!(first_served > 2, "{seen:?}");
-    for pair in seen[1..=first_served].windows(2) {
-        assert!(pair[1].0 - pair[0].0 >= 1_000, "{seen:?}");
-    }
+    assert_apart(seen[1..=first_served].iter().map(|it| it.0), SECOND);
 }
 
 /// Two queues, since the policies differ.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_slow_to_decide_is_asked_by_one_caller_at_a_time() {
     let store = Timed::with_latency(ms(3_000));
-    let limiter = Limiter::new(store.clone()).timeout(LONG);
+    let limiter = store.limiter().timeout(LONG);
     let _layer = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
-    let pause = BlockRequest::pause(ms(4_000));
-    limiter.block(&account(), pause).await.unwrap();
+    pause(&limiter, 4_000).await;
     let callers = ["one", "another"].map(|name| {
         let policy = Policy::parse(name, "1000/1s").unwrap();
         limiter.acquire([Charge::new(&policy, account(), 1)], LONG)
     });
-    for decision in join_all(callers).await {
-        assert!(decision.unwrap().is_allowed());
-    }
-    let asked_ms = store.asked_ms();
-    for pair in asked_ms.windows(2) {
-        assert!(pair[1] - pair[0] >= 3_000, "{asked_ms:?}");
-    }
+    assert!(
+        join_all(callers)
+            .await
+            .into_iter()
+            .all(|it| it.unwrap().is_allowed())
+    );
+    assert_apart(store.asked_ms(), ms(3_000));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_patience_is_denied_at_once_also_behind_one_that_waits() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..1_000 => after(429, "30"),
-        _ => plain(200),
-    });
-    let limiter = Limiter::new(Timed::new());
+    let other = Other::answering("429:30 200");
+    let limiter = Timed::new().limiter();
     let patient = client(&limiter, &other, LONG, |obey| obey);
     let hasty = client(&limiter, &other, ms(20_000), |obey| obey);
     assert_eq!(status(&patient).await, 429);
@@ -476,9 +454,8 @@ async fn a_caller_without_patience_is_denied_at_once_also_behind_one_that_waits(
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_already_is_denied_when_the_pause_becomes_known() {
     let store = Timed::with_latency(ms(500));
-    let [here, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()).timeout(ms(5_000)));
-    let pause = BlockRequest::pause(ms(30_000));
-    elsewhere.block(&account(), pause).await.unwrap();
+    let [here, elsewhere] = [(); 2].map(|()| store.limiter().timeout(ms(5_000)));
+    pause(&elsewhere, 30_000).await;
     let start = Instant::now();
     let hasty = async {
         sleep(ms(10)).await;
@@ -492,7 +469,7 @@ async fn a_caller_that_waits_already_is_denied_when_the_pause_becomes_known() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_that_you_make_is_no_longer_than_five_minutes_unless_you_say_so() {
-    let limiter = Limiter::new(Timed::new());
+    let limiter = Timed::new().limiter();
     let day = Duration::from_secs(86_400);
     for (request, seconds) in [
         (BlockRequest::pause(day), 300),
@@ -506,28 +483,18 @@ async fn a_pause_that_you_make_is_no_longer_than_five_minutes_unless_you_say_so(
 
 #[tokio::test(start_paused = true)]
 async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() {
-    let limiter = Limiter::new(Timed::new());
-    limiter
-        .block(&account(), BlockRequest::pause(ms(4_000)))
-        .await
-        .unwrap();
+    let limiter = Timed::new().limiter();
+    pause(&limiter, 4_000).await;
     let start = Instant::now();
     assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
-    let waited = start.elapsed();
-    assert!((ms(4_000)..=ms(4_200)).contains(&waited), "{waited:?}");
+    assert_waited(start, 4_000..4_200);
 
-    limiter
-        .block(&account(), BlockRequest::pause(ms(4_000)))
-        .await
-        .unwrap();
+    pause(&limiter, 4_000).await;
     let slot = limiter.acquire_slot(charge(), LONG).await.unwrap();
     assert!(slot.is_ok() && start.elapsed() >= ms(8_000));
 
     // The later end wins, and the operator's block is not waited for.
-    limiter
-        .block(&account(), BlockRequest::pause(ms(4_000)))
-        .await
-        .unwrap();
+    pause(&limiter, 4_000).await;
     limiter
         .block(&account(), Until::After(ms(9_000)))
         .await
@@ -542,7 +509,7 @@ async fn acquire_and_slots_wait_for_a_pause_and_an_operators_block_is_a_block() 
 #[tokio::test(start_paused = true)]
 async fn unblocking_ends_a_pause_here_at_once_and_elsewhere_within_two_seconds() {
     let store = Timed::new();
-    let [here, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()));
+    let [here, elsewhere] = [(); 2].map(|()| store.limiter());
     for (operator, most_ms) in [(&here, 500), (&elsewhere, 2_000)] {
         here.block(&account(), BlockRequest::pause(LONG))
             .await
@@ -562,44 +529,29 @@ async fn unblocking_ends_a_pause_here_at_once_and_elsewhere_within_two_seconds()
 
 #[tokio::test(start_paused = true)]
 async fn pauses_only_lengthen_and_end_at_the_longest_allowed() {
-    let waits = Mutex::new(["10", "4", "20", "1000000000000"].into_iter());
-    let other = Other::new(move |_| after(429, waits.lock().unwrap().next().unwrap()));
+    let other = Other::answering("429:10 429:4 429:20 429:1000000000000");
     let pauses = Pauses::default();
-    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let limiter = Timed::new().limiter().observer(pauses.clone());
     // Only obeys, so that requests go on.
-    let layer = ObeyLayer::new(limiter.clone(), account()).max_pause(Duration::from_secs(60));
-    let client = ServiceBuilder::new()
-        .layer(layer)
-        .service_fn(move |_: Request<String>| {
-            let other = other.clone();
-            async move { Ok::<_, Infallible>(other.serve().await) }
-        });
+    let layer = ObeyLayer::new(limiter.clone(), account()).max_pause(MINUTE);
+    let client = ServiceBuilder::new().layer(layer).service(other.service());
+    let client = BoxCloneSyncService::new(client);
     for seconds in [10.0, 10.0, 20.0, 60.0_f32] {
-        client
-            .clone()
-            .oneshot(Request::new(String::new()))
-            .await
-            .unwrap();
+        get(&client).await;
         let Decision::Blocked(blocked) = limiter.check(charge()).await.unwrap() else {
             panic!("it is not paused");
         };
         let rest = blocked.retry_after().unwrap().as_secs_f32();
         assert!((rest - seconds).abs() < 0.1, "{rest} for {seconds}");
     }
-    assert_eq!(
-        *pauses.0.lock().unwrap(),
-        ["account: 429, retry-after, 10s"]
-    );
+    assert_eq!(pauses.lines(), ["account: 429, retry-after, 10s"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back() {
-    let answers = "429 429 429 429 200 200 429 200 200 200 200 429";
-    let answers = Mutex::new(answers.split(' '));
-    let other =
-        Other::new(move |_| plain(answers.lock().unwrap().next().unwrap().parse().unwrap()));
+    let other = Other::answering("429 429 429 429 200 200 429 200 200 200 200 429");
     let pauses = Pauses::default();
-    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let limiter = Timed::new().limiter().observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| {
         obey.backoff(ms(1_000), ms(5_000))
     });
@@ -607,7 +559,7 @@ async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back()
         get(&client).await;
     }
     let expected = [1, 2, 4, 5, 2, 1].map(|it| format!("account: 429, no time, {it}s"));
-    assert_eq!(*pauses.0.lock().unwrap(), expected);
+    assert_eq!(pauses.lines(), expected);
     let refused = other.refused_ms();
     let waits: Vec<_> = refused.windows(2).take(3).map(|it| it[1] - it[0]).collect();
     for (wait, pause) in waits.iter().zip([1_000, 2_000, 4_000]) {
@@ -620,14 +572,9 @@ async fn without_a_time_pauses_double_up_to_a_bound_and_successes_take_it_back()
 
 #[tokio::test(start_paused = true)]
 async fn a_success_with_nothing_left_takes_a_doubling_back() {
-    let last = || {
-        let fields = [("ratelimit-remaining", "0"), ("ratelimit-reset", "1")];
-        (200, fields.map(|(name, value)| (name, value.into())).into())
-    };
-    let answers = Mutex::new([plain(429), plain(429), last(), plain(429)].into_iter());
-    let other = Other::new(move |_| answers.lock().unwrap().next().unwrap());
+    let other = Other::answering("429 429 200!1 429");
     let pauses = Pauses::default();
-    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let limiter = Timed::new().limiter().observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| obey);
     for _ in 0..4 {
         get(&client).await;
@@ -639,21 +586,20 @@ async fn a_success_with_nothing_left_takes_a_doubling_back() {
         "429, no time, 2s",
     ];
     let expected = expected.map(|it| format!("account: {it}"));
-    assert_eq!(*pauses.0.lock().unwrap(), expected);
+    assert_eq!(pauses.lines(), expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_burst_that_is_refused_without_a_time_doubles_the_pause_once() {
     let other = Other::new(|at_ms| plain(if at_ms < 500 { 429 } else { 200 }));
     let pauses = Pauses::default();
-    let limiter = Limiter::new(Timed::new()).observer(pauses.clone());
+    let limiter = Timed::new().limiter().observer(pauses.clone());
     let client = client(&limiter, &other, LONG, |obey| obey);
     join_all((0..50).map(|_| status(&client))).await;
-    assert_eq!(*pauses.0.lock().unwrap(), ["account: 429, no time, 1s"]);
+    assert_eq!(pauses.lines(), ["account: 429, no time, 1s"]);
     let start = Instant::now();
     assert_eq!(status(&client).await, 200);
-    let waited = start.elapsed();
-    assert!((ms(1_000)..ms(1_100)).contains(&waited), "{waited:?}");
+    assert_waited(start, 1_000..1_100);
 }
 
 /// GitHub answers so when the quota is used up, in the second in which it will be full again.
@@ -671,7 +617,7 @@ async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_s
             }
             _ => plain(200),
         });
-        let limiter = Limiter::new(Timed::new());
+        let limiter = Timed::new().limiter();
         let client = client(&limiter, &other, LONG, |obey| obey);
         let job = async || while get(&client).await.status() != 200 {};
         join_all((0..20).map(|_| job())).await;
@@ -683,14 +629,7 @@ async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_s
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_refuses_is_no_success_whatever_its_status() {
     for refusal in [403, 408, 425, 502, 503, 504] {
-        let other = Other::new(move |at_ms| match at_ms {
-            0..1_000 => after(429, "5"),
-            _ => plain(refusal),
-        });
-        let limiter = Limiter::new(Timed::new());
-        let client = client(&limiter, &other, LONG, |obey| obey);
-        assert_eq!(status(&client).await, 429);
-        other.most_at_once();
+        let (other, _, client) = refused_once(move |_| refusal).await;
         let statuses = join_all((0..8).map(|_| status(&client))).await;
         assert_eq!(statuses, [refusal; 8]);
         assert_eq!(other.most_at_once(), 1, "{refusal}");
@@ -699,9 +638,8 @@ async fn an_answer_that_refuses_is_no_success_whatever_its_status() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_without_a_time_can_be_left_alone() {
-    let answers = Mutex::new([plain(429), after(429, "5"), plain(429)].into_iter());
-    let other = Other::new(move |_| answers.lock().unwrap().next().unwrap());
-    let limiter = Limiter::new(Timed::new());
+    let other = Other::answering("429 429:5 429");
+    let limiter = Timed::new().limiter();
     let alone = client(&limiter, &other, LONG, ObeyLayer::without_backoff);
     for pauses in [false, true] {
         assert_eq!(status(&alone).await, 429);
@@ -718,47 +656,43 @@ async fn a_refusal_without_a_time_can_be_left_alone() {
 /// The request that is sent alone never ends: its caller leaves, or it takes longer than the others wait.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_has_no_end_does_not_hold_back_the_others_for_ever() {
-    let other = Other::new(|at_ms| match at_ms {
-        0..1_000 => after(429, "5"),
-        _ => plain(200),
-    });
-    let limiter = Limiter::new(Timed::new());
-    let client = client(&limiter, &other, Duration::from_secs(20), |obey| obey);
-    assert_eq!(status(&client).await, 429);
+    let (other, limiter, _) = refused_once(|_| 200).await;
+    let client = client(&limiter, &other, ms(20_000), |obey| obey);
     // Admitted, and never sent.
     assert!(limiter.acquire(charge(), LONG).await.unwrap().is_allowed());
     let start = Instant::now();
     assert_eq!(status(&client).await, 200);
-    assert!(
-        (ms(2_000)..ms(2_100)).contains(&start.elapsed()),
-        "{:?}",
-        start.elapsed()
-    );
+    assert_waited(start, 2_000..2_100);
 }
 
 /// The second request, sent alone after a pause, gets no answer.
 #[tokio::test(start_paused = true)]
 async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() {
     let asked = Arc::new(AtomicU32::new(0));
-    let other = service_fn(move |_: Request<String>| {
-        let number = asked.fetch_add(1, SeqCst);
-        async move {
-            if number == 1 {
-                std::future::pending::<()>().await;
-            }
-            let response = Response::builder().status(if number == 0 { 429 } else { 200 });
-            let response = response.header("retry-after", "1").body(String::new());
-            Ok::<_, Infallible>(response.unwrap())
+    let other = Other::new(|at_ms| {
+        if at_ms < 500 {
+            after(429, "1")
+        } else {
+            plain(200)
         }
     });
-    let limiter = Limiter::new(Timed::new());
+    let service = other.service();
+    let limiter = Timed::new().limiter();
     let waiting = RateLimitLayer::new(limiter.clone())
         .deny_blocked(account())
         .max_wait(LONG);
     let client = ServiceBuilder::new()
         .layer(waiting)
         .layer(ObeyLayer::new(limiter, account()))
-        .service(other);
+        .service_fn(move |request: Request<String>| {
+            let (number, service) = (asked.fetch_add(1, SeqCst), service.clone());
+            async move {
+                if number == 1 {
+                    std::future::pending::<()>().await;
+                }
+                service.oneshot(request).await
+            }
+        });
     let get = || client.clone().oneshot(Request::new(String::new()));
     assert_eq!(get().await.unwrap().status(), 429);
     let start = Instant::now();
@@ -768,32 +702,32 @@ async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() 
     for response in join_all(others).await {
         assert_eq!(response.unwrap().status(), 200);
     }
-    let waited = start.elapsed();
-    assert!((ms(31_000)..ms(31_200)).contains(&waited), "{waited:?}");
+    assert_waited(start, 31_000..31_200);
     unanswered.abort();
 }
 
 /// A layer follows another account.
 #[tokio::test(start_paused = true)]
 async fn callers_under_an_account_that_no_layer_follows_begin_soon_after_the_pause() {
-    let limiter = Limiter::new(Timed::new());
+    let limiter = Timed::new().limiter();
     let _other = ObeyLayer::new(limiter.clone(), Key::new("account", "other"));
-    let pause = BlockRequest::pause(ms(4_000));
-    limiter.block(&account(), pause).await.unwrap();
+    pause(&limiter, 4_000).await;
     let start = Instant::now();
     let callers = (0..20).map(|_| limiter.acquire(charge(), LONG));
-    for decision in join_all(callers).await {
-        assert!(decision.unwrap().is_allowed());
-    }
-    let waited = start.elapsed();
-    assert!((ms(4_000)..ms(6_300)).contains(&waited), "{waited:?}");
+    assert!(
+        join_all(callers)
+            .await
+            .into_iter()
+            .all(|it| it.unwrap().is_allowed())
+    );
+    assert_waited(start, 4_000..6_300);
 }
 
 /// A layer has seen requests of the account, and afterwards all callers use another client.
 #[tokio::test(start_paused = true)]
 async fn callers_whose_answers_no_layer_sees_go_on_a_minute_after_a_pause() {
     let other = Other::new(|_| after(429, "1"));
-    let limiter = Limiter::new(Timed::new());
+    let limiter = Timed::new().limiter();
     let client = client(&limiter, &other, Duration::ZERO, |obey| obey);
     assert_eq!(status(&client).await, 429);
     let start = Instant::now();
@@ -813,18 +747,15 @@ async fn callers_whose_answers_no_layer_sees_go_on_a_minute_after_a_pause() {
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
     let other = Other::new(|_| plain(200));
-    let limiter = Limiter::new(Timed::new());
-    let one = Policy::parse("one", "1/1m").unwrap();
+    let limiter = Timed::new().limiter();
+    let one = policy("one", "1/1m");
     let within = RateLimitLayer::new(limiter.clone())
         .limit(one, account())
         .headers(HeaderStyle::NONE);
     let client = ServiceBuilder::new()
         .layer(ObeyLayer::new(limiter.clone(), account()))
         .layer(within)
-        .service_fn(move |_: Request<String>| {
-            let other = other.clone();
-            async move { Ok::<_, Infallible>(other.serve().await) }
-        });
+        .service(other.service());
     for expected in [200, 429] {
         let response = client.clone().oneshot(Request::new(String::new())).await;
         assert_eq!(response.unwrap().status(), expected);
@@ -862,23 +793,19 @@ impl<B> retry::Policy<Request<String>, Response<B>, Infallible> for Again {
 /// other service takes 20 in each window of 10 s.
 async fn retrying(max_wait: Duration) -> (Arc<Other>, Vec<u16>) {
     let (store, other) = (Timed::new(), Other::with_limit(20));
-    let at_once = Policy::parse("at-once", "4/30s@concurrent").unwrap();
+    let at_once = policy("at-once", "4/30s@concurrent");
     let replicas = [(); 2].map(|()| {
-        let limiter = Limiter::new(store.clone());
+        let limiter = store.limiter();
         let waiting = RateLimitLayer::new(limiter.clone())
             .limit_concurrent(at_once.clone(), account())
             .max_wait(max_wait)
             .headers(HeaderStyle::NONE)
             .rejection(StatusOnly);
-        let other = other.clone();
         ServiceBuilder::new()
             .layer(retry::RetryLayer::new(Again { tries_left: 9 }))
             .layer(waiting)
             .layer(ObeyLayer::new(limiter, account()))
-            .service_fn(move |_: Request<String>| {
-                let other = other.clone();
-                async move { Ok::<_, Infallible>(other.serve().await) }
-            })
+            .service(other.service())
     });
     let callers = (0..60).map(|number| {
         let client = replicas[number % 2].clone();
@@ -922,6 +849,6 @@ async fn a_retry_that_may_not_wait_for_the_pause_ends_with_a_429_of_ours() {
 #[test]
 #[should_panic = "pauses are blocks"]
 fn a_limiter_that_enforces_no_blocks_cannot_obey() {
-    let limiter = Limiter::new(sluicegate::MemoryStore::new()).enforce_blocks(false);
+    let limiter = Limiter::new(MemoryStore::new()).enforce_blocks(false);
     let _ = ObeyLayer::new(limiter, account());
 }

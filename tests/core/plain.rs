@@ -1,20 +1,7 @@
 //! Proves that a layer with only `check`, `execute` and `inner` changes nothing, at any place among the layers.
 
-use std::time::Duration;
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store,
-    manual_clock::ManualClock,
-    store::{Check, Leases, Operation, Reply, StoreFuture},
-};
+use support::{plain::Plain, prelude::*};
 use tokio::time::Instant;
-
-use support::{history::START_MS, plain::Plain};
-
-fn memory() -> (MemoryStore, ManualClock) {
-    let clock = ManualClock::new(START_MS);
-    (MemoryStore::new().clock(clock.clone()), clock)
-}
 
 mod around_a_store {
     use super::{ManualClock, MemoryStore, Plain, memory};
@@ -51,40 +38,28 @@ fn layered(store: impl Store, clock: &ManualClock) -> Plain<Leases> {
     Plain(Leases::new(Plain(store)).clock(clock.clone()))
 }
 
-/// A store that answers no check within a call, so that no lease arrives.
-#[derive(Debug)]
-struct LeasesNothing(MemoryStore);
-
-impl Store for LeasesNothing {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.0.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        match operation {
-            Operation::Check(_) => StoreFuture::pending(std::future::pending()),
-            other => self.0.execute(other),
-        }
-    }
-}
-
 fn charge() -> Charge {
-    let policy = Policy::parse("p", "100000/1h@1s").unwrap();
-    Charge::new(&policy, Key::new("user", "alice"), 1)
+    let policy = policy("p", "100000/1h@1s");
+    Charge::new(&policy, user("alice"), 1)
 }
 
 /// The lease of the identity never arrives. The reset leaves the store most of the timeout.
 #[tokio::test(start_paused = true)]
 async fn a_reset_waits_20_ms_for_a_lease_that_never_arrives() {
-    let layers: [fn(LeasesNothing, ManualClock) -> Limiter; 2] = [
+    let layers: [fn(Fated, ManualClock) -> Limiter; 2] = [
         |store, clock| Limiter::new(Leases::new(store).clock(clock)),
         |store, clock| Limiter::new(layered(store, &clock)),
     ];
     for limiter in layers {
-        let (store, clock) = memory();
-        let (limiter, charge) = (limiter(LeasesNothing(store), clock.clone()), charge());
+        let ((store, clock), charge) = (memory(), charge());
+        // It answers no check within a call, so that no lease arrives.
+        let store = Fated::new(store, |asked| match asked {
+            Asked::Execute(Operation::Check(_)) => Fate::Hangs,
+            _ => Fate::Answered,
+        });
+        let limiter = limiter(store, clock.clone());
         for _ in 0..1_000 {
-            clock.advance(Duration::from_millis(1));
+            clock.advance(ms(1));
             let decision = limiter.check([charge.clone()]).await.unwrap();
             assert!(decision.is_allowed());
             tokio::task::yield_now().await;

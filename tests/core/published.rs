@@ -1,19 +1,7 @@
 //! Proves when policies are published, that a failed attempt is repeated, and that no request waits for this.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    error::StoreErrorKind,
-    policies::PublishedPolicy,
-    store::{Check, Operation, Reply, StoreFuture},
-};
+use sluicegate::policies::PublishedPolicy;
+use support::prelude::*;
 use tokio::{
     task::yield_now,
     time::{Instant, advance, sleep},
@@ -43,7 +31,7 @@ impl Store for Publishing {
                     return StoreFuture::ready(result);
                 }
                 StoreFuture::pending(async move {
-                    sleep(Duration::from_millis(takes_ms)).await;
+                    sleep(ms(takes_ms)).await;
                     result
                 })
             }
@@ -85,7 +73,7 @@ impl Publishing {
 }
 
 async fn charge(limiter: &Limiter, policy: &Policy) {
-    let charge = Charge::new(policy, Key::new("user", "alice"), 1);
+    let charge = Charge::new(policy, user("alice"), 1);
     limiter.check([charge]).await.unwrap();
 }
 
@@ -96,7 +84,7 @@ async fn pass(seconds: u64) {
 }
 
 async fn pass_quarter() {
-    advance(Duration::from_millis(250)).await;
+    advance(ms(250)).await;
     for _ in 0..4 {
         yield_now().await;
     }
@@ -130,7 +118,7 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
 async fn a_policy_that_another_has_replaced_is_not_published_again() {
     let store = Publishing::default();
     let limiter = Limiter::new(store.clone());
-    let [before, after] = ["300/1m", "900/1m"].map(|rules| Policy::parse("ip", rules).unwrap());
+    let [before, after] = ["300/1m", "900/1m"].map(|rules| policy("ip", rules));
     charge(&limiter, &before).await;
     pass(20).await;
     for _ in 0..3 {
@@ -148,7 +136,7 @@ async fn a_policy_that_another_has_replaced_is_not_published_again() {
 async fn a_look_publishes_nothing() {
     let store = Publishing::default();
     let limiter = Limiter::new(store.clone());
-    let policy = Policy::parse("probe", "1/1m").unwrap();
+    let policy = policy("probe", "1/1m");
     let look = [Charge::new(&policy, Key::new("server", "start"), 0)];
     limiter.peek(look).await.unwrap();
     pass(400).await;
@@ -161,7 +149,7 @@ async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
     store.refuses.store(3, SeqCst);
     let limiter = Limiter::new(store.clone());
     let start = Instant::now();
-    charge(&limiter, &Policy::parse("api", "1000/1h").unwrap()).await;
+    charge(&limiter, &policy("api", "1000/1h")).await;
     pass(120).await;
     let at = store.seconds_after(start);
     let pauses: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -176,7 +164,7 @@ async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
 async fn a_limiter_that_is_dropped_publishes_no_more() {
     let store = Publishing::default();
     let limiter = Limiter::new(store.clone());
-    charge(&limiter, &Policy::parse("api", "1000/1h").unwrap()).await;
+    charge(&limiter, &policy("api", "1000/1h")).await;
     drop(limiter);
     pass(10).await;
     assert_eq!(store.sizes(), [0; 0]);

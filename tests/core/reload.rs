@@ -1,16 +1,11 @@
 //! A reload that gives a policy calendar rules of other periods, or misspells a name.
 
-use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy,
-    manual_clock::ManualClock,
-    policies::{Policies, ReloadablePolicies},
-};
-
-use support::trace::traced_here;
+use sluicegate::policies::{Policies, ReloadablePolicies};
+use support::{prelude::*, trace::traced_here};
 
 fn policies(quota: &str) -> Policies {
-    let other = Policy::parse("ip", "10/1s,500/day@UTC").unwrap();
-    Policies::new([Policy::parse("quota", quota).unwrap(), other]).unwrap()
+    let other = policy("ip", "10/1s,500/day@UTC");
+    Policies::new([policy("quota", quota), other]).unwrap()
 }
 
 #[test]
@@ -74,7 +69,7 @@ async fn an_old_calendar_rule_beside_the_new_one_keeps_its_counts() {
     let live = ReloadablePolicies::new(policies("9/month@UTC"));
     let fits = async |cost| {
         let policy = live.get("quota").unwrap();
-        let charge = Charge::new(&policy, Key::new("user", "alice"), cost);
+        let charge = charge(&policy, "alice", cost);
         limiter.check([charge]).await.unwrap().is_allowed()
     };
     assert!(fits(8).await);
@@ -84,7 +79,7 @@ async fn an_old_calendar_rule_beside_the_new_one_keeps_its_counts() {
         .unwrap();
     assert!(fits(1).await, "9 of one month, 8 of the other");
     assert!(!fits(1).await, "the old rule has kept its counts");
-    clock.advance(std::time::Duration::from_secs(3_600));
+    clock.advance(HOUR);
     assert!(fits(1).await, "its month has ended");
     assert!(!fits(1).await, "the other has not");
 }

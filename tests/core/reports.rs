@@ -1,27 +1,15 @@
 //! Proves when the store receives contributions and denials, which answers count, that no request waits for this, and
 //! that memory is bounded.
 
-use std::{
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::sync::LazyLock;
 
+use Counted::{Contributor, Denial};
 use allocation_counter::measure;
 use futures::{executor::block_on, future::pending};
-use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    contributors::Account,
-    denials::DeniedIdentity,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{Check, Count, Operation, Reply, StoreExt, StoreFuture},
-};
-use support::trace::traced;
+use sluicegate::{contributors::Account, denials::DeniedIdentity, store::Count};
+use support::{paused_runtime, prelude::*, trace::traced};
 use tokio::{
-    runtime::{Builder, Handle, Runtime},
+    runtime::Handle,
     task::yield_now,
     time::{Instant, advance},
 };
@@ -67,8 +55,6 @@ enum Counted {
     Denial,
 }
 
-use Counted::{Contributor, Denial};
-
 impl Counted {
     async fn count(self, limiter: &Limiter, user: &str) {
         match self {
@@ -94,6 +80,13 @@ impl Counted {
             Denial => sums(&limiter.denials().await?).0,
         })
     }
+}
+
+fn both() -> [(Counted, Probe, Limiter); 2] {
+    [Contributor, Denial].map(|counted| {
+        let probe = Probe::default();
+        (counted, probe.clone(), Limiter::new(probe))
+    })
 }
 
 fn policy() -> Policy {
@@ -141,7 +134,7 @@ async fn denials(limiter: &Limiter) -> (u64, u64) {
 /// Lets time pass, and lets waiting tasks run.
 async fn pass(seconds: u64) {
     for _ in 0..seconds * 2 {
-        advance(Duration::from_millis(500)).await;
+        advance(ms(500)).await;
         for _ in 0..8 {
             yield_now().await;
         }
@@ -154,9 +147,7 @@ fn tasks() -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone());
+    for (counted, probe, limiter) in both() {
         counted.count(&limiter, "alice").await;
         yield_now().await;
         assert_eq!((counted.known(&probe).await, tasks()), (0, 1));
@@ -207,10 +198,8 @@ async fn without_a_label_or_a_denial_no_task_is_spawned_and_no_report_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone());
-        let clone = limiter.clone().timeout(Duration::from_secs(1));
+    for (counted, probe, limiter) in both() {
+        let clone = limiter.clone().timeout(SECOND);
         counted.count(&limiter, "alice").await;
         counted.count(&clone, "alice").await;
         drop(limiter);
@@ -226,9 +215,7 @@ async fn a_dropped_limiter_reports_the_rest_and_leaves_no_task() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_delays_no_check_and_loses_its_reports() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone());
+    for (counted, probe, limiter) in both() {
         probe.is_deaf.store(true, SeqCst);
         let start = Instant::now();
         for user in 0..1_000 {
@@ -247,24 +234,22 @@ async fn a_silent_store_delays_no_check_and_loses_its_reports() {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_waits_no_longer_than_the_timeout() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone()).timeout(Duration::from_millis(70));
+    for (counted, probe, limiter) in both() {
+        let limiter = limiter.timeout(ms(70));
         probe.is_deaf.store(true, SeqCst);
         counted.count(&limiter, "alice").await;
         let start = Instant::now();
         let error = counted.ask(&limiter).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Timeout);
-        assert!(start.elapsed() < Duration::from_millis(80));
+        assert!(start.elapsed() < ms(80));
     }
 }
 
 /// The store does not answer the current flush, and loses the counts.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_answered_with_the_counts_since_a_flush_began() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone()).timeout(Duration::from_secs(5));
+    for (counted, probe, limiter) in both() {
+        let limiter = limiter.timeout(Duration::from_secs(5));
         probe.is_deaf.store(true, SeqCst);
         counted.count(&limiter, "alice").await;
         pass(2).await;
@@ -275,18 +260,11 @@ async fn a_question_is_answered_with_the_counts_since_a_flush_began() {
     }
 }
 
-fn runtime() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().start_paused(true).build().unwrap()
-}
-
 #[test]
 fn a_task_that_was_aborted_with_its_runtime_is_spawned_again() {
-    for counted in [Contributor, Denial] {
-        let probe = Probe::default();
-        let limiter = Limiter::new(probe.clone());
+    for (counted, probe, limiter) in both() {
         for expected in [1, 2] {
-            runtime().block_on(async {
+            paused_runtime().block_on(async {
                 counted.count(&limiter, "alice").await;
                 pass(2).await;
                 assert_eq!(counted.known(&probe).await, expected);
@@ -460,7 +438,7 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
         for _ in 0..ROUNDS {
             // For several calls.
             for number in 0..300 {
-                let user = Key::new("user", "alice");
+                let user = user("alice");
                 let charge = Charge::new(&policy(), account(number), 1).with_contributor(user);
                 assert!(limiter.check([charge]).await.unwrap().is_allowed());
             }
@@ -473,100 +451,6 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
     });
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].ends_with("kind=\"protocol\" error=a value of another type"));
-}
-
-/// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
-fn bytes_for_each(accounts: u32) -> u64 {
-    let clock = ManualClock::new(1_000_000_000);
-    let limiter = Limiter::new(Admitting(clock.clone()));
-    let policy = policy();
-    let fill = || {
-        for account in 0..accounts {
-            for label in 0..120 {
-                if label % 60 == 59 {
-                    clock.advance(Duration::from_secs(601));
-                }
-                let key = Key::new("account", format!("account-{account:08}"));
-                let label = Key::new("user", format!("{label:048}"));
-                let charge = Charge::new(&policy, key, 1).with_contributor(label);
-                block_on(limiter.check([charge])).unwrap();
-            }
-        }
-    };
-    let kept = u64::try_from(measure(fill).bytes_current).unwrap();
-    kept / u64::from(accounts.min(1_024))
-}
-
-#[test]
-fn a_process_keeps_at_most_8_kb_for_an_account_and_at_most_1024_accounts() {
-    let (few, many) = (bytes_for_each(16), bytes_for_each(1_500));
-    eprintln!("{few} bytes for each of 16 accounts, {many} for each of 1024 of 1500");
-    assert!(few <= 8_192 && many <= 8_192, "{few}, {many}");
-}
-
-/// Random numbers from 0 on, the first most often: the nth 1/n^exponent as often as the first.
-struct Zipf(Vec<f64>);
-
-impl Zipf {
-    fn new(labels: u32, exponent: f64) -> Self {
-        let mut sum = 0.0;
-        let sums = (1..=labels).map(|n| {
-            sum += f64::from(n).powf(-exponent);
-            sum
-        });
-        Self(sums.collect())
-    }
-
-    fn next(&self, random: &mut fastrand::Rng) -> usize {
-        let at = random.f64() * self.0[self.0.len() - 1];
-        self.0.partition_point(|sum| *sum < at)
-    }
-}
-
-/// The number of the true top five among the first five of the list, with four processes that each report after every
-/// hundred checks.
-async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
-    let clock = ManualClock::new(1_700_000_000_000);
-    let store = MemoryStore::new().clock(clock.clone());
-    let processes = [(); 4].map(|()| Limiter::new(store.clone()));
-    let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
-    let mut truth = vec![0_u64; labels as usize];
-    for step in 1..=40_000 {
-        let (label, process) = (zipf.next(&mut random), &processes[random.usize(..4)]);
-        truth[label] += 1;
-        check(process, &label.to_string()).await;
-        if step % 400 == 0 {
-            clock.advance(Duration::from_secs(30));
-            for process in &processes {
-                process.contributors(&policy(), &acme()).await.unwrap();
-            }
-        }
-    }
-    let told = processes[0].contributors(&policy(), &acme()).await.unwrap();
-    assert_eq!(told.total(), 40_000);
-    let mut sorted = truth.clone();
-    sorted.sort_unstable_by(|a, b| b.cmp(a));
-    let mut right = 0;
-    for contributor in told.iter().take(5) {
-        let label: usize = contributor.label()[5..].parse().unwrap();
-        let (units, most) = (contributor.units(), contributor.units() + told.error());
-        assert!(
-            (units..=most).contains(&truth[label]),
-            "{units} {}",
-            truth[label]
-        );
-        right += usize::from(truth[label] >= sorted[4]);
-    }
-    right
-}
-
-#[tokio::test]
-async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes() {
-    let mut right = 0;
-    for (labels, exponent) in [(1_000, 1.0), (10_000, 1.0), (1_000, 1.2), (10_000, 0.9)] {
-        right += recall(labels, exponent, 1).await + recall(labels, exponent, 2).await;
-    }
-    assert!(right >= 38, "{right} of 40");
 }
 
 #[tokio::test(start_paused = true)]
@@ -610,15 +494,15 @@ async fn denials_of_a_deny_cache_and_of_this_process_count() {
 async fn of_a_caller_that_waits_only_the_end_counts() {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
-    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let charge = || [Charge::new(&policy, user("alice"), 1)];
     for _ in 0..4 {
         let decision = limiter.acquire(charge(), Duration::from_secs(9)).await;
         assert!(decision.unwrap().is_allowed());
     }
     assert_eq!(denials(&limiter).await, (0, 0));
     let policy = full();
-    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
-    let decision = limiter.acquire(charge(), Duration::from_millis(1)).await;
+    let charge = || [Charge::new(&policy, user("alice"), 1)];
+    let decision = limiter.acquire(charge(), ms(1)).await;
     assert!(!decision.unwrap().is_allowed());
     assert_eq!(denials(&limiter).await, (1, 0));
 }
@@ -627,7 +511,7 @@ async fn of_a_caller_that_waits_only_the_end_counts() {
 async fn a_caller_that_leaves_is_neither_denied_nor_admitted() {
     let limiter = Limiter::new(MemoryStore::new());
     let policy = Policy::parse("api", "1/1h").unwrap();
-    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let charge = || [Charge::new(&policy, user("alice"), 1)];
     limiter.check(charge()).await.unwrap();
     limiter.check(charge()).await.unwrap();
     let waiting = limiter.acquire(charge(), Duration::from_secs(7_200));
@@ -691,5 +575,103 @@ fn a_missing_right_gives_one_warning_and_other_errors_none() {
             (expected, expected),
             "{lines:?}"
         );
+    }
+}
+
+mod long_histories {
+    use super::*;
+
+    /// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
+    fn bytes_for_each(accounts: u32) -> u64 {
+        let clock = ManualClock::new(1_000_000_000);
+        let limiter = Limiter::new(Admitting(clock.clone()));
+        let policy = policy();
+        let fill = || {
+            for account in 0..accounts {
+                for label in 0..120 {
+                    if label % 60 == 59 {
+                        clock.advance(Duration::from_secs(601));
+                    }
+                    let key = Key::new("account", format!("account-{account:08}"));
+                    let label = Key::new("user", format!("{label:048}"));
+                    let charge = Charge::new(&policy, key, 1).with_contributor(label);
+                    block_on(limiter.check([charge])).unwrap();
+                }
+            }
+        };
+        let kept = u64::try_from(measure(fill).bytes_current).unwrap();
+        kept / u64::from(accounts.min(1_024))
+    }
+
+    #[test]
+    fn a_process_keeps_at_most_8_kb_for_an_account_and_at_most_1024_accounts() {
+        let (few, many) = (bytes_for_each(16), bytes_for_each(1_500));
+        eprintln!("{few} bytes for each of 16 accounts, {many} for each of 1024 of 1500");
+        assert!(few <= 8_192 && many <= 8_192, "{few}, {many}");
+    }
+
+    /// Random numbers from 0 on, the first most often: the nth 1/n^exponent as often as the first.
+    struct Zipf(Vec<f64>);
+
+    impl Zipf {
+        fn new(labels: u32, exponent: f64) -> Self {
+            let mut sum = 0.0;
+            let sums = (1..=labels).map(|n| {
+                sum += f64::from(n).powf(-exponent);
+                sum
+            });
+            Self(sums.collect())
+        }
+
+        fn next(&self, random: &mut fastrand::Rng) -> usize {
+            let at = random.f64() * self.0[self.0.len() - 1];
+            self.0.partition_point(|sum| *sum < at)
+        }
+    }
+
+    /// The number of the true top five among the first five of the list, with four processes that each report after every
+    /// hundred checks.
+    async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
+        let clock = ManualClock::new(1_700_000_000_000);
+        let store = MemoryStore::new().clock(clock.clone());
+        let processes = [(); 4].map(|()| Limiter::new(store.clone()));
+        let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
+        let mut truth = vec![0_u64; labels as usize];
+        for step in 1..=40_000 {
+            let (label, process) = (zipf.next(&mut random), &processes[random.usize(..4)]);
+            truth[label] += 1;
+            check(process, &label.to_string()).await;
+            if step % 400 == 0 {
+                clock.advance(Duration::from_secs(30));
+                for process in &processes {
+                    process.contributors(&policy(), &acme()).await.unwrap();
+                }
+            }
+        }
+        let told = processes[0].contributors(&policy(), &acme()).await.unwrap();
+        assert_eq!(told.total(), 40_000);
+        let mut sorted = truth.clone();
+        sorted.sort_unstable_by(|a, b| b.cmp(a));
+        let mut right = 0;
+        for contributor in told.iter().take(5) {
+            let label: usize = contributor.label()[5..].parse().unwrap();
+            let (units, most) = (contributor.units(), contributor.units() + told.error());
+            assert!(
+                (units..=most).contains(&truth[label]),
+                "{units} {}",
+                truth[label]
+            );
+            right += usize::from(truth[label] >= sorted[4]);
+        }
+        right
+    }
+
+    #[tokio::test]
+    async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes() {
+        let mut right = 0;
+        for (labels, exponent) in [(1_000, 1.0), (10_000, 1.0), (1_000, 1.2), (10_000, 0.9)] {
+            right += recall(labels, exponent, 1).await + recall(labels, exponent, 2).await;
+        }
+        assert!(right >= 38, "{right} of 40");
     }
 }

@@ -1,52 +1,28 @@
 //! You can repeat a settlement that was not sent. A settlement goes to the named charges.
 
-use std::{collections::VecDeque, sync::Mutex, time::Duration};
+use std::collections::VecDeque;
 
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    error::StoreErrorKind,
-    limiter::ActualCost,
-    manual_clock::ManualClock,
-    store::{Check, Operation, Reply, StoreFuture},
-};
+use sluicegate::limiter::ActualCost;
+use support::{prelude::*, scripted::unavailable};
 
 /// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
-#[derive(Debug)]
-struct Failing {
-    store: MemoryStore,
-    failures: Mutex<VecDeque<bool>>,
-}
-
-impl Failing {
-    fn limiter(failures: impl Into<VecDeque<bool>>) -> Limiter {
-        Limiter::new(Self {
-            store: MemoryStore::new(),
-            failures: Mutex::new(failures.into()),
-        })
-    }
-}
-
-impl Store for Failing {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        let failure = match operation {
-            Operation::Settle(_) => self.failures.lock().unwrap().pop_front(),
+fn failing(failures: impl Into<VecDeque<bool>>) -> Limiter {
+    let failures = Mutex::new(failures.into());
+    Limiter::new(Fated::new(MemoryStore::new(), move |asked| {
+        let failure = match asked {
+            Asked::Execute(Operation::Settle(_)) => failures.lock().unwrap().pop_front(),
             _ => None,
         };
-        let error = StoreError::new(StoreErrorKind::Unavailable, "down");
         match failure {
-            None => self.store.execute(operation),
-            Some(true) => StoreFuture::ready(Err(error.unsent())),
-            Some(false) => StoreFuture::ready(Err(error)),
+            None => Fate::Answered,
+            Some(true) => Fate::Fails(unavailable().unsent()),
+            Some(false) => Fate::unavailable(),
         }
-    }
+    }))
 }
 
 fn charge(policy: &Policy, cost: u64) -> Charge {
-    Charge::new(policy, Key::new("user", "alice"), cost)
+    Charge::new(policy, user("alice"), cost)
 }
 
 fn left(usage: &Usage) -> Vec<u64> {
@@ -60,8 +36,8 @@ async fn settle_to_nothing(limiter: &Limiter, usage: &Usage) -> Result<Vec<u64>,
 
 #[tokio::test]
 async fn a_settlement_that_was_not_sent_can_be_made_again() {
-    let limiter = Failing::limiter([true, true]);
-    let policy = Policy::parse("api", "10/1h").unwrap();
+    let limiter = failing([true, true]);
+    let policy = policy("api", "10/1h");
     let decision = limiter.check([charge(&policy, 4)]).await.unwrap();
     let usage = decision.usage();
     for _ in 0..2 {
@@ -75,10 +51,10 @@ async fn a_settlement_that_was_not_sent_can_be_made_again() {
 
 #[tokio::test]
 async fn a_settlement_that_may_have_been_sent_is_not_made_again_whichever_part_that_was() {
-    let policy = Policy::parse("api", "10/1h").unwrap();
+    let policy = policy("api", "10/1h");
     let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
     for failures in [[false, true], [true, false], [false, false]] {
-        let limiter = Failing::limiter(failures);
+        let limiter = failing(failures);
         let charges = [charge(&policy, 4), charge(&shadow, 4)];
         let decision = limiter.check(charges).await.unwrap();
         let failed = settle_to_nothing(&limiter, decision.usage()).await;
@@ -90,8 +66,8 @@ async fn a_settlement_that_may_have_been_sent_is_not_made_again_whichever_part_t
 
 #[tokio::test]
 async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_sent() {
-    let limiter = Failing::limiter([true]);
-    let policy = Policy::parse("api", "10/1h").unwrap();
+    let limiter = failing([true]);
+    let policy = policy("api", "10/1h");
     let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
     let charges = |cost| [charge(&policy, cost), charge(&shadow, cost)];
     let decision = limiter.check(charges(4)).await.unwrap();
@@ -108,9 +84,9 @@ async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_se
 async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
     let clock = ManualClock::new(1_700_000_000_000);
     let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
-    let policy = Policy::parse("api", "5/1s").unwrap();
+    let policy = policy("api", "5/1s");
     let look = limiter.check([charge(&policy, 0)]).await.unwrap();
-    let bob = Charge::new(&policy, Key::new("user", "bob"), 5);
+    let bob = Charge::new(&policy, user("bob"), 5);
     assert!(limiter.check([bob]).await.unwrap().is_allowed()); // at its limit, so never forgotten
     let full = limiter.settle(look.usage(), |_| 2).await.unwrap_err();
     assert_eq!(full.kind(), StoreErrorKind::Full);

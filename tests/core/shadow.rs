@@ -1,23 +1,20 @@
 //! A shadow decides, charges and reports, and never denies, even after a failure.
 
-use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending};
 
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
-    RateLimitLayer, Usage,
-    error::{ExtractError, StoreErrorKind},
+    Header, KeyExtractor,
+    error::ExtractError,
     extract::Keys,
     middleware::{Decisions, HeaderStyle, Rejection},
-    store::StoreFuture,
 };
-use support::scripted::{Scripted, allowed, denied, unavailable};
+use support::{
+    prelude::*,
+    scripted::{Scripted, allowed, denied, unavailable},
+};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
-}
 
 fn everybody() -> Key {
     Key::new("service", "all")
@@ -50,7 +47,7 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
 
 /// Answers shadows in this way, and allows all other charges.
 fn to_shadows(
-    answer: impl Fn(&sluicegate::store::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    answer: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
 ) -> Arc<Scripted> {
     Scripted::new(move |check| match check.charges()[0].policy().is_shadow() {
         true => answer(check),
@@ -207,10 +204,10 @@ async fn a_shadow_that_cannot_be_decided_is_left_out_though_the_failure_policy_i
 
 #[tokio::test(start_paused = true)]
 async fn shadows_take_no_time_of_their_own() {
-    let far = || Scripted::far(Duration::from_millis(60));
+    let far = || Scripted::far(ms(60));
     let start = Instant::now();
     let response = ask(layer(closed(far()))).await;
-    assert_eq!(start.elapsed(), Duration::from_millis(60));
+    assert_eq!(start.elapsed(), ms(60));
     assert!(shadow_of(&response).unwrap().is_allowed());
 }
 
@@ -363,7 +360,7 @@ async fn what_a_shadow_charged_is_settled_with_the_rest() {
     let (now, soon) = (policy("now", "10/1h"), policy("soon", "5/1h").shadow());
     let left = |usage: &Usage| {
         let shadow = usage.shadow().unwrap().usage();
-        [usage, shadow].map(|usage| usage.rules().next().unwrap().remaining())
+        [usage, shadow].map(|usage| remaining(&usage)[0])
     };
     let charges = || [&soon, &now].map(|policy| Charge::new(policy, everybody(), 4));
     let decision = limiter.check(charges()).await.unwrap();
@@ -384,7 +381,7 @@ async fn shadows_alone_are_settled_once() {
     limiter.settle(decision.usage(), |_| 1).await.unwrap();
     let left = limiter.peek(charge()).await.unwrap();
     let left = left.shadow().unwrap().usage();
-    assert_eq!(left.rules().next().unwrap().remaining(), 4);
+    assert_eq!(remaining(&left)[0], 4);
     let again = limiter.settle(decision.usage(), |_| 1).await.unwrap_err();
     assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
 }

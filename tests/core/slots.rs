@@ -1,42 +1,31 @@
 //! Slots that a process holds: renewed while they are held, returned when dropped, and known to be lost.
 
 use std::{
+    collections::HashMap,
     future::{Future, poll_fn},
     pin::pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
     task::{Context, Wake, Waker},
-    time::Duration,
 };
 
 use futures::future::join_all;
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    error::StoreErrorKind,
-    limiter::Slot,
-    manual_clock::ManualClock,
-    observe::{CallKind, Event, Observer},
-    store::{Check, Operation, Reply, Slots, StoreFuture},
+use sluicegate::observe::CallKind;
+use support::{
+    prelude::*,
+    rows::{millis, rows},
+    scripted::unavailable,
 };
 use tokio::time::{Instant, advance, sleep};
 
 const WINDOW: Duration = Duration::from_secs(30);
 
 /// A memory store on the runtime's clock. Its answers can be lost.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Cluster {
-    store: MemoryStore,
+    store: Fated,
     clock: ManualClock,
-    script: Arc<Mutex<Script>>,
-}
-
-#[derive(Debug, Default)]
-struct Script {
     /// When renewals arrived, and how many did at that time.
-    renewals: Vec<(u64, usize)>,
-    fails: Option<Failure>,
+    renewals: Arc<Mutex<Vec<(u64, usize)>>>,
+    fails: Arc<Mutex<Option<Failure>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,31 +50,85 @@ enum Failure {
     RestLost,
 }
 
-impl Cluster {
-    fn new() -> Self {
-        let clock = ManualClock::new(1_700_000_000_000);
-        Self {
-            store: MemoryStore::new().clock(clock.clone()),
-            clock,
-            script: Arc::default(),
+/// Those that rows name.
+const FAILURES: [Failure; 4] = [
+    Failure::AnswerLost,
+    Failure::Unsent,
+    Failure::Unsupported,
+    Failure::RestLost,
+];
+
+impl Failure {
+    fn of_check(self) -> Fate {
+        match self {
+            Self::Overtaken => Fate::Travels(ms(50), ms(0)),
+            Self::Slow => Fate::Late(ms(50)),
+            Self::Late => Fate::Late(ms(150)),
+            _ => Fate::Answered,
         }
     }
 
-    fn fail(&self, failure: Option<Failure>) {
-        self.script.lock().unwrap().fails = failure;
+    fn of_message(self, message: &Operation) -> Fate {
+        let is_renewal = matches!(message, Operation::Renew(_));
+        let has_few = matches!(message, Operation::Renew(it) if it.ids().len() < Slots::MOST);
+        match self {
+            Self::AnswerLost => Fate::Late(HOUR),
+            Self::Unsent => Fate::Fails(unavailable().unsent()),
+            Self::RestLost if has_few => Fate::Hangs,
+            Self::Unsupported if is_renewal => Fate::Fails(message.clone().unsupported()),
+            Self::SlowRenewal => Fate::Late(ms(50)),
+            Self::Stalls => Fate::Late(WINDOW / 3),
+            _ => Fate::Answered,
+        }
+    }
+}
+
+/// The store, and a process that uses it.
+fn cluster() -> (Cluster, Limiter) {
+    let (memory, clock) = memory();
+    let renewals = Arc::<Mutex<Vec<(u64, usize)>>>::default();
+    let fails = Arc::<Mutex<Option<Failure>>>::default();
+    let (noted, failure, now) = (renewals.clone(), fails.clone(), clock.clone());
+    let fate = move |asked: &Asked<'_>| {
+        let failure = *failure.lock().unwrap();
+        if let Asked::Execute(Operation::Renew(_)) = asked {
+            let mut noted = noted.lock().unwrap();
+            match noted.last_mut() {
+                Some((at_ms, count)) if *at_ms == now.now_ms() => *count += 1,
+                _ => noted.push((now.now_ms(), 1)),
+            }
+        }
+        match (failure, asked) {
+            (Some(failure), Asked::Check(_)) => failure.of_check(),
+            (
+                Some(failure),
+                Asked::Execute(message @ (Operation::Renew(_) | Operation::Return(_))),
+            ) => failure.of_message(message),
+            _ => Fate::Answered,
+        }
+    };
+    let store = Fated::new(memory, fate);
+    let limiter = Limiter::new(store.clone());
+    (
+        Cluster {
+            store,
+            clock,
+            renewals,
+            fails,
+        },
+        limiter,
+    )
+}
+
+impl Cluster {
+    fn fail(&self, failure: impl Into<Option<Failure>>) -> bool {
+        *self.fails.lock().unwrap() = failure.into();
+        true
     }
 
     fn renewals(&self) -> Vec<usize> {
-        let script = self.script.lock().unwrap();
-        script.renewals.iter().map(|(_, count)| *count).collect()
-    }
-
-    fn note_renewal(&self) {
-        let (mut script, now_ms) = (self.script.lock().unwrap(), self.clock.now_ms());
-        match script.renewals.last_mut() {
-            Some((at_ms, count)) if *at_ms == now_ms => *count += 1,
-            _ => script.renewals.push((now_ms, 1)),
-        }
+        let renewals = self.renewals.lock().unwrap();
+        renewals.iter().map(|(_, count)| *count).collect()
     }
 
     /// Lets time pass at once, as for a process that is stopped.
@@ -96,130 +139,134 @@ impl Cluster {
 
     /// Lets time pass, for the store and for this process, in small steps.
     async fn pass(&self, time: Duration) {
-        let step = Duration::from_millis(100);
         let mut left = time;
         while !left.is_zero() {
-            let by = step.min(left);
+            let by = ms(100).min(left);
             self.stop(by).await;
-            for _ in 0..8 {
-                tokio::task::yield_now().await;
-            }
+            others_run().await;
             left -= by;
         }
     }
 }
 
-impl Store for Cluster {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let fails = self.script.lock().unwrap().fails;
-        if let Some(Failure::Overtaken) = fails {
-            let (store, check) = (self.store.clone(), check.clone());
-            let arrives = tokio::spawn(async move {
-                sleep(Duration::from_millis(50)).await;
-                store.check(&check).await
-            });
-            return StoreFuture::pending(async { arrives.await.unwrap() });
-        }
-        let decision = self.store.check(check);
-        let latency = match fails {
-            Some(Failure::Slow) => Duration::from_millis(50),
-            Some(Failure::Late) => Duration::from_millis(150),
-            _ => return decision,
-        };
-        StoreFuture::pending(async move {
-            sleep(latency).await;
-            decision.await
-        })
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        let is_message = matches!(operation, Operation::Renew(_) | Operation::Return(_));
-        if let Operation::Renew(_) = operation {
-            self.note_renewal();
-        }
-        let failure = self.script.lock().unwrap().fails.filter(|_| is_message);
-        if let Some(Failure::Unsent) = failure {
-            let error = StoreError::new(StoreErrorKind::Unavailable, "no connection").unsent();
-            return StoreFuture::ready(Err(error));
-        }
-        if let (Some(Failure::RestLost), Operation::Renew(slots)) = (failure, &operation)
-            && slots.ids().len() < Slots::MOST
-        {
-            return StoreFuture::pending(std::future::pending());
-        }
-        if let (Some(Failure::Unsupported), Operation::Renew(_)) = (failure, &operation) {
-            return StoreFuture::ready(Err(operation.unsupported()));
-        }
-        let reply = self.store.execute(operation);
-        match failure {
-            Some(Failure::AnswerLost) => StoreFuture::pending(async {
-                drop(reply);
-                sleep(Duration::from_secs(3_600)).await;
-                unreachable!("the timeout comes first")
-            }),
-            Some(Failure::SlowRenewal) => StoreFuture::pending(async {
-                sleep(Duration::from_millis(50)).await;
-                reply.await
-            }),
-            Some(Failure::Stalls) => StoreFuture::pending(async {
-                sleep(WINDOW / 3).await;
-                reply.await
-            }),
-            _ => reply,
-        }
-    }
-}
-
 fn one() -> Policy {
-    Policy::parse("jobs", "1/30s@concurrent").unwrap()
+    policy("jobs", "1/30s@concurrent")
 }
 
+/// A slot of alice, if one is free.
 async fn acquire(limiter: &Limiter, policy: &Policy) -> Option<Slot> {
-    let job = Charge::new(policy, Key::new("user", "alice"), 1);
-    let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
+    acquire_for(limiter, [charge(policy, "alice", 1)]).await
+}
+
+async fn acquire_for<const N: usize>(limiter: &Limiter, jobs: [Charge; N]) -> Option<Slot> {
+    let slot = limiter.acquire_slot(jobs, Duration::ZERO).await.unwrap();
     slot.ok().map(|slot| slot.expect("the policy has slots"))
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_slot_is_renewed_as_long_as_it_is_held() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    for _ in 0..10 {
-        cluster.pass(WINDOW).await;
-        assert!(slot.is_held());
-        assert!(acquire(&limiter, &one()).await.is_none());
-    }
-    let renewals = cluster.renewals().len();
-    assert!(
-        (30..=42).contains(&renewals),
-        "at a third of the window: {renewals}"
-    );
-
-    drop(slot);
-    cluster.pass(Duration::from_secs(1)).await;
-    assert!(acquire(&limiter, &one()).await.is_some());
+async fn is_free(limiter: &Limiter) -> bool {
+    acquire(limiter, &one()).await.is_some()
 }
 
+async fn take(limiter: &Limiter) -> Slot {
+    acquire(limiter, &one()).await.unwrap()
+}
+
+/// Sentences about slots of alice: `take x` takes one, by the rules of the row or by other rules; `full` and `free` say
+/// whether there is one; `pass` lets time pass, and `stop` does so at once.
+const ROWS: &str = "
+A slot is renewed as long as it is held, at a third of the window
+ take x; pass 5m; held x; full; renewals 30 42; drop x; pass 1s; free
+Slots without a holder are not renewed
+ take x; drop x; pass 90s; renewals 0 0
+A renewal without an answer is sent again
+ take x; fail AnswerLost; pass 15s; mend; renewals 2 99; pass 30s; held x; drop x; pass 1s; free
+A return without an answer is sent again and takes no slot of another
+ take x; fail AnswerLost; drop x; pass 200; take y; mend; pass 1m; held y; full
+A renewal that was not sent is tried again
+ take x; fail Unsent; pass 15s; renewals 2 99; mend; pass 30s; held x; full
+A store that does not know renewals keeps no slot that is returned
+ fail Unsupported; take x; pass 2500; held x; drop x; pass 1s; take x; pass 15s; held x; drop x; pass 1s
+ take x; pass 30s; lost x; renewals 0 149
+An outage that is longer than the expiry loses the slot
+ # A lost slot is not acquired again.
+ take x; fail Unsent; pass 29s; held x; pass 1s; lost x; mend; pass 30s; lost x
+A process that was stopped for longer than the expiry holds nothing
+ take x; stop 1m; lost x; free
+A slot that an operator has freed takes no slot of another
+ take x; reset; take y; pass 10200; lost x; drop x; pass 30s; held y; full
+Slots that expire too early to be renewed are not
+ take x 1/1ms; pass 1s; lost x; renewals 0 0
+Slots that two messages renew are lost if one has no answer
+ take x 300/30s; pass 1m; held x; fail RestLost; pass 30s; lost x
+A reload to a shorter expiry leaves the slots until the work ends
+ take x; take y 1/5s; pass 1m; held x; held y; full; full 1/5s; drop x; drop y; pass 1s; free; free 1/5s
+";
+
 #[tokio::test(start_paused = true)]
-async fn slots_without_a_holder_are_not_renewed() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    drop(acquire(&limiter, &one()).await);
-    cluster.pass(WINDOW * 3).await;
-    assert!(cluster.renewals().is_empty());
+async fn each_row_about_a_holder_holds() {
+    for (sentence, acts) in rows(ROWS) {
+        let (cluster, limiter) = cluster();
+        let mut slots = HashMap::new();
+        for act in acts {
+            let words: Vec<&str> = act.split(' ').collect();
+            // All that fit, as one slot.
+            let by = |rules: Option<&&str>| {
+                let rules = rules.map_or("1/30s", |it| *it);
+                let (most, _) = rules.split_once('/').unwrap();
+                let policy = policy("jobs", &format!("{rules}@concurrent"));
+                charge(&policy, "alice", most.parse().unwrap())
+            };
+            let holds = match words[..] {
+                ["take", name, ref rules @ ..] => {
+                    let decision = limiter.check([by(rules.first())]).await.unwrap();
+                    let slot = limiter.hold(&decision);
+                    slot.is_some_and(|slot| slots.insert(name, slot).is_none())
+                }
+                ["full", ref rules @ ..] => {
+                    acquire_for(&limiter, [by(rules.first())]).await.is_none()
+                }
+                ["free", ref rules @ ..] => {
+                    acquire_for(&limiter, [by(rules.first())]).await.is_some()
+                }
+                ["drop", name] => slots.remove(name).is_some(),
+                ["held", name] => slots[name].is_held(),
+                ["lost", name] => {
+                    let is_held = slots[name].is_held();
+                    slots[name].lost().await;
+                    !is_held
+                }
+                ["pass", time] => {
+                    cluster.pass(ms(millis(time).unsigned_abs())).await;
+                    true
+                }
+                ["stop", time] => {
+                    cluster.stop(ms(millis(time).unsigned_abs())).await;
+                    true
+                }
+                ["reset"] => limiter.reset(&one(), &user("alice")).await.is_ok(),
+                ["renewals", least, most] => {
+                    let bounds = [least, most].map(|it| it.parse::<usize>().unwrap());
+                    (bounds[0]..=bounds[1]).contains(&cluster.renewals().len())
+                }
+                ["mend"] => cluster.fail(None),
+                ["fail", failure] => {
+                    cluster.fail(FAILURES.into_iter().find(|it| format!("{it:?}") == failure))
+                }
+                _ => false,
+            };
+            assert!(holds, "{sentence}: {act}: {:?}", cluster.renewals());
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
+    let (cluster, limiter) = cluster();
     let mut slots = Vec::new();
     for user in 0..100 {
-        let job = Charge::new(&one(), Key::new("user", user.to_string()), 1);
-        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
-        slots.push(slot.unwrap().unwrap());
-        cluster.pass(Duration::from_millis(100)).await;
+        let job = charge(&one(), &user.to_string(), 1);
+        slots.extend(acquire_for(&limiter, [job]).await);
+        cluster.pass(ms(100)).await;
     }
     cluster.pass(WINDOW * 5).await;
     let before = cluster.renewals().len();
@@ -232,9 +279,8 @@ async fn slots_that_were_taken_at_different_times_come_to_be_renewed_together() 
 
 #[tokio::test(start_paused = true)]
 async fn one_message_renews_all_slots_of_a_key() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let many = Policy::parse("jobs", "256/30s@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let many = policy("jobs", "256/30s@concurrent");
     let mut slots = Vec::new();
     for _ in 0..256 {
         slots.push(acquire(&limiter, &many).await.unwrap());
@@ -248,33 +294,16 @@ async fn one_message_renews_all_slots_of_a_key() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
-    /// Answers no renewal of Alice's slots.
-    #[derive(Debug)]
-    struct SilentToAlice(Cluster);
-
-    impl Store for SilentToAlice {
-        fn check(&self, check: &Check) -> StoreFuture<Decision> {
-            self.0.check(check)
-        }
-
-        fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-            let alice = Key::new("user", "alice");
-            match &operation {
-                Operation::Renew(slots) if *slots.charge().key() == alice => {
-                    StoreFuture::pending(std::future::pending())
-                }
-                _ => self.0.execute(operation),
-            }
-        }
-    }
-
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(SilentToAlice(cluster.clone())).publish_policies(false);
+    let (cluster, _) = cluster();
+    // Answers no renewal of Alice's slots.
+    let silent = Fated::new(cluster.store.clone(), |asked| match asked {
+        Asked::Execute(Operation::Renew(it)) if *it.charge().key() == user("alice") => Fate::Hangs,
+        _ => Fate::Answered,
+    });
+    let limiter = Limiter::new(silent).publish_policies(false);
     let mut slots = Vec::new();
     for user in ["alice", "bob", "carol"] {
-        let job = Charge::new(&one(), Key::new("user", user), 1);
-        let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
-        slots.push(slot.unwrap().unwrap());
+        slots.extend(acquire_for(&limiter, [charge(&one(), user, 1)]).await);
     }
     cluster.stop(WINDOW / 2).await; // all are due together
     cluster.pass(2 * WINDOW).await;
@@ -283,78 +312,31 @@ async fn a_renewal_without_an_answer_loses_no_slot_of_another_identity() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_that_two_messages_renew_are_lost_if_one_has_no_answer() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let many = Policy::parse("jobs", "300/30s@concurrent").unwrap();
-    let job = Charge::new(&many, Key::new("user", "alice"), 300);
-    let slot = limiter.acquire_slot([job], Duration::ZERO).await.unwrap();
-    let slot = slot.unwrap().unwrap();
-    sleep(WINDOW * 2).await;
-    assert!(slot.is_held());
-    cluster.fail(Some(Failure::RestLost));
-    sleep(WINDOW).await;
-    assert!(!slot.is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_renewal_without_an_answer_is_sent_again() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::AnswerLost));
-    cluster.pass(WINDOW / 2).await;
-    cluster.fail(None);
-    assert!(cluster.renewals().len() > 1);
-    cluster.pass(WINDOW).await;
-    assert!(slot.is_held());
-    drop(slot);
-    cluster.pass(Duration::from_secs(1)).await;
-    assert!(acquire(&limiter, &one()).await.is_some());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_return_without_an_answer_is_sent_again_and_takes_no_slot_of_another() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::AnswerLost));
-    drop(slot);
-    cluster.pass(Duration::from_millis(200)).await; // the store has acted
-    let other = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(None);
-    cluster.pass(WINDOW * 2).await;
-    assert!(other.is_held());
-    assert!(acquire(&limiter, &one()).await.is_none());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_return_that_overtakes_the_check_is_sent_again() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
+    let (cluster, limiter) = cluster();
     let jobs = one();
-    cluster.fail(Some(Failure::Overtaken));
-    let asked = tokio::time::timeout(Duration::from_millis(10), acquire(&limiter, &jobs));
+    cluster.fail(Failure::Overtaken);
+    let asked = tokio::time::timeout(ms(10), acquire(&limiter, &jobs));
     assert!(asked.await.is_err(), "the caller has left");
-    sleep(Duration::from_secs(1)).await;
+    sleep(SECOND).await;
     cluster.fail(None);
     assert!(acquire(&limiter, &jobs).await.is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_has_ended() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone()).timeout(WINDOW / 6);
-    let jobs = Policy::parse("jobs", "2/30s@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let limiter = limiter.timeout(WINDOW / 6);
+    let jobs = policy("jobs", "2/30s@concurrent");
     let ended = acquire(&limiter, &jobs).await;
     sleep(WINDOW / 5).await; // its renewal is near
-    cluster.fail(Some(Failure::Overtaken));
-    let asked = tokio::time::timeout(Duration::from_millis(10), acquire(&limiter, &jobs));
+    cluster.fail(Failure::Overtaken);
+    let asked = tokio::time::timeout(ms(10), acquire(&limiter, &jobs));
     assert!(asked.await.is_err(), "the caller has left");
     drop(ended);
     cluster.fail(None);
     sleep(WINDOW / 4).await; // longer than the timeout
-    let returned = tokio::time::timeout(Duration::from_secs(1), limiter.return_slots());
+    let returned = tokio::time::timeout(SECOND, limiter.return_slots());
     assert!(returned.await.is_ok());
     let slots = [
         acquire(&limiter, &jobs).await,
@@ -365,131 +347,68 @@ async fn a_return_that_is_to_be_sent_again_outlasts_the_renewal_of_a_slot_that_h
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_is_dropped_during_a_renewal_is_returned_after_the_answer() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
+    let (cluster, limiter) = cluster();
+    let slot = take(&limiter).await;
     let other = tokio::spawn({
         let cluster = cluster.clone();
         async move { cluster.pass(WINDOW / 3).await }
     });
     drop(slot);
     other.await.unwrap();
-    assert!(acquire(&limiter, &one()).await.is_some());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_renewal_that_was_not_sent_is_tried_again() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::Unsent));
-    cluster.pass(WINDOW / 3 + Duration::from_secs(5)).await;
-    assert!(cluster.renewals().len() > 1);
-    cluster.fail(None);
-    cluster.pass(WINDOW).await;
-    assert!(slot.is_held());
-    assert!(acquire(&limiter, &one()).await.is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_know_renewals_keeps_no_slot_that_is_returned() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    cluster.fail(Some(Failure::Unsupported));
-    for held in [WINDOW / 12, WINDOW / 2] {
-        let slot = acquire(&limiter, &one()).await.unwrap();
-        cluster.pass(held).await;
-        assert!(slot.is_held());
-        drop(slot);
-        cluster.pass(Duration::from_secs(1)).await;
-    }
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.pass(WINDOW).await;
-    assert!(!slot.is_held(), "it has expired");
-    assert!(cluster.renewals().len() < 150, "{:?}", cluster.renewals());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outage_that_is_longer_than_the_expiry_loses_the_slot() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::Unsent));
-    cluster.pass(WINDOW - Duration::from_secs(1)).await;
-    assert!(slot.is_held());
-    cluster.pass(Duration::from_secs(1)).await;
-    assert!(!slot.is_held());
-    cluster.fail(None);
-    cluster.pass(WINDOW).await;
-    assert!(!slot.is_held(), "a lost slot is not acquired again");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_process_that_was_stopped_for_longer_than_the_expiry_holds_nothing() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.stop(WINDOW * 2).await;
-    assert!(!slot.is_held());
-    slot.lost().await;
-    assert!(acquire(&limiter, &one()).await.is_some());
+    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_whose_renewal_is_answered_after_it_was_lost_stays_lost_and_is_returned() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::SlowRenewal));
+    let (cluster, limiter) = cluster();
+    let slot = take(&limiter).await;
+    cluster.fail(Failure::SlowRenewal);
     while cluster.renewals().is_empty() {
-        cluster.pass(Duration::from_millis(10)).await;
+        cluster.pass(ms(10)).await;
     }
     cluster.fail(None);
     // Stopped while the answer is under way, until the first time is over, and that of the renewal is not.
     cluster.stop(WINDOW * 5 / 6).await;
-    cluster.pass(Duration::from_millis(100)).await;
+    cluster.pass(ms(100)).await;
     assert!(!slot.is_held());
     assert_eq!(cluster.renewals().len(), 1);
-    assert!(acquire(&limiter, &one()).await.is_some());
+    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_before_the_answer_leaves_no_slot_taken() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    cluster.fail(Some(Failure::Slow));
+    let (cluster, limiter) = cluster();
+    cluster.fail(Failure::Slow);
     for _ in 0..3 {
         let jobs = one();
         let mut asking = Box::pin(acquire(&limiter, &jobs));
         assert!(futures::poll!(&mut asking).is_pending());
         drop(asking);
-        cluster.pass(Duration::from_millis(100)).await;
+        cluster.pass(ms(100)).await;
     }
-    assert!(acquire(&limiter, &one()).await.is_some());
+    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_check_that_is_answered_after_its_timeout_leaves_no_slot_taken() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    cluster.fail(Some(Failure::Late));
-    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+    let (cluster, limiter) = cluster();
+    cluster.fail(Failure::Late);
+    let job = charge(&one(), "alice", 1);
     let asking = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.acquire_slot([job], Duration::ZERO).await }
     });
-    cluster.pass(Duration::from_millis(500)).await;
+    cluster.pass(ms(500)).await;
     let error = asking.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Timeout);
     cluster.fail(None);
-    assert!(acquire(&limiter, &one()).await.is_some());
+    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn slots_of_a_shadow_are_renewed_and_returned() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let (one, alice) = (one().shadow(), Key::new("user", "alice"));
+    let (cluster, limiter) = cluster();
+    let (one, alice) = (one().shadow(), user("alice"));
     let slot = acquire(&limiter, &one).await.unwrap();
     cluster.pass(WINDOW * 2).await;
     assert!(slot.is_held());
@@ -497,41 +416,40 @@ async fn slots_of_a_shadow_are_renewed_and_returned() {
         let job = Charge::new(&one, alice.clone(), 0);
         let decision = limiter.check([job]).await.unwrap();
         let shadow = decision.usage().shadow().unwrap().usage().clone();
-        shadow.rules().next().unwrap().remaining()
+        remaining(&shadow)[0]
     };
     assert_eq!(shadow().await, 0);
     drop(slot);
-    cluster.pass(Duration::from_secs(1)).await;
+    cluster.pass(SECOND).await;
     assert_eq!(shadow().await, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_return_that_was_not_sent_is_tried_again_however_long_the_breaker_waits() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone()).probe_interval(Duration::from_secs(3_600));
-    let slot = acquire(&limiter, &one()).await.unwrap();
-    cluster.fail(Some(Failure::Unsent));
+    let (cluster, limiter) = cluster();
+    let limiter = limiter.probe_interval(HOUR);
+    let slot = take(&limiter).await;
+    cluster.fail(Failure::Unsent);
     drop(slot);
-    cluster.pass(Duration::from_secs(1)).await;
+    cluster.pass(SECOND).await;
     cluster.fail(None);
     cluster.pass(WINDOW / 6).await;
-    assert!(acquire(&limiter, &one()).await.is_some());
+    assert!(is_free(&limiter).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn slots_beside_a_lost_one_are_held_until_the_work_ends() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let all = Policy::parse("all", "1/12s@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let all = policy("all", "1/12s@concurrent");
     let everyone = || Charge::new(&all, Key::new("service", "it"), 1);
-    let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+    let job = charge(&one(), "alice", 1);
     let slot = limiter
         .acquire_slot([job, everyone()], Duration::ZERO)
         .await;
     let slot = slot.unwrap().unwrap().unwrap();
-    let alice = Key::new("user", "alice");
+    let alice = user("alice");
     limiter.reset(&one(), &alice).await.unwrap();
-    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
+    cluster.pass(WINDOW / 3 + ms(200)).await;
     assert!(!slot.is_held());
     let other = async || {
         let other = limiter.acquire_slot([everyone()], Duration::ZERO).await;
@@ -542,126 +460,72 @@ async fn slots_beside_a_lost_one_are_held_until_the_work_ends() {
         assert!(!other().await, "the work goes on");
     }
     drop(slot);
-    cluster.pass(Duration::from_millis(100)).await;
+    cluster.pass(ms(100)).await;
     assert!(other().await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_an_operator_has_freed_takes_no_slot_of_another() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let lost = acquire(&limiter, &one()).await.unwrap();
-    let alice = Key::new("user", "alice");
-    limiter.reset(&one(), &alice).await.unwrap();
-    let other = acquire(&limiter, &one()).await.unwrap();
-    cluster.pass(WINDOW / 3 + Duration::from_millis(200)).await;
-    assert!(!lost.is_held());
-    drop(lost);
-    cluster.pass(WINDOW).await;
-    assert!(other.is_held());
-    assert!(acquire(&limiter, &one()).await.is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reload_to_a_shorter_expiry_leaves_the_slots_until_the_work_ends() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let policies = [one(), Policy::parse("jobs", "1/5s@concurrent").unwrap()];
-    let mut slots = Vec::new();
-    for policy in &policies {
-        slots.push(acquire(&limiter, policy).await.unwrap());
-    }
-    cluster.pass(WINDOW * 2).await;
-    assert!(slots.iter().all(Slot::is_held));
-    for policy in &policies {
-        assert!(acquire(&limiter, policy).await.is_none());
-    }
-    drop(slots);
-    cluster.pass(Duration::from_secs(1)).await;
-    for policy in &policies {
-        assert!(acquire(&limiter, policy).await.is_some());
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_process_that_ends_returns_its_slots() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let three = Policy::parse("jobs", "3/30s@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let three = policy("jobs", "3/30s@concurrent");
     let mut slots = Vec::new();
     for _ in 0..3 {
         slots.push(acquire(&limiter, &three).await.unwrap());
     }
     drop(slots.pop());
     // One return is under way, and a renewal may be.
-    cluster.fail(Some(Failure::Stalls));
+    cluster.fail(Failure::Stalls);
     let ends = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.return_slots().await }
     });
-    cluster.pass(Duration::from_secs(1)).await;
+    cluster.pass(SECOND).await;
     assert!(!ends.is_finished());
     cluster.fail(None);
     cluster.pass(WINDOW).await;
     assert!(ends.is_finished());
     assert!(slots.iter().all(|slot| !slot.is_held()));
-    let job = Charge::new(&three, Key::new("user", "alice"), 3);
+    let job = charge(&three, "alice", 3);
     let all = limiter.acquire_slot([job], Duration::ZERO).await;
     assert!(all.unwrap().is_ok());
     drop(slots);
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_that_expire_too_early_to_be_renewed_are_not() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let job = Charge::new(
-        &Policy::parse("jobs", "1/1ms@concurrent").unwrap(),
-        Key::new("user", "alice"),
-        1,
-    );
-    let slot = limiter.hold(&limiter.check([job]).await.unwrap()).unwrap();
-    cluster.pass(Duration::from_secs(1)).await;
-    assert!(!slot.is_held());
-    assert!(cluster.renewals().is_empty());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_caller_with_little_time_waits_for_a_slot() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let slot = acquire(&limiter, &one()).await.unwrap();
+    let (cluster, limiter) = cluster();
+    let slot = take(&limiter).await;
     let waiting = tokio::spawn({
         let limiter = limiter.clone();
-        let job = Charge::new(&one(), Key::new("user", "alice"), 1);
-        let patience = Duration::from_millis(50);
+        let job = charge(&one(), "alice", 1);
+        let patience = ms(50);
         async move { limiter.acquire_slot([job], patience).await.unwrap().is_ok() }
     });
-    cluster.stop(Duration::from_millis(10)).await;
+    cluster.stop(ms(10)).await;
     assert!(!waiting.is_finished());
     drop(slot);
-    cluster.pass(Duration::from_millis(50)).await;
+    cluster.pass(ms(50)).await;
     assert!(waiting.await.unwrap());
 }
 
 /// An observer that panics at the first renewal.
 #[derive(Debug, Default)]
-struct Panicking(std::sync::atomic::AtomicBool);
+struct Panicking(AtomicBool);
 
 impl Observer for Panicking {
     fn on_event(&self, event: &Event<'_>) {
         let is_renewal =
             matches!(event, Event::Completion { call, .. } if call.kind == CallKind::Renew);
-        let is_first = is_renewal && !self.0.swap(true, std::sync::atomic::Ordering::Relaxed);
+        let is_first = is_renewal && !self.0.swap(true, SeqCst);
         assert!(!is_first, "the first renewal");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewing_goes_on_after_an_observer_has_panicked() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone()).observer(Panicking::default());
-    let two = Policy::parse("jobs", "2/30s@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let limiter = limiter.observer(Panicking::default());
+    let two = policy("jobs", "2/30s@concurrent");
     let first = acquire(&limiter, &two).await.unwrap();
     cluster.pass(WINDOW / 6).await;
     let second = acquire(&limiter, &two).await.unwrap();
@@ -671,12 +535,12 @@ async fn renewing_goes_on_after_an_observer_has_panicked() {
 
 /// An observer that panics at the first decision.
 #[derive(Debug, Default)]
-struct PanicsOnce(std::sync::atomic::AtomicBool);
+struct PanicsOnce(AtomicBool);
 
 impl Observer for PanicsOnce {
     fn on_event(&self, event: &Event<'_>) {
         if let Event::Decision { .. } = event {
-            assert!(self.0.swap(true, std::sync::atomic::Ordering::Relaxed));
+            assert!(self.0.swap(true, SeqCst));
         }
     }
 }
@@ -684,14 +548,14 @@ impl Observer for PanicsOnce {
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_returned_if_the_observer_of_its_decision_panics() {
     for fails in [None, Some(Failure::Slow)] {
-        let cluster = Cluster::new();
-        cluster.script.lock().unwrap().fails = fails;
-        let limiter = Limiter::new(cluster.clone()).observer(PanicsOnce::default());
+        let (cluster, limiter) = cluster();
+        cluster.fail(fails);
+        let limiter = limiter.observer(PanicsOnce::default());
         let job = limiter.clone();
         let panics = tokio::spawn(async move { acquire(&job, &one()).await });
         assert!(panics.await.is_err());
-        cluster.pass(Duration::from_millis(50)).await;
-        assert!(acquire(&limiter, &one()).await.is_some());
+        cluster.pass(ms(50)).await;
+        assert!(is_free(&limiter).await);
     }
 }
 
@@ -706,16 +570,15 @@ impl Wake for PanickingWaker {
 
 #[tokio::test(start_paused = true)]
 async fn renewing_goes_on_after_the_waker_of_a_holder_has_panicked() {
-    let cluster = Cluster::new();
-    let limiter = Limiter::new(cluster.clone());
-    let lost = acquire(&limiter, &one()).await.unwrap();
-    let long = Policy::parse("long", "1/2m@concurrent").unwrap();
+    let (cluster, limiter) = cluster();
+    let lost = take(&limiter).await;
+    let long = policy("long", "1/2m@concurrent");
     let slot = acquire(&limiter, &long).await.unwrap();
     let waker = Waker::from(Arc::new(PanickingWaker));
     let mut waits = Box::pin(lost.lost());
     let poll = waits.as_mut().poll(&mut Context::from_waker(&waker));
     assert!(poll.is_pending());
-    cluster.stop(WINDOW + Duration::from_secs(1)).await;
+    cluster.stop(WINDOW + SECOND).await;
     cluster.pass(Duration::from_secs(240)).await;
     assert!(!lost.is_held());
     assert!(slot.is_held());
@@ -751,15 +614,15 @@ async fn take_a_turn(limiter: Limiter, charges: Vec<Charge>) {
 #[tokio::test(start_paused = true)]
 async fn a_thousand_callers_that_wait_for_a_slot_wake_one_by_one() {
     let limiter = Limiter::new(MemoryStore::new());
-    let held = acquire(&limiter, &one()).await.unwrap();
+    let held = take(&limiter).await;
     let polls = Arc::new(AtomicUsize::new(0));
     let waiting = (0..1_000).map(|_| {
-        let job = Charge::new(&one(), Key::new("user", "alice"), 1);
+        let job = charge(&one(), "alice", 1);
         let turn = take_a_turn(limiter.clone(), vec![job]);
         tokio::spawn(counted(Arc::clone(&polls), turn))
     });
     let waiting: Vec<_> = waiting.collect();
-    sleep(Duration::from_millis(50)).await;
+    sleep(ms(50)).await;
     let arrived = polls.swap(0, SeqCst);
     sleep(Duration::from_secs(5)).await;
     let idle = polls.swap(0, SeqCst);
@@ -775,17 +638,17 @@ async fn a_thousand_callers_that_wait_for_a_slot_wake_one_by_one() {
 async fn callers_with_other_checks_ask_one_by_one_for_the_slots_of_one_key() {
     let decided = Decided::default();
     let limiter = Limiter::new(MemoryStore::new()).observer(decided.clone());
-    let held = acquire(&limiter, &one()).await.unwrap();
-    let rate = Policy::parse("rate", "9/1h").unwrap();
-    let waiting = (0..200).map(|user| {
+    let held = take(&limiter).await;
+    let rate = policy("rate", "9/1h");
+    let waiting = (0..200).map(|number: u32| {
         let charges = vec![
-            Charge::new(&one(), Key::new("user", "alice"), 1),
-            Charge::new(&rate, Key::new("user", user.to_string()), 1),
+            charge(&one(), "alice", 1),
+            charge(&rate, &number.to_string(), 1),
         ];
         tokio::spawn(take_a_turn(limiter.clone(), charges))
     });
     let waiting: Vec<_> = waiting.collect();
-    sleep(Duration::from_millis(50)).await;
+    sleep(ms(50)).await;
     decided.0.store(0, SeqCst);
     drop(held);
     join_all(waiting).await;
@@ -796,32 +659,27 @@ async fn callers_with_other_checks_ask_one_by_one_for_the_slots_of_one_key() {
 #[tokio::test(start_paused = true)]
 async fn a_returned_slot_goes_past_callers_that_wait_for_a_rate() {
     let limiter = Limiter::new(MemoryStore::new());
-    let rate = Policy::parse("rate", "1/1h").unwrap();
-    let charges = |user: &'static str| {
-        vec![
-            Charge::new(&one(), Key::new("user", "alice"), 1),
-            Charge::new(&rate, Key::new("user", user), 1),
-        ]
-    };
-    let used_up = Charge::new(&rate, Key::new("user", "bob"), 1);
+    let rate = policy("rate", "1/1h");
+    let charges = |user: &'static str| vec![charge(&one(), "alice", 1), charge(&rate, user, 1)];
+    let used_up = charge(&rate, "bob", 1);
     assert!(limiter.check([used_up]).await.unwrap().is_allowed());
-    let held = acquire(&limiter, &one()).await.unwrap();
+    let held = take(&limiter).await;
     let late = tokio::spawn(take_a_turn(limiter.clone(), charges("bob")));
-    sleep(Duration::from_millis(10)).await;
+    sleep(ms(10)).await;
     let soon = tokio::spawn(take_a_turn(limiter.clone(), charges("carol")));
-    sleep(Duration::from_millis(10)).await;
+    sleep(ms(10)).await;
     let start = Instant::now();
     drop(held);
     soon.await.unwrap();
-    assert!(start.elapsed() < Duration::from_millis(5), "woken at once");
+    assert!(start.elapsed() < ms(5), "woken at once");
     assert!(!late.is_finished());
     late.abort();
 }
 
 #[test]
 fn renewing_goes_on_in_the_next_callers_runtime_when_the_first_has_stopped() {
-    let limiter = Limiter::new(MemoryStore::new()).timeout(Duration::from_millis(20));
-    let policy = Policy::parse("jobs", "2/360ms@concurrent").unwrap();
+    let limiter = Limiter::new(MemoryStore::new()).timeout(ms(20));
+    let policy = policy("jobs", "2/360ms@concurrent");
     let (first, second) = (support::runtime(), support::runtime());
     let ended = first.block_on(acquire(&limiter, &policy)).unwrap();
     let slot = second.block_on(acquire(&limiter, &policy)).unwrap();
@@ -829,13 +687,11 @@ fn renewing_goes_on_in_the_next_callers_runtime_when_the_first_has_stopped() {
     second.block_on(async {
         // A denial, which is reported, since there is a runtime again.
         let none = Policy::parse("none", "0/1m").unwrap();
-        let denied = limiter
-            .check([Charge::new(&none, Key::new("user", "bob"), 1)])
-            .await;
+        let denied = limiter.check([charge(&none, "bob", 1)]).await;
         assert!(!denied.unwrap().is_allowed());
         // In real time, since two runtimes cannot share a paused clock. A busy machine may delay a renewal by 240 ms.
         for _ in 0..60 {
-            sleep(Duration::from_millis(15)).await;
+            sleep(ms(15)).await;
             assert!(slot.is_held());
         }
     });

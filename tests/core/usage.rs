@@ -3,17 +3,11 @@
 use std::{convert::Infallible, future::ready};
 
 use http::{Request, Response, request::Parts};
-use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, error::StoreErrorKind,
-};
+use support::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 
 fn alice() -> Key {
-    Key::new("user", "alice")
-}
-
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
+    user("alice")
 }
 
 async fn remaining(limiter: &Limiter, policy: &Policy) -> u64 {

@@ -1,30 +1,14 @@
 //! Layer × layer × fault: the promises of a store hold around every other store, during a fault of the store below and
 //! after it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError,
-    block::Until,
-    error::StoreErrorKind,
-    manual_clock::ManualClock,
-    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
-};
+use support::prelude::*;
 use tokio::time::{Instant, sleep, timeout};
 
-use support::{history::START_MS, scripted::unavailable};
-
-const TIMEOUT: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = ms(100);
 /// Requests before the fault, one in each millisecond. The fault begins shortly before the end of a step.
 const WARM_UP: u64 = 900;
 
-const ONE_WAY: Duration = Duration::from_millis(30);
+const ONE_WAY: Duration = ms(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -48,60 +32,8 @@ const FAULTS: [Fault; 5] = [
     Fault::CallersLeave,
 ];
 
-#[derive(Clone, Debug)]
-struct Faulty {
-    store: MemoryStore,
-    fault: Fault,
-    is_struck: Arc<AtomicBool>,
-}
-
-impl Faulty {
-    fn act<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&MemoryStore) -> StoreFuture<T> + Send + 'static,
-    ) -> StoreFuture<T> {
-        if !self.is_struck.load(SeqCst) {
-            return act(&self.store);
-        }
-        let store = self.store.clone();
-        match self.fault {
-            Fault::Fails => StoreFuture::ready(Err(unavailable())),
-            Fault::Hangs => StoreFuture::pending(std::future::pending()),
-            Fault::LosesAnswers => StoreFuture::pending(async move {
-                act(&store).await?;
-                Err(unavailable())
-            }),
-            Fault::IsSlow | Fault::CallersLeave => {
-                // A call that was sent is executed, even if its caller has left.
-                let answer = tokio::spawn(async move {
-                    sleep(ONE_WAY).await;
-                    let answer = act(&store).await;
-                    sleep(ONE_WAY).await;
-                    answer
-                });
-                StoreFuture::pending(async move { answer.await.unwrap() })
-            }
-        }
-    }
-}
-
-impl Store for Faulty {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let check = check.clone();
-        self.act(move |store| store.check(&check))
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        self.act(move |store| store.execute(operation))
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        self.act(move |store| store.call(operations))
-    }
-}
-
 /// A limiter over a store with leases or without.
-type Layers = fn(Faulty, ManualClock) -> (Limiter, Option<Leases>);
+type Layers = fn(Fated, ManualClock) -> (Limiter, Option<Leases>);
 
 const LAYERS: [(&str, Layers); 4] = [
     ("the store", |store, _| (Limiter::new(store), None)),
@@ -141,8 +73,8 @@ type Answer = Result<Decision, StoreError>;
 impl Caller {
     fn charges(self) -> Vec<Charge> {
         let everybody = Charge::new(&shared(), Key::new("tenant", "everybody"), 1);
-        let own = Policy::parse("own", "1/1h").unwrap();
-        let own = |user| Charge::new(&own, Key::new("user", user), 1);
+        let own = policy("own", "1/1h");
+        let own = |user| charge(&own, user, 1);
         match self {
             Self::Alice => vec![everybody],
             Self::Mallory => vec![everybody, own("mallory")],
@@ -154,19 +86,21 @@ impl Caller {
     fn is_due(self, decision: &Decision) -> bool {
         match self {
             Self::Alice => decision.is_allowed(),
-            Self::Mallory => matches!(decision, Decision::Denied(_)),
-            Self::Eve => matches!(decision, Decision::Blocked(_)),
+            Self::Mallory => is_denied(&decision),
+            Self::Eve => is_blocked(&decision),
         }
     }
 }
 
 fn shared() -> Policy {
-    Policy::parse("all", "1000000/1h@1s").unwrap()
+    policy("all", "1000000/1h@1s")
 }
 
 struct Cell {
     clock: ManualClock,
-    store: Faulty,
+    memory: MemoryStore,
+    fault: Fault,
+    is_struck: Arc<AtomicBool>,
     leases: Option<Leases>,
     limiter: Limiter,
     /// Units of the shared limit.
@@ -177,16 +111,21 @@ struct Cell {
 
 impl Cell {
     fn new(layers: Layers, fault: Fault) -> Self {
-        let clock = ManualClock::new(START_MS);
-        let store = Faulty {
-            store: MemoryStore::new().clock(clock.clone()),
-            fault,
-            is_struck: Arc::default(),
-        };
-        let (limiter, leases) = layers(store.clone(), clock.clone());
+        let ((memory, clock), is_struck) = (memory(), Arc::<AtomicBool>::default());
+        let strikes = Arc::clone(&is_struck);
+        let store = Fated::by_call(memory.clone(), move |_| match fault {
+            _ if !strikes.load(SeqCst) => Fate::Answered,
+            Fault::Fails => Fate::unavailable(),
+            Fault::Hangs => Fate::Hangs,
+            Fault::LosesAnswers => Fate::LosesAnswer,
+            Fault::IsSlow | Fault::CallersLeave => Fate::Travels(ONE_WAY, ONE_WAY),
+        });
+        let (limiter, leases) = layers(store, clock.clone());
         Self {
             clock,
-            store,
+            memory,
+            fault,
+            is_struck,
             leases,
             limiter: limiter.enforce_blocks(true).timeout(TIMEOUT),
             admitted: 0,
@@ -197,9 +136,9 @@ impl Cell {
 
     async fn play(mut self) -> Vec<String> {
         self.begin().await;
-        self.store.is_struck.store(true, SeqCst);
+        self.is_struck.store(true, SeqCst);
         self.strike().await;
-        self.store.is_struck.store(false, SeqCst);
+        self.is_struck.store(false, SeqCst);
         // Longer than any wait in the background.
         self.pass(1_100, 10).await;
         self.recover().await;
@@ -208,16 +147,16 @@ impl Cell {
     }
 
     /// Lets time pass for all, including waiting callers.
-    async fn pass(&self, times: u32, ms: u64) {
+    async fn pass(&self, times: u32, millis: u64) {
         for _ in 0..times {
-            self.clock.advance(Duration::from_millis(ms));
-            sleep(Duration::from_millis(ms)).await;
+            self.clock.advance(ms(millis));
+            sleep(ms(millis)).await;
         }
     }
 
     /// Makes requests until the shared limit is hot, and has a lease if there are leases.
     async fn begin(&mut self) {
-        let eve = Key::new("user", "eve");
+        let eve = user("eve");
         self.limiter.block(&eve, Until::Forever).await.unwrap();
         let first = self.limiter.check(Caller::Mallory.charges()).await.unwrap();
         assert!(first.is_allowed());
@@ -234,11 +173,11 @@ impl Cell {
     /// All callers ask in each millisecond.
     async fn strike(&mut self) {
         let mut tasks = Vec::new();
-        for ms in 0..300_u64 {
+        for place in 0..300_u64 {
             for caller in CALLERS {
                 let limiter = self.limiter.clone();
-                let leaves = self.store.fault == Fault::CallersLeave && ms % 3 > 0;
-                let patience = Duration::from_millis(if leaves { ms * 7 % 70 } else { 10_000 });
+                let leaves = self.fault == Fault::CallersLeave && place % 3 > 0;
+                let patience = ms(if leaves { place * 7 % 70 } else { 10_000 });
                 tasks.push(tokio::spawn(async move {
                     let start = Instant::now();
                     let answer = timeout(patience, limiter.check(caller.charges())).await;
@@ -255,7 +194,7 @@ impl Cell {
     }
 
     fn judge(&mut self, caller: Caller, waited: Duration, answer: Option<Answer>) {
-        if waited > TIMEOUT + Duration::from_millis(5) {
+        if waited > TIMEOUT + ms(5) {
             self.complain(format!("{caller:?} waited for {waited:?}"));
         }
         match answer {
@@ -265,7 +204,7 @@ impl Cell {
                     self.complain(format!("{caller:?} got {decision:?}"));
                 }
             }
-            Some(Err(error)) if self.store.fault == Fault::IsSlow => {
+            Some(Err(error)) if self.fault == Fault::IsSlow => {
                 self.complain(format!(
                     "{caller:?} got {error:?} from a store that answers"
                 ));
@@ -273,7 +212,7 @@ impl Cell {
             Some(Err(error)) if error.kind() == StoreErrorKind::CircuitOpen => {}
             // A denial charges nothing, even if its answer is lost.
             Some(Err(_)) => {
-                let is_done = self.store.fault == Fault::LosesAnswers;
+                let is_done = self.fault == Fault::LosesAnswers;
                 self.unknown += u64::from(is_done && caller == Caller::Alice);
             }
             None => self.unknown += u64::from(caller == Caller::Alice),
@@ -308,7 +247,7 @@ impl Cell {
         let used = self.used().await;
         let (least, most) = (self.admitted, self.admitted + self.unknown);
         // A lease stays charged if its answer or its return is lost.
-        let answers = matches!(self.store.fault, Fault::IsSlow | Fault::CallersLeave);
+        let answers = matches!(self.fault, Fault::IsSlow | Fault::CallersLeave);
         let is_stranded = self.leases.is_some() && !answers;
         if used < least || (used > most && !is_stranded) {
             self.complain(format!("{used} units count of {least} to {most} admitted"));
@@ -318,8 +257,8 @@ impl Cell {
     async fn used(&self) -> u64 {
         let [charge] = Caller::Alice.charges().try_into().unwrap();
         let look = Check::new([Charge::new(charge.policy(), charge.key().clone(), 0)]).unwrap();
-        let decision = self.store.store.check(&look).await.unwrap();
-        1_000_000 - decision.usage().rules().next().unwrap().remaining()
+        let decision = self.memory.check(&look).await.unwrap();
+        1_000_000 - remaining(decision.usage())[0]
     }
 
     fn complain(&mut self, what: String) {

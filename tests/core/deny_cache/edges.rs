@@ -1,19 +1,10 @@
 //! Every quarter of a millisecond around the edges, with delays in both directions and different clocks, against a
 //! server that is always asked.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, StoreError,
-    decision::Count,
-    store::{Check, Operation, Reply, StoreFuture},
-};
+use sluicegate::decision::Count;
+use support::prelude::*;
 use tokio::time::{Instant, advance};
 
 const QUARTER: Duration = Duration::from_micros(250);
@@ -66,8 +57,8 @@ impl Store for Server {
 }
 
 fn charges() -> [Charge; 1] {
-    let policy = Policy::parse("p", "1/1h").unwrap();
-    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+    let policy = policy("p", "1/1h");
+    [charge(&policy, "alice", 1)]
 }
 
 /// The delay of a repeated denial; `None` for another denial.
@@ -104,10 +95,7 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
     let Decision::Denied(denial) = &first else {
         unreachable!()
     };
-    assert_eq!(
-        denial.retry_after(),
-        Some(Duration::from_millis(denied_for_ms))
-    );
+    assert_eq!(denial.retry_after(), Some(ms(denied_for_ms)));
     let answered = Instant::now();
     let mut count = 0;
     // Looks at the cache only.
@@ -122,17 +110,11 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
             back_at.as_millis() >= server.admits_at_ms.into(),
             "told too little"
         );
-        let first_at = answered + Duration::from_millis(denied_for_ms);
-        assert!(
-            Instant::now() + told < first_at + Duration::from_millis(1),
-            "told too much"
-        );
+        let first_at = answered + ms(denied_for_ms);
+        assert!(Instant::now() + told < first_at + ms(1), "told too much");
         advance(QUARTER).await;
     }
-    assert!(
-        answered.elapsed() <= Duration::from_secs(1),
-        "remembered for too long"
-    );
+    assert!(answered.elapsed() <= SECOND, "remembered for too long");
     count
 }
 

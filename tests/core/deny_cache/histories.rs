@@ -3,16 +3,10 @@
 use std::cell::Cell;
 
 use proptest::prelude::*;
-use sluicegate::{MemoryStore, manual_clock::ManualClock, store::Leases};
 use support::{
-    history::START_MS,
+    prelude::*,
     verified::{Verified, acts},
 };
-
-fn memory() -> (MemoryStore, ManualClock) {
-    let clock = ManualClock::new(START_MS);
-    (MemoryStore::new().clock(clock.clone()), clock)
-}
 
 fn block_on(future: impl Future<Output = ()>) {
     let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -5,23 +5,9 @@
 //! from the answer, and not from the request, is a clock that stands still until the answer arrives. A mutant without
 //! the margin is a clock that stands still for a millisecond after the answer.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-
 use futures::FutureExt;
-use sluicegate::{
-    Charge, Decision, Key, MemoryStore, Policy, Store,
-    manual_clock::ManualClock,
-    store::{CallFuture, Check, Leases, Operation, Reply, StoreFuture},
-};
+use support::{prelude::*, promise::most_within};
 use tokio::sync::oneshot;
-
-use support::{history::START_MS, promise::most_within};
 
 const RULES: &str = "4000/200ms@50ms";
 const LIMIT: u64 = 4_000;
@@ -174,8 +160,8 @@ impl World {
             time,
             store,
             admitted: Arc::default(),
-            policy: Policy::parse("p", RULES).unwrap(),
-            key: Key::new("user", "0"),
+            policy: policy("p", RULES),
+            key: user("0"),
         }
     }
 
@@ -242,7 +228,7 @@ impl World {
     /// A process without leases takes all remaining units.
     async fn take_the_rest(&self) {
         let look = self.store.check(&self.check_of(0)).await.unwrap();
-        let left = look.usage().rules().next().unwrap().remaining();
+        let left = remaining(look.usage())[0];
         if left > 0 {
             let check = self.check_of(left);
             let decision = self.store.check(&check).await.unwrap();

@@ -1,93 +1,49 @@
 //! Spending, fetching and returning leases.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
-    error::{StoreError, StoreErrorKind},
-    manual_clock::ManualClock,
-    store::{CallFuture, Check, CheckBatch, Leases, Operation, Reply, StoreFuture},
-};
-
-use support::history::START_MS;
-
-/// Counts all calls, and can be down.
-#[derive(Clone, Debug)]
-struct Counting {
-    store: MemoryStore,
-    calls: Arc<AtomicUsize>,
-    is_down: Arc<AtomicBool>,
-}
-
-impl Counting {
-    fn count(&self) {
-        self.calls.fetch_add(1, SeqCst);
-    }
-}
-
-impl Store for Counting {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.count();
-        if self.is_down.load(SeqCst) {
-            let kind = StoreErrorKind::Unavailable;
-            return StoreFuture::ready(Err(StoreError::new(kind, "it is down")));
-        }
-        self.store.check(check)
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        // A new limiter asks whether the store accepts publications.
-        if !matches!(operation, Operation::Publish(_)) {
-            self.count();
-        }
-        self.store.execute(operation)
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        self.count();
-        self.store.call(operations)
-    }
-}
+use support::prelude::*;
 
 /// Several processes over one store.
 struct World {
     clock: ManualClock,
-    store: Counting,
+    memory: MemoryStore,
+    /// All calls of the store.
+    calls: Arc<AtomicUsize>,
+    is_down: Arc<AtomicBool>,
     processes: Vec<(Leases, Limiter)>,
 }
 
 impl World {
     fn new(processes: usize) -> Self {
-        let clock = ManualClock::new(START_MS);
-        let store = Counting {
-            store: MemoryStore::new().clock(clock.clone()),
-            calls: Arc::default(),
-            is_down: Arc::default(),
-        };
+        let (memory, clock) = memory();
+        let (calls, is_down) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (count, down) = (Arc::clone(&calls), Arc::clone(&is_down));
+        let store = Fated::by_call(memory.clone(), move |asked| {
+            // A new limiter asks whether the store accepts publications.
+            let counts = !matches!(asked, Asked::Execute(Operation::Publish(_)));
+            count.fetch_add(usize::from(counts), SeqCst);
+            match asked {
+                Asked::Check(_) if down.load(SeqCst) => Fate::unavailable(),
+                _ => Fate::Answered,
+            }
+        });
         let process = |_| {
             let leases = Leases::new(store.clone()).clock(clock.clone());
             (leases.clone(), Limiter::new(leases))
         };
+        let processes = (0..processes).map(process).collect();
         Self {
-            processes: (0..processes).map(process).collect(),
             clock,
-            store,
+            memory,
+            calls,
+            is_down,
+            processes,
         }
     }
 
     async fn check(&self, process: usize, charges: &[Charge]) -> Decision {
         let limiter = &self.processes[process].1;
         let decision = limiter.check(charges.to_vec()).await.unwrap();
-        // Let the fetches in the background finish.
-        for _ in 0..3 {
-            tokio::task::yield_now().await;
-        }
+        others_run().await; // the fetches in the background
         decision
     }
 
@@ -98,25 +54,23 @@ impl World {
     /// The remaining units under each rule in the store.
     async fn left(&self, charge: &Charge) -> Vec<u64> {
         let check = Check::new([Charge::new(charge.policy(), charge.key().clone(), 0)]).unwrap();
-        let decision = self.store.store.check(&check).await.unwrap();
+        let decision = self.memory.check(&check).await.unwrap();
         remaining(decision.usage())
     }
 
+    async fn return_unspent(&self) {
+        for (leases, _) in &self.processes {
+            leases.return_unspent().await;
+        }
+    }
+
     fn calls(&self) -> usize {
-        self.store.calls.swap(0, SeqCst)
+        self.calls.swap(0, SeqCst)
     }
 
     fn pass(&self, us: u64) {
         self.clock.advance(Duration::from_micros(us));
     }
-}
-
-fn remaining(usage: &Usage) -> Vec<u64> {
-    usage.rules().map(|it| it.remaining()).collect()
-}
-
-fn charge(policy: &Policy, key: &'static str, cost: u64) -> Charge {
-    Charge::new(policy, Key::new("user", key), cost)
 }
 
 fn policy(rules: &str) -> Policy {
@@ -155,11 +109,16 @@ async fn warm_up(world: &World, process: usize, charges: &[Charge]) {
     assert_eq!(world.calls(), 0, "a unit of a lease was spent");
 }
 
+/// One process with a lease of alice.
+async fn warm(rules: &str, cost: u64) -> (World, [Charge; 1]) {
+    let (world, alice) = (World::new(1), [charge(&policy(rules), "alice", cost)]);
+    warm_up(&world, 0, &alice).await;
+    (world, alice)
+}
+
 #[tokio::test]
 async fn what_is_left_is_told_with_what_lies_here() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m,1000000/1h"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
+    let (world, alice) = warm("100000/1m,1000000/1h", 1).await;
     let decision = world.check(0, &alice).await;
     // 2000 during the warm-up, 100 afterwards, and 2.
     assert_eq!(
@@ -170,7 +129,7 @@ async fn what_is_left_is_told_with_what_lies_here() {
     world.pass(5_000);
     let decision = world.check(0, &alice).await;
     let later = decision.usage().rules().next().unwrap().reset_after();
-    assert_eq!(early, later + Duration::from_millis(5));
+    assert_eq!(early, later + ms(5));
     assert!(
         world.left(&alice[0]).await[0] < 100_000 - 2_103,
         "in the store it is charged"
@@ -179,16 +138,14 @@ async fn what_is_left_is_told_with_what_lies_here() {
 
 #[tokio::test(start_paused = true)]
 async fn unspent_units_are_returned_when_no_more_checks_come() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (world, alice) = warm("100000/1m", 1).await;
+    tokio::time::sleep(SECOND).await;
     assert!(
         world.left(&alice[0]).await[0] < 100_000 - 2_101,
         "it can still be spent"
     );
     world.pass(2_000_000);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(SECOND).await;
     assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
 }
 
@@ -206,18 +163,16 @@ async fn a_lease_ends_with_its_period_and_takes_nothing_into_the_next() {
     let decision = world.check(0, &alice).await;
     assert!(world.calls() > 0);
     assert_eq!(remaining(decision.usage()), [99_999]);
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     assert_eq!(world.left(&alice[0]).await, [99_999]);
 }
 
 #[tokio::test]
 async fn a_spent_unit_is_settled_like_any_other() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m"), "alice", 2)];
-    warm_up(&world, 0, &alice).await;
+    let (world, alice) = warm("100000/1m", 2).await;
     let limiter = &world.processes[0].1;
     let decision = world.check(0, &alice).await;
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     let left = world.left(&alice[0]).await[0];
     let settled = limiter.settle(decision.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&settled), [left + 2]);
@@ -238,9 +193,7 @@ async fn spend_metered(limiter: &Limiter, charges: &[Charge]) -> u64 {
         if !decision.is_allowed() {
             return units;
         }
-        for _ in 0..3 {
-            tokio::task::yield_now().await;
-        }
+        others_run().await;
         units += 5_000;
         let metered = |charge: &Charge| match charge.policy().name() {
             "tokens" => 5_000,
@@ -258,7 +211,7 @@ async fn metered_costs_end_the_spending_with_leases_as_without() {
     let both = [charge(&requests, "alice", 1), charge(&tokens, "alice", 1)];
     for charges in [&one[..], &both] {
         let world = World::new(1);
-        let plain = Limiter::new(world.store.store.clone());
+        let plain = Limiter::new(world.memory.clone());
         for limiter in [&world.processes[0].1, &plain] {
             for _ in 0..1_000 {
                 world.pass(1_000);
@@ -289,7 +242,7 @@ async fn a_metered_policy_is_not_leased_nor_one_beside_it() {
     // One check and one settlement each, and the lease of the first check is returned.
     let calls = world.calls();
     assert!((999..1_003).contains(&calls), "{calls}");
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     assert_eq!(world.left(&both[0]).await, [1_000_000 - 2_601]);
     assert_eq!(world.left(&both[1]).await, [100_000_000 - 3_101]);
 }
@@ -374,7 +327,7 @@ async fn a_check_with_a_charge_that_is_not_hot_is_decided_by_the_store() {
         assert_eq!(remaining(denial.usage()), [100_000 - 3_101, 0]);
     }
     assert_eq!(world.calls(), 50);
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     assert_eq!(world.left(&everybody).await, [100_000 - 3_101]);
 }
 
@@ -398,7 +351,7 @@ async fn a_check_of_several_hot_charges_is_paid_as_a_whole() {
         remaining(decision.usage()),
         [200_000 - 2_102, 100_000 - 2 * 2_102]
     );
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     assert_eq!(world.left(&both[0]).await, [200_000 - 2_102]);
     assert_eq!(world.left(&both[1]).await, [100_000 - 2 * 2_102]);
 }
@@ -415,7 +368,7 @@ async fn a_check_that_one_lease_cannot_pay_spends_nothing_of_the_others() {
     for _ in 0..10 {
         assert!(!world.admits(0, &never).await);
     }
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     assert_eq!(world.left(&large[0]).await, [200_000 - 2_102]);
     assert_eq!(world.left(&large[1]).await, [100_000 - 2_101 - 2_000]);
 }
@@ -448,9 +401,7 @@ async fn tasks_that_race_for_two_leases_charge_both_or_none() {
         admitted += task.await.unwrap();
     }
     assert_eq!(admitted, 16_000);
-    for (leases, _) in &world.processes {
-        leases.return_unspent().await;
-    }
+    world.return_unspent().await;
     assert_eq!(
         world.left(&two_charges([1, 1])[0]).await,
         [200_000 - 16_000]
@@ -463,15 +414,13 @@ async fn tasks_that_race_for_two_leases_charge_both_or_none() {
 
 #[tokio::test]
 async fn a_block_through_this_process_is_seen_at_once() {
-    let world = World::new(1);
-    let alice = [charge(&policy("100000/1m"), "alice", 1)];
-    warm_up(&world, 0, &alice).await;
+    let (world, alice) = warm("100000/1m", 1).await;
     let limiter = world.processes[0].1.clone();
     assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
-    let key = Key::new("user", "alice");
-    limiter.block(&key, Duration::from_secs(60)).await.unwrap();
+    let key = user("alice");
+    limiter.block(&key, MINUTE).await.unwrap();
     let decision = limiter.check(alice.clone()).await.unwrap();
-    assert!(matches!(decision, Decision::Blocked(_)));
+    assert!(is_blocked(&decision));
     tokio::task::yield_now().await;
     assert_eq!(world.left(&alice[0]).await, [100_000 - 2_102]);
 }
@@ -541,16 +490,16 @@ async fn while_the_store_fails_callers_notice() {
     );
     let both = [alice.clone(), bob];
     warm_up(&world, 0, std::slice::from_ref(&alice)).await;
-    world.store.is_down.store(true, SeqCst);
+    world.is_down.store(true, SeqCst);
     let limiter = &world.processes[0].1;
     assert!(limiter.check(both.clone()).await.is_err());
     assert!(limiter.check([alice.clone()]).await.is_err());
-    world.store.is_down.store(false, SeqCst);
+    world.is_down.store(false, SeqCst);
     assert!(limiter.check(both).await.unwrap().is_allowed());
     world.calls();
     assert!(limiter.check([alice.clone()]).await.unwrap().is_allowed());
     assert_eq!(world.calls(), 0);
-    world.processes[0].0.return_unspent().await;
+    world.return_unspent().await;
     // Failed checks charged nothing, or were refunded.
     assert_eq!(world.left(&alice).await, [100_000 - 2_103]);
 }
@@ -559,7 +508,7 @@ async fn while_the_store_fails_callers_notice() {
 async fn nothing_is_leased_while_the_clock_of_the_store_is_behind() {
     let world = World::new(1);
     let alice = [charge(&policy("100000/1m@10s"), "alice", 1)];
-    let (store, clock) = (&world.store.store, &world.clock);
+    let (store, clock) = (&world.memory, &world.clock);
     // Another charge was made while the clock was ahead.
     clock.set(START_MS + 30_000);
     let check = Check::new(alice.clone()).unwrap();
@@ -601,7 +550,7 @@ async fn many_tasks_and_processes_admit_exactly_the_limit() {
     let mut admitted = 0;
     for _ in 0..100 {
         world.pass(1_000);
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(ms(1)).await;
     }
     for task in tasks {
         admitted += task.await.unwrap();

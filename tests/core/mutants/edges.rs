@@ -1,26 +1,15 @@
 //! Cases that random histories hardly meet, each with the right answer.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, time::SystemTime};
 
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, Usage,
-    block::{Block, BlockedBy, Until},
-    rule::MAX_UNITS,
-    store::{
-        Check, CheckBatch, Operation, Reply, Settlement, StoreExt,
-        redis::inspect::{StoredValue, decide},
-    },
-};
+use sluicegate::store::redis::inspect::{StoredValue, decide};
 use support::{
-    blocks::{self, request},
+    blocks, contract,
     contract::patient,
     hand_over::{self, Halves},
-    history::START_MS,
     kinds,
-    outcome::Outcome,
+    prelude::*,
+    rows::play_and,
     stored::assert_written,
 };
 
@@ -36,9 +25,9 @@ const BLOCK: &str = "sluicegate:{user=alice}:!block";
 const STRIKES: &str = "sluicegate:{user=alice}:!strikes";
 
 pub(super) async fn all(script: &Script) {
+    the_rows_of_every_store_hold(script).await;
     a_value_that_cannot_be_read_is_told(script).await;
     a_value_that_lacks_totals_cannot_be_read(script).await;
-    totals_are_those_of_the_memory_store(script).await;
     entries_are_narrow_again_when_nothing_counts(script).await;
     a_settlement_takes_no_more_than_the_step_has(script).await;
     a_new_key_is_held_to_the_limit_whatever_was_settled_before(script).await;
@@ -49,26 +38,40 @@ pub(super) async fn all(script: &Script) {
         .await;
     zone_data_may_differ(script).await;
     a_settlement_ends_no_period_later(script).await;
-    a_refund_takes_no_more_than_its_period_has(script).await;
-    steps_may_span_a_window_and_a_step(script).await;
-    if script.is_plain {
-    } else {
+    if !script.is_plain {
         common_cases_are_not_handed_over(script).await;
     }
-    a_settlement_at_the_largest_number_changes_nothing(script).await;
-    a_bucket_is_emptied_by_whole_units(script).await;
-    a_bucket_of_others_keeps_its_time(script).await;
-    slots_are_those_of_the_memory_store(script).await;
-    slots_that_are_held_need_no_room_under_a_lower_limit(script).await;
-    of_two_blocks_with_one_end_the_first_holds(script).await;
-    a_block_holds_for_later_checks_of_the_same_call(script).await;
     a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script).await;
     bans_are_those_of_the_memory_store(script).await;
-    levels_are_kept_and_stop_at_255(script).await;
+    levels_stop_at_255(script).await;
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
     a_call_of_another_version_is_an_error(script).await;
     a_write_that_fails_fails_the_call(script).await;
+}
+
+/// And each value is as the README of the script says.
+async fn the_rows_of_every_store_hold(script: &Script) {
+    let store: Arc<dyn Store> = Arc::new(script.store.clone());
+    for row in [contract::all(), kinds::all(), blocks::all()].concat() {
+        script.start(START_MS);
+        let mut before = HashMap::new();
+        let mut after = |rules: &[Rule]| {
+            let written = script.server.written();
+            for (name, (value, gone_ms)) in &written {
+                let is_new = before.get(name) != Some(&(value.clone(), *gone_ms));
+                if is_new && !name.ends_with(b":!block") && !name.ends_with(b":!strikes") {
+                    assert_written(value, *gone_ms, script.clock.now_ms(), None, rules);
+                }
+            }
+            before = written;
+        };
+        play_and(&store, &script.clock, &row, &mut after).await;
+    }
+    script.start(START_MS);
+    kinds::each_check_of_a_batch_has_slots_of_its_own(&store, script.clock.clone()).await;
+    script.start(START_MS);
+    blocks::operations_with_blocks_are_done_in_their_order(store, script.clock.clone()).await;
 }
 
 fn gone_ms(script: &Script) -> u64 {
@@ -88,15 +91,15 @@ fn rewrite(script: &Script, from_ms: u64, to_ms: u64) {
 }
 
 fn alice() -> Key {
-    Key::new("user", "alice")
+    user("alice")
 }
 
 fn policy(rules: &str) -> Policy {
-    Policy::parse("p", rules).unwrap()
+    support::prelude::policy("p", rules)
 }
 
-pub(super) fn look(policy: &Policy, cost: u64) -> Check {
-    Check::new([Charge::new(policy, alice(), cost)]).unwrap()
+fn look(policy: &Policy, cost: u64) -> Check {
+    check_of(policy, "alice", cost)
 }
 
 async fn check(store: &RedisStore, policy: &Policy, cost: u64) -> Decision {
@@ -109,7 +112,7 @@ async fn settle(store: &RedisStore, usage: &Usage, cost: u64) -> Usage {
 }
 
 fn left(usage: &Usage) -> u64 {
-    usage.rules().next().unwrap().remaining()
+    remaining(usage)[0]
 }
 
 async fn a_value_that_cannot_be_read_is_told(script: &Script) {
@@ -168,129 +171,6 @@ async fn a_value_that_lacks_totals_cannot_be_read(script: &Script) {
     }
 }
 
-enum Act {
-    /// After so many ms, a check with this cost.
-    Check(u64, u64),
-    /// After so many ms, the last admitted check is settled to this cost.
-    Settle(u64, u64),
-}
-
-/// Rules, and what happens to a key.
-fn totals() -> Vec<(&'static str, Vec<Act>)> {
-    use Act::{Check, Settle};
-    let every = |gap_ms, cost, times| (0..times).map(move |_| Check(gap_ms, cost));
-    vec![
-        ("200000/65s@exact", every(20_000, 20_000, 9).collect()),
-        (
-            "200000/1m,200000/1h,200000/1d",
-            every(1_100, 40_000, 4).chain(every(30_000, 1, 4)).collect(),
-        ),
-        (
-            "70000/1s,70000/10s,200000/1h",
-            every(12_000, 40_000, 3)
-                .chain(every(600_000, 1, 8))
-                .collect(),
-        ),
-        (
-            "100000/1m@1s",
-            [Check(0, 65_535)]
-                .into_iter()
-                .chain(every(1_000, 1, 3))
-                .chain(every(29_000, 1, 3))
-                .collect(),
-        ),
-        ("60000/1m@1s", every(25_000, 20_000, 9).collect()),
-        ("60000/1m@1s", every(7_000, 6_900, 40).collect()),
-        (
-            "9/256s@1s,9/257s@1s",
-            every(1_000, 1, 8).chain(every(50_000, 1, 7)).collect(),
-        ),
-        (
-            "5/1m@1s",
-            every(1_000, 1, 5)
-                .chain([Check(57_500, 4), Check(0, 2), Check(0, 5), Check(0, 0)])
-                .collect(),
-        ),
-        (
-            "9/1m@1s",
-            every(1_000, 1, 3)
-                .chain([Check(59_500, 1), Check(70_000, 3), Check(5_000, 1)])
-                .chain([Check(56_000, 1), Check(5_000, 7)])
-                .collect(),
-        ),
-        (
-            "70000/1s,70000/1m@30s,200000/1h@30m",
-            [Check(0, 40_000), Check(100_000, 1), Check(1_100, 30_000)]
-                .into_iter()
-                .chain(every(3_600_000, 1, 2))
-                .collect(),
-        ),
-        (
-            "9/1s,19/1m,29/1h,39/1d",
-            every(300, 1, 12)
-                .chain([Check(0, 9), Check(61_000, 9), Check(61_000, 9)])
-                .collect(),
-        ),
-        (
-            "9/1m@7s",
-            every(3_500, 1, 8).chain(every(1_000, 1, 70)).collect(),
-        ),
-        (
-            "90/1h@1m,50/1m@7s",
-            every(3_500, 1, 8).chain(every(1_000, 1, 70)).collect(),
-        ),
-        (
-            "9/1m@7s,99/1h",
-            [
-                Check(0, 3),
-                Check(56_500, 3),
-                Settle(3_000, 1),
-                Check(0, 5),
-                Check(0, 1),
-            ]
-            .into(),
-        ),
-    ]
-}
-
-async fn totals_are_those_of_the_memory_store(script: &Script) {
-    for (rules, acts) in totals() {
-        let (policy, memory) = (
-            policy(rules),
-            MemoryStore::new().clock(script.clock.clone()),
-        );
-        script.start(START_MS);
-        let mut admitted = None;
-        for (place, act) in acts.iter().enumerate() {
-            let (Act::Check(gap_ms, cost) | Act::Settle(gap_ms, cost)) = act;
-            script.clock.advance(Duration::from_millis(*gap_ms));
-            let (what, before) = (format!("{rules}, act {place}"), script.server.value(NAME));
-            match act {
-                Act::Check(..) => {
-                    let right = memory.check(&look(&policy, *cost)).await.unwrap();
-                    let said = check(&script.store, &policy, *cost).await;
-                    assert_eq!(Outcome::from(&said), Outcome::from(&right), "{what}");
-                    if said.is_allowed() {
-                        admitted = Some([said, right].map(|it| it.usage().clone()));
-                    }
-                }
-                Act::Settle(..) => {
-                    let [said, right] = admitted.take().unwrap();
-                    let right = Settlement::new(&right, |_| *cost).unwrap();
-                    let right = memory.settle(&right).await.unwrap();
-                    let said = settle(&script.store, &said, *cost).await;
-                    assert_eq!(Outcome::from(&said), Outcome::from(&right), "{what}");
-                }
-            }
-            let (value, now_ms) = (script.server.value(NAME).unwrap(), script.clock.now_ms());
-            StoredValue::read(&value).unwrap();
-            if before.is_none_or(|before| before != value) {
-                assert_written(&value, gone_ms(script), now_ms, None, policy.rules());
-            }
-        }
-    }
-}
-
 async fn entries_are_narrow_again_when_nothing_counts(script: &Script) {
     let policy = policy("100000/1m@1s");
     let mut lengths = Vec::new();
@@ -304,7 +184,7 @@ async fn entries_are_narrow_again_when_nothing_counts(script: &Script) {
         if lengths.is_empty() {
             script.start(START_MS);
         }
-        script.clock.advance(Duration::from_millis(gap_ms));
+        script.clock.advance(ms(gap_ms));
         assert!(check(&script.store, &policy, cost).await.is_allowed());
         lengths.push(script.server.value(NAME).unwrap().len());
     }
@@ -318,7 +198,7 @@ async fn a_settlement_takes_no_more_than_the_step_has(script: &Script) {
     script.start(START_MS);
     check(&script.store, &policy, 3).await;
     let before = script.server.value(NAME).unwrap();
-    script.clock.advance(Duration::from_secs(1));
+    script.clock.advance(SECOND);
     let lost = check(&script.store, &policy, 5).await;
     script.server.put(NAME, Some(&before));
     check(&script.store, &policy, 1).await;
@@ -486,145 +366,27 @@ async fn a_settlement_ends_no_period_later(script: &Script) {
     }
 }
 
-/// The reset forgot the charge.
-async fn a_refund_takes_no_more_than_its_period_has(script: &Script) {
-    let (policy, store) = (policy("9/day@UTC"), &script.store);
-    script.start(START_MS);
-    let forgotten = check(store, &policy, 4).await;
-    store.reset(&policy, &alice()).await.unwrap();
-    check(store, &policy, 1).await;
-    assert_eq!(left(&settle(store, forgotten.usage(), 0).await), 9);
-}
-
-/// Their numbers differ by 2^16: with narrow entries, the first would be released with the second.
-async fn steps_may_span_a_window_and_a_step(script: &Script) {
-    let (policy, store) = (policy("9/131071ms@2ms"), &script.store);
-    script.start(START_MS);
-    check(store, &policy, 1).await;
-    script.clock.set(START_MS + 131_072);
-    assert_eq!(left(check(store, &policy, 1).await.usage()), 7);
-    script.clock.set(START_MS + 131_073);
-    assert_eq!(left(check(store, &policy, 0).await.usage()), 8);
-}
-
-async fn slots_that_are_held_need_no_room_under_a_lower_limit(script: &Script) {
-    script.start(START_MS);
-    let [low, high] = ["2/30s@concurrent", "9/30s@concurrent"].map(policy);
-    let first = look(&low, 1);
-    let checks = [&first, &look(&high, 8), &first, &look(&low, 0)];
-    let mut are_allowed = Vec::new();
-    for check in checks {
-        are_allowed.push(script.store.check(check).await.unwrap().is_allowed());
-    }
-    assert_eq!(are_allowed, [true, true, true, false]);
-}
-
 async fn common_cases_are_not_handed_over(script: &Script) {
-    let new = || {
+    hand_over::no_common_case_is_handed_over(|| {
         script.start(START_MS);
         (
             Halves::over(&script.server, &script.clock),
             script.clock.clone(),
         )
-    };
-    let (stores, clock) = new();
-    hand_over::a_common_case_is_not_handed_over(stores, clock).await;
-    let (stores, clock) = new();
-    hand_over::steps_are_opened_and_released_by_the_fast_path(stores, clock).await;
-    let (stores, clock) = new();
-    hand_over::a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
-    let (stores, clock) = new();
-    hand_over::slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
-}
-
-/// It opens no step either.
-async fn a_settlement_at_the_largest_number_changes_nothing(script: &Script) {
-    let (policy, store) = (policy(&format!("{MAX_UNITS}/1s@100ms")), &script.store);
-    script.start(START_MS);
-    let [first, second, third] = [
-        check(store, &policy, 1).await,
-        check(store, &policy, 1).await,
-        check(store, &policy, 1).await,
-    ];
-    // One more than the largest number.
-    let settled = settle(store, first.usage(), MAX_UNITS - 1).await;
-    assert_eq!(left(&settled), 0);
-    script.clock.set(START_MS + 250);
-    let settled = settle(store, second.usage(), 2).await;
-    let settled = &Outcome::from(&settled).usage[0][0];
-    assert_eq!((settled.remaining, settled.reset_after_ms), (0, 850));
-    assert_eq!(left(&settle(store, third.usage(), 0).await), 1);
-}
-
-/// At most 2^53 - 1 units * ms are missing. After a millisecond, no whole number of units is.
-async fn a_bucket_is_emptied_by_whole_units(script: &Script) {
-    let bucket = policy("6+4/7ms@bucket");
-    script.start(START_MS);
-    let charged = check(&script.store, &bucket, 6).await;
-    script.clock.set(START_MS + 1);
-    let settled = settle(&script.store, charged.usage(), u64::MAX).await;
-    let most = MAX_UNITS - MAX_UNITS % 7;
-    let room = (most - 38) / 7;
-    let reset_after_ms = Outcome::from(&settled).usage[0][0].reset_after_ms;
-    assert_eq!(reset_after_ms, (38 + 7 * room).div_ceil(4));
-}
-
-/// A clock that was wrong while a caller without the bucket wrote does not empty it.
-async fn a_bucket_of_others_keeps_its_time(script: &Script) {
-    let both = policy("9/1m,6+2/3ms@bucket");
-    script.start(START_MS);
-    let charged = check(&script.store, &both, 6).await;
-    settle(&script.store, charged.usage(), 100).await;
-    script.clock.set(START_MS + 50);
-    assert!(
-        check(&script.store, &policy("900/1m"), 1)
-            .await
-            .is_allowed()
-    );
-    script.clock.set(START_MS);
-    let look = check(&script.store, &both, 0).await;
-    let bucket = Outcome::from(&look).usage[0][1];
-    assert_eq!((bucket.remaining, bucket.reset_after_ms), (0, 150));
-}
-
-async fn of_two_blocks_with_one_end_the_first_holds(script: &Script) {
-    script.start(START_MS);
-    for by in [BlockedBy::Operator, BlockedBy::Ban] {
-        let block = script.store.block(&alice(), request(Until::Forever, by));
-        assert_eq!(
-            block.await.unwrap(),
-            Block::new(u64::MAX, BlockedBy::Operator)
-        );
-    }
-}
-
-async fn a_block_holds_for_later_checks_of_the_same_call(script: &Script) {
-    script.start(START_MS);
-    let policy = Policy::parse("api", "9/1m").unwrap();
-    let check = || {
-        let check = Check::new([Charge::new(&policy, alice(), 1)]).unwrap();
-        Operation::Check(check.enforce_blocks(true))
-    };
-    let (key, request) = (alice(), request(Until::Forever, BlockedBy::Operator));
-    let block = Operation::Block { key, request };
-    let replies = script.store.call(vec![check(), block, check()]);
-    let [first, _, last] = &replies.await.unwrap()[..] else {
-        panic!("three replies");
-    };
-    assert!(matches!(first, Ok(Reply::Check(Decision::Allowed(_)))));
-    assert!(matches!(last, Ok(Reply::Check(Decision::Blocked(_)))));
+    })
+    .await;
 }
 
 async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Script) {
     script.start(START_MS);
     let memory = MemoryStore::new().clock(script.clock.clone());
-    let policy = Policy::parse("api", "140000/2h@1h").unwrap();
-    let check = |cost| Check::new([Charge::new(&policy, alice(), cost)]).unwrap();
+    let policy = policy("140000/2h@1h");
+    let check = |cost| look(&policy, cost);
     let stores: [&dyn Store; 2] = [&script.store, &memory];
     for store in stores {
         store.check(&check(1)).await.unwrap();
     }
-    script.clock.advance(Duration::from_secs(3_600));
+    script.clock.advance(HOUR);
     let mut replies = Vec::new();
     for store in stores {
         let batch = Operation::CheckBatch(CheckBatch::new(check(70_000), 2));
@@ -642,38 +404,19 @@ async fn a_batch_that_makes_a_value_wide_names_the_time_of_the_rest(script: &Scr
     );
 }
 
-async fn slots_are_those_of_the_memory_store(script: &Script) {
-    let store: Arc<dyn Store> = Arc::new(script.store.clone());
-    let start = || {
-        script.start(START_MS);
-        script.clock.clone()
-    };
-    kinds::messages_about_slots_may_come_twice(&store, start()).await;
-    kinds::slots_of_a_key_are_renewed_and_returned_one_by_one(&store, start()).await;
-    kinds::a_check_may_take_several_slots(&store, start()).await;
-    kinds::each_check_of_a_batch_has_slots_of_its_own(&store, start()).await;
-    kinds::slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(
-        &store,
-        start(),
-    )
-    .await;
-}
-
 /// With windows of a few milliseconds, blocks and strikes end at the time of a check.
 async fn bans_are_those_of_the_memory_store(script: &Script) {
     script.start(START_MS);
     let memory = MemoryStore::new().clock(script.clock.clone());
     let limiters: [Limiter; 2] = [patient(script.store.clone()), patient(memory)];
     let mut random = fastrand::Rng::with_seed(7);
-    let login = Policy::parse("login", "1/3ms@1ms").unwrap();
+    let login = support::prelude::policy("login", "1/3ms@1ms");
     let login = login.ban("2/6ms@1ms=4ms".parse().unwrap());
     let key = |random: &mut fastrand::Rng| Key::new("user", random.u8(0..2).to_string());
     for step in 0..200 {
-        script
-            .clock
-            .advance(Duration::from_millis(random.u64(0..3)));
+        script.clock.advance(ms(random.u64(0..3)));
         let (act, key, other) = (random.u8(0..12), key(&mut random), key(&mut random));
-        let millis = Duration::from_millis(random.u64(0..6));
+        let until = Until::After(ms(random.u64(0..6)));
         let mut said = Vec::new();
         for limiter in &limiters {
             said.push(match act {
@@ -683,17 +426,8 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
                     limiter.strikes_counted().await;
                     format!("{:?}", Outcome::from(&decision))
                 }
-                9 => format!(
-                    "{:?}",
-                    limiter.block(&key, Until::After(millis)).await.unwrap()
-                ),
-                10 => format!(
-                    "{:?}",
-                    limiter
-                        .block(&key, Until::After(Duration::MAX))
-                        .await
-                        .unwrap()
-                ),
+                9 => format!("{:?}", limiter.block(&key, until).await.unwrap()),
+                10 => format!("{:?}", limiter.block(&key, Duration::MAX).await.unwrap()),
                 _ => format!("{:?}", limiter.unblock(&key).await),
             });
         }
@@ -701,21 +435,14 @@ async fn bans_are_those_of_the_memory_store(script: &Script) {
     }
 }
 
-async fn levels_are_kept_and_stop_at_255(script: &Script) {
-    let store: Arc<dyn Store> = Arc::new(script.store.clone());
-    let start = || {
-        script.start(START_MS);
-        script.clock.clone()
-    };
-    blocks::a_level_is_kept_for_as_long_after_a_ban_as_it_lasted(store.clone(), start()).await;
-    blocks::bans_for_the_same_denials_raise_one_level(store.clone(), start()).await;
-    start();
-    let level = async || store.blocks(1).await.unwrap()[0].details().ban_level();
+async fn levels_stop_at_255(script: &Script) {
+    script.start(START_MS);
     for number in (1..=255).chain([255]) {
-        let ban = blocks::ban_until("1/1m=1ms,1ms", Duration::from_millis(1));
-        store.block(&alice(), ban).await.unwrap();
-        assert_eq!(level().await, Some(number));
-        script.clock.advance(Duration::from_millis(1));
+        let ban = blocks::ban_until("1/1m=1ms,1ms", ms(1));
+        script.store.block(&alice(), ban).await.unwrap();
+        let listed = script.store.blocks(1).await.unwrap();
+        assert_eq!(listed[0].details().ban_level(), Some(number));
+        script.clock.advance(ms(1));
     }
 }
 

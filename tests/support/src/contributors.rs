@@ -1,32 +1,29 @@
 //! The contract of stores that keep contributors, as tests: see `contributors!`.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Store, contributors::Contributors,
     manual_clock::ManualClock,
 };
 
-use super::{contract::patient, history::START_MS};
+use super::{
+    contract::patient,
+    history::START_MS,
+    rows::{millis, rows},
+};
 
 /// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! contributors {
     ($new:path) => {
         $crate::contributors! { @each $new:
-            the_greatest_contributors_come_first
-            what_is_denied_or_only_looked_at_is_no_contribution
-            settling_changes_what_was_contributed
-            a_late_refund_goes_to_the_span_of_the_charge_and_further_units_to_that_of_now
+            each_row_about_contributors_holds
             shadows_have_contributors_too
             replicas_are_added_up
             accounts_do_not_meet
-            contributions_leave_with_the_window
-            a_fixed_window_begins_anew
-            who_emptied_a_bucket_is_known_until_it_is_full
             of_many_contributors_the_greatest_are_kept_within_the_error
             a_label_is_short_and_hides_what_is_secret
-            a_reset_leaves_who_has_contributed
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -74,58 +71,70 @@ async fn told(limiter: &Limiter, policy: &Policy) -> String {
     text(&contributors(limiter, policy).await)
 }
 
-pub async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, policy) = (patient(store), policy("100/1m"));
-    assert_eq!(told(&limiter, &policy).await, "");
-    for (user, cost) in [("bob", 5), ("alice", 7), ("carol", 1), ("bob", 9)] {
-        check(&limiter, &policy, user, cost).await;
-    }
-    let contributors = contributors(&limiter, &policy).await;
-    assert_eq!(text(&contributors), "bob 14, alice 7, carol 1");
-    assert_eq!((contributors.total(), contributors.error()), (22, 0));
-}
+/// Rules, and acts on the account: charges of users, `settle`, `look`, `reset`, times after the start, and after
+/// `=`, the contributors.
+const ROWS: &str = "
+The greatest contributors come first
+ 100/1m; =; bob 5; alice 7; carol 1; bob 9; = bob 14, alice 7, carol 1
+What is denied or only looked at is no contribution
+ 10/1m; alice 6; bob 5 !; look carol; dave 0; = alice 6
+Settling changes what was contributed, whether the limiter reports before or after it
+ 100/1m; a: alice 10; settle a 0; b: bob 10; settle b 25; c: carol 10; = bob 25, carol 10; settle c 4
+ = bob 25, carol 4
+A late refund goes to the span of the charge and further units to that of now
+ 100/1m; a: alice 10; b: bob 10; @30s; alice 3; settle a 1; settle b 12; = bob 12, alice 4; @71s; = alice 3, bob 2
+Contributions leave with the window, the longest of several
+ 100/1s,100/1m; @1234; alice 1; @26234; bob 1; = alice 1, bob 1; @61234; = alice 1, bob 1
+ @69999; = alice 1, bob 1; @70000; = bob 1; @86234; = bob 1; @96234; =
+A fixed window begins anew
+ 100/1m@fixed; alice 1; @59999; bob 1; @60s; carol 1; = carol 1; @119999; = carol 1; @59999; = alice 1, bob 1; @2m; =
+The contributor that emptied a bucket is known until it is full
+ 600+1/1s@bucket; alice 600; @20s; = alice 600; @600s; = alice 600; @701s; =
+A reset leaves the contributors
+ 10/1m; alice 10; reset; bob 1; = alice 10, bob 1
+";
 
-pub async fn what_is_denied_or_only_looked_at_is_no_contribution(
-    store: Arc<dyn Store>,
-    _: ManualClock,
-) {
-    let (limiter, policy) = (patient(store), policy("10/1m"));
-    check(&limiter, &policy, "alice", 6).await;
-    assert!(!check(&limiter, &policy, "bob", 5).await.is_allowed());
-    limiter.peek([charge(&policy, "carol", 1)]).await.unwrap();
-    check(&limiter, &policy, "dave", 0).await;
-    assert_eq!(told(&limiter, &policy).await, "alice 6");
-}
-
-pub async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, policy) = (patient(store), policy("100/1m"));
-    for (user, cost) in [("alice", 0), ("bob", 25), ("carol", 4)] {
-        let decision = check(&limiter, &policy, user, 10).await;
-        // The result is the same whether the limiter reports before or after the settlement.
-        if user == "carol" {
-            assert_eq!(told(&limiter, &policy).await, "bob 25, carol 10");
+/// Each under a policy of its own.
+pub async fn each_row_about_contributors_holds(store: Arc<dyn Store>, clock: ManualClock) {
+    let limiter = patient(store);
+    for (number, (sentence, acts)) in rows(ROWS).into_iter().enumerate() {
+        clock.set(START_MS);
+        let policy = Policy::parse(format!("api-{number}"), acts[0]).unwrap();
+        let mut checks = HashMap::new();
+        for act in &acts[1..] {
+            let words: Vec<&str> = act.split(' ').collect();
+            match words[..] {
+                ["=", ..] => {
+                    let contributors = contributors(&limiter, &policy).await;
+                    assert_eq!(
+                        format!("= {}", text(&contributors)).trim(),
+                        *act,
+                        "{sentence}"
+                    );
+                    let total: u64 = contributors.iter().map(|it| it.units()).sum();
+                    assert_eq!((contributors.total(), contributors.error()), (total, 0));
+                }
+                ["look", user] => drop(limiter.peek([charge(&policy, user, 1)]).await.unwrap()),
+                ["reset"] => limiter.reset(&policy, &acme()).await.unwrap(),
+                ["settle", check, cost] => {
+                    let (decision, cost): (&Decision, u64) =
+                        (&checks[check], cost.parse().unwrap());
+                    limiter.settle(decision.usage(), |_| cost).await.unwrap();
+                }
+                [time] => clock.set(START_MS.saturating_add_signed(millis(&time[1..]))),
+                [.., user, cost, "!"] => {
+                    let decision = check(&limiter, &policy, user, cost.parse().unwrap()).await;
+                    assert!(!decision.is_allowed(), "{sentence}: {act}");
+                }
+                [ref label @ .., user, cost] => {
+                    let decision = check(&limiter, &policy, user, cost.parse().unwrap()).await;
+                    assert!(decision.is_allowed(), "{sentence}: {act}");
+                    checks.extend(label.first().map(|it| (it.trim_end_matches(':'), decision)));
+                }
+                _ => panic!("{act}"),
+            }
         }
-        limiter.settle(decision.usage(), |_| cost).await.unwrap();
     }
-    let contributors = contributors(&limiter, &policy).await;
-    assert_eq!(text(&contributors), "bob 25, carol 4");
-    assert_eq!(contributors.total(), 29);
-}
-
-pub async fn a_late_refund_goes_to_the_span_of_the_charge_and_further_units_to_that_of_now(
-    store: Arc<dyn Store>,
-    clock: ManualClock,
-) {
-    let (limiter, policy) = (patient(store), policy("100/1m"));
-    let first = check(&limiter, &policy, "alice", 10).await;
-    let second = check(&limiter, &policy, "bob", 10).await;
-    clock.advance(Duration::from_secs(30));
-    check(&limiter, &policy, "alice", 3).await;
-    limiter.settle(first.usage(), |_| 1).await.unwrap();
-    limiter.settle(second.usage(), |_| 12).await.unwrap();
-    assert_eq!(told(&limiter, &policy).await, "bob 12, alice 4");
-    clock.advance(Duration::from_secs(41));
-    assert_eq!(told(&limiter, &policy).await, "alice 3, bob 2");
 }
 
 pub async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: ManualClock) {
@@ -165,58 +174,6 @@ pub async fn accounts_do_not_meet(store: Arc<dyn Store>, _: ManualClock) {
     assert_eq!(told(&limiter, &other).await, "bob 2");
     let contributors = limiter.contributors(&api, &globex).await.unwrap();
     assert_eq!(text(&contributors), "carol 3");
-}
-
-pub async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: ManualClock) {
-    // If there are several rules, the longest window counts.
-    let (limiter, policy) = (patient(store), policy("100/1s,100/1m"));
-    let span_ms = 10_000;
-    let start = START_MS - START_MS % span_ms + 1_234;
-    for (at_ms, user) in [(0, "alice"), (25_000, "bob")] {
-        clock.set(start + at_ms);
-        check(&limiter, &policy, user, 1).await;
-    }
-    for (at_ms, expected) in [
-        (25_000, "alice 1, bob 1"),
-        (60_000, "alice 1, bob 1"),
-        (70_000 - 1_235, "alice 1, bob 1"),
-        (70_000 - 1_234, "bob 1"),
-        (85_000, "bob 1"),
-        (95_000, ""),
-    ] {
-        clock.set(start + at_ms);
-        assert_eq!(told(&limiter, &policy).await, expected, "{at_ms}");
-    }
-}
-
-pub async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: ManualClock) {
-    let (limiter, policy) = (patient(store), policy("100/1m@fixed"));
-    let start = START_MS - START_MS % 60_000;
-    for (at_ms, user) in [(0, "alice"), (59_999, "bob"), (60_000, "carol")] {
-        clock.set(start + at_ms);
-        check(&limiter, &policy, user, 1).await;
-    }
-    for (at_ms, expected) in [
-        (60_000, "carol 1"),
-        (119_999, "carol 1"),
-        (59_999, "alice 1, bob 1"),
-        (120_000, ""),
-    ] {
-        clock.set(start + at_ms);
-        assert_eq!(told(&limiter, &policy).await, expected, "{at_ms}");
-    }
-}
-
-pub async fn who_emptied_a_bucket_is_known_until_it_is_full(
-    store: Arc<dyn Store>,
-    clock: ManualClock,
-) {
-    let (limiter, policy) = (patient(store), policy("600+1/1s@bucket"));
-    check(&limiter, &policy, "alice", 600).await;
-    for (seconds, expected) in [(20, "alice 600"), (600, "alice 600"), (701, "")] {
-        clock.set(START_MS + seconds * 1_000);
-        assert_eq!(told(&limiter, &policy).await, expected, "{seconds} s");
-    }
 }
 
 pub async fn of_many_contributors_the_greatest_are_kept_within_the_error(
@@ -267,12 +224,4 @@ pub async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _:
     assert_eq!(kinds, ["api-key=", "user=", "user=", "user=", "user="]);
     assert!(labels.iter().all(|it| it.len() <= 44), "{labels:?}");
     assert!(!format!("{contributors:?}").contains('#'));
-}
-
-pub async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: ManualClock) {
-    let (limiter, policy) = (patient(store), policy("10/1m"));
-    check(&limiter, &policy, "alice", 10).await;
-    limiter.reset(&policy, &acme()).await.unwrap();
-    check(&limiter, &policy, "bob", 1).await;
-    assert_eq!(told(&limiter, &policy).await, "alice 10, bob 1");
 }

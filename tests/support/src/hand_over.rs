@@ -85,8 +85,20 @@ impl Counting {
     }
 }
 
+/// Each of these cases, with an empty server.
+pub async fn no_common_case_is_handed_over(new: impl Fn() -> (Halves, ManualClock)) {
+    let (stores, clock) = new();
+    a_common_case_is_not_handed_over(stores, clock).await;
+    let (stores, clock) = new();
+    steps_are_opened_and_released_by_the_fast_path(stores, clock).await;
+    let (stores, clock) = new();
+    a_denial_while_steps_are_released_is_not_handed_over(stores, clock).await;
+    let (stores, clock) = new();
+    slots_are_taken_renewed_and_returned_by_the_fast_path(stores, clock).await;
+}
+
 /// Nothing is handed over: new keys, charges in place, denials, looks, and settlements.
-pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock) {
+async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock) {
     let kinds = [
         ("sliding", "9/1m"),
         ("three", "99/1s,99/1m,9/1h"),
@@ -128,7 +140,7 @@ pub async fn a_common_case_is_not_handed_over(stores: Halves, clock: ManualClock
 }
 
 /// Only the charge that brings the units of a rule to 2^16 is handed over, as entries become wide.
-pub async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, clock: ManualClock) {
+async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, clock: ManualClock) {
     for (name, rules, cost, becomes_wide) in [
         ("sliding", "1000/1m", 1, vec![]),
         ("within-a-step", "1000/1m@7s", 1, vec![]),
@@ -152,10 +164,7 @@ pub async fn steps_are_opened_and_released_by_the_fast_path(stores: Halves, cloc
     }
 }
 
-pub async fn a_denial_while_steps_are_released_is_not_handed_over(
-    stores: Halves,
-    clock: ManualClock,
-) {
+async fn a_denial_while_steps_are_released_is_not_handed_over(stores: Halves, clock: ManualClock) {
     let mut calls = Counting::new(&stores, &clock, "sliding", "5/1m");
     for _ in 0..5 {
         assert!(calls.check(1).await.0);
@@ -173,10 +182,7 @@ pub async fn a_denial_while_steps_are_released_is_not_handed_over(
 }
 
 /// Also those of a new key.
-pub async fn slots_are_taken_renewed_and_returned_by_the_fast_path(
-    stores: Halves,
-    clock: ManualClock,
-) {
+async fn slots_are_taken_renewed_and_returned_by_the_fast_path(stores: Halves, clock: ManualClock) {
     let mut calls = Counting::new(&stores, &clock, "slots", "9/30s@concurrent");
     let (is_allowed, usage) = calls.check(1).await;
     assert!(is_allowed);

@@ -1,46 +1,24 @@
 //! Tests of concurrency and calendar rules for every store, made by `kinds!`.
 
-use std::{sync::Arc, time::Duration};
-
-use sluicegate::{
-    Charge, Decision, Key, Policy, Store, Usage,
-    manual_clock::ManualClock,
-    store::{Check, CheckBatch, HeldSlots, Operation, Reply, Settlement, Slots, StoreExt},
+use super::{
+    prelude::*,
+    rows::{Row, rows},
 };
-
-use super::{history::START_MS, outcome::ms};
 
 type AnyStore = Arc<dyn Store>;
 
-/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
+/// Makes one test of the rows, and one of each other sentence; `$new` is an `async fn() -> (impl Store, ManualClock)`.
 #[macro_export]
 macro_rules! kinds {
     ($new:path) => {
+        #[test]
+        fn each_row_about_slots_and_periods_holds() {
+            $crate::sentence::of_each_row($new, &$crate::kinds::all());
+        }
         $crate::kinds! { @each $new:
-            a_slot_is_free_once_it_is_returned
-            a_slot_that_is_not_renewed_is_free_when_it_expires
-            a_renewed_slot_is_held_for_longer
-            messages_about_slots_may_come_twice
-            a_lost_slot_is_neither_renewed_nor_taken_from_others
-            a_settlement_leaves_slots_alone
-            slots_are_taken_with_other_charges_or_not_at_all
-            slots_of_a_key_are_renewed_and_returned_one_by_one
-            a_limit_of_no_slots_is_a_switch
-            a_check_may_take_several_slots
-            a_lower_limit_takes_no_slot_away
             each_check_of_a_batch_has_slots_of_its_own
             slots_of_a_shadow_are_held
-            slots_are_taken_and_returned_by_their_keys
-            another_expiry_starts_empty_and_the_first_is_still_returned
-            a_policy_may_change_from_rates_to_slots_and_to_another_expiry
-            slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window
             a_denial_tells_the_wait_besides_slots
-            a_new_limit_takes_effect_within_a_period
-            another_zone_or_day_starts_empty_and_the_first_is_carried_along
-            time_stands_still_for_a_quota_while_the_clock_is_behind
-            a_day_that_begins_more_than_two_days_ahead_is_not_believed
-            a_month_that_begins_more_than_two_days_ahead_is_not_believed
-            a_quota_is_forgotten_when_it_is_reset
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -55,22 +33,87 @@ macro_rules! kinds {
     };
 }
 
-fn policy(name: &str, rules: &str) -> Policy {
-    Policy::parse(name, rules).unwrap()
+pub fn all() -> Vec<Row> {
+    rows(KINDS)
 }
 
-fn charge(policy: &Policy, key: &str, cost: u64) -> Charge {
-    Charge::new(policy, Key::new("user", key), cost)
-}
+const KINDS: &str = "
+A slot is free once it is returned
+ e = 2/30s@concurrent; a: e alice 1; +1s; b: e alice 1; e alice 1 !29s; e bob = 2
+ return a; e alice = 1; return b = 2; e alice = 2
+A slot that is not renewed is free when it expires
+ e = 1/30s@concurrent; +200; a: e alice 1; e alice 1 !30s; +29999; e alice = 0; +1; e alice = 1; return a !
+A renewed slot is held for longer
+ e = 1/30s@concurrent; a: e alice 1; +25s; renew a = 0/30s; +25s; renew a = 0/30s; +25s; renew a = 0/30s
+ e alice = 0; return a; e alice = 1
+Messages about slots may come twice
+ # The second takes no other slot, needs no room, and does not extend the first. Nothing revives.
+ e = 2/30s@concurrent; a: e alice 1; +10s; again a = 1; b: e alice 1; again a; e alice = 0; +20s; e alice = 1
+ renew a !; return b; e alice = 2; renew a !; return b !; e alice = 2; again a; e alice = 1
+A lost slot is neither renewed nor taken from others
+ e = 1/30s@concurrent; lost: e alice 1; +30s; other: e alice 1; renew lost ! = 0; return lost !
+ e alice = 0; renew other
+A settlement leaves slots alone
+ rate = 9/1m; e = 1/30s@concurrent; x: e alice 1 & rate alice 3; settle x 0 = 0 9; settle x 0 !
+ return x; e alice = 1; rate alice = 9
+Slots are taken with other charges or not at all
+ rate = 1/1m; e = 1/30s@concurrent; x: e alice 1; rate alice 1 & e alice 1 !; rate alice = 1; return x
+ rate alice 1; rate alice 1 & e alice 1 !; e alice = 1
+Slots of a key are renewed and returned one by one
+ # The first have expired. Both are in one set, and each id has an answer of its own.
+ e = 4/10s@concurrent; a: e alice 2; +5s; b: e alice 2; +5s; renew a b !2-2+; renew a !; renew b; +9s
+ return a !; e alice = 2; return b; e alice = 4
+A limit of no slots is a switch
+ e = 0/30s@concurrent; e alice 1 !never; e alice 2 !never; x: e alice 0; return x !
+A check may take several slots
+ # The denials end when the first slots expire, or the others.
+ e = 600/30s@concurrent; x: e alice 400; e alice 201 !30s; +10s; e alice 150; e alice 100 !20s; e alice 500 !30s
+ renew x; return x; e alice = 450
+A lower limit takes no slot away
+ high = e 3/30s@concurrent; low = e 1/30s@concurrent; x: high alice 3; low alice 1 !; renew x; return x; low alice = 1
+Slots that are held need no room under a lower limit
+ low = e 2/30s@concurrent; high = e 9/30s@concurrent; x: low alice 1; high alice 8; again x; low alice 0 !
+Slots are taken and returned by their keys
+ e = 1/30s@concurrent; a: e alice 1; b: e bob 1; return a; e alice = 1; e bob = 0; reset e bob; e bob = 1; renew b !
+Another expiry starts empty and the first is still returned
+ long = e 1/30s@concurrent; short = e 1/10s@concurrent; a: long alice 1; b: short alice 1; renew a; return a
+ long alice = 1; short alice = 0; return b; short alice = 1
+A policy may change from rates to slots and to another expiry
+ # At the end, the rates are back.
+ a = p 10/1h; b = p 3/30s@concurrent; c = p 3/10s@concurrent; a alice 4; b alice 2; c alice 3; a alice 5
+ a alice = 1; b alice = 1; c alice = 0; reset b alice; a alice = 1; b alice = 3; c alice = 0
+ reset a alice; a alice = 10; b alice = 3; c alice = 0
+Slots last longer while the clock is behind and are not believed beyond their window
+ e = 1/30s@concurrent; x: e alice 1; @10s; @5s; e alice = 0; @-1; e alice = 1; renew x !; @0; renew x
+A new limit takes effect within a period
+ @2024-05-10; small = p 2/month@Europe/Berlin; large = p 9/month@Europe/Berlin; small alice 2; small alice 1 !
+ large alice 1; large alice = 6; small alice = 0
+Another zone or day starts empty and the first is carried along
+ @2024-05-10; p = 9/month@UTC; zone = p 9/month@Etc/UTC; day = p 9/month:2@UTC; week = p 9/week@UTC
+ month = p 9/31d; fixed = p 9/31d@fixed; p alice 3; zone alice 1; zone alice = 8; day alice 1; day alice = 8
+ week alice 1; week alice = 8; month alice 1; month alice = 8; fixed alice 1; fixed alice = 8; p alice = 6
+Time stands still for a quota while the clock is behind
+ p = 5/month@UTC; @2024-06-01; p alice 2; @2024-05-31; p alice 2 = 1/31d; @2024-06-30T23:59:59Z; p alice = 1
+ @2024-07-01; p alice = 5
+A month that begins more than two days ahead is not believed
+ # A server's clock is a month ahead for one charge, and is set right.
+ p = 5/month@UTC; @2024-01-10T12:00:00Z; p alice 2; @2024-02-10T12:00:00Z; x: p alice 3
+ @2024-01-10T12:00:00Z; p alice = 5; @2024-01-29T23:59:59.999Z; p alice = 5; @2024-01-30; p alice = 2
+ @2024-01-29T23:59:59.999Z; settle x 1 = 5; p alice 4; p alice = 1; @2024-02-01; p alice = 5
+A day that begins more than two days ahead is not believed
+ p = 5/day@UTC; @2024-06-04T12:00:00Z; p alice 2; @2024-06-02; p alice = 3; @2024-06-01T23:59:59.999Z; p alice = 5
+ p alice 1; p alice = 4
+A quota is forgotten when it is reset
+ # The period is current, so that units settled upward count.
+ p = 5/year@UTC; @2024-06-04T12:00:00Z; x: p alice 5; reset p alice; p alice = 5; settle x 7 = 3
+";
 
-async fn check(store: &AnyStore, charges: impl IntoIterator<Item = Charge> + Send) -> Decision {
+async fn decide(store: &AnyStore, charges: impl IntoIterator<Item = Charge> + Send) -> Decision {
     store.check(&Check::new(charges).unwrap()).await.unwrap()
 }
 
-async fn take(store: &AnyStore, policy: &Policy, key: &str) -> Slots {
-    let decision = check(store, [charge(policy, key, 1)]).await;
-    assert!(decision.is_allowed(), "a slot is free");
-    slots_of(decision.usage())
+async fn free(store: &AnyStore, policy: &Policy) -> u64 {
+    remaining(decide(store, [charge(policy, "alice", 0)]).await.usage())[0]
 }
 
 fn slots_of(usage: &Usage) -> Slots {
@@ -79,249 +122,11 @@ fn slots_of(usage: &Usage) -> Slots {
     all.remove(0)
 }
 
-async fn is_free(store: &AnyStore, policy: &Policy, key: &str) -> bool {
-    left(store, policy, key).await > 0
-}
-
-async fn left(store: &AnyStore, policy: &Policy, key: &str) -> u64 {
-    let look = check(store, [charge(policy, key, 0)]).await;
-    remaining(look.usage())[0]
-}
-
-fn remaining(usage: &Usage) -> Vec<u64> {
-    usage.rules().map(|rule| rule.remaining()).collect()
-}
-
-fn retry_after(decision: &Decision) -> u64 {
-    match decision {
-        Decision::Denied(denial) => ms(denial.retry_after().unwrap()),
-        other => panic!("it was not denied: {other:?}"),
-    }
-}
-
-async fn renew(store: &AnyStore, slots: &Slots) -> HeldSlots {
-    store.renew(slots).await.unwrap()
-}
-
-async fn give_back(store: &AnyStore, slots: &Slots) -> HeldSlots {
-    store.give_back(slots).await.unwrap()
-}
-
-async fn settle(store: &AnyStore, usage: &Usage, cost: u64) -> Usage {
-    let settlement = Settlement::new(usage, |_| cost).unwrap();
-    store.settle(&settlement).await.unwrap()
-}
-
-/// Sets the clock to this time in UTC.
-fn at(clock: &ManualClock, text: &str) {
-    let time: jiff::Timestamp = text.parse().unwrap();
-    clock.set(time.as_millisecond().try_into().unwrap());
-}
-
-pub async fn a_slot_is_free_once_it_is_returned(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "2/30s@concurrent");
-    let first = take(store, &policy, "alice").await;
-    clock.advance(Duration::from_secs(1));
-    let second = take(store, &policy, "alice").await;
-    let denied = check(store, [charge(&policy, "alice", 1)]).await;
-    assert_eq!(retry_after(&denied), 29_000);
-    assert!(is_free(store, &policy, "bob").await);
-    give_back(store, &first).await;
-    assert_eq!(left(store, &policy, "alice").await, 1);
-    let returned = give_back(store, &second).await;
-    assert!(returned.are_held());
-    assert_eq!(remaining(returned.usage()), [2]);
-    assert_eq!(left(store, &policy, "alice").await, 2);
-}
-
-pub async fn a_slot_that_is_not_renewed_is_free_when_it_expires(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("exports", "1/30s@concurrent");
-    clock.advance(Duration::from_millis(200));
-    let slots = take(store, &policy, "alice").await;
-    let denied = check(store, [charge(&policy, "alice", 1)]).await;
-    assert_eq!(retry_after(&denied), 30_000);
-    clock.advance(Duration::from_millis(29_999));
-    assert!(!is_free(store, &policy, "alice").await);
-    clock.advance(Duration::from_millis(1));
-    assert!(is_free(store, &policy, "alice").await);
-    assert!(!give_back(store, &slots).await.are_held());
-}
-
-pub async fn a_renewed_slot_is_held_for_longer(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "1/30s@concurrent");
-    let slots = take(store, &policy, "alice").await;
-    for _ in 0..10 {
-        clock.advance(Duration::from_secs(25));
-        let renewed = renew(store, &slots).await;
-        assert!(renewed.are_held());
-        assert_eq!(remaining(renewed.usage()), [0]);
-        let rule = *renewed.usage().rules().next().unwrap();
-        assert_eq!(ms(rule.reset_after()), 30_000);
-    }
-    assert!(!is_free(store, &policy, "alice").await);
-    give_back(store, &slots).await;
-    assert!(is_free(store, &policy, "alice").await);
-}
-
-pub async fn messages_about_slots_may_come_twice(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "2/30s@concurrent");
-    let one = Check::new([charge(&policy, "alice", 1)]).unwrap();
-    let admitted = store.check(&one).await.unwrap();
-    let slots = slots_of(admitted.usage());
-    clock.advance(Duration::from_secs(10));
-    // Takes no second slot, and does not extend the first.
-    let again = store.check(&one).await.unwrap();
-    assert_eq!(remaining(again.usage()), [1]);
-    let other = take(store, &policy, "alice").await;
-    assert!(
-        store.check(&one).await.unwrap().is_allowed(),
-        "it needs no room"
-    );
-    assert_eq!(left(store, &policy, "alice").await, 0);
-    clock.advance(Duration::from_secs(20));
-    assert_eq!(
-        left(store, &policy, "alice").await,
-        1,
-        "the first has expired"
-    );
-    for is_held in [true, false] {
-        assert!(!renew(store, &slots).await.are_held(), "nothing revives");
-        assert_eq!(give_back(store, &other).await.are_held(), is_held);
-        assert_eq!(left(store, &policy, "alice").await, 2);
-    }
-    assert!(store.check(&one).await.unwrap().is_allowed());
-    assert_eq!(left(store, &policy, "alice").await, 1);
-}
-
-pub async fn a_lost_slot_is_neither_renewed_nor_taken_from_others(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("exports", "1/30s@concurrent");
-    let lost = take(store, &policy, "alice").await;
-    clock.advance(Duration::from_secs(30));
-    let other = take(store, &policy, "alice").await;
-    let renewed = renew(store, &lost).await;
-    assert!(!renewed.are_held());
-    assert_eq!(remaining(renewed.usage()), [0]);
-    give_back(store, &lost).await;
-    assert!(!is_free(store, &policy, "alice").await);
-    assert!(renew(store, &other).await.are_held());
-}
-
-pub async fn a_settlement_leaves_slots_alone(store: &AnyStore, _: ManualClock) {
-    let (rate, exports) = (
-        policy("rate", "9/1m"),
-        policy("exports", "1/30s@concurrent"),
-    );
-    let charges = [charge(&exports, "alice", 1), charge(&rate, "alice", 3)];
-    let admitted = check(store, charges).await;
-    let settled = settle(store, admitted.usage(), 0).await;
-    assert_eq!(remaining(&settled), [0, 9]);
-    assert!(Settlement::new(admitted.usage(), |_| 0).is_err());
-    give_back(store, &slots_of(admitted.usage())).await;
-    assert!(is_free(store, &exports, "alice").await);
-    assert_eq!(left(store, &rate, "alice").await, 9);
-}
-
-pub async fn slots_are_taken_with_other_charges_or_not_at_all(store: &AnyStore, _: ManualClock) {
-    let (rate, exports) = (
-        policy("rate", "1/1m"),
-        policy("exports", "1/30s@concurrent"),
-    );
-    let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
-    let slots = take(store, &exports, "alice").await;
-    assert!(!check(store, both()).await.is_allowed());
-    assert_eq!(left(store, &rate, "alice").await, 1);
-    give_back(store, &slots).await;
-    assert!(check(store, [charge(&rate, "alice", 1)]).await.is_allowed());
-    assert!(!check(store, both()).await.is_allowed());
-    assert!(is_free(store, &exports, "alice").await);
-}
-
-pub async fn slots_of_a_key_are_renewed_and_returned_one_by_one(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("exports", "4/10s@concurrent");
-    let two = Check::new([charge(&policy, "alice", 2)]).unwrap();
-    let first = slots_of(store.check(&two).await.unwrap().usage());
-    clock.advance(Duration::from_secs(5));
-    let two = Check::new([charge(&policy, "alice", 2)]).unwrap();
-    let second = slots_of(store.check(&two).await.unwrap().usage());
-    clock.advance(Duration::from_secs(5));
-    // The first have expired. Both are in one set, and each id has an answer of its own.
-    assert_eq!(renew(store, &first).await.held(), [false, false]);
-    assert_eq!(renew(store, &second).await.held(), [true, true]);
-    clock.advance(Duration::from_secs(9));
-    assert_eq!(give_back(store, &first).await.held(), [false, false]);
-    assert_eq!(left(store, &policy, "alice").await, 2);
-    assert_eq!(give_back(store, &second).await.held(), [true, true]);
-    assert_eq!(left(store, &policy, "alice").await, 4);
-}
-
-pub async fn a_limit_of_no_slots_is_a_switch(store: &AnyStore, _: ManualClock) {
-    let policy = policy("exports", "0/30s@concurrent");
-    for cost in [1, 2] {
-        let Decision::Denied(denial) = check(store, [charge(&policy, "alice", cost)]).await else {
-            panic!("it was not denied");
-        };
-        assert_eq!(denial.retry_after(), None);
-    }
-    let look = check(store, [charge(&policy, "alice", 0)]).await;
-    assert!(look.is_allowed() && Slots::of(look.usage()).is_empty());
-}
-
-pub async fn a_check_may_take_several_slots(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("exports", "600/30s@concurrent");
-    let many = async |cost| check(store, [charge(&policy, "alice", cost)]).await;
-    let admitted = many(400).await;
-    assert_eq!(retry_after(&many(201).await), 30_000);
-    clock.advance(Duration::from_secs(10));
-    assert!(many(150).await.is_allowed());
-    assert_eq!(
-        retry_after(&many(100).await),
-        20_000,
-        "when the first expire"
-    );
-    assert_eq!(
-        retry_after(&many(500).await),
-        30_000,
-        "when the others expire"
-    );
-    let slots = Slots::of(admitted.usage());
-    assert_eq!(
-        slots.iter().map(|it| it.ids().len()).collect::<Vec<_>>(),
-        [256, 144]
-    );
-    for slots in &slots {
-        assert!(renew(store, slots).await.are_held());
-        assert!(give_back(store, slots).await.are_held());
-    }
-    assert_eq!(left(store, &policy, "alice").await, 450);
-}
-
-pub async fn a_lower_limit_takes_no_slot_away(store: &AnyStore, _: ManualClock) {
-    let (high, low) = (
-        policy("exports", "3/30s@concurrent"),
-        policy("exports", "1/30s@concurrent"),
-    );
-    let three = Check::new([charge(&high, "alice", 3)]).unwrap();
-    let slots = slots_of(store.check(&three).await.unwrap().usage());
-    assert!(!check(store, [charge(&low, "alice", 1)]).await.is_allowed());
-    assert!(renew(store, &slots).await.are_held());
-    give_back(store, &slots).await;
-    assert!(is_free(store, &low, "alice").await);
-}
-
 pub async fn each_check_of_a_batch_has_slots_of_its_own(store: &AnyStore, _: ManualClock) {
     let policy = policy("exports", "3/30s@concurrent");
-    let check = Check::new([charge(&policy, "alice", 1)]).unwrap();
-    let batch = Operation::CheckBatch(CheckBatch::new(check, 5));
-    let Reply::CheckBatch(decisions) = store.execute(batch).await.unwrap() else {
+    let batch = CheckBatch::new(check_of(&policy, "alice", 1), 5);
+    let batch = store.execute(Operation::CheckBatch(batch)).await.unwrap();
+    let Reply::CheckBatch(decisions) = batch else {
         panic!("not the reply to a batch");
     };
     let left_then: Vec<_> = decisions
@@ -333,283 +138,51 @@ pub async fn each_check_of_a_batch_has_slots_of_its_own(store: &AnyStore, _: Man
     let taken: Vec<Slots> = admitted.map(|it| slots_of(it.usage())).collect();
     assert_eq!(taken.len(), 3);
     for (returned, slots) in (1..).zip(taken) {
-        give_back(store, &slots).await;
-        assert_eq!(left(store, &policy, "alice").await, returned);
+        store.give_back(&slots).await.unwrap();
+        assert_eq!(free(store, &policy).await, returned);
     }
 }
 
 pub async fn slots_of_a_shadow_are_held(store: &AnyStore, _: ManualClock) {
-    let rate = policy("rate", "9/1m");
-    let trial = policy("trial", "1/30s@concurrent").shadow();
-    let both = async || {
-        check(
-            store,
-            [charge(&rate, "alice", 1), charge(&trial, "alice", 1)],
-        )
-        .await
-    };
-    let is_allowed = |decision: &Decision| decision.usage().shadow().unwrap().is_allowed();
+    let (rate, trial) = (
+        policy("rate", "9/1m"),
+        policy("trial", "1/30s@concurrent").shadow(),
+    );
+    let both = async || decide(store, [&rate, &trial].map(|it| charge(it, "alice", 1))).await;
+    let would_pass = |decision: &Decision| decision.usage().shadow().unwrap().is_allowed();
     let admitted = both().await;
     assert!(Slots::of(admitted.usage()).is_empty());
     let slots = slots_of(admitted.usage().shadow().unwrap().usage());
     let denied_by_shadow = both().await;
-    assert!(denied_by_shadow.is_allowed() && !is_allowed(&denied_by_shadow));
-    give_back(store, &slots).await;
-    assert!(is_allowed(&both().await));
-}
-
-pub async fn slots_are_taken_and_returned_by_their_keys(store: &AnyStore, _: ManualClock) {
-    let policy = policy("exports", "1/30s@concurrent");
-    let alice = take(store, &policy, "alice").await;
-    let bob = take(store, &policy, "bob").await;
-    give_back(store, &alice).await;
-    assert!(is_free(store, &policy, "alice").await && !is_free(store, &policy, "bob").await);
-    store
-        .reset(&policy, &Key::new("user", "bob"))
-        .await
-        .unwrap();
-    assert!(is_free(store, &policy, "bob").await);
-    assert!(!renew(store, &bob).await.are_held());
-}
-
-pub async fn another_expiry_starts_empty_and_the_first_is_still_returned(
-    store: &AnyStore,
-    _: ManualClock,
-) {
-    let (long, short) = (
-        policy("exports", "1/30s@concurrent"),
-        policy("exports", "1/10s@concurrent"),
-    );
-    let before = take(store, &long, "alice").await;
-    let after = take(store, &short, "alice").await;
-    assert!(renew(store, &before).await.are_held());
-    assert!(give_back(store, &before).await.are_held());
-    assert!(is_free(store, &long, "alice").await && !is_free(store, &short, "alice").await);
-    give_back(store, &after).await;
-    assert!(is_free(store, &short, "alice").await);
-}
-
-pub async fn a_policy_may_change_from_rates_to_slots_and_to_another_expiry(
-    store: &AnyStore,
-    _: ManualClock,
-) {
-    let rules = ["10/1h", "3/30s@concurrent", "3/10s@concurrent"];
-    let releases = rules.map(|rules| policy("p", rules));
-    let all = async || {
-        let mut all = Vec::new();
-        for release in &releases {
-            all.push(left(store, release, "alice").await);
-        }
-        all
-    };
-    // At the end, the rates are back.
-    for (release, units) in [(0, 4), (1, 2), (2, 3), (0, 5)] {
-        let admitted = check(store, [charge(&releases[release], "alice", units)]).await;
-        assert!(admitted.is_allowed());
-    }
-    assert_eq!(all().await, [1, 1, 0]);
-    let alice = Key::new("user", "alice");
-    store.reset(&releases[1], &alice).await.unwrap();
-    assert_eq!(all().await, [1, 3, 0]);
-    store.reset(&releases[0], &alice).await.unwrap();
-    assert_eq!(all().await, [10, 3, 0]);
-}
-
-pub async fn slots_last_longer_while_the_clock_is_behind_and_are_not_believed_beyond_their_window(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("exports", "1/30s@concurrent");
-    let slots = take(store, &policy, "alice").await;
-    clock.set(START_MS + 10_000);
-    clock.set(START_MS + 5_000);
-    assert!(!is_free(store, &policy, "alice").await);
-    clock.set(START_MS - 1);
-    assert!(
-        is_free(store, &policy, "alice").await,
-        "it expires in 30 001 ms"
-    );
-    assert!(!renew(store, &slots).await.are_held());
-    clock.set(START_MS);
-    assert!(renew(store, &slots).await.are_held());
+    assert!(denied_by_shadow.is_allowed() && !would_pass(&denied_by_shadow));
+    store.give_back(&slots).await.unwrap();
+    assert!(would_pass(&both().await));
 }
 
 pub async fn a_denial_tells_the_wait_besides_slots(store: &AnyStore, clock: ManualClock) {
-    let rate = policy("rate", "1/10s@1s");
-    let exports = policy("exports", "1/30s@concurrent");
-    let both = || [charge(&rate, "alice", 1), charge(&exports, "alice", 1)];
-    let slots = slots_of(check(store, both()).await.usage());
-    let wait = async || match check(store, both()).await {
-        Decision::Denied(denial) => {
-            assert_eq!(denial.policy().name(), "exports");
-            (
-                ms(denial.retry_after().unwrap()),
-                denial.retry_after_besides_slots().map(ms),
-            )
-        }
-        other => panic!("it was not denied: {other:?}"),
-    };
-    assert_eq!(wait().await, (30_000, Some(11_000)));
-    clock.advance(Duration::from_secs(11));
-    assert_eq!(wait().await, (19_000, Some(0)));
-    let never = policy("rate", "0/10s@1s");
-    let denied = check(
+    let (rate, exports) = (
+        policy("rate", "1/10s@1s"),
+        policy("exports", "1/30s@concurrent"),
+    );
+    let wait = async |rate: &Policy| match decide(
         store,
-        [charge(&never, "alice", 1), charge(&exports, "alice", 1)],
+        [rate, &exports].map(|it| charge(it, "alice", 1)),
     )
-    .await;
-    let Decision::Denied(denial) = denied else {
-        panic!("it was not denied");
+    .await
+    {
+        Decision::Denied(it) => Some((it.retry_after(), it.retry_after_besides_slots())),
+        _ => None,
     };
-    assert_eq!(denial.retry_after_besides_slots(), None);
-    give_back(store, &slots).await;
-}
-
-pub async fn a_new_limit_takes_effect_within_a_period(store: &AnyStore, clock: ManualClock) {
-    at(&clock, "2024-05-10T00:00:00Z");
-    let small = policy("plan", "2/month@Europe/Berlin");
-    let large = policy("plan", "9/month@Europe/Berlin");
-    assert!(
-        check(store, [charge(&small, "alice", 2)])
-            .await
-            .is_allowed()
-    );
-    assert!(
-        !check(store, [charge(&small, "alice", 1)])
-            .await
-            .is_allowed()
-    );
-    assert!(
-        check(store, [charge(&large, "alice", 1)])
-            .await
-            .is_allowed()
-    );
-    assert_eq!(left(store, &large, "alice").await, 6);
-    assert_eq!(left(store, &small, "alice").await, 0);
-}
-
-pub async fn another_zone_or_day_starts_empty_and_the_first_is_carried_along(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    at(&clock, "2024-05-10T00:00:00Z");
-    let first = policy("plan", "9/month@UTC");
-    assert!(
-        check(store, [charge(&first, "alice", 3)])
-            .await
-            .is_allowed()
-    );
-    for rules in [
-        "9/month@Etc/UTC",
-        "9/month:2@UTC",
-        "9/week@UTC",
-        "9/31d",
-        "9/31d@fixed",
-    ] {
-        let other = policy("plan", rules);
-        assert!(
-            check(store, [charge(&other, "alice", 1)])
-                .await
-                .is_allowed()
-        );
-        assert_eq!(left(store, &other, "alice").await, 8, "{rules}");
-        assert_eq!(left(store, &first, "alice").await, 6, "{rules}");
-    }
-}
-
-pub async fn time_stands_still_for_a_quota_while_the_clock_is_behind(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("quota", "5/month@UTC");
-    at(&clock, "2024-06-01T00:00:00Z");
-    assert!(
-        check(store, [charge(&policy, "alice", 2)])
-            .await
-            .is_allowed()
-    );
-    at(&clock, "2024-05-31T00:00:00Z");
-    assert!(
-        check(store, [charge(&policy, "alice", 2)])
-            .await
-            .is_allowed()
-    );
-    let look = check(store, [charge(&policy, "alice", 0)]).await;
-    assert_eq!(remaining(look.usage()), [1]);
+    assert_eq!(wait(&rate).await, None);
     assert_eq!(
-        ms(look.usage().rules().next().unwrap().reset_after()),
-        31 * 86_400_000
+        wait(&rate).await,
+        Some((Some(30 * SECOND), Some(11 * SECOND)))
     );
-    at(&clock, "2024-06-30T23:59:59Z");
-    assert_eq!(left(store, &policy, "alice").await, 1);
-    at(&clock, "2024-07-01T00:00:00Z");
-    assert_eq!(left(store, &policy, "alice").await, 5);
-}
-
-/// A server's clock is a month ahead for one charge, and is set right.
-pub async fn a_month_that_begins_more_than_two_days_ahead_is_not_believed(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("quota", "5/month@UTC");
-    at(&clock, "2024-01-10T12:00:00Z");
-    let charged = check(store, [charge(&policy, "alice", 2)]).await;
-    assert!(charged.is_allowed());
-    at(&clock, "2024-02-10T12:00:00Z");
-    let ahead = check(store, [charge(&policy, "alice", 3)]).await;
-    assert!(ahead.is_allowed());
-    for (time, expected) in [
-        ("2024-01-10T12:00:00Z", 5),
-        ("2024-01-29T23:59:59.999Z", 5),
-        ("2024-01-30T00:00:00Z", 2),
-    ] {
-        at(&clock, time);
-        assert_eq!(left(store, &policy, "alice").await, expected, "{time}");
-    }
-    at(&clock, "2024-01-29T23:59:59.999Z");
-    assert_eq!(remaining(&settle(store, ahead.usage(), 1).await), [5]);
-    assert!(
-        check(store, [charge(&policy, "alice", 4)])
-            .await
-            .is_allowed()
+    clock.advance(11 * SECOND);
+    assert_eq!(
+        wait(&rate).await,
+        Some((Some(19 * SECOND), Some(Duration::ZERO)))
     );
-    assert_eq!(left(store, &policy, "alice").await, 1);
-    at(&clock, "2024-02-01T00:00:00Z");
-    assert_eq!(left(store, &policy, "alice").await, 5);
-}
-
-pub async fn a_day_that_begins_more_than_two_days_ahead_is_not_believed(
-    store: &AnyStore,
-    clock: ManualClock,
-) {
-    let policy = policy("quota", "5/day@UTC");
-    at(&clock, "2024-06-04T12:00:00Z");
-    assert!(
-        check(store, [charge(&policy, "alice", 2)])
-            .await
-            .is_allowed()
-    );
-    at(&clock, "2024-06-02T00:00:00Z");
-    assert_eq!(left(store, &policy, "alice").await, 3);
-    at(&clock, "2024-06-01T23:59:59.999Z");
-    assert_eq!(left(store, &policy, "alice").await, 5);
-    assert!(
-        check(store, [charge(&policy, "alice", 1)])
-            .await
-            .is_allowed()
-    );
-    assert_eq!(left(store, &policy, "alice").await, 4);
-}
-
-pub async fn a_quota_is_forgotten_when_it_is_reset(store: &AnyStore, clock: ManualClock) {
-    let policy = policy("quota", "5/year@UTC");
-    at(&clock, "2024-06-04T12:00:00Z");
-    let admitted = check(store, [charge(&policy, "alice", 5)]).await;
-    store
-        .reset(&policy, &Key::new("user", "alice"))
-        .await
-        .unwrap();
-    assert_eq!(left(store, &policy, "alice").await, 5);
-    // The period is current, so that units settled upward count.
-    assert_eq!(remaining(&settle(store, admitted.usage(), 7).await), [3]);
+    let never = policy("rate", "0/10s@1s");
+    assert_eq!(wait(&never).await.unwrap().1, None);
 }

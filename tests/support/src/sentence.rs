@@ -3,12 +3,21 @@
 //! They are boxed and independent of the type of the store, so a test program contains each of them once. This halves
 //! the time to compile it.
 
-use std::{pin::Pin, sync::Arc};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+};
 
 use sluicegate::{Limiter, Store, manual_clock::ManualClock};
 use tokio::runtime::Builder;
 
-use super::{contract::patient, history::START_MS};
+use super::{
+    contract::patient,
+    history::START_MS,
+    rows::{self, Row},
+    runtime,
+};
 
 /// The body of a sentence.
 pub type Sentence<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
@@ -18,13 +27,32 @@ pub fn about_a_store<S: Store, N: Future<Output = (S, ManualClock)>>(
     new: fn() -> N,
     sentence: for<'a> fn(&'a Arc<dyn Store>, ManualClock) -> Sentence<'a>,
 ) {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let (store, clock) = new().await;
         clock.set(START_MS);
         let store: Arc<dyn Store> = Arc::new(store);
         sentence(&store, clock).await;
     });
+}
+
+/// Tests each row with a store of its own, and names all that do not hold.
+pub fn of_each_row<S: Store>(new: impl AsyncFn() -> (S, ManualClock), rows: &[Row]) {
+    let holds = |row: &&Row| {
+        let play = || {
+            runtime().block_on(async {
+                let (store, clock) = new().await;
+                let store: Arc<dyn Store> = Arc::new(store);
+                rows::play(&store, &clock, row).await;
+            });
+        };
+        catch_unwind(AssertUnwindSafe(play)).is_ok()
+    };
+    let wrong: Vec<_> = rows
+        .iter()
+        .filter(|row| !holds(row))
+        .map(|row| row.0)
+        .collect();
+    assert!(wrong.is_empty(), "these rows do not hold: {wrong:#?}");
 }
 
 /// Tests a sentence about the decisions of a limiter, on several threads.

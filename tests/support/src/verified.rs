@@ -10,47 +10,29 @@ use sluicegate::{
 /// Users and policies are numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
-    /// Checks twice: if the first is denied, the second is repeated.
-    Check {
-        user: usize,
-        policies: usize,
-        cost: u64,
-    },
+    /// A user, a set of policies and a cost. Checks twice: if the first is denied, the second is repeated.
+    Check(usize, usize, u64),
     /// Settles the last admission to a cost.
     Settle(u64),
-    Reset {
-        user: usize,
-        policy: usize,
-    },
-    Block {
-        user: usize,
-        ms: u64,
-    },
-    Unblock {
-        user: usize,
-    },
-    Pass {
-        ms: u64,
-    },
+    /// A user and a policy.
+    Reset(usize, usize),
+    /// A user and the ms.
+    Block(usize, u64),
+    Unblock(usize),
+    Pass(u64),
 }
 
 const RULES: [&str; 3] = ["3/1s@100ms,9/10s", "4/400ms@exact", "5+3/2s@bucket"];
 
 pub fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let check = (0..2_usize, 1..8_usize, 1..5_u64).prop_map(|(user, policies, cost)| Act::Check {
-        user,
-        policies,
-        cost,
-    });
-    let reset = (0..2_usize, 0..3_usize).prop_map(|(user, policy)| Act::Reset { user, policy });
-    let block = (0..2_usize, 1..1_500_u64).prop_map(|(user, ms)| Act::Block { user, ms });
+    let check = (0..2_usize, 1..8_usize, 1..5_u64);
     let act = prop_oneof![
-        12 => check,
+        12 => check.prop_map(|(user, policies, cost)| Act::Check(user, policies, cost)),
         2 => (0..6_u64).prop_map(Act::Settle),
-        1 => reset,
-        1 => block,
-        1 => (0..2_usize).prop_map(|user| Act::Unblock { user }),
-        6 => prop_oneof![0..5_u64, 0..1_200_u64].prop_map(|ms| Act::Pass { ms }),
+        1 => (0..2_usize, 0..3_usize).prop_map(|(user, policy)| Act::Reset(user, policy)),
+        1 => (0..2_usize, 1..1_500_u64).prop_map(|(user, ms)| Act::Block(user, ms)),
+        1 => (0..2_usize).prop_map(Act::Unblock),
+        6 => prop_oneof![0..5_u64, 0..1_200_u64].prop_map(Act::Pass),
     ];
     vec(act, 1..60)
 }
@@ -90,11 +72,7 @@ impl Verified {
 
     async fn act(&mut self, act: Act) {
         match act {
-            Act::Check {
-                user,
-                policies,
-                cost,
-            } => {
+            Act::Check(user, policies, cost) => {
                 for _ in 0..2 {
                     self.check(user, policies, cost).await;
                 }
@@ -104,16 +82,16 @@ impl Verified {
                     self.limiter.settle(&usage, |_| cost).await.unwrap();
                 }
             }
-            Act::Reset { user, policy } => {
+            Act::Reset(user, policy) => {
                 let (policy, key) = (policy_of(policy), key_of(user));
                 self.limiter.reset(&policy, &key).await.unwrap();
             }
-            Act::Block { user, ms } => {
+            Act::Block(user, ms) => {
                 let (key, length) = (key_of(user), Duration::from_millis(ms));
                 self.limiter.block(&key, length).await.unwrap();
             }
-            Act::Unblock { user } => self.limiter.unblock(&key_of(user)).await.unwrap(),
-            Act::Pass { ms } => self.clock.advance(Duration::from_millis(ms)),
+            Act::Unblock(user) => self.limiter.unblock(&key_of(user)).await.unwrap(),
+            Act::Pass(ms) => self.clock.advance(Duration::from_millis(ms)),
         }
     }
 
