@@ -25,49 +25,29 @@ impl Health {
         self.0.store(is_up, SeqCst);
     }
 
-    /// A store that answers with `down` while it is down.
-    fn store(
-        &self,
-        down: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
-    ) -> Arc<Scripted> {
-        let is_up = self.0.clone();
-        Scripted::new(move |check| match is_up.load(SeqCst) {
-            true => StoreFuture::ready(allowed(check)),
-            false => down(check),
-        })
-    }
-
     /// A store that does not answer while it is down.
     fn silent() -> (Self, Arc<Scripted>) {
         let health = Self::default();
-        let store = health.store(|_| StoreFuture::pending(std::future::pending()));
+        let is_up = health.0.clone();
+        let store = Scripted::new(move |check| match is_up.load(SeqCst) {
+            true => StoreFuture::ready(allowed(check)),
+            false => StoreFuture::pending(std::future::pending()),
+        });
         (health, store)
     }
 }
 
-/// A store that executes only resets.
-#[derive(Debug)]
-struct ResetsAlone;
-
-impl Store for ResetsAlone {
-    fn check(&self, _: &Check) -> StoreFuture<Decision> {
-        StoreFuture::pending(std::future::pending())
-    }
-
-    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        match operation {
-            Operation::Reset { .. } => StoreFuture::ready(Ok(Reply::Reset)),
-            _ => StoreFuture::pending(std::future::pending()),
-        }
-    }
+async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
+    let decision = limiter.check(charge()).await;
+    decision.err().map(|error| error.kind())
 }
 
-async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
-    limiter
-        .check(charge())
-        .await
-        .err()
-        .map(|error| error.kind())
+/// Five failures in a row open it.
+async fn assert_opens(limiter: &Limiter) {
+    for _ in 0..5 {
+        assert_eq!(kind(limiter).await, Some(StoreErrorKind::Timeout));
+    }
+    assert_eq!(kind(limiter).await, Some(StoreErrorKind::CircuitOpen));
 }
 
 /// Asks once a millisecond until there is a decision. Returns the time that this took.
@@ -111,7 +91,10 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_no_decision_keeps_it_closed_too() {
-    let limiter = Limiter::new(ResetsAlone);
+    let limiter = Limiter::new(Fated::new(MemoryStore::new(), |asked| match asked {
+        Asked::Execute(Operation::Reset { .. }) => Fate::Answered,
+        _ => Fate::Hangs,
+    }));
     let [charge] = charge();
     for _ in 0..10 {
         for _ in 0..4 {
@@ -179,10 +162,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
     for _ in 0..20 {
         let (health, store) = Health::silent();
         let limiter = Limiter::new(store);
-        for _ in 0..5 {
-            limiter.check(charge()).await.unwrap_err();
-        }
-        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+        assert_opens(&limiter).await;
         health.set(true);
         let time = recovers(&limiter).await;
         assert!((SHORTEST..=LONGEST + ms(1)).contains(&time), "{time:?}");
@@ -191,10 +171,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
         }
         // After that, five failures open the breaker again.
         health.set(false);
-        for _ in 0..5 {
-            assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
-        }
-        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+        assert_opens(&limiter).await;
     }
 }
 
@@ -312,12 +289,8 @@ async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
             .await
             .unwrap_err(),
     );
-    circuit_open(
-        clone
-            .acquire([charge.clone()], Duration::ZERO)
-            .await
-            .unwrap_err(),
-    );
+    let waits = clone.acquire([charge.clone()], Duration::ZERO).await;
+    circuit_open(waits.unwrap_err());
     assert!(limiter.try_acquire([charge.clone()]).await);
     assert!(!clone.try_acquire([charge]).await);
     assert_eq!(start.elapsed(), Duration::ZERO);

@@ -81,41 +81,9 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
     layer.layer(inner).oneshot(request).await.unwrap()
 }
 
-#[tokio::test]
-async fn a_process_admits_its_share_and_no_more() {
-    for (rules, replicas, shares) in [
-        ("10/1m", 1, vec![10]),
-        ("10/1m,100/1h", 4, vec![2, 25]),
-        ("10/1m", 11, vec![1]),
-        ("9007199254740991/1m", 2, vec![4_503_599_627_370_495]),
-    ] {
-        let api = policy(rules);
-        let limiter = limiter(&Shared::down(), replicas);
-        let usage = limiter.peek(charge(&api, 1)).await.unwrap();
-        assert!(usage.is_local());
-        assert_eq!(remaining(&usage), shares, "{rules} of {replicas}");
-        let least = *shares.iter().min().unwrap();
-        assert!(limiter.try_acquire(charge(&api, 1)).await);
-        assert!(limiter.try_acquire(charge(&api, least - 1)).await);
-        let decision = limiter.check(charge(&api, 1)).await.unwrap();
-        let Decision::Denied(denial) = decision else {
-            panic!("{rules} of {replicas}: {decision:?}");
-        };
-        assert_eq!(denial.rule().rule().limit(), least);
-        assert!(denial.retry_after().is_some());
-        assert!(denial.usage().is_local());
-    }
-    let nothing = policy("0/1m");
-    assert!(
-        !limiter(&Shared::down(), 3)
-            .try_acquire(charge(&nothing, 1))
-            .await
-    );
-}
-
 #[test]
 fn each_row_about_local_decisions_holds() {
-    for (replicas, table) in [(4, OF_FOUR), (2, OF_TWO), (1, OF_ONE)] {
+    for (replicas, table) in [(11, OF_ELEVEN), (4, OF_FOUR), (2, OF_TWO), (1, OF_ONE)] {
         hold(table, |store, _| by_replicas(store.clone(), replicas));
     }
     let full = || MemoryStore::new().capacity(1);
@@ -124,12 +92,21 @@ fn each_row_about_local_decisions_holds() {
     });
 }
 
+const OF_ELEVEN: &str = "
+A share is at least one unit unless the limit is 0
+ p = 10/1m; none = 0/1m; down; p alice ^ = 1; p alice 1 ^; p alice 1 !^; none alice 1 !^
+";
+
 const OF_FOUR: &str = "
+A process admits its share and no more
+ p = 10/1m,100/1h; down; p alice ^ = 2 25; 2* p alice 1 ^; p alice 1 !^
 A cost above the share is undecided and one above the limit is denied for ever
  p = 10/1m; down; p alice 3 !error; p alice 10 !error; p alice 11 !never^; p alice 2 ^
 ";
 
 const OF_TWO: &str = "
+The share of the largest limit is exact
+ p = 9007199254740991/1m; down; p alice ^ = 4503599627370495; p alice 4503599627370495 ^; p alice 1 !^
 A decision is settled where it was made
  p = 10/1m; a: p alice 4; b: p alice 1; down; c: p alice 3 ^; p alice ^ = 2
  # During the outage, the local decision can be settled, and the store's cannot.
@@ -139,6 +116,8 @@ A decision is settled where it was made
 ";
 
 const OF_ONE: &str = "
+A process that is alone admits the limit
+ p = 10/1m; down; p alice ^ = 10; p alice 10 ^; p alice 1 !^
 A reset reaches both
  p = 10/1m; p alice 4; down; p alice 3 ^; reset p alice !; p alice ^ = 10; p alice 3 ^; up; p alice = 6
  reset p alice; p alice = 10; down; p alice ^ = 10

@@ -149,6 +149,8 @@ A new burst takes effect and another refill starts full
 
 /// Cases that random histories hardly meet, with the answers of the memory store.
 const EDGES: &str = "
+A total of 65536 is one too many for a narrow entry
+ p = 1000000/1m@1s; p alice 1 = 999999/61000; +1000; p alice 65535 = 934464/61000; +1000; p alice 1 = 934463/61000
 A refund takes no more than its period has
  # The reset forgot the charge.
  p = 9/day@UTC; x: p alice 4; reset p alice; p alice 1; settle x 0 = 9

@@ -28,15 +28,15 @@ pub enum Fate {
     FailsLate(Duration),
     /// Nothing is executed, and there is no answer.
     Hangs,
-    /// It is executed, and the caller gets an error.
+    /// Executed, and the caller gets an error.
     LosesAnswer,
-    /// It is executed at once, and answered so much later.
+    /// Executed at once, and answered so much later.
     Late(Duration),
-    /// It is executed at once, and answered when this is notified.
+    /// Executed at once, and answered when this is notified.
     Held(Arc<Notify>),
-    /// It is executed when this is notified.
+    /// Executed when this is notified.
     Delayed(Arc<Notify>),
-    /// It travels for so long in each direction, and arrives even if its caller has left.
+    /// Travels for so long in each direction, and arrives even if the caller has left.
     Travels(Duration, Duration),
 }
 

@@ -384,7 +384,15 @@ fn flags(usage: &Usage) -> &'static str {
 /// As in a row: `!500`, `!never` or `!operator:500`.
 fn refusal(decision: &Decision) -> String {
     let kind = match decision {
-        Decision::Denied(_) => String::new(),
+        Decision::Denied(it) => {
+            assert_eq!(
+                it.rule().retry_after(),
+                it.retry_after(),
+                "by {}",
+                it.rule().rule()
+            );
+            String::new()
+        }
         Decision::Blocked(it) => format!("{}:", it.block().source().as_str()),
         _ => return String::new(),
     };
