@@ -270,7 +270,7 @@ async fn shadows_go_with_the_list_that_is_admitted() {
 async fn used_as_shadow(limiter: &Limiter, policy: &Policy) -> u64 {
     let usage = limiter.peek([charge(policy)]).await.unwrap();
     let shadow = usage.shadow().unwrap().usage();
-    5 - remaining(&shadow)[0]
+    5 - remaining(shadow)[0]
 }
 
 #[tokio::test]

@@ -360,7 +360,7 @@ async fn what_a_shadow_charged_is_settled_with_the_rest() {
     let (now, soon) = (policy("now", "10/1h"), policy("soon", "5/1h").shadow());
     let left = |usage: &Usage| {
         let shadow = usage.shadow().unwrap().usage();
-        [usage, shadow].map(|usage| remaining(&usage)[0])
+        [usage, shadow].map(|usage| remaining(usage)[0])
     };
     let charges = || [&soon, &now].map(|policy| Charge::new(policy, everybody(), 4));
     let decision = limiter.check(charges()).await.unwrap();
@@ -381,7 +381,7 @@ async fn shadows_alone_are_settled_once() {
     limiter.settle(decision.usage(), |_| 1).await.unwrap();
     let left = limiter.peek(charge()).await.unwrap();
     let left = left.shadow().unwrap().usage();
-    assert_eq!(remaining(&left)[0], 4);
+    assert_eq!(remaining(left)[0], 4);
     let again = limiter.settle(decision.usage(), |_| 1).await.unwrap_err();
     assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
 }

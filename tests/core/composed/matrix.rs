@@ -86,8 +86,8 @@ impl Caller {
     fn is_due(self, decision: &Decision) -> bool {
         match self {
             Self::Alice => decision.is_allowed(),
-            Self::Mallory => is_denied(&decision),
-            Self::Eve => is_blocked(&decision),
+            Self::Mallory => is_denied(decision),
+            Self::Eve => is_blocked(decision),
         }
     }
 }

@@ -341,6 +341,11 @@ impl<'a> Play<'a> {
         let left = decision
             .as_ref()
             .map_or_else(|_| Vec::new(), |it| left_of(it.usage()));
+        if let Some(usage) = decision.as_ref().ok().map(Decision::usage)
+            && !usage.is_local()
+        {
+            assert_eq!(usage.decided_at_ms(), self.clock.now_ms());
+        }
         if let (Some(label), Ok(decision)) = (label, &decision) {
             self.checks.insert(label, (check, decision.usage().clone()));
         }
@@ -385,12 +390,9 @@ fn flags(usage: &Usage) -> &'static str {
 fn refusal(decision: &Decision) -> String {
     let kind = match decision {
         Decision::Denied(it) => {
-            assert_eq!(
-                it.rule().retry_after(),
-                it.retry_after(),
-                "by {}",
-                it.rule().rule()
-            );
+            let rule = it.rule();
+            assert!(rule.is_exceeded(), "by {}", rule.rule());
+            assert_eq!(rule.retry_after(), it.retry_after(), "by {}", rule.rule());
             String::new()
         }
         Decision::Blocked(it) => format!("{}:", it.block().source().as_str()),
