@@ -134,9 +134,6 @@ Strikes under two policies of one window count together
 Of two bans that begin with one denial the later end holds
  short = 1/1d 2/1m=1m; long = 1/1d 2/1h=1h; look = 9/1d; 2* strike short alice & long alice !; look alice 1 !ban:1h
  unblock alice; 2* strike long alice & short alice !; look alice 1 !ban:1h
-A missing slot is no strike and a denial by a rate beside it is one
- jobs = 1/30s@concurrent 2/1m=1h; wide = 9/1d 2/1m=1h; login = 1/1d 2/1m=1h; look = 9/1d; jobs alice 1
- 5* strike jobs alice 1 & wide alice !; look alice 1; 2* strike jobs alice 1 & login alice !; look alice 1 !ban:1h
 ";
 
 fn api() -> Policy {

@@ -310,20 +310,6 @@ A bucket is filled to the last unit
 A bucket is full a fraction of a millisecond after its key would expire
  p = 100000000+100000000/1s@bucket; p alice 1 = 99999999/1; +501; p alice 50000001 = 49999999/501; +500
  p alice 100000000 !1 = 99999999/1
-Slots are renewed apart and together and are lost
- p = 9/30s@concurrent; a: p alice 2 = 7/30000; b: p alice 2 = 5/30000; c: p alice 1 = 4/30000; +10000
- renew a c = 4/30000 4/30000; +20000; renew a b c !2+2-1+ = 6/30000 6/30000 6/30000; p alice 7 !30000 = 6/30000
- p alice 6 = 0/30000; renew c = 0/30000; +30000; p alice 9 = 0/30000
-Slots are renewed while the clock is behind and lost in a reset
- p = 9/30s@concurrent; a: p alice 1 = 8/30000; b: p alice 2 = 6/30000; +1000; c: p alice 2 = 4/30000; -1500
- renew a b !3- = 9/0 9/0; p alice 9 = 0/30000; reset p alice; p alice 2 = 7/30000
- renew a b c !5- = 7/30000 7/30000 7/30000; +25000; p alice 9 !5000 = 7/5000
-A slot that has a millisecond left is kept when others are dropped
- p = 9/30s@concurrent; +1; p alice 2 = 7/30000; +29999; p alice 2 = 5/30000; p alice 6 !1 = 5/30000
-More slots than a server keeps in a short list are taken and some expire
- p = 300/30s@concurrent; a: p alice 5 = 295/30000; +1; b: p alice 130 = 165/30000; renew b = 165/30000; +29999
- renew a b !5-130+ = 170/1 170/30000
- p alice 171 !30000 = 170/30000
 ";
 
 /// A limiter for tests on a busy machine.

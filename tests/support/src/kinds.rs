@@ -73,6 +73,23 @@ A lower limit takes no slot away
  high = e 3/30s@concurrent; low = e 1/30s@concurrent; x: high alice 3; low alice 1 !; renew x; return x; low alice = 1
 Slots that are held need no room under a lower limit
  low = e 2/30s@concurrent; high = e 9/30s@concurrent; x: low alice 1; high alice 8; again x; low alice 0 !
+Slots are renewed apart and together and are lost
+ p = 9/30s@concurrent; a: p alice 2 = 7/30000; b: p alice 2 = 5/30000; c: p alice 1 = 4/30000; +10000
+ renew a c = 4/30000 4/30000; +20000; renew a b c !2+2-1+ = 6/30000 6/30000 6/30000; p alice 7 !30000 = 6/30000
+ p alice 6 = 0/30000; renew c = 0/30000; +30000; p alice 9 = 0/30000
+Slots are renewed while the clock is behind and lost in a reset
+ p = 9/30s@concurrent; a: p alice 1 = 8/30000; b: p alice 2 = 6/30000; +1000; c: p alice 2 = 4/30000; -1500
+ renew a b !3- = 9/0 9/0; p alice 9 = 0/30000; reset p alice; p alice 2 = 7/30000
+ renew a b c !5- = 7/30000 7/30000 7/30000; +25000; p alice 9 !5000 = 7/5000
+A slot that has a millisecond left is kept when others are dropped
+ p = 9/30s@concurrent; +1; p alice 2 = 7/30000; +29999; p alice 2 = 5/30000; p alice 6 !1 = 5/30000
+More slots than a server keeps in a short list are taken and some expire
+ p = 300/30s@concurrent; a: p alice 5 = 295/30000; +1; b: p alice 130 = 165/30000; renew b = 165/30000; +29999
+ renew a b !5-130+ = 170/1 170/30000
+ p alice 171 !30000 = 170/30000
+A missing slot is no strike and a denial by a rate beside it is one
+ jobs = 1/30s@concurrent 2/1m=1h; wide = 9/1d 2/1m=1h; login = 1/1d 2/1m=1h; look = 9/1d; jobs alice 1
+ 5* strike jobs alice 1 & wide alice !; look alice 1; 2* strike jobs alice 1 & login alice !; look alice 1 !ban:1h
 Slots are taken and returned by their keys
  e = 1/30s@concurrent; a: e alice 1; b: e bob 1; return a; e alice = 1; e bob = 0; reset e bob; e bob = 1; renew b !
 Another expiry starts empty and the first is still returned
