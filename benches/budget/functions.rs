@@ -1,7 +1,8 @@
 //! The functions of this crate that a check over Redis calls: on the way to the socket, and on the way back.
 //!
-//! Counted in the optimised program, so without those that the compiler has inlined, and without destructors, which it
-//! makes itself. A function is on the way out if it runs before Redis answers, and on the way back if it runs afterwards.
+//! Counted in the optimised program, from `Limiter::check` on: without the middleware, without what the compiler has inlined,
+//! without destructors, which it makes itself, and without traits of this crate for foreign types. A function is on the way
+//! out if it runs before Redis answers, and on the way back if it runs afterwards.
 
 use std::{collections::BTreeMap, env};
 
@@ -17,7 +18,7 @@ pub(crate) fn check(callgrind: &Callgrind, redis: &Server, lists: bool) -> bool 
     let whole = calls_of_one(callgrind, redis, rows::ANSWERED, [400, 1_200]);
     let before_answer = calls_of_one(callgrind, redis, rows::UNANSWERED, [0, rows::IN_FLIGHT]);
     let (mut out, mut back) = (Vec::new(), Vec::new());
-    // Jobs and retries are fewer.
+    // Jobs, retries, and what several checks share run less often.
     for (name, calls) in whole.iter().filter(|(_, calls)| **calls > 0.5) {
         let before = before_answer.get(name).copied().unwrap_or(0.0);
         if before > 0.5 {
