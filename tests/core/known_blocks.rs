@@ -73,8 +73,10 @@ async fn a_block_that_this_process_made_holds_under_every_failure_policy() {
     ] {
         for state in [State::Down, State::Hanging] {
             let (store, limiter) = process();
+            // Clones share what they know of blocks.
+            let maker = limiter.clone();
             let limiter = limiter.on_failure(policy);
-            limiter.block(&user("alice"), HOUR).await.unwrap();
+            maker.block(&user("alice"), HOUR).await.unwrap();
             store.is_now(state);
             // More failures than the breaker needs to open.
             for _ in 0..9 {

@@ -304,7 +304,12 @@ fn the_peer_of_an_axum_connection_is_found() {
     let (mut real, mut mock) = (head(), head());
     real.extensions.insert(ConnectInfo(peer));
     mock.extensions.insert(MockConnectInfo(peer));
-    for head in [real, mock] {
+    // As an acceptor of the PROXY protocol inserts it, behind a load balancer.
+    let mut told = head();
+    let balancer: SocketAddr = "10.0.0.1:1".parse().unwrap();
+    told.extensions.insert(ConnectInfo(balancer));
+    told.extensions.insert(peer);
+    for head in [real, mock, told] {
         let key = Key::new("ip", "203.0.113.7");
         assert_eq!(PeerIp.extract(&head), Ok(key.into()));
     }

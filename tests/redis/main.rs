@@ -15,6 +15,8 @@ mod greeting;
 mod histories;
 mod latency;
 mod load;
+mod observe;
+mod outage;
 mod plain;
 mod policies;
 mod prelude;

@@ -49,6 +49,12 @@ async fn a_denial_says_until_when_and_by_which_rule_or_that_it_never_ends() {
     let [full, other] = [0, 1].map(|rule| &said["policies"][0]["rules"][rule]);
     has!(said["denied_by"], { "policy": "api", "rule": "10/1d" });
     has!(full["steps"][0], { "units": 10, "release_ms": said["passes_ms"] });
+    let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    let Decision::Denied(denial) = site.limiter.check([charge]).await.unwrap() else {
+        panic!("admitted");
+    };
+    let wait_ms = u64::try_from(denial.retry_after().unwrap().as_millis()).unwrap();
+    assert_eq!(said["passes_ms"], denial.usage().decided_at_ms() + wait_ms);
     has!(other, { "fits": true });
     let cost = "explain user=bob --policies policies.toml --policy api --cost 11";
     has!(site.json(cost, 1), { "passes_ms": null, "denied_by": { "rule": "10/1d" } });

@@ -32,7 +32,7 @@ macro_rules! blocks {
             a_block_keeps_its_details_and_of_two_those_of_the_later_end
             a_ban_keeps_the_policy_and_the_rule_that_denied
             checks_that_enforce_no_blocks_are_not_denied
-            the_last_of_the_most_keys_is_told
+            the_blocked_of_the_most_keys_is_told
             shadows_are_no_reason_and_are_not_asked
             a_look_at_no_cost_is_denied_and_a_peek_is_not
             operations_with_blocks_are_done_in_their_order
@@ -67,6 +67,8 @@ A block denies until exactly its time
 A blocked check charges nothing to anybody
  p = 5/1d; block bob 1h; p bob 1 !operator; p alice 1 & p bob 1 !operator; p bob 1 & p carol 1 !operator
  p alice = 5; p bob = 5; p carol = 5
+A pause is told as a pause
+ p = 5/1d; pause alice 5s; p alice 1 !pause:5s; @4999; p alice 1 !pause:1; @5s; p alice 1
 A block for ever is one for ever
  p = 5/1d; block alice forever; block bob 99999999999d; block alice 1h; block alice @1; p alice 1 !operator:never
  @365000d; p alice 1 !operator:never; p bob 1 !operator:never; unblock alice; p alice 1
@@ -359,14 +361,16 @@ pub async fn checks_that_enforce_no_blocks_are_not_denied(store: Arc<dyn Store>,
     assert!(is_user_blocked(&store, "alice").await);
 }
 
-pub async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: ManualClock) {
+pub async fn the_blocked_of_the_most_keys_is_told(store: Arc<dyn Store>, _: ManualClock) {
     let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
     let users: Vec<&str> = names.iter().map(String::as_str).collect();
-    block_user(&store, "63", HOUR).await;
-    let blocked = blocked(decide(&store, &users).await);
-    assert_eq!(blocked.key(), &user("63"));
-    assert_eq!(left_of(&store, &users).await, [5; 64]);
-    store.unblock(&user("63")).await.unwrap();
+    for name in ["0", "31", "63"] {
+        block_user(&store, name, HOUR).await;
+        let blocked = blocked(decide(&store, &users).await);
+        assert_eq!(blocked.key(), &user(name));
+        assert_eq!(left_of(&store, &users).await, [5; 64]);
+        store.unblock(&user(name)).await.unwrap();
+    }
     assert!(decide(&store, &users).await.is_allowed());
 }
 

@@ -431,7 +431,7 @@ fn differs(
     let is_kind = match (expected, time.map(|at| expected.split_at(at))) {
         _ if said == expected => true,
         ("!", _) => is_refused,
-        ("!operator" | "!ban" | "!error", _) => said.starts_with(expected),
+        ("!operator" | "!ban" | "!pause" | "!error", _) => said.starts_with(expected),
         (_, Some((kind, time))) => said == format!("{kind}{}", millis(time)),
         (_, None) => false,
     };
