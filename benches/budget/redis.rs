@@ -79,7 +79,7 @@ pub(crate) fn check(renews: bool) -> ExitCode {
     code
 }
 
-/// Measures in a process of its own, whose Redis servers all run under callgrind.
+/// Measures in a separate process, so that all Redis servers that it starts run under callgrind.
 fn measure() -> Budgets {
     let folder = tempfile::tempdir().unwrap();
     let (output, wrapper) = (

@@ -71,7 +71,7 @@ const BODIES: [&str; 3] = ["body, axum", "body, read_body", "body, read_body and
 /// Its clock reads the processor's counter, so that its figures vary.
 pub(crate) const YARDSTICK: &str = "tower_governor";
 pub(crate) const OVER_REDIS: &str = "over redis, three rules";
-/// Checks in calls of their own, whose functions are counted: no rows of the table. Redis does not answer the second.
+/// Not in the table: each check is a separate call, and the bench counts the functions. Redis does not answer the second row.
 pub(crate) const ANSWERED: &str = "answered";
 pub(crate) const UNANSWERED: &str = "unanswered";
 

@@ -218,7 +218,7 @@ pub(crate) fn unchecked(error: &Error) -> Option<String> {
     ))
 }
 
-/// What there is to know before identities are blocked, or that were not blocked.
+/// Reasons to doubt that a block of these identities has an effect.
 pub(crate) struct Doubts<'a> {
     inspector: &'a Inspector,
     hints: Result<Hints>,

@@ -36,7 +36,7 @@ use std::{io::Write, process::ExitCode};
 
 use clap::CommandFactory;
 
-// What most verbs need, for short imports there.
+// Most verbs import these names from here.
 use self::{
     args::{Cli, Command},
     error::{Error, Result},

@@ -114,7 +114,7 @@ impl Field {
         &self.name
     }
 
-    /// Whether this value is a list of addresses, as proxies forward it. Other fields have commas, too.
+    /// Whether this value is a list of addresses, as proxies forward it. Other fields may have commas as well.
     pub(super) fn is_list(&self, value: &[u8]) -> bool {
         value.contains(&b',')
             && match self.known {
