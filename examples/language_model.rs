@@ -128,6 +128,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     axum::serve(listener, service)
         .with_graceful_shutdown(stop)
         .await?;
-    limiter.return_slots().await;
+    limiter.finish(std::time::Duration::from_secs(5)).await;
     Ok(())
 }

@@ -1,241 +1,195 @@
-//! [`BackRoom`]: spawns the work that no request waits for.
+//! The back room: one thread of this process, for all work that no request waits for.
+//!
+//! ```text
+//! settlement, return, late answer ──▶ first look, where it arises ──▶ done
+//!                                                 │ has to wait
+//! renewal, report, strike ────────────────────────┴──▶ the thread, with a runtime of its own
+//! ```
+//!
+//! So this work survives the runtimes of callers, goes on while handlers block theirs, and works where there is none.
+//! After a `fork` there is no thread.
 
 use std::{
-    mem,
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Relaxed},
         },
+        mpsc::sync_channel,
     },
-    time::Duration,
+    task::{Context, Poll, Waker},
+    thread,
 };
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::{Builder, Handle},
     sync::Notify,
-    time::Instant,
 };
 
 use crate::warning;
 
-/// How much work waits for another runtime at most. More is dropped, as without a runtime.
-const MAX_LEFT: usize = 16_384;
+/// The most living jobs that the end of a process waits for.
+const MOST_COUNTED: usize = 16_384;
 
-/// A runtime that begins no job for so long counts as one that nothing drives.
-const LATE: Duration = Duration::from_secs(1);
+/// The most living jobs of the others.
+const MOST_OTHERS: usize = 1_024;
+
+/// Where the work of a [`Limiter`](crate::Limiter) is done that no request waits for: see
+/// [`Limiter::background`](crate::Limiter::background).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Background {
+    /// In one thread of the process, with a runtime of its own.
+    #[default]
+    Thread,
+    /// In the runtime that is current where the work arises, or in the thread if there is none: for tests that pause the
+    /// clock of their runtime. The work ends with that runtime.
+    Here,
+}
+
+/// The background work of a limiter with its clones, or of a layer of stores.
+#[derive(Default)]
+pub(crate) struct BackRoom {
+    is_here: AtomicBool,
+    /// The living jobs that the end of a process waits for.
+    counted: AtomicUsize,
+    /// Notified when the last of them has ended.
+    idle: Notify,
+    others: AtomicUsize,
+    has_warned: OnceLock<()>,
+}
+
+/// A job that the end of a process waits for, until this is dropped.
+pub(crate) struct Task(Arc<BackRoom>);
+
+/// Another job, until this is dropped.
+struct Other(Arc<BackRoom>);
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The background work of a limiter with its clones, or of a store's layer.
-///
-/// One runtime does all of it, that of the first caller. When the work has ended, or a runtime that was shut down has
-/// dropped the work, the runtime of the next caller takes over.
-#[derive(Default)]
-pub(crate) struct BackRoom {
-    state: Mutex<State>,
-    /// Whether the runtime is known, and has refused no work. Written under the lock.
-    has_runtime: AtomicBool,
-    counted: AtomicUsize,
-    /// Notified when the last counted task has ended, or when a runtime has left one.
-    idle: Notify,
-    /// Set by the warning.
-    has_delay: OnceLock<()>,
-    /// The same.
-    lacks_runtime: OnceLock<()>,
+thread_local! {
+    static IS_FIRST_LOOK: Cell<bool> = const { Cell::new(false) };
 }
 
-#[derive(Default)]
-struct State {
-    /// The last one, while there is no job.
-    runtime: Option<Handle>,
-    jobs: usize,
-    /// Since when jobs wait for the runtime to begin one of them.
-    unbegun: Option<Instant>,
-    /// For the next runtime.
-    left: Vec<(Work, Option<Task>)>,
+/// Whether this poll is the first look at a job. Those that follow may be in another runtime, so a timer begins with them.
+pub(crate) fn is_first_look() -> bool {
+    IS_FIRST_LOOK.get()
 }
-
-struct Job {
-    room: Arc<BackRoom>,
-    runtime: Id,
-    /// `None` once it has begun.
-    work: Option<Work>,
-    /// A job with a task goes on in the next runtime if this one ends before the job has begun.
-    task: Option<Task>,
-}
-
-/// A task that the end of a process waits for, until this is dropped, by the task or by a runtime that ends.
-pub(crate) struct Task(Arc<BackRoom>);
 
 impl BackRoom {
-    /// Spawns work that ends with its runtime: the next caller that needs it spawns it again. Without a runtime, the
-    /// work is dropped.
+    pub(crate) fn set(&self, place: Background) {
+        self.is_here.store(place == Background::Here, Relaxed);
+    }
+
+    /// Begins work in the thread.
     pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        self.start(Some((Box::pin(work), None)));
+        let other = Other(Arc::clone(self));
+        if self.has_room(&self.others, MOST_OTHERS) {
+            self.start(Box::pin(async move {
+                work.await;
+                drop(other);
+            }));
+        }
     }
 
-    /// Spawns work that the end of a process waits for.
+    /// Begins work here that the end of a process waits for: what is ready at once is done when this returns, and calls to a
+    /// server stand in the line of the caller's runtime. The rest is done in the thread.
     pub(crate) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        self.start(Some((Box::pin(work), Some(self.begin()))));
-    }
-
-    /// Lets work that an ended runtime has left go on in that of the caller.
-    pub(crate) fn resume(self: &Arc<Self>) {
-        if !self.has_runtime.load(Relaxed) {
-            self.start(None);
+        let Some(task) = self.begin() else {
+            return;
+        };
+        let mut work: Work = Box::pin(work);
+        if look(&mut work).is_pending() {
+            self.start(Box::pin(async move {
+                work.await;
+                drop(task);
+            }));
         }
     }
 
-    /// Keeps work for the next runtime, since this one ends. Without room the work is dropped.
-    pub(crate) fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut state = self.lock();
-        self.has_runtime.store(false, Relaxed);
-        if state.runtime.is_some() && state.left.len() < MAX_LEFT {
-            state.left.push((Box::pin(work), None));
+    /// Counts a job that the end of a process waits for. `None` if there are too many: drop the job.
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<Task> {
+        let task = Task(Arc::clone(self));
+        self.has_room(&self.counted, MOST_COUNTED).then_some(task)
+    }
+
+    /// Counts one more, and returns whether there is room for it.
+    fn has_room(&self, jobs: &AtomicUsize, most: usize) -> bool {
+        let has_room = jobs.fetch_add(1, Relaxed) < most;
+        if !has_room {
+            self.has_warned.get_or_init(warning::back_room_full);
         }
+        has_room
     }
 
-    /// Whether there is a runtime for work: that of this caller from now on, if there was none, or if that has ended.
-    /// Ask this before work that may begin on a thread outside of any.
-    pub(crate) fn knows_runtime(self: &Arc<Self>) -> bool {
-        self.has_runtime.load(Relaxed) || self.note_runtime()
+    /// How many of the counted jobs have not ended.
+    pub(crate) fn left(&self) -> usize {
+        self.counted.load(Acquire)
     }
 
-    #[cold]
-    fn note_runtime(self: &Arc<Self>) -> bool {
-        self.start(None); // and what was left to it
-        self.has_runtime.load(Relaxed)
-    }
-
-    /// Makes the caller's runtime that of the work, if the last one has nothing to do, or refuses work.
-    fn enter(&self, state: &mut State, is_free: bool) {
-        if (is_free || !self.has_runtime.load(Relaxed))
-            && let Ok(caller) = Handle::try_current()
-        {
-            state.runtime = Some(caller);
-            self.has_runtime.store(true, Relaxed);
-        }
-    }
-
-    /// Counts a task that the end of a process waits for.
-    pub(crate) fn begin(self: &Arc<Self>) -> Task {
-        self.counted.fetch_add(1, Relaxed);
-        Task(Arc::clone(self))
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.counted.load(Acquire) == 0
-    }
-
-    /// Waits until the counted tasks have ended, in this runtime if theirs has left them.
-    pub(crate) async fn ended(self: &Arc<Self>) {
+    /// Waits until the counted jobs have ended.
+    pub(crate) async fn ended(&self) {
         loop {
             let mut idle = pin!(self.idle.notified());
             idle.as_mut().enable();
-            self.start(None);
-            if !self.has_runtime.load(Relaxed) {
-                let left = mem::take(&mut self.lock().left);
-                drop(left); // it can go on in no runtime
-            }
-            if self.is_idle() {
+            if self.left() == 0 {
                 return;
             }
             idle.await;
         }
     }
 
-    /// Spawns this work, and the tasks that an earlier runtime has left.
-    fn start(self: &Arc<Self>, work: Option<(Work, Option<Task>)>) {
-        let mut state = self.lock();
-        let is_free = state.jobs == 0;
-        self.enter(&mut state, is_free);
-        let has_runtime = self.has_runtime.load(Relaxed);
-        let Some(runtime) = state.runtime.clone().filter(|_| has_runtime) else {
-            return self.do_without(state, work);
-        };
-        let left = mem::take(&mut state.left);
-        let jobs = left.len() + usize::from(work.is_some());
-        state.jobs += jobs;
-        state.unbegun = state.unbegun.or_else(|| (jobs > 0).then(Instant::now));
-        // Without the lock: a runtime that has been shut down drops a job at once.
-        drop(state);
-        self.look();
-        for (work, task) in left.into_iter().chain(work) {
-            let job = Job {
-                room: Arc::clone(self),
-                runtime: runtime.id(),
-                work: Some(work),
-                task,
-            };
-            drop(runtime.spawn(job.run()));
+    fn start(&self, work: Work) {
+        let here = || Handle::try_current().ok();
+        let own = self.is_here.load(Relaxed).then(here).flatten();
+        // Without the thread, the work is done here, or dropped where there is no runtime.
+        if let Some(runtime) = own.or_else(|| thread().cloned()).or_else(here) {
+            drop(runtime.spawn(work));
         }
     }
+}
 
-    #[cold]
-    fn do_without(&self, state: MutexGuard<'_, State>, work: Option<(Work, Option<Task>)>) {
-        match work {
-            Some(work) if state.runtime.is_some() => self.leave(state, work),
-            Some(_) => {
-                drop(state);
-                self.lacks_runtime.get_or_init(warning::no_background);
+/// Lets work go on in the thread that has begun in a runtime.
+#[cfg(feature = "cluster")]
+pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+    Arc::<BackRoom>::default().spawn(work);
+}
+
+/// Polls a job once in the caller's runtime. A job that panics has ended.
+fn look(work: &mut Work) -> Poll<()> {
+    if thread::panicking() || Handle::try_current().is_err() {
+        return Poll::Pending;
+    }
+    let before = IS_FIRST_LOOK.replace(true);
+    let mut context = Context::from_waker(Waker::noop());
+    let looked = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut context)));
+    IS_FIRST_LOOK.set(before);
+    looked.unwrap_or(Poll::Ready(()))
+}
+
+/// The runtime of the thread, which starts at the first need; `None` if it cannot be started.
+fn thread() -> Option<&'static Handle> {
+    static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
+    let started = THREAD.get_or_init(|| {
+        let (sender, started) = sync_channel(1);
+        let run = move || {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let _ = sender.send(runtime.as_ref().ok().map(|it| it.handle().clone()));
+            if let Ok(runtime) = runtime {
+                runtime.block_on(std::future::pending())
             }
-            None => {}
+        };
+        let thread = thread::Builder::new().name("sluicegate".into());
+        let started = thread.spawn(run).ok().and_then(|_| started.recv().ok()?);
+        if started.is_none() {
+            warning::no_back_room();
         }
-    }
-
-    /// Leaves work of a runtime that has ended to the next, if it is a task.
-    fn leave(&self, mut state: MutexGuard<'_, State>, (work, task): (Work, Option<Task>)) {
-        if task.is_some() && state.left.len() < MAX_LEFT {
-            state.left.push((work, task));
-            drop(state);
-            self.idle.notify_waiters();
-        } else {
-            drop(state); // before the work and the task, whose ends may begin other work
-        }
-    }
-
-    /// Warns once if work waits for a runtime that nothing drives.
-    pub(crate) fn look(&self) {
-        let since = self.lock().unbegun;
-        if since.is_some_and(|since| since.elapsed() > LATE) {
-            self.has_delay.get_or_init(warning::runtime_not_driven);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Job {
-    async fn run(mut self) {
-        self.room.lock().unbegun = None;
-        if let Some(work) = self.work.take() {
-            work.await;
-        }
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        let (work, task) = (self.work.take(), self.task.take());
-        let mut state = self.room.lock();
-        state.jobs -= 1;
-        if state.jobs == 0 {
-            state.unbegun = None;
-        }
-        let is_current = |it: &Handle| it.id() == self.runtime;
-        if work.is_some() && state.runtime.as_ref().is_some_and(is_current) {
-            self.room.has_runtime.store(false, Relaxed);
-        }
-        match work {
-            Some(work) => self.room.leave(state, (work, task)),
-            None => drop(state), // before the task
-        }
-    }
+        started
+    });
+    started.as_ref()
 }
 
 impl Drop for Task {
@@ -246,25 +200,35 @@ impl Drop for Task {
     }
 }
 
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.0.others.fetch_sub(1, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
-
-    use tokio::runtime::Builder;
+    use std::future::pending;
 
     use super::*;
 
     #[test]
-    fn the_work_that_waits_for_another_runtime_takes_bounded_memory() {
+    fn the_jobs_that_wait_take_bounded_memory_and_one_that_panics_ends_alone() {
         let room = Arc::<BackRoom>::default();
-        let runtime = || Builder::new_current_thread().build().unwrap();
-        runtime().block_on(async { assert!(room.knows_runtime()) });
-        for _ in 0..2 * MAX_LEFT {
-            room.finish(ready(()));
-        }
-        assert!(!room.knows_runtime(), "it has ended");
-        assert_eq!(room.lock().left.len(), MAX_LEFT);
-        runtime().block_on(room.ended());
-        assert!(room.is_idle());
+        room.set(Background::Here);
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..2 * MOST_COUNTED {
+                room.finish(async { panic!("on purpose") });
+                room.spawn(pending());
+            }
+            assert_eq!((room.left(), room.others.load(Relaxed)), (0, MOST_OTHERS));
+            for _ in 0..2 * MOST_COUNTED {
+                room.finish(pending());
+            }
+            assert_eq!(room.left(), MOST_COUNTED);
+        });
+        drop(runtime);
+        assert_eq!((room.left(), room.others.load(Relaxed)), (0, 0));
     }
 }

@@ -180,6 +180,7 @@ pub mod under_load {
     //!
     #![doc = include_str!("../docs/guide/under_load.md")]
 }
+mod timer;
 mod warning;
 mod watch;
 

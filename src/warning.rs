@@ -297,32 +297,22 @@ pub(crate) fn memory_full() {
     );
 }
 
-/// Warns that this runtime cannot use leases.
-pub(crate) fn nothing_leased() {
+/// Warns that the thread for background work could not be started.
+pub(crate) fn no_back_room() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
-        "misconfigured: `Leases` needs a tokio runtime whose timers are enabled; nothing is leased any more"
+        "the thread for settlements, slots, bans and reports cannot be started: their work is done in the runtimes of \
+         requests, and ends with them"
     );
 }
 
-/// Warns that a limiter or a layer has work in the background, and no runtime for it.
-pub(crate) fn no_background() {
+/// Warns that background work is dropped.
+pub(crate) fn back_room_full() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
-        "misconfigured: a limiter was first used outside of a tokio runtime: it reports nothing, and makes no bans"
-    );
-}
-
-/// Warns that work, or callers of another runtime, wait for a runtime that exists and that nothing drives.
-pub(crate) fn runtime_not_driven() {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "sluicegate",
-        "misconfigured: work in the background, or a call to Redis, waits for a tokio runtime that nothing drives, or \
-         that a thread blocks. It lives in the runtime of the caller that first needs it: keep that runtime running, \
-         or shut it down, so that the next caller's takes over"
+        "too much background work waits for the store: further settlements, returns of slots and reports are dropped"
     );
 }
 

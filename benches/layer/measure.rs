@@ -314,7 +314,7 @@ pub(crate) fn run() -> ExitCode {
         for row in &mut rows {
             row.time(clients);
             if let Some(limiter) = &row.background {
-                runtime.block_on(limiter.return_slots());
+                runtime.block_on(limiter.finish(std::time::Duration::from_secs(60)));
             }
         }
         if round % UPKEEP == 0 {

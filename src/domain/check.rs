@@ -10,7 +10,7 @@ use crate::domain::{charge::Charge, error::StoreError, key::Key, policy::Policy,
 pub(crate) const MAX_CHARGES: usize = 64;
 
 /// The most slots that a charge takes.
-const MAX_SLOTS: u64 = 1_000;
+const MAX_SLOTS: u64 = 256;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
@@ -57,7 +57,7 @@ impl Check {
     ///
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when two different policies of one name charge
     /// the same key, since they would share their counts, or when there are more than 64 charges that count, or more
-    /// than 64 of shadows, or when a charge within its limit takes more than 1000 slots.
+    /// than 64 of shadows, or when a charge within its limit takes more than 256 slots.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {
@@ -360,7 +360,7 @@ fn choose_slots(check: &mut Arc<Inner>) {
 fn slots_are_few(charge: &Charge) -> Result<(), StoreError> {
     if charge.cost() > MAX_SLOTS && charge.chooses_slots() {
         return Err(StoreError::invalid_request(
-            "a charge takes more than 1000 slots",
+            "a charge takes more than 256 slots",
         ));
     }
     Ok(())

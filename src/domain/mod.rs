@@ -15,6 +15,7 @@ pub mod error;
 mod failure;
 pub(crate) mod first_of;
 pub mod key;
+pub(crate) mod late;
 pub(crate) mod operation;
 pub mod policies;
 pub mod policy;

@@ -28,7 +28,17 @@ impl Settlement {
 
     /// Returns `None` when no cost differs from the cost charged, or when the check cannot be settled.
     pub(crate) fn of_change(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Option<Self> {
-        let costs = final_costs(usage, cost);
+        Self::of_changed(usage, final_costs(usage, cost))
+    }
+
+    /// The same with the final cost of each charge, in their order.
+    pub(crate) fn of_costs(usage: &Usage, costs: &[u64]) -> Option<Self> {
+        let charges = usage.check().charges().iter().zip(costs);
+        let costs = charges.map(|(charge, cost)| final_cost(charge, || *cost));
+        Self::of_changed(usage, costs.collect())
+    }
+
+    fn of_changed(usage: &Usage, costs: Box<[u64]>) -> Option<Self> {
         let mut both = usage.check().charges().iter().zip(&costs);
         if both.all(|(charge, cost)| charge.cost() == *cost) {
             return None;
@@ -89,9 +99,13 @@ impl Settlement {
 
 fn final_costs(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Box<[u64]> {
     let charges = usage.check().charges().iter();
-    let costs = charges.map(|charge| match charge.policy().is_concurrency() {
-        true => charge.cost(),
-        false => cost(charge).min(MAX_UNITS),
-    });
+    let costs = charges.map(|charge| final_cost(charge, || cost(charge)));
     costs.collect()
+}
+
+fn final_cost(charge: &Charge, cost: impl FnOnce() -> u64) -> u64 {
+    match charge.policy().is_concurrency() {
+        true => charge.cost(),
+        false => cost().min(MAX_UNITS),
+    }
 }

@@ -17,7 +17,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{caller::Caller, refusals::Refusals, timeout::within};
+use super::{caller::Caller, refusals::Refusals};
 use crate::{
     background::BackRoom,
     domain::{
@@ -32,6 +32,7 @@ use crate::{
         window::Spec,
     },
     observe::Event,
+    timer::within,
 };
 
 /// How many identities can wait. Under an attack from many more, the rest are dropped and not counted.
@@ -108,7 +109,7 @@ impl StrikeQueue {
     #[cold]
     fn start_counting(self: &Arc<Self>, caller: &Arc<Caller>) {
         let Ok(task) = Arc::clone(&self.task).try_acquire_owned() else {
-            return self.background.look();
+            return;
         };
         let counting = Counting {
             queue: Arc::clone(self),
@@ -209,22 +210,12 @@ impl Waiting {
     }
 }
 
-/// The counting task. If its runtime ends, or there is none, the strikes that wait are forgotten: a request must not
-/// wait for a store call.
+/// The counting task.
 struct Counting {
     queue: Arc<StrikeQueue>,
     caller: Arc<Caller>,
     /// `None` after the last strike.
     task: Option<OwnedSemaphorePermit>,
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        let mut waiting = self.queue.lock();
-        if self.task.take().is_some() {
-            *waiting = Waiting::default();
-        }
-    }
 }
 
 impl Counting {

@@ -13,7 +13,7 @@ use super::{
     breaker::{Breaker, DEFAULT_INTERVAL, Permit},
     events::Events,
     jitter,
-    timeout::{DEFAULT_TIMEOUT, FOR_EVER, LazySleep, is_noticed_late},
+    timeout::{DEFAULT_TIMEOUT, FOR_EVER, is_noticed_late},
 };
 use crate::{
     domain::{
@@ -25,6 +25,7 @@ use crate::{
     },
     observe::{CallInfo, PollScope, RequestOutcome, Timing},
     store::{Store, StoreFuture, TIMED_OUT},
+    timer::LazySleep,
 };
 
 /// A store, and how to call it.
@@ -240,6 +241,15 @@ impl<T> Calling<T> {
             Self::Waits(_) => None,
         }
     }
+
+    /// Leaves the call. Returns the rest of the wait, unless the operation is surely never executed, or the answer was
+    /// taken.
+    pub(super) fn leave(&mut self) -> Option<StoreFuture<T>> {
+        match self {
+            Self::Ready(_) => None,
+            Self::Waits(call) => call.answer.leave(),
+        }
+    }
 }
 
 impl<T> Unpin for Calling<T> {}
@@ -283,7 +293,7 @@ impl<T: StoreAnswer> Call<T> {
                 let deadline = timer.deadline();
                 self.forgive(deadline);
                 let answer = &mut self.answer;
-                let is_unsent = in_scope(&mut self.scope, || answer.leave());
+                let is_unsent = in_scope(&mut self.scope, || answer.is_never_sent());
                 Err(TIMED_OUT.unsent_if(is_unsent))
             }
         };

@@ -21,6 +21,7 @@ use crate::{
         check::Check,
         decision::{Decision, Usage},
         error::StoreError,
+        late::Late,
     },
     observe::{CallInfo, CallKind, Timing},
     store::{Store, StoreFuture, maybe_ready::MaybeReady},
@@ -69,8 +70,31 @@ impl Future for Deciding {
         let Some(asked) = this.asked.take() else {
             panic!("polled after completion");
         };
+        // After a timeout, the answer may still come.
+        let late = this.call.leave();
         let (limiter, check) = (&this.limiter, &this.check);
-        Poll::Ready(limiter.resolve_call(this.kind, check, answer, asked))
+        Poll::Ready(limiter.resolve_call(this.kind, check, answer, asked, late))
+    }
+}
+
+/// The caller leaves before the answer. It keeps the charge, or nobody would be limited who hangs up, unless its layer
+/// refunds that.
+impl Drop for Deciding {
+    fn drop(&mut self) {
+        let Some(Asked { mut slots, .. }) = self.asked.take() else {
+            return;
+        };
+        let Some(answer) = self.call.leave() else {
+            slots.iter_mut().for_each(|it| it.answered()); // it is never sent
+            return;
+        };
+        let refunds = self.limiter.inner.refunds_left && self.kind == CallKind::Check;
+        if refunds || slots.is_some() {
+            let late = self.limiter.keep_late(&self.check, answer, slots);
+            if !refunds {
+                late.serve();
+            }
+        }
     }
 }
 
@@ -110,7 +134,10 @@ impl Limiter {
                 self.count_outcome(&decision);
                 decision.is_allowed()
             }
-            Resolution::Open(_) => true,
+            Resolution::Open(_, late) => {
+                late.iter().for_each(Usage::serve_late);
+                true
+            }
             Resolution::Closed(_) => false,
         }
     }
@@ -212,7 +239,7 @@ impl Limiter {
             let result = Decision::new(&check, true, 0, &[]);
             let timing = None;
             let answer = Answer { result, timing };
-            return MaybeReady::ready(self.resolve(kind, &check, answer, None, false));
+            return MaybeReady::ready(self.resolve(kind, &check, answer, None, false, None));
         }
         let inner = &self.inner;
         let refusals = &inner.memory.refusals;
@@ -234,14 +261,7 @@ impl Limiter {
         asked.slots = takes_slots.then(|| Box::new(Unanswered::new(self, &check)));
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
-        let slots = &mut asked.slots;
-        let begin = |store: &dyn Store| {
-            let mut answer = store.check(charged.as_ref().unwrap_or(&check));
-            if let Some(slots) = slots {
-                slots.sent = answer.sent().cloned();
-            }
-            answer
-        };
+        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
         let info = || CallInfo::new(kind, &check);
         let mut call = match repeated {
             Some(denial) => {
@@ -256,7 +276,7 @@ impl Limiter {
             }
         };
         if let Some(answer) = call.take_ready() {
-            return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked));
+            return MaybeReady::ready(self.resolve_call(kind, &check, answer, asked, None));
         }
         MaybeReady::pending(Deciding {
             limiter: self.clone(),
@@ -273,7 +293,8 @@ impl Limiter {
         kind: CallKind,
         check: &Check,
         mut answer: Answer<Decision>,
-        asked: Asked,
+        mut asked: Asked,
+        late: Option<StoreFuture<Decision>>,
     ) -> Resolution {
         let refusals = &self.inner.memory.refusals;
         if let Ok(decision) = &answer.result {
@@ -285,7 +306,8 @@ impl Limiter {
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
             refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
         }
-        self.resolve(kind, check, answer, asked.slots, asked.is_try)
+        let late = late.map(|answer| self.keep_late(check, answer, asked.slots.take()));
+        self.resolve(kind, check, answer, asked.slots, asked.is_try, late)
     }
 
     /// Turns the answer of a call into a resolution.
@@ -296,6 +318,7 @@ impl Limiter {
         answer: Answer<Decision>,
         mut slots: Option<Box<Unanswered>>,
         is_try: bool,
+        late: Option<Late>,
     ) -> Resolution {
         let Answer { result, timing } = answer;
         if let Some(slots) = &mut slots {
@@ -318,7 +341,10 @@ impl Limiter {
                 let (resolution, outcome) = fallen_back;
                 let call = CallInfo::new(kind, check);
                 self.events().error(call, &error, outcome, timing);
-                resolution
+                match late {
+                    Some(late) => resolution.with_late(check, late),
+                    None => resolution,
+                }
             }
         };
         if let Resolution::Decided(decision) = &resolution {

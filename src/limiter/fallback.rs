@@ -75,7 +75,7 @@ impl Fallback {
         refusals: &Refusals,
     ) -> (Resolution, RequestOutcome) {
         let resolution = match self.by_failure_policy(check, error.clone(), refusals) {
-            Resolution::Closed(error) if self.passes_undecided => Resolution::Open(error),
+            Resolution::Closed(error) if self.passes_undecided => Resolution::Open(error, None),
             resolution => resolution,
         };
         if kind == CallKind::Check {
@@ -123,9 +123,9 @@ impl Fallback {
             // Shadows never deny, whatever fails.
             _ if check.charges().is_empty() && check.look_ups().is_empty() => {
                 Decision::new(check, true, 0, &[])
-                    .map_or(Resolution::Open(error), Resolution::Decided)
+                    .map_or(Resolution::Open(error, None), Resolution::Decided)
             }
-            FailurePolicy::Open => Resolution::Open(error),
+            FailurePolicy::Open => Resolution::Open(error, None),
             FailurePolicy::Closed => Resolution::Closed(error),
         }
     }
@@ -163,7 +163,7 @@ fn is_above_share(decision: &Decision, check: &Check) -> bool {
 fn outcome(kind: CallKind, resolution: &Resolution) -> RequestOutcome {
     match (kind, resolution) {
         (_, Resolution::Decided(decision)) if decision.usage().is_local() => RequestOutcome::Local,
-        (CallKind::Check, Resolution::Decided(_) | Resolution::Open(_)) => RequestOutcome::Passed,
+        (CallKind::Check, Resolution::Decided(_) | Resolution::Open(..)) => RequestOutcome::Passed,
         (CallKind::Check, Resolution::Closed(_)) => RequestOutcome::Rejected,
         _ => RequestOutcome::Failed,
     }

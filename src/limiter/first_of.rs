@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     Limiter, Resolution, WhereOpen,
     decide::is_open,
-    slots::Unanswered,
+    late::Unserved,
     wait_queue::{self, waits_after},
 };
 use crate::{
@@ -144,7 +144,7 @@ impl Tries<'_> {
         let passes = self.limiter.inner.fallback.passes_undecided;
         self.limiter.events().invalid(None, passes, &error);
         match passes {
-            true => Resolution::Open(error),
+            true => Resolution::Open(error, None),
             false => Resolution::Closed(error),
         }
     }
@@ -155,17 +155,16 @@ impl Tries<'_> {
         if is_open(&decision) && !check.is_empty() {
             self.is_local = decision.usage().is_local();
             // The caller may leave meanwhile, or an observer panic.
-            let takes_slots = check.takes_slots() && decision.is_allowed();
-            let slots = takes_slots.then(|| Unanswered::holding(self.limiter, &decision, &check));
+            let admitted = decision
+                .is_allowed()
+                .then(|| Unserved::new(self.limiter, &decision));
             (decision, check) = self.try_shadows(decision, check).await;
             let events = self.limiter.events();
             let timing = events.is_observed().then(|| Timing::since(self.begun));
             let kind = CallKind::Check;
             self.limiter
                 .report_decision(kind, &decision, &check, timing);
-            if let Some(mut slots) = slots {
-                slots.answered();
-            }
+            admitted.into_iter().for_each(Unserved::answered);
         }
         decision
     }

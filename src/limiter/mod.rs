@@ -10,6 +10,7 @@ mod events;
 mod fallback;
 mod first_of;
 pub(crate) mod jitter;
+mod late;
 mod near_limit;
 mod pauses;
 mod publisher;
@@ -28,7 +29,6 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-pub use crate::domain::ActualCost;
 #[cfg(doc)]
 use crate::domain::decision::{Decision, Usage};
 use crate::{
@@ -47,6 +47,7 @@ use crate::{
     observe::{CallInfo, CallKind, Observer},
     store::{MemoryStore, Store, StoreExt, StoreFuture, ext},
 };
+pub use crate::{background::Background, domain::ActualCost};
 use breaker::Breaker;
 pub(crate) use breaker::DEFAULT_INTERVAL;
 use caller::{Caller, To};
@@ -56,7 +57,7 @@ use fallback::Fallback;
 pub(crate) use pauses::{Ask, Backoff, Sent};
 pub(crate) use resolution::Resolution;
 pub use slots::{Slot, SlotWatch};
-pub(crate) use timeout::{FOR_EVER, LazySleep, SETTLING};
+pub(crate) use timeout::{FOR_EVER, SETTLING};
 pub(crate) use wait_queue::WhereOpen;
 
 /// As many as wait for a minute under a limit of 1,000 a minute.
@@ -64,9 +65,11 @@ const DEFAULT_MAX_QUEUE: usize = 1_024;
 
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
-/// Use the limiter inside a tokio runtime with timers enabled if the store has to wait for a server, as Redis does:
-/// elsewhere the futures panic when they start the timeout. A `MemoryStore` answers at once, and needs a runtime only
-/// to wait in [`acquire`](Limiter::acquire), to count contributors, and to count the strikes of a [ban](Policy::ban).
+/// Use the limiter inside a tokio runtime with timers enabled if the store has to wait for a server: over Redis, a check
+/// elsewhere is an error, and over other stores the futures panic when they start the timeout. A `MemoryStore` answers at
+/// once, and needs a runtime only to wait in [`acquire`](Limiter::acquire).
+///
+/// Work that no request waits for is done in [one thread](Background) of the process.
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
@@ -83,6 +86,8 @@ struct Inner {
     counts_denials: bool,
     publishes: bool,
     caches_denials: bool,
+    /// Whether a check whose caller leaves costs nothing.
+    refunds_left: bool,
     denial_clock: refusals::Clock,
     memory: Arc<Memory>,
     jobs: Arc<Jobs>,
@@ -126,6 +131,7 @@ impl Limiter {
             counts_denials: true,
             publishes: publisher::is_published_by(&*store),
             caches_denials: false,
+            refunds_left: false,
             denial_clock: refusals::Clock::system(),
             caller: Arc::new(Caller::new(store)),
             memory: Arc::new(memory),
@@ -297,6 +303,19 @@ impl Limiter {
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change_caller(|caller| caller.events = Events(Some(Arc::new(observer))))
+    }
+
+    /// Sets where the work is done that no request waits for: settlements, renewals and returns of slots, late answers,
+    /// strikes and reports. The default is [`Background::Thread`]. The last call holds for the limiter and its clones.
+    #[must_use]
+    pub fn background(self, place: Background) -> Self {
+        self.inner.jobs.background.set(place);
+        self
+    }
+
+    /// The limiter of a layer that refunds unanswered requests.
+    pub(crate) fn refund_left(self) -> Self {
+        self.change(|inner| inner.refunds_left = true)
     }
 
     pub(crate) fn call_timeout(&self) -> Duration {

@@ -476,7 +476,7 @@ impl Place<'_> {
     pub(super) fn answered(mut self, resolution: &Resolution) {
         let leaves = match resolution {
             Resolution::Decided(decision) => decision.is_allowed(),
-            Resolution::Open(_) => true,
+            Resolution::Open(..) => true,
             Resolution::Closed(_) => false,
         };
         if !leaves {

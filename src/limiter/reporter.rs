@@ -124,7 +124,7 @@ impl Reports {
         self.ensure_running();
     }
 
-    /// Spawns the task after a count, if none runs. Without a runtime, nothing is reported.
+    /// Spawns the task after a count, if none runs.
     pub(super) fn ensure_running(self: &Arc<Self>) {
         // Pairs with the fence of an ending task: either this thread sees the end, or the task sees the counts.
         fence(SeqCst);

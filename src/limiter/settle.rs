@@ -1,11 +1,16 @@
 //! Settling: sets the final costs of an admitted check.
 
-use std::{cell::Cell, mem, time::Duration};
+use std::{
+    cell::Cell,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::{
-    Limiter,
+    Limiter, SETTLING,
     caller::{Answer, Calling, To},
 };
 use crate::{
@@ -15,8 +20,9 @@ use crate::{
         error::{StoreError, StoreErrorKind},
         settlement::Settlement,
     },
-    observe::{CallInfo, CallKind, RequestOutcome},
+    observe::{CallInfo, CallKind, RequestOutcome, Timing},
     store::{Store, StoreExt, StoreFuture},
+    timer::LazySleep,
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -30,7 +36,7 @@ impl Limiter {
     ///
     /// A lower cost takes the difference from the step that was charged, if that step still counts, and never below
     /// zero. A higher cost charges the difference now, whatever the limit: units count when they are known to be used.
-    /// A check that you do not settle keeps its cost.
+    /// A check that you do not settle keeps its cost. If you drop the future, the settlement goes on in the background.
     ///
     /// # Errors
     ///
@@ -49,7 +55,7 @@ impl Limiter {
         let shadow = admitted_shadow(usage);
         let parts = match shadow {
             Some(shadow) if usage.check().charges().is_empty() => {
-                vec![Settlement::new(shadow, cost)?]
+                vec![Settlement::new(shadow, &cost)?]
             }
             _ => {
                 let mut parts = vec![Settlement::new(usage, &cost)?];
@@ -57,7 +63,8 @@ impl Limiter {
                 parts
             }
         };
-        let settled = self.settle_each(&parts).await;
+        usage.end_late(cost);
+        let (parts, settled) = self.settling(parts).await;
         for (part, result) in parts.iter().zip(&settled) {
             // The other part may have been settled.
             if result.as_ref().is_err_and(StoreError::is_unsent) {
@@ -69,6 +76,7 @@ impl Limiter {
 
     /// The settlements that the changed costs need: one for the charges that count, and one for the shadows.
     pub(crate) fn changed_parts(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Vec<Settlement> {
+        usage.end_late_if_changed(&cost);
         let both = [Some(usage), admitted_shadow(usage)];
         let parts = both.into_iter().flatten();
         parts
@@ -82,6 +90,7 @@ impl Limiter {
         usage: &Usage,
         cost: impl Fn(&Charge) -> Option<u64>,
     ) -> Vec<Settlement> {
+        usage.end_late_if_known(&cost);
         let both = [Some(usage), admitted_shadow(usage)];
         let parts = both.into_iter().flatten().filter_map(|part| {
             let is_known = Cell::new(false);
@@ -102,9 +111,23 @@ impl Limiter {
     pub(crate) async fn settle_parts(
         &self,
         usage: &Usage,
-        parts: &[Settlement],
+        parts: Vec<Settlement>,
     ) -> Result<Usage, StoreError> {
-        joined(usage, parts, self.settle_each(parts).await)
+        let (parts, settled) = self.settling(parts).await;
+        joined(usage, &parts, settled)
+    }
+
+    /// Begins to settle these parts of one check within the timeout, when first polled.
+    fn settling(&self, parts: Vec<Settlement>) -> Settling {
+        let limiter = self.clone();
+        let work = async move {
+            let settled = limiter.settle_each(&parts).await;
+            (parts, settled)
+        };
+        Settling {
+            limiter: self.clone(),
+            work: Some(Box::pin(work)),
+        }
     }
 
     /// Settles these parts of one check within the timeout, and returns their results one by one.
@@ -151,25 +174,13 @@ impl Limiter {
             if parts.is_empty() || next > end {
                 return;
             }
-            let mut unsent = Unsent {
-                limiter: self,
-                parts,
-                each,
-                end,
-            };
-            sleep_until(next).await;
-            parts = mem::take(&mut unsent.parts);
+            LazySleep::new(next.saturating_duration_since(Instant::now())).await;
         }
     }
 
-    /// Runs work that settles costs, for which [`return_slots`](Self::return_slots) waits.
+    /// Does work that [`finish`](Self::finish) waits for, from here on or in the back room.
     pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.inner.jobs.background.finish(work);
-    }
-
-    /// Whether a runtime can run such work, here or elsewhere.
-    pub(crate) fn has_background(&self) -> bool {
-        self.inner.jobs.background.knows_runtime()
     }
 
     /// Settles all parts in the one place that decided them, and returns their results one by one.
@@ -184,28 +195,39 @@ impl Limiter {
         drop(ending);
         let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
         for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
-            let mut call = info(settlement);
-            call.shares_call = index > 0;
-            match result {
-                Ok(usage) => {
-                    self.inner
-                        .jobs
-                        .reporter
-                        .0
-                        .contribute_settled(settlement, usage);
-                    self.events().completion(call, local, timing);
-                    let notices = &self.inner.notices;
-                    notices.notice_settled(settlement, usage, self.events());
-                }
-                Err(error) => {
-                    let outcome = RequestOutcome::Failed;
-                    self.events().error(call, error, outcome, timing);
-                }
+            // A late decision was not reported.
+            if !settlement.usage().is_late() {
+                self.report_settled(settlement, result, index > 0, timing);
             }
             // Wake even after an error: the store may have settled the check.
             self.inner.memory.queues.wake_settled(settlement);
         }
         results
+    }
+
+    fn report_settled(
+        &self,
+        settlement: &Settlement,
+        result: &Result<Usage, StoreError>,
+        shares_call: bool,
+        timing: Option<Timing>,
+    ) {
+        let local = settlement.usage().is_local();
+        let mut call = info(settlement);
+        call.shares_call = shares_call;
+        match result {
+            Ok(usage) => {
+                let reports = &self.inner.jobs.reporter.0;
+                reports.contribute_settled(settlement, usage);
+                self.events().completion(call, local, timing);
+                let notices = &self.inner.notices;
+                notices.notice_settled(settlement, usage, self.events());
+            }
+            Err(error) => {
+                let outcome = RequestOutcome::Failed;
+                self.events().error(call, error, outcome, timing);
+            }
+        }
     }
 
     /// The one place that decided a check, for a call that no request waits for.
@@ -241,24 +263,44 @@ impl Limiter {
     }
 }
 
-/// Settlements that wait to be tried again: if the runtime ends meanwhile, they go on in the next.
-struct Unsent<'a> {
-    limiter: &'a Limiter,
-    parts: Vec<Settlement>,
-    each: Duration,
-    end: Instant,
+/// A settlement of the parts of one check. If its caller leaves, it goes on in the background.
+struct Settling {
+    limiter: Limiter,
+    /// `None` when it has ended.
+    work: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
 }
 
-impl Drop for Unsent<'_> {
+type Ended = (Vec<Settlement>, Settled);
+
+impl Future for Settling {
+    type Output = Ended;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        let Some(work) = &mut self.work else {
+            panic!("polled after completion");
+        };
+        let ended = ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(ended)
+    }
+}
+
+impl Drop for Settling {
     fn drop(&mut self) {
-        let parts = mem::take(&mut self.parts);
-        if parts.is_empty() {
+        let Some(work) = self.work.take() else {
             return;
-        }
-        let (limiter, each) = (self.limiter.clone(), self.each);
-        let left = self.end.saturating_duration_since(Instant::now());
-        let rest = async move { limiter.settle_patiently(parts, each, left).await };
-        self.limiter.inner.jobs.background.finish(rest);
+        };
+        let limiter = self.limiter.clone();
+        self.limiter.in_background(async move {
+            let (mut parts, settled) = work.await;
+            let mut settled = settled.iter();
+            let is_unsent = |settled: &Result<_, StoreError>| {
+                settled.as_ref().is_err_and(StoreError::is_unsent)
+            };
+            parts.retain(|_| settled.next().is_some_and(is_unsent));
+            let each = limiter.inner.caller.timeout();
+            limiter.settle_patiently(parts, each, SETTLING).await;
+        });
     }
 }
 

@@ -33,7 +33,6 @@ use super::{
     FOR_EVER, Limiter, Resolution,
     decide::is_open,
     pauses::{Entry, Pauses},
-    timeout::LazySleep,
 };
 use crate::{
     domain::{
@@ -43,6 +42,7 @@ use crate::{
         error::{StoreError, StoreErrorKind},
     },
     observe::{CallKind, Timing},
+    timer::LazySleep,
 };
 
 /// How a caller behaves while the store cannot decide and the failure policy would let it pass.
@@ -291,8 +291,8 @@ impl Waiter<'_> {
                 (end <= deadline).then(|| end.min(now + RECHECK))
             }
             Resolution::Decided(Decision::Allowed(_)) => None,
-            Resolution::Open(_) if self.where_open == WhereOpen::Pass => None,
-            Resolution::Open(error) | Resolution::Closed(error) => {
+            Resolution::Open(..) if self.where_open == WhereOpen::Pass => None,
+            Resolution::Open(error, _) | Resolution::Closed(error) => {
                 let goes_on = is_passing(error) && now < deadline;
                 goes_on.then(|| deadline.min(now + self.limiter.inner.caller.retry_pause()))
             }
@@ -312,7 +312,7 @@ impl Waiter<'_> {
 pub(super) fn waits_after(limiter: &Limiter, resolution: &Resolution, rest: Duration) -> bool {
     let is_in_time = |wait: Option<Duration>| wait.is_some_and(|wait| wait <= rest);
     match resolution {
-        Resolution::Decided(Decision::Allowed(_)) | Resolution::Open(_) => false,
+        Resolution::Decided(Decision::Allowed(_)) | Resolution::Open(..) => false,
         // A slot may be returned at any time.
         Resolution::Decided(Decision::Denied(denial)) => {
             is_in_time(denial.retry_after_besides_slots())
@@ -336,7 +336,7 @@ const fn is_passing(error: &StoreError) -> bool {
 fn turns_after(resolution: &Resolution, where_open: WhereOpen) -> u64 {
     let usage = match resolution {
         Resolution::Decided(Decision::Allowed(usage)) => usage,
-        Resolution::Open(_) if where_open == WhereOpen::Pass => return u64::MAX,
+        Resolution::Open(..) if where_open == WhereOpen::Pass => return u64::MAX,
         _ => return 1,
     };
     let rules = usage.check().rules().zip(usage.rules());

@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    admit::Admission,
+    admit::{Admission, Pass},
     respond::{Decisions, MakeRejection},
     response_end::{AtHead, Ending, Follow},
     shared::{Settings, Shared},
@@ -83,7 +83,7 @@ where
         let (head, body) = request.into_parts();
         let settings = &shared.settings;
         let state = match Admission::begin(&settings.config, &head) {
-            Break(Ok(decision)) => serve(settings, service, head, body, decision),
+            Break(Ok(pass)) => serve(settings, service, head, body, pass),
             Break(Err(rejection)) => {
                 take_ready(service);
                 State::Rejected {
@@ -138,7 +138,7 @@ where
                         ..
                     } = *taken(undecided);
                     match admitted {
-                        Ok(decision) => serve(settings, &mut service, head, body, decision),
+                        Ok(pass) => serve(settings, &mut service, head, body, pass),
                         Err(rejection) => {
                             let response = this.shared.reject(rejection, &head);
                             return Poll::Ready(Ok(E::follow(response, None)));
@@ -224,16 +224,16 @@ fn serve<S: Service<Request<B>>, B>(
     service: &mut S,
     mut head: Parts,
     body: B,
-    decision: Option<Decision>,
+    pass: Pass,
 ) -> State<S, B, S::Future, S::Response> {
-    let admitted = match decision {
-        Some(decision) => Some(settings.admit(&mut head.extensions, decision)),
-        None => {
+    let (admitted, late) = match pass {
+        Pass::Decided(decision) => (Some(settings.admit(&mut head.extensions, decision)), None),
+        Pass::Undecided(late) => {
             settings.pass(&mut head.extensions);
-            None
+            (None, late)
         }
     };
-    let ending = settings.guard(&mut head, admitted.as_ref());
+    let ending = settings.guard(&mut head, admitted.as_ref(), late.as_ref());
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
         admitted,

@@ -147,21 +147,28 @@ impl Settings {
     }
 
     /// Puts the meter into the extensions of a request, if the layer follows its response. Returns the guard of a
-    /// request that was admitted, if there is something to settle, to return or to refund.
-    pub(super) fn guard(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
+    /// request that was admitted, or may be admitted late, if there is something to settle, to return or to refund.
+    pub(super) fn guard(
+        &self,
+        head: &mut Parts,
+        admitted: Option<&Decisions>,
+        late: Option<&Usage>,
+    ) -> Option<Ending> {
+        let usage = admitted.map(|admitted| admitted.innermost().usage());
+        let usage = usage.or(late);
         let Some(at_end) = &self.at_end else {
-            let admitted = admitted?;
+            let usage = usage?;
             let settle = &self.settle;
-            let takes_slots = admitted.innermost().usage().asked_at_ms().is_some();
+            let takes_slots = usage.asked_at_ms().is_some();
             let is_needed = takes_slots || settle.refunds_unanswered || settle.cost_of.is_some();
-            return is_needed.then(|| self.guard_to(None, head, admitted));
+            return is_needed.then(|| self.guard_to(None, head, usage));
         };
         // An outer layer may be around the same handler.
         let outer: Option<CostMeter> = head.extensions.remove();
         let mut meter = outer.inspect(CostMeter::nest).unwrap_or_default();
-        let ending = admitted.map(|admitted| {
+        let ending = usage.map(|usage| {
             for name in &at_end.metered {
-                if admitted.by_policy(name).is_none() {
+                if admitted.is_some_and(|admitted| admitted.by_policy(name).is_none()) {
                     self.config.warn_of_unknown("meter_costs_under", name);
                 }
             }
@@ -170,7 +177,7 @@ impl Settings {
                 readings: meter.readings.clone(),
                 answers_head: head.method == Method::HEAD,
             };
-            let ending = self.guard_to(Some(followed), head, admitted);
+            let ending = self.guard_to(Some(followed), head, usage);
             meter.add_ending(&ending);
             ending
         });
@@ -181,16 +188,16 @@ impl Settings {
     /// The guard to the end of a response that is followed, or else to its head. Not inlined, because most requests need
     /// none.
     #[inline(never)]
-    fn guard_to(
-        &self,
-        followed: Option<Followed>,
-        head: &mut Parts,
-        admitted: &Decisions,
-    ) -> Ending {
-        let usage = admitted.innermost().usage();
+    fn guard_to(&self, followed: Option<Followed>, head: &mut Parts, usage: &Usage) -> Ending {
         let slot = self.hold(usage, &mut head.extensions);
         let (limiter, usage) = (self.config.limiter.clone(), usage.clone());
-        Ending::new(limiter, usage, slot, followed, self.settle.clone())
+        Ending::new(
+            limiter,
+            usage,
+            slot,
+            followed,
+            self.settle.refunds_unanswered,
+        )
     }
 
     /// Holds the slots of an admitted request, if there are any, and lets the handler watch them. A layer that does not

@@ -357,6 +357,10 @@ pub enum Event<'a> {
         change: SlotChange,
     },
 
+    /// The store has admitted a check after its timeout, or after its caller had left: see [late
+    /// answers](crate::limiter#late-answers). There is no other event about that decision, or about its settlement.
+    LateAnswer,
+
     /// A caller of [`acquire`](crate::Limiter::acquire), or a request under a layer's
     /// [`max_wait`](crate::RateLimitLayer::max_wait), begins to wait, or has waited. You get none for a caller that is
     /// answered at once.

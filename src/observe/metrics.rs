@@ -28,6 +28,7 @@ const LOCAL: &str = "sluicegate_local_decisions_total";
 const CACHED: &str = "sluicegate_cached_denials_total";
 const DENIALS: &str = "sluicegate_denials_total";
 const FAILURES: &str = "sluicegate_failures_total";
+const LATE: &str = "sluicegate_late_answers_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
 const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
@@ -114,6 +115,10 @@ impl MetricsObserver {
         describe_counter!(CACHED, "Denials that a deny cache answered");
         describe_counter!(DENIALS, "Rules that denied a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
+        describe_counter!(
+            LATE,
+            "Checks that the store admitted too late, and that were settled"
+        );
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(MISSING_KEYS, "Limits that found no key in a request");
@@ -453,6 +458,7 @@ impl Observer for MetricsObserver {
                 slots,
                 change,
             } => count_slots(policy, *slots, *change),
+            Event::LateAnswer => counter!(LATE).increment(1),
             Event::Wait { call, waited } => count_wait(call, *waited),
         }
     }

@@ -5,10 +5,10 @@
 //! ```
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -258,14 +258,35 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// Leaves without the answer. Returns whether the operation is never sent.
-    pub(crate) fn leave(&mut self) -> bool {
-        #[cfg(feature = "redis")]
+    /// Lets the operation go with others that have this mark.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn share(&mut self, sent: &Sent) {
         if let Answer::Queued(queued) = &mut self.answer {
-            return queued.leave();
+            queued.share(sent);
         }
-        self.answer = Answer::Any(MaybeReady::Ready(None));
-        self.sent.as_ref().is_some_and(Sent::leave)
+    }
+
+    /// Sees to it that the operation is not sent, if it was not. Otherwise, the answer can still be waited for.
+    pub(crate) fn is_never_sent(&mut self) -> bool {
+        match &mut self.answer {
+            Answer::Any(_) => self.sent.as_ref().is_some_and(Sent::leave),
+            #[cfg(feature = "redis")]
+            Answer::Queued(queued) => queued.is_never_sent(),
+        }
+    }
+
+    /// Leaves. Returns the rest of the wait, unless the operation is never sent, or the answer was taken.
+    pub(crate) fn leave(&mut self) -> Option<Self> {
+        let is_over = match &self.answer {
+            Answer::Any(answer) => matches!(answer, MaybeReady::Ready(None)),
+            #[cfg(feature = "redis")]
+            Answer::Queued(queued) => queued.is_over(),
+        };
+        if is_over || self.is_never_sent() {
+            return None;
+        }
+        let taken = Self::any(MaybeReady::Ready(None));
+        Some(mem::replace(self, taken))
     }
 }
 
@@ -326,7 +347,11 @@ impl<T> Future for StoreFuture<T> {
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.answer {
-            Answer::Any(answer) => Pin::new(answer).poll(cx),
+            Answer::Any(answer) => {
+                let result = ready!(Pin::new(&mut *answer).poll(cx));
+                *answer = MaybeReady::Ready(None);
+                Poll::Ready(result)
+            }
             #[cfg(feature = "redis")]
             Answer::Queued(queued) => Pin::new(queued).poll(cx),
         }

@@ -19,16 +19,27 @@ use crate::{
     store::{TIMED_OUT, ext::ANOTHER_REPLY, sent::Sent},
 };
 
-/// The callers that wait for the calls of a store.
+/// The lines of a store, one for each runtime.
+pub(crate) trait Lines: Send + Sync {
+    /// The line of the current runtime for this operation.
+    fn here(&self, task: &Task) -> Result<Arc<dyn Line>, StoreError>;
+}
+
+/// The callers that wait for the calls of a store in one runtime.
 pub(crate) trait Line: Send + Sync {
     /// Lets an operation in; the end of the wait wakes its caller.
-    fn enter(self: Arc<Self>, asked: Asked, caller: &Waker) -> Result<Place, StoreError>;
+    fn enter(self: Arc<Self>, asked: Asked, caller: &Waker) -> Place;
 
-    /// Returns the reply, or the error, when the wait has ended. Then the caller has left.
+    /// Returns the reply, or the error, when the wait has ended. Then the caller has left, unless it can wait on for an
+    /// operation that was sent.
     fn poll(&self, place: &mut Place, caller: &Waker) -> Poll<Waited>;
 
-    /// Lets the caller out before. Returns whether the operation is never sent.
-    fn leave(&self, place: &Place) -> bool;
+    /// Lets the caller out if the operation was not sent, and returns whether that is so. Otherwise, it waits on without a
+    /// deadline.
+    fn is_never_sent(&self, place: &Place) -> bool;
+
+    /// Lets the caller out.
+    fn leave(&self, place: &Place);
 }
 
 /// An operation that is small to move: most are checks.
@@ -75,9 +86,8 @@ pub(crate) struct Asked {
 pub(crate) struct Place {
     pub(crate) seat: usize,
     pub(crate) ticket: u64,
+    /// The line looks after it.
     pub(crate) deadline: Option<Instant>,
-    /// Whether the line looks after the deadline.
-    pub(crate) is_timed: bool,
 }
 
 /// How a wait has ended.
@@ -91,19 +101,18 @@ pub(crate) enum Waited {
 
 /// The answer to an operation, which enters the line when first polled. It needs no box.
 pub(crate) struct Queued<T> {
-    line: Arc<dyn Line>,
     stage: Stage,
     read: fn(Reply) -> Option<T>,
 }
 
 enum Stage {
-    Asked(Asked),
-    Waits(Place, Option<Sent>),
+    Asked(Arc<dyn Lines>, Asked),
+    Waits(Arc<dyn Line>, Place, Option<Sent>),
     Over { late: Option<Instant> },
 }
 
 impl<T> Queued<T> {
-    pub(crate) fn new(line: Arc<dyn Line>, task: Task, read: fn(Reply) -> Option<T>) -> Self {
+    pub(crate) fn new(lines: Arc<dyn Lines>, task: Task, read: fn(Reply) -> Option<T>) -> Self {
         let (sent, timeout) = (None, None);
         let asked = Asked {
             task,
@@ -111,58 +120,70 @@ impl<T> Queued<T> {
             timeout,
         };
         Self {
-            line,
-            stage: Stage::Asked(asked),
+            stage: Stage::Asked(lines, asked),
             read,
         }
     }
 
-    /// Sets how long to wait. The line looks after that if it can, which [`is_timed`](Self::is_timed) says.
+    /// Sets how long to wait.
     pub(crate) const fn set_timeout(&mut self, timeout: Duration) {
-        if let Stage::Asked(asked) = &mut self.stage {
+        if let Stage::Asked(_, asked) = &mut self.stage {
             asked.timeout = Some(timeout);
         }
     }
 
-    /// Whether the line looks after the deadline.
+    /// Whether the line looks after a deadline.
     pub(crate) const fn is_timed(&self) -> bool {
-        matches!(&self.stage, Stage::Waits(place, _) if place.is_timed)
+        matches!(&self.stage, Stage::Waits(_, place, _) if place.deadline.is_some())
     }
 
     /// The deadline, while the caller waits, and after it has passed.
     pub(crate) const fn deadline(&self) -> Option<Instant> {
         match &self.stage {
-            Stage::Waits(place, _) => place.deadline,
+            Stage::Waits(_, place, _) => place.deadline,
             Stage::Over { late } => *late,
-            Stage::Asked(_) => None,
+            Stage::Asked(..) => None,
         }
     }
 
     /// Returns the mark by which the sender or a leaving caller decides whether the operation is sent.
     pub(crate) fn sent(&mut self) -> Option<&Sent> {
         match &mut self.stage {
-            Stage::Asked(asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
-            Stage::Waits(_, sent) => sent.as_ref(),
+            Stage::Asked(_, asked) => Some(asked.sent.get_or_insert_with(Sent::queued)),
+            Stage::Waits(_, _, sent) => sent.as_ref(),
             Stage::Over { .. } => None,
         }
     }
 
-    /// Leaves without the answer. Returns whether the operation is never sent.
-    pub(crate) fn leave(&mut self) -> bool {
-        let leave = |sent: Option<Sent>| sent.is_none_or(|sent| sent.leave());
-        match mem::replace(&mut self.stage, Stage::Over { late: None }) {
-            Stage::Asked(asked) => leave(asked.sent),
-            Stage::Waits(place, sent) => self.line.leave(&place) && leave(sent),
-            Stage::Over { .. } => false,
+    /// Shares this mark with other operations.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn share(&mut self, sent: &Sent) {
+        if let Stage::Asked(_, asked) = &mut self.stage {
+            asked.sent = Some(sent.clone());
         }
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over { .. })
+    }
+
+    /// Sees to it that the operation is not sent, if it was not. Otherwise, the caller waits on without a deadline.
+    pub(crate) fn is_never_sent(&mut self) -> bool {
+        let sent = match &mut self.stage {
+            Stage::Asked(_, asked) => asked.sent.take(),
+            Stage::Waits(line, place, sent) if line.is_never_sent(place) => sent.take(),
+            Stage::Waits(..) | Stage::Over { .. } => return false,
+        };
+        self.stage = Stage::Over { late: None };
+        sent.is_none_or(|sent| sent.leave())
     }
 
     fn enter(&mut self, caller: &Waker) -> Result<(), StoreError> {
         let over = Stage::Over { late: None };
-        if let Stage::Asked(asked) = mem::replace(&mut self.stage, over) {
-            let sent = asked.sent.clone();
-            let place = Arc::clone(&self.line).enter(asked, caller)?;
-            self.stage = Stage::Waits(place, sent);
+        if let Stage::Asked(lines, asked) = mem::replace(&mut self.stage, over) {
+            let (line, sent) = (lines.here(&asked.task)?, asked.sent.clone());
+            let place = Arc::clone(&line).enter(asked, caller);
+            self.stage = Stage::Waits(line, place, sent);
         }
         Ok(())
     }
@@ -173,31 +194,38 @@ impl<T> Unpin for Queued<T> {}
 impl<T> Future for Queued<T> {
     type Output = Result<T, StoreError>;
 
+    /// The error of a timeout that passes after the operation was sent is not the last answer: the wait can go on.
+    ///
     /// # Panics
     ///
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (waited, sent) = match &mut this.stage {
-            Stage::Asked(_) => {
+        let (waited, sent, deadline) = match &mut this.stage {
+            Stage::Asked(..) => {
                 return match this.enter(cx.waker()) {
                     Ok(()) => Poll::Pending,
                     Err(error) => Poll::Ready(Err(error)),
                 };
             }
-            Stage::Waits(place, sent) => match this.line.poll(place, cx.waker()) {
-                Poll::Ready(waited) => (waited, sent.take()),
-                Poll::Pending => return Poll::Pending,
-            },
+            Stage::Waits(line, place, sent) => {
+                let deadline = place.deadline;
+                match line.poll(place, cx.waker()) {
+                    Poll::Ready(Waited::Late { is_unsent: false }) => {
+                        return Poll::Ready(Err(TIMED_OUT));
+                    }
+                    Poll::Ready(waited) => (waited, sent.take(), deadline),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
             Stage::Over { .. } => panic!("polled after completion"),
         };
-        let deadline = this.deadline();
         let late = deadline.filter(|_| matches!(waited, Waited::Late { .. }));
         this.stage = Stage::Over { late };
         Poll::Ready(match waited {
             Waited::Answered(reply) => reply.and_then(|it| (this.read)(it).ok_or(ANOTHER_REPLY)),
-            Waited::Late { is_unsent } => {
-                let left = is_unsent && sent.is_none_or(|sent| sent.leave());
+            Waited::Late { .. } => {
+                let left = sent.is_none_or(|sent| sent.leave());
                 Err(TIMED_OUT.unsent_if(left))
             }
         })
@@ -207,8 +235,8 @@ impl<T> Future for Queued<T> {
 /// Leaves the line.
 impl<T> Drop for Queued<T> {
     fn drop(&mut self) {
-        if let Stage::Waits(place, _) = &self.stage {
-            self.line.leave(place);
+        if let Stage::Waits(line, place, _) = &self.stage {
+            line.leave(place);
         }
     }
 }

@@ -1,10 +1,13 @@
 //! [`Sent`]: whether an operation that waits for its turn was sent, or its caller left first.
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicU8,
-        Ordering::{AcqRel, Acquire},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU8,
+            Ordering::{AcqRel, Acquire},
+        },
     },
 };
 
@@ -19,6 +22,13 @@ pub(crate) enum Sent {
     One(Arc<AtomicU8>),
     /// Several operations that are answered together.
     All(Arc<[Self]>),
+    /// An operation, if it has a mark, and who wants to know that its caller has left.
+    Watched(Option<Arc<Self>>, Arc<dyn Watch>),
+}
+
+/// Learns that a caller has not waited for its answer.
+pub(crate) trait Watch: fmt::Debug + Send + Sync {
+    fn left(&self);
 }
 
 const QUEUED: u8 = 0;
@@ -32,13 +42,16 @@ impl Sent {
         Self::One(Arc::new(AtomicU8::new(QUEUED)))
     }
 
-    /// Notes that the operation is sent now. Returns `false` if the caller has left: do not send it.
+    /// Notes that the operation, or one of those that share the mark, is sent now. Returns `false` if the caller has left:
+    /// do not send it.
     pub(crate) fn begin(&self) -> bool {
         match self {
-            Self::One(state) => state
-                .compare_exchange(QUEUED, SENT, AcqRel, Acquire)
-                .is_ok(),
+            Self::One(state) => {
+                let sent = state.compare_exchange(QUEUED, SENT, AcqRel, Acquire);
+                sent.is_ok() || sent == Err(SENT)
+            }
             Self::All(each) => each.iter().all(Self::begin),
+            Self::Watched(sent, _) => sent.as_ref().is_none_or(|it| it.begin()),
         }
     }
 }
@@ -53,6 +66,10 @@ impl Sent {
             }
             // Every one leaves, whatever the others did.
             Self::All(each) => each.iter().filter(|one| !one.leave()).count() == 0,
+            Self::Watched(sent, watch) => {
+                watch.left();
+                sent.as_ref().is_some_and(|it| it.leave())
+            }
         }
     }
 }

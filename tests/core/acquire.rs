@@ -52,7 +52,7 @@ impl Timed {
     }
 
     pub(crate) fn limiter(&self) -> Limiter {
-        Limiter::new(self.store.clone())
+        support::limiter(self.store.clone())
     }
 
     fn now_ms(&self) -> u128 {
@@ -104,7 +104,7 @@ async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
 
 #[test]
 fn who_need_not_wait_needs_no_runtime() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let acquire = || limiter.acquire(calls("1/1h", 1), LONG).now_or_never();
     let [first, second] = [acquire(), acquire()].map(|it| it.unwrap().unwrap());
     assert!(first.is_allowed());
@@ -175,7 +175,7 @@ async fn a_crowd_that_cannot_wait_asks_once_for_all() {
             scripted::denied(&check, 1_000)
         })
     });
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let crowd = (0..100).map(|_| limiter.acquire(calls("2/1s", 1), ms(300)));
     assert!(
         join_all(crowd)
@@ -229,7 +229,7 @@ async fn a_cost_that_never_fits_is_denied_at_once_while_others_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_with_shadows_alone_do_not_wait_for_each_other() {
-    let limiter = Limiter::new(Scripted::silent()).probe_interval(Duration::ZERO);
+    let limiter = support::limiter(Scripted::silent()).probe_interval(Duration::ZERO);
     let trial = policy("trial", "1/1d").shadow();
     let start = Instant::now();
     let charge = || [Charge::new(&trial, ours(), 1)];
@@ -311,7 +311,7 @@ fn stalls_for(stall: Duration) -> Arc<Scripted> {
 async fn a_caller_waits_until_a_store_that_stalls_is_back_and_asks_about_once_an_interval() {
     for interval in [ms(0), ms(250)] {
         let store = stalls_for(ms(5_000));
-        let limiter = Limiter::new(store.clone()).probe_interval(interval);
+        let limiter = support::limiter(store.clone()).probe_interval(interval);
         let start = Instant::now();
         let callers = (0..20).map(|_| limiter.acquire(calls("100/1s", 1), LONG));
         assert!(
@@ -329,10 +329,10 @@ async fn a_caller_waits_until_a_store_that_stalls_is_back_and_asks_about_once_an
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_the_last_error() {
-    let silent = Limiter::new(stalls_for(LONG)).timeout(ms(70));
+    let silent = support::limiter(stalls_for(LONG)).timeout(ms(70));
     for (limiter, kind, most) in [
         (
-            Limiter::new(Scripted::failing()),
+            support::limiter(Scripted::failing()),
             StoreErrorKind::Unavailable,
             ms(2_000),
         ),
@@ -351,7 +351,7 @@ async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_th
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_who_comes_while_the_breaker_is_open_waits_for_the_store() {
-    let limiter = Limiter::new(stalls_for(ms(3_000)));
+    let limiter = support::limiter(stalls_for(ms(3_000)));
     for _ in 0..5 {
         let error = limiter.check(calls("1/1s", 1)).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Timeout);
@@ -367,11 +367,11 @@ async fn an_error_that_time_does_not_mend_and_a_local_decision_end_the_wait_at_o
     let start = Instant::now();
     for kind in [StoreErrorKind::AccessDenied, StoreErrorKind::InvalidRequest] {
         let refused = move |_: &Check| StoreFuture::ready(Err(StoreError::new(kind, "refused")));
-        let limiter = Limiter::new(Scripted::new(refused));
+        let limiter = support::limiter(Scripted::new(refused));
         let error = limiter.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
         assert_eq!(error.kind(), kind);
     }
-    let local = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Local);
+    let local = support::limiter(Scripted::failing()).on_failure(FailurePolicy::Local);
     let decision = local.acquire(calls("1/1s", 1), LONG).await.unwrap();
     assert!(decision.is_allowed() && decision.usage().is_local());
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -385,8 +385,8 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
         (Closed, LONG, 503, ms(2_000)..ms(2_101)),
         (Open, LONG, 200, ms(100)..ms(101)),
     ] {
-        let limiter = Limiter::new(stalls_for(stall)).on_failure(failure_policy);
-        let layer = RateLimitLayer::new(limiter)
+        let limiter = support::limiter(stalls_for(stall)).on_failure(failure_policy);
+        let layer = support::layer(limiter)
             .limit(policy("their-api", "9/1s"), ours())
             .max_wait(ms(2_000));
         let start = Instant::now();
@@ -407,8 +407,8 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
 async fn requests_that_pass_while_a_store_is_silent_do_not_wait_for_each_other() {
     // Without a breaker, each asks, and has its timeout.
     for interval in [ms(0), ms(250)] {
-        let limiter = Limiter::new(stalls_for(LONG)).probe_interval(interval);
-        let layer = RateLimitLayer::new(limiter)
+        let limiter = support::limiter(stalls_for(LONG)).probe_interval(interval);
+        let layer = support::layer(limiter)
             .limit(policy("api", "999/1s"), user("alice"))
             .max_wait(ms(10_000));
         let start = Instant::now();
@@ -444,7 +444,7 @@ async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
             scripted::allowed(&check)
         })
     });
-    let limiter = Limiter::new(slow);
+    let limiter = support::limiter(slow);
     let ask = || limiter.acquire(calls("9/1s", 1), ms(50));
     let start = Instant::now();
     let (first, second) = tokio::join!(ask(), ask());
@@ -641,7 +641,7 @@ async fn a_caller_under_a_raised_limit_does_not_wait_behind_one_under_the_old() 
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_back() {
-    let layer = RateLimitLayer::new(Timed::new().store)
+    let layer = support::layer(Timed::new().store)
         .limit(policy("their-api", "1/1h"), ours())
         // Long enough for the third request, even without refunds.
         .max_wait(LONG * 240)
@@ -687,7 +687,7 @@ fn client(
 #[tokio::test(start_paused = true)]
 async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_cannot() {
     let called = Arc::default();
-    let layer = RateLimitLayer::new(Timed::new().store)
+    let layer = support::layer(Timed::new().store)
         .limit(policy("their-api", "2/1s@exact"), ours())
         .max_wait(ms(1_500));
     let client = client(layer, Arc::clone(&called));
@@ -708,7 +708,7 @@ async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_t
             charge
         };
         let limiter = Timed::new().limiter().on_failure(FailurePolicy::Closed);
-        let layer = RateLimitLayer::new(limiter).charge_async(look_up);
+        let layer = support::layer(limiter).charge_async(look_up);
         client(layer.max_wait(LONG), Arc::default())
     };
     let (start, quick) = (Instant::now(), client(ms(50)));
@@ -749,6 +749,6 @@ async fn a_shadow_is_decided_when_its_caller_is_admitted_and_makes_nobody_wait()
 #[test]
 fn waiting_can_be_spawned() {
     fn send(_: impl Future + Send) {}
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     send(limiter.acquire(calls("1/1s", 1), LONG));
 }

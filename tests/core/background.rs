@@ -1,130 +1,157 @@
-//! Work that no request waits for lives in one runtime, and goes on in the next.
+//! Work that no request waits for is done in a thread of the process, whatever becomes of the runtimes of callers.
 
-use support::{paused_runtime, prelude::*, scripted::unavailable, trace::traced_here};
-use tokio::{runtime::Runtime, task::yield_now, time::advance};
+use support::{prelude::*, runtime, scripted::unavailable};
+use tokio::{runtime::Builder, sync::Notify};
 
 fn alice() -> Key {
     user("alice")
 }
 
+/// A limiter whose work is done in the thread.
+fn limiter(store: impl Store) -> Limiter {
+    Limiter::new(store)
+}
+
+fn jobs() -> Policy {
+    policy("jobs", "1/1h@concurrent")
+}
+
+async fn take(limiter: &Limiter) -> Option<Slot> {
+    let job = Charge::new(&jobs(), alice(), 1);
+    let slot = limiter.acquire_slot([job], Duration::ZERO).await;
+    slot.unwrap().ok().flatten()
+}
+
+/// The end of the work, in a runtime of its own.
+fn finish(limiter: &Limiter) {
+    runtime().block_on(support::finished(limiter));
+}
+
 #[test]
-fn strikes_in_a_runtime_that_nothing_drives_wait_with_one_warning_until_it_has_been_shut_down() {
-    let (trace, _guard) = traced_here();
-    let limiter = Limiter::new(MemoryStore::new());
-    let policy = policy("login", "1/1d");
-    let policy = policy.ban("2/1d=1h".parse().unwrap());
-    let ask = async || {
-        let charge = Charge::new(&policy, alice(), 2);
-        limiter.check([charge]).await.unwrap()
+fn strikes_are_counted_outside_of_any_runtime() {
+    let limiter = limiter(MemoryStore::new());
+    let policy = policy("login", "1/1d").ban("2/1d=1h".parse().unwrap());
+    let ask = || {
+        let asked = limiter.check([Charge::new(&policy, alice(), 2)]);
+        futures::executor::block_on(asked).unwrap()
     };
-    let warnings = || trace.lines.lock().unwrap().clone();
-    let (parked, other) = (paused_runtime(), paused_runtime());
-    parked.block_on(ask()); // the first poll denies, so that nothing that was spawned begins
-    other.block_on(async {
-        ask().await;
-        assert_eq!(warnings(), [""; 0], "a runtime may be late");
-        advance(Duration::from_secs(2)).await;
-        for _ in 0..3 {
-            assert!(matches!(ask().await, Decision::Denied(_)));
+    assert!(is_denied(&ask()));
+    assert!(is_denied(&ask()));
+    futures::executor::block_on(limiter.strikes_counted());
+    assert!(is_blocked(&ask()));
+}
+
+#[test]
+fn a_return_that_was_surely_not_sent_is_made_again_when_its_runtime_has_ended() {
+    let has_failed = AtomicBool::new(false);
+    let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+        Asked::Execute(Operation::Return(_)) if !has_failed.swap(true, SeqCst) => {
+            Fate::Fails(unavailable().unsent())
         }
-        let warnings = warnings();
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].contains("a tokio runtime that nothing drives"));
+        _ => Fate::Answered,
     });
-    drop(parked);
-    other.block_on(async {
-        ask().await;
-        ask().await;
-        limiter.strikes_counted().await;
-        assert!(matches!(ask().await, Decision::Blocked(_)));
+    let limiter = limiter(store);
+    runtime().block_on(async { drop(take(&limiter).await.unwrap()) });
+    finish(&limiter);
+    runtime().block_on(async { assert!(take(&limiter).await.is_some()) });
+}
+
+#[test]
+fn a_slot_that_was_just_returned_is_there_for_the_next_taker() {
+    let limiter = limiter(MemoryStore::new());
+    runtime().block_on(async {
+        for _ in 0..100 {
+            drop(take(&limiter).await.expect("it was returned"));
+        }
     });
 }
 
 #[test]
-fn a_limiter_outside_of_a_runtime_decides_and_warns_once() {
-    let (trace, _guard) = traced_here();
-    let limiter = Limiter::new(MemoryStore::new());
-    let policy = policy("api", "1/1d");
-    for allowed in [true, false, false] {
-        let asked = limiter.check([Charge::new(&policy, alice(), 1)]);
-        let decision = futures::executor::block_on(asked).unwrap();
-        assert_eq!(decision.is_allowed(), allowed);
-    }
-    let warnings = trace.lines.lock().unwrap().clone();
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("outside of a tokio runtime"));
-}
-
-#[test]
-fn what_an_ended_runtime_has_surely_not_sent_is_sent_in_the_next() {
-    let policy = policy("jobs", "1/30s@concurrent");
-    for polls in [0, 5] {
-        // Its first return of slots is surely not sent.
-        let has_failed = AtomicBool::new(false);
-        let store = Fated::new(MemoryStore::new(), move |asked| match asked {
-            Asked::Execute(Operation::Return(_)) if !has_failed.swap(true, SeqCst) => {
-                Fate::Fails(unavailable().unsent())
-            }
-            _ => Fate::Answered,
+fn runtimes_one_after_the_other_take_and_return_the_one_slot() {
+    let limiter = limiter(MemoryStore::new());
+    for _ in 0..50 {
+        let mut threads = Builder::new_multi_thread();
+        let runtime = threads.worker_threads(2).enable_all().build().unwrap();
+        let taker = limiter.clone();
+        let slot = runtime.block_on(async {
+            let job = Charge::new(&jobs(), alice(), 1);
+            let slot = taker.acquire_slot([job], SECOND).await.unwrap();
+            slot.expect("none is denied")
         });
-        let limiter = Limiter::new(store);
-        let acquire = async || -> Option<Slot> {
-            let job = Charge::new(&policy, alice(), 1);
-            let slot = limiter.acquire_slot([job], Duration::ZERO).await;
-            slot.unwrap().ok().flatten()
-        };
-        paused_runtime().block_on(async {
-            drop(acquire().await.unwrap());
-            for _ in 0..polls {
-                yield_now().await; // the first return fails
-            }
-        });
-        paused_runtime().block_on(async {
-            assert!(acquire().await.is_none());
-            limiter.return_slots().await;
-            assert!(acquire().await.is_some(), "after {polls} polls");
+        // It is dropped with its runtime.
+        runtime.spawn(async move {
+            let _slot = slot;
+            std::future::pending::<()>().await;
         });
     }
+    finish(&limiter);
+    let look = [Charge::new(&jobs(), alice(), 0)];
+    let usage = futures::executor::block_on(limiter.peek(look)).unwrap();
+    assert_eq!(remaining(&usage), [1]);
 }
 
 #[test]
-fn work_from_outside_of_any_runtime_goes_on_in_that_of_later_callers() {
-    let store = MemoryStore::new();
-    let limiter = Limiter::new(store.clone());
-    let policy = policy("jobs", "5/30s@concurrent");
-    let job = |cost| Charge::new(&policy, alice(), cost);
-    let (first, second) = (paused_runtime(), paused_runtime());
-    let take_and_return = |runtime: &Runtime| {
-        let decision = runtime.block_on(limiter.check([job(1)])).unwrap();
-        drop(limiter.hold(&decision).unwrap());
-        runtime.block_on(async {
-            for _ in 0..5 {
-                yield_now().await;
+fn a_settlement_whose_runtime_has_ended_is_made_all_the_same() {
+    for settles_early in [false, true] {
+        let (store, clock) = memory();
+        let is_down = Arc::new(AtomicBool::new(true));
+        let store = Fated::new(store, {
+            let is_down = Arc::clone(&is_down);
+            move |asked| match asked {
+                Asked::Execute(Operation::Settle(_)) if is_down.load(SeqCst) => {
+                    Fate::Fails(unavailable().unsent())
+                }
+                _ => Fate::Answered,
             }
         });
-    };
-    take_and_return(&first);
-    drop(first);
-    for _ in 0..3 {
-        take_and_return(&second);
+        let (limiter, tokens) = (limiter(store), policy("tokens", "1000/1h"));
+        runtime().block_on(async {
+            let decision = check(&limiter, &tokens, "alice", 500).await;
+            let meter = limiter.meter(&decision);
+            meter.add(7);
+            if settles_early {
+                is_down.store(false, SeqCst);
+            }
+            drop(meter);
+        });
+        is_down.store(false, SeqCst);
+        finish(&limiter);
+        assert_eq!(runtime().block_on(left(&limiter, &tokens, "alice")), 993);
+        drop(clock);
     }
-    let look = Check::new([job(0)]).unwrap();
-    let left = futures::executor::block_on(store.check(&look)).unwrap();
-    assert_eq!(remaining(left.usage())[0], 5);
 }
 
 #[test]
-fn the_end_of_a_process_does_not_wait_for_work_that_its_runtime_refuses() {
-    let policy = policy("jobs", "1/30s@concurrent");
-    let limiter = Limiter::new(MemoryStore::new());
-    let runtime = paused_runtime();
-    let handle = runtime.handle().clone();
-    runtime.block_on(async {
-        let job = Charge::new(&policy, alice(), 1);
-        let slot = limiter.acquire_slot([job], Duration::ZERO).await;
-        drop(slot.unwrap().unwrap());
+fn a_settlement_whose_caller_leaves_goes_on() {
+    let arrives = Arc::new(Notify::new());
+    let arriving = Arc::clone(&arrives);
+    let store = Fated::new(MemoryStore::new(), move |asked| match asked {
+        Asked::Execute(Operation::Settle(_)) => Fate::Delayed(Arc::clone(&arriving)),
+        _ => Fate::Answered,
     });
-    drop(runtime);
-    let _ended = handle.enter();
-    futures::executor::block_on(limiter.return_slots());
+    let (limiter, tokens) = (limiter(store).timeout(MINUTE), policy("tokens", "1000/1h"));
+    runtime().block_on(async {
+        let decision = check(&limiter, &tokens, "alice", 500).await;
+        let mut settling = Box::pin(limiter.settle(decision.usage(), |_| 7));
+        assert!(futures::poll!(settling.as_mut()).is_pending());
+        drop(settling);
+        assert_eq!(left(&limiter, &tokens, "alice").await, 500);
+        arrives.notify_one();
+    });
+    finish(&limiter);
+    assert_eq!(runtime().block_on(left(&limiter, &tokens, "alice")), 993);
+}
+
+#[test]
+fn the_end_of_a_process_waits_no_longer_than_it_is_asked_to() {
+    let store = Fated::new(MemoryStore::new(), |asked| match asked {
+        Asked::Execute(Operation::Return(_)) => Fate::Fails(unavailable().unsent()),
+        _ => Fate::Answered,
+    });
+    let limiter = limiter(store);
+    runtime().block_on(async {
+        let slot = take(&limiter).await;
+        assert_eq!(limiter.finish(ms(20)).await, 1, "it is not returned");
+        assert!(slot.is_some());
+    });
 }

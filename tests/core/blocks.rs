@@ -17,7 +17,7 @@ fn policy(name: &str, ban: &str) -> Policy {
 fn memory() -> (Limiter, ManualClock) {
     let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
-    (Limiter::new(store), clock)
+    (support::limiter(store), clock)
 }
 
 fn charge(policy: &Policy, name: &str) -> Charge {
@@ -118,7 +118,7 @@ async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
 #[tokio::test]
 async fn an_identity_unblocked_at_the_same_time_is_not_banned() {
     let store = MemoryStore::new();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let policy = policy("login", "9/1d=1h");
     let strikes = "2/1d".parse().unwrap();
     for round in 0..500 {
@@ -195,7 +195,7 @@ async fn local_decisions_strike_no_identity() {
             false => denied(check, 1),
         })
     });
-    let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
+    let limiter = support::limiter(store.clone()).on_failure(FailurePolicy::Local);
     for _ in 0..5 {
         let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;
         assert!(is_denied(&decision));
@@ -250,7 +250,7 @@ impl Store for Recording {
 #[tokio::test]
 async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
     let store = Recording::new(|check| StoreFuture::ready(denied(check, 1)));
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let policy = policy("login", "9/1d=1h");
     for _ in 0..2 {
         for name in 0..3_000 {
@@ -279,7 +279,7 @@ async fn a_store_that_cannot_count_costs_a_timeout_and_later_strikes_count() {
         calls: Mutex::default(),
         hangs: true,
     });
-    let limiter = Limiter::new(store.clone()).timeout(SECOND);
+    let limiter = support::limiter(store.clone()).timeout(SECOND);
     let policy = policy("login", "1/1d=1h");
     for calls in 1..4 {
         let start = tokio::time::Instant::now();
@@ -287,29 +287,6 @@ async fn a_store_that_cannot_count_costs_a_timeout_and_later_strikes_count() {
         assert!(start.elapsed() < ms(1_100));
         assert_eq!(store.calls(), calls);
     }
-}
-
-#[test]
-fn denials_outside_a_runtime_strike_no_identity_and_later_ones_do() {
-    let (limiter, _) = memory();
-    let policy = policy("login", "2/1d=1h");
-    for _ in 0..5 {
-        let decision = futures::executor::block_on(limiter.check([charge(&policy, "alice")]));
-        assert!(matches!(decision.unwrap(), Decision::Denied(_)));
-    }
-    // A runtime that ends before the task has run leaves no strikes.
-    for _ in 0..3 {
-        support::runtime().block_on(async {
-            limiter.check([charge(&policy, "alice")]).await.unwrap();
-        });
-    }
-    support::runtime().block_on(async {
-        limiter.strikes_counted().await;
-        check(&limiter, [charge(&policy, "alice")]).await;
-        assert_eq!(blocked(&limiter, "alice").await, None);
-        check(&limiter, [charge(&policy, "alice")]).await;
-        assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
-    });
 }
 
 #[test]
@@ -342,7 +319,7 @@ async fn clones_of_a_limiter_count_their_strikes_together_and_an_observer_hears_
 
 #[tokio::test]
 async fn a_store_without_blocks_makes_no_ban_and_denies_on() {
-    let limiter = Limiter::new(Scripted::denying_for(1));
+    let limiter = support::limiter(Scripted::denying_for(1));
     for _ in 0..3 {
         let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;
         assert!(is_denied(&decision));
@@ -353,7 +330,7 @@ async fn a_store_without_blocks_makes_no_ban_and_denies_on() {
 async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
     let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().capacity(3).clock(clock.clone());
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     for (name, span) in [("alice", MINUTE), ("bob", HOUR), ("carol", HOUR)] {
         limiter.block(&user(name), span).await.unwrap();
     }
@@ -382,7 +359,7 @@ async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
 async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_bans() {
     let store = Scripted::allowing();
     let (plain, banning) = (Policy::parse("a", "9/1d").unwrap(), policy("b", "9/1d=1h"));
-    let limiter = Limiter::new(store.clone()).enforce_blocks(false);
+    let limiter = support::limiter(store.clone()).enforce_blocks(false);
     for (limiter, charges) in [
         (&limiter, vec![charge(&plain, "alice")]),
         (
@@ -396,7 +373,10 @@ async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_ban
                 charge(&banning.clone().shadow(), "bob"),
             ],
         ),
-        (&Limiter::new(store.clone()), vec![charge(&plain, "alice")]),
+        (
+            &support::limiter(store.clone()),
+            vec![charge(&plain, "alice")],
+        ),
     ] {
         let _ = limiter.check(charges.clone()).await;
         let _ = limiter.peek(charges).await;
@@ -415,7 +395,7 @@ async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_ban
 async fn an_operators_block_takes_the_room_of_the_ban_that_ends_first() {
     let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().capacity(2).clock(clock.clone());
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     check(&limiter, [charge(&policy("long", "1/1d=1h"), "alice")]).await;
     check(&limiter, [charge(&policy("short", "1/1d=1m"), "bob")]).await;
     limiter.block(&user("carol"), HOUR).await.unwrap();

@@ -62,7 +62,7 @@ async fn recovers(limiter: &Limiter) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_others_fail_at_once() {
     let (_, store) = Health::silent();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     for _ in 0..5 {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
     }
@@ -91,7 +91,7 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_no_decision_keeps_it_closed_too() {
-    let limiter = Limiter::new(Fated::new(MemoryStore::new(), |asked| match asked {
+    let limiter = support::limiter(Fated::new(MemoryStore::new(), |asked| match asked {
         Asked::Execute(Operation::Reset { .. }) => Fate::Answered,
         _ => Fate::Hangs,
     }));
@@ -119,7 +119,7 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
             false => answer,
         }
     });
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     for _ in 0..9 {
         health.set(true);
         let all = join_all((0..20).map(|_| kind(&limiter))).await;
@@ -136,7 +136,7 @@ async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
 #[tokio::test(start_paused = true)]
 async fn a_thousand_callers_of_one_dead_call_are_one_failure() {
     let (_, store) = Health::silent();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     for _ in 0..4 {
         join_all((0..1_000).map(|_| kind(&limiter))).await;
     }
@@ -148,7 +148,7 @@ async fn a_thousand_callers_of_one_dead_call_are_one_failure() {
 #[tokio::test(start_paused = true)]
 async fn failures_count_once_in_each_half_timeout() {
     let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
-    let limiter = Limiter::new(store).timeout(TIMEOUT);
+    let limiter = support::limiter(store).timeout(TIMEOUT);
     let start = Instant::now();
     while kind(&limiter).await != Some(StoreErrorKind::CircuitOpen) {
         advance(ms(1)).await;
@@ -161,7 +161,7 @@ async fn failures_count_once_in_each_half_timeout() {
 async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
     for _ in 0..20 {
         let (health, store) = Health::silent();
-        let limiter = Limiter::new(store);
+        let limiter = support::limiter(store);
         assert_opens(&limiter).await;
         health.set(true);
         let time = recovers(&limiter).await;
@@ -178,7 +178,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
 #[tokio::test(start_paused = true)]
 async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
     let (health, store) = Health::silent();
-    let replicas: Vec<Limiter> = (0..40).map(|_| Limiter::new(store.clone())).collect();
+    let replicas: Vec<Limiter> = (0..40).map(|_| support::limiter(store.clone())).collect();
     for _ in 0..5 {
         join_all(replicas.iter().map(kind)).await;
     }
@@ -194,7 +194,7 @@ async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
 #[tokio::test(start_paused = true)]
 async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe() {
     let (health, store) = Health::silent();
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     let hang_up = || async {
         let left = tokio::time::timeout(ms(50), limiter.check(charge()));
         left.await.unwrap_err();
@@ -215,7 +215,7 @@ async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe(
 #[tokio::test(start_paused = true)]
 async fn calls_from_before_a_switch_change_nothing_after_it() {
     let (health, store) = Health::silent();
-    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let limiter = support::limiter(store).timeout(Duration::from_secs(10));
     let early: Vec<_> = (0..4)
         .map(|_| {
             let limiter = limiter.clone();
@@ -250,7 +250,7 @@ async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
     ] {
         let store =
             Scripted::new(move |_| StoreFuture::ready(Err(StoreError::new(failure, "told to"))));
-        let limiter = Limiter::new(store);
+        let limiter = support::limiter(store);
         for _ in 0..5 {
             assert_eq!(kind(&limiter).await, Some(failure));
             advance(TIMEOUT / 2).await;
@@ -267,7 +267,7 @@ async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
 #[tokio::test(start_paused = true)]
 async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
     let (health, store) = Health::silent();
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     let clone = limiter.clone().on_failure(FailurePolicy::Closed);
     health.set(true);
     let usage = limiter.check(charge()).await.unwrap().usage().clone();
@@ -299,7 +299,7 @@ async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_the_breaker_kept_back_can_be_made_later() {
     let (health, store) = Health::silent();
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     health.set(true);
     let settled_late = limiter.check(charge()).await.unwrap().usage().clone();
     let lost = limiter.check(charge()).await.unwrap().usage().clone();
@@ -322,7 +322,7 @@ async fn a_settlement_that_the_breaker_kept_back_can_be_made_later() {
 #[tokio::test(start_paused = true)]
 async fn with_an_interval_of_zero_every_request_asks() {
     let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
-    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    let limiter = support::limiter(store.clone()).probe_interval(Duration::ZERO);
     for _ in 0..100 {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Unavailable));
     }
@@ -333,7 +333,7 @@ async fn with_an_interval_of_zero_every_request_asks() {
 async fn a_silent_store_is_given_up_under_a_timeout_that_the_timer_is_coarse_for() {
     for timeout_us in [1_000, 2_000, 3_000] {
         let (_, store) = Health::silent();
-        let limiter = Limiter::new(store).timeout(Duration::from_micros(timeout_us));
+        let limiter = support::limiter(store).timeout(Duration::from_micros(timeout_us));
         // The timer counts whole milliseconds, and this wait begins between two of them.
         advance(Duration::from_micros(100)).await;
         for _ in 0..9 {

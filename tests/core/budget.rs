@@ -35,7 +35,7 @@ impl Service {
     fn new(estimate: u64) -> Self {
         let clock = ManualClock::new(1_700_000_000_000);
         Self {
-            limiter: Limiter::new(MemoryStore::new().clock(clock.clone())),
+            limiter: support::limiter(MemoryStore::new().clock(clock.clone())),
             clock,
             policy: Policy::parse("tokens", "1000/1m").unwrap(),
             estimate,

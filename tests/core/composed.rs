@@ -9,8 +9,8 @@ async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
     let clock = ManualClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());
     let process = || {
-        let leases = Leases::new(store.clone()).clock(clock.clone());
-        let limiter = Limiter::new(leases).cache_denials(true);
+        let leases = support::leases(store.clone()).clock(clock.clone());
+        let limiter = support::limiter(leases).cache_denials(true);
         limiter.denial_clock(clock.clone())
     };
     let processes = [process(), process()];
@@ -26,6 +26,6 @@ async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
     }
     assert_eq!(admitted, 5_000);
     assert!(repeated > 14_000, "{repeated}");
-    let peeked = Limiter::new(store).peek(alice()).await.unwrap();
+    let peeked = support::limiter(store).peek(alice()).await.unwrap();
     assert_eq!(remaining(&peeked)[0], 0);
 }

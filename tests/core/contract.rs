@@ -86,7 +86,7 @@ What counts no more goes first and then the key with the most room
         for capacity in [1, 2, 100, 1_500, 5_000] {
             let store = MemoryStore::new().capacity(capacity);
             let policy = Policy::parse("p", "2/1h").unwrap();
-            flood(&Limiter::new(store.clone()), &policy, 0..12_000).await;
+            flood(&support::limiter(store.clone()), &policy, 0..12_000).await;
             assert_eq!(store.len(), capacity);
         }
     }
@@ -94,7 +94,7 @@ What counts no more goes first and then the key with the most room
     #[tokio::test]
     async fn a_flood_of_ten_times_the_capacity_lifts_no_limit() {
         let store = MemoryStore::new().capacity(5_000);
-        let limiter = Limiter::new(store.clone());
+        let limiter = support::limiter(store.clone());
         let policy = Policy::parse("p", "1000/1h").unwrap();
         let limited = (0..1_000).map(|n| format!("limited {n}"));
         let limited: Vec<String> = limited.collect();
@@ -114,7 +114,7 @@ What counts no more goes first and then the key with the most room
 
     #[tokio::test]
     async fn a_flood_of_ten_times_the_capacity_loses_no_slot() {
-        let limiter = Limiter::new(MemoryStore::new().capacity(5_000));
+        let limiter = support::limiter(MemoryStore::new().capacity(5_000));
         let slots = Policy::parse("slots", "2/1h@concurrent").unwrap();
         let mut held = Vec::new();
         for key in 0..1_000 {
@@ -132,7 +132,7 @@ What counts no more goes first and then the key with the most room
     fn a_spell_of_a_full_store_is_one_warning() {
         let lines = traced(false, async {
             let clock = ManualClock::new(0);
-            let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
+            let limiter = support::limiter(MemoryStore::new().capacity(1).clock(clock.clone()));
             let policy = Policy::parse("p", "1/1d").unwrap();
             limiter.check(charge(&policy, "limited")).await.unwrap();
             for seconds in [1, 50, 50, 61, 1] {
@@ -149,7 +149,7 @@ What counts no more goes first and then the key with the most room
 
     #[tokio::test]
     async fn a_shadow_without_a_place_changes_nothing_else() {
-        let limiter = Limiter::new(MemoryStore::new().capacity(1));
+        let limiter = support::limiter(MemoryStore::new().capacity(1));
         let policy = Policy::parse("p", "1/1h").unwrap();
         let trial = Policy::parse("trial", "1/1h").unwrap().shadow();
         let charges = [charge(&policy, 'a'), charge(&trial, 'a')].concat();
@@ -162,7 +162,7 @@ What counts no more goes first and then the key with the most room
     async fn the_store_shrinks_again_after_a_flood() {
         let clock = ManualClock::new(0);
         let store = MemoryStore::new().capacity(10_000).clock(clock.clone());
-        let limiter = Limiter::new(store.clone());
+        let limiter = support::limiter(store.clone());
         let policy = Policy::parse("p", "1/1s").unwrap();
         flood(&limiter, &policy, 0..8_000).await;
         assert!(store.len() >= 8_000);
@@ -179,7 +179,7 @@ What counts no more goes first and then the key with the most room
 
     #[test]
     fn no_runtime_is_needed() {
-        let limiter = Limiter::new(MemoryStore::new());
+        let limiter = support::limiter(MemoryStore::new());
         let policy = Policy::parse("p", "1/1h").unwrap();
         let check = || futures::executor::block_on(limiter.check(charge(&policy, 'a'))).unwrap();
         assert!(check().is_allowed());

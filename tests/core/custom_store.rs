@@ -24,7 +24,7 @@ async fn a_store_without_buckets_and_slots_says_so() {
         let (store, _) = new().await;
         let policy = policy("p", rules);
         let charge = charge(&policy, "alice", 1);
-        let error = Limiter::new(store).check([charge]).await.unwrap_err();
+        let error = support::limiter(store).check([charge]).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
         assert_eq!(error.to_string(), "the store has no buckets and no slots");
     }
@@ -33,7 +33,7 @@ async fn a_store_without_buckets_and_slots_says_so() {
 #[tokio::test]
 async fn a_response_that_outlives_its_step_pays_all_the_same() {
     let (store, clock) = new().await;
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     let policy = policy("p", "10/1s");
     let charge = charge(&policy, "alice", 1);
     let admitted = limiter.check([charge]).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_store_that_keeps_no_blocks_says_so() {
     let alice = user("alice");
     let unblock = Operation::Unblock { key: alice.clone() };
     let replies = store.call(vec![unblock]).await.unwrap();
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     for error in [
         limiter.block(&alice, Until::Forever).await.unwrap_err(),
         limiter.unblock(&alice).await.unwrap_err(),

@@ -68,7 +68,7 @@ fn denying(waits: &'static [(&'static str, u64)]) -> Arc<Scripted> {
 
 #[tokio::test]
 async fn a_check_is_charged_to_the_first_policy_with_room_and_to_no_other() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (plan, credits) = (policy("plan", "2/1h"), policy("credits", "2/36500d@fixed"));
     let mut charged = Vec::new();
     for _ in 0..4 {
@@ -91,7 +91,7 @@ async fn callers_together_never_charge_both_nor_above_either_limit() {
         denied: 48 - PLAN - CREDITS,
     };
     for caches in [false, true] {
-        let limiter = Limiter::new(MemoryStore::new()).cache_denials(caches);
+        let limiter = support::limiter(MemoryStore::new()).cache_denials(caches);
         let alice = user("alice");
         let charged = rush(std::slice::from_ref(&limiter), &alice, &alice).await;
         assert_eq!(charged, expected, "cache: {caches}");
@@ -103,7 +103,7 @@ async fn callers_together_never_charge_both_nor_above_either_limit() {
 #[tokio::test]
 async fn leases_of_several_processes_never_charge_above_either_limit() {
     let shared = Arc::new(MemoryStore::new());
-    let process = || Limiter::new(Leases::new(shared.clone()));
+    let process = || support::limiter(support::leases(shared.clone()));
     let (limiters, alice) = ([process(), process()], user("alice"));
     let charged = rush(&limiters, &alice, &alice).await;
     assert!(charged.plan <= PLAN && charged.credits <= CREDITS);
@@ -114,7 +114,7 @@ async fn leases_of_several_processes_never_charge_above_either_limit() {
 #[tokio::test]
 async fn only_the_answer_is_observed_counted_and_strikes() {
     let seen = Seen::default();
-    let limiter = Limiter::new(MemoryStore::new())
+    let limiter = support::limiter(MemoryStore::new())
         .observer(seen.clone())
         .near_limit_at(100);
     let ban = "1/10m=1h".parse().unwrap();
@@ -144,13 +144,13 @@ async fn if_all_are_denied_the_answer_is_the_denial_that_ends_first() {
         (&[("a", 300), ("b", 200), ("c", 400)], "b"),
         (&[("a", 200), ("b", 200), ("c", 200)], "a"),
     ] {
-        let limiter = Limiter::new(denying(waits));
+        let limiter = support::limiter(denying(waits));
         let [a, b, c] = ["a", "b", "c"].map(|name| policy(name, "9/1h"));
         let denied = first(&limiter, [&a, &b, &c]).await;
         assert_eq!(names(&denied), [answer]);
     }
     // A cost that never fits ends last.
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (small, full) = (policy("small", "1/1h"), policy("full", "5/1h"));
     let cost = |policy: &Policy| [Charge::new(policy, user("alice"), 3)];
     limiter.check(cost(&full)).await.unwrap();
@@ -161,7 +161,7 @@ async fn if_all_are_denied_the_answer_is_the_denial_that_ends_first() {
 #[tokio::test]
 async fn a_list_that_has_the_denying_charge_is_not_tried() {
     let store = Scripted::far(Duration::ZERO);
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let all = policy("all", "1000000/1h");
     let everything = Charge::new(&all, Key::new("service", "all"), 1_000_000);
     assert!(limiter.check([everything]).await.unwrap().is_allowed());
@@ -175,7 +175,7 @@ async fn a_list_that_has_the_denying_charge_is_not_tried() {
 #[tokio::test]
 async fn a_block_ends_the_tries() {
     let store = MemoryStore::new();
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let day = Until::After(Duration::from_secs(86_400));
     limiter.block(&user("alice"), day).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_block_ends_the_tries() {
 #[tokio::test(start_paused = true)]
 async fn one_timeout_holds_for_all_tries() {
     let store = Scripted::far(ms(60));
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let start = Instant::now();
     let error = limiter.check_first(one_each([&plan, &credits])).await;
@@ -201,7 +201,7 @@ async fn one_timeout_holds_for_all_tries() {
 async fn a_try_that_could_not_be_decided_is_the_last() {
     let seen = Seen::default();
     let failing = Scripted::failing();
-    let limiter = Limiter::new(failing.clone()).observer(seen.clone());
+    let limiter = support::limiter(failing.clone()).observer(seen.clone());
     let [plan, credits] = plans(["5/1h", "5/1h"]);
     let error = limiter.check_first(one_each([&plan, &credits])).await;
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unavailable);
@@ -212,7 +212,7 @@ async fn a_try_that_could_not_be_decided_is_the_last() {
 #[tokio::test(start_paused = true)]
 async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
     for store in [Scripted::failing(), Scripted::silent()] {
-        let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
+        let limiter = support::limiter(store.clone()).on_failure(FailurePolicy::Local);
         let [plan, credits] = plans(["1/1h", "1/1h"]);
         let mut charged = Vec::new();
         for _ in 0..3 {
@@ -235,7 +235,7 @@ async fn local_decisions_go_on_to_the_next_within_the_same_timeout() {
 async fn a_cached_denial_goes_on_to_the_next() {
     let clock = ManualClock::new(1_000_000);
     let store = denying(&[("plan", 60_000)]);
-    let limiter = Limiter::new(store.clone())
+    let limiter = support::limiter(store.clone())
         .cache_denials(true)
         .denial_clock(clock);
     let [plan, credits] = plans(["5/1h", "5/1h"]);
@@ -253,7 +253,7 @@ fn first_name(check: &Check) -> String {
 
 #[tokio::test]
 async fn shadows_go_with_the_list_that_is_admitted() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let [soon, later] = ["soon", "later"].map(|name| policy(name, "5/1h").shadow());
     let lists = [
@@ -276,7 +276,7 @@ async fn used_as_shadow(limiter: &Limiter, policy: &Policy) -> u64 {
 #[tokio::test]
 async fn shadows_have_alternatives_too_and_deny_nothing() {
     let seen = Seen::default();
-    let limiter = Limiter::new(MemoryStore::new())
+    let limiter = support::limiter(MemoryStore::new())
         .observer(seen.clone())
         .near_limit_at(100);
     let (plan, credits) = (
@@ -300,7 +300,7 @@ async fn shadows_have_alternatives_too_and_deny_nothing() {
 
 #[tokio::test]
 async fn alternatives_that_count_cannot_stand_beside_shadows() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (plan, credits) = (policy("plan", "1/1h"), policy("credits", "1/1h").shadow());
     let error = limiter.check_first(one_each([&plan, &credits])).await;
     assert_eq!(error.unwrap_err().kind(), StoreErrorKind::InvalidRequest);
@@ -311,7 +311,7 @@ async fn alternatives_that_count_cannot_stand_beside_shadows() {
 
 #[tokio::test]
 async fn the_slots_of_the_alternative_that_was_charged_are_held() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (own, shared) = (
         policy("own", "1/30s@concurrent"),
         policy("shared", "1/30s@concurrent"),
@@ -334,7 +334,7 @@ async fn the_slots_of_the_alternative_that_was_charged_are_held() {
 
 #[tokio::test]
 async fn a_settlement_goes_to_the_alternative_that_was_charged() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let decision = first(&limiter, [&plan, &credits]).await;
     limiter.settle(decision.usage(), |_| 3).await.unwrap();
@@ -345,7 +345,7 @@ async fn a_settlement_goes_to_the_alternative_that_was_charged() {
 #[tokio::test]
 async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged() {
     let seen = Seen::default();
-    let limiter = Limiter::new(MemoryStore::new()).observer(seen.clone());
+    let limiter = support::limiter(MemoryStore::new()).observer(seen.clone());
     let [plan, credits] = plans(["1/1h", "1/1h"]);
     let mut near = Vec::new();
     for _ in 0..2 {
@@ -362,7 +362,7 @@ async fn the_notice_before_the_limit_is_that_of_the_alternative_that_was_charged
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_leaves_between_two_tries_is_charged_nothing() {
     let store = Scripted::far(ms(30));
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let [plan, credits] = plans(["0/1h", "5/1h"]);
     let caller = limiter.check_first(one_each([&plan, &credits]));
     let left = tokio::time::timeout(ms(29), caller).await;

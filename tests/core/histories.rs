@@ -88,7 +88,7 @@ proptest! {
     #[test]
     fn no_span_of_a_window_holds_more_than_the_limit_with_leases(history in steady()) {
         let (store, clock) = memory();
-        let leases = Leases::new(store).clock(clock.clone());
+        let leases = support::leases(store).clock(clock.clone());
         block_on(async {
             assert_promise(&history, &admitted(&[&leases], &clock, &history).await);
         });

@@ -54,7 +54,8 @@ fn what_is_read_foretells_what_the_script_decides() {
 /// A value of two rules with queues of steps.
 async fn written() -> (Vec<u8>, u64) {
     let (server, clock) = (LuaServer::new(), ManualClock::new(1_700_000_000_000));
-    let limiter = Limiter::new(RedisStore::from_connection(server.clone()).clock(clock.clone()));
+    let limiter =
+        support::limiter(RedisStore::from_connection(server.clone()).clock(clock.clone()));
     let policy = policy("p", "100/1m,1000/1d@fixed");
     for _ in 0..5 {
         clock.advance(Duration::from_secs(3));

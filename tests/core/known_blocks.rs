@@ -19,7 +19,7 @@ fn charge(name: &str) -> [Charge; 1] {
 /// A store, and a process that uses the store.
 fn process() -> (Flaky, Limiter) {
     let (store, _) = Flaky::new();
-    (store.clone(), Limiter::new(store))
+    (store.clone(), support::limiter(store))
 }
 
 /// The delay of an operator's block of the user; `None` if the process knows no block.
@@ -37,7 +37,7 @@ async fn known(limiter: &Limiter, name: &str) -> Option<Option<Duration>> {
 
 #[test]
 fn each_row_about_known_blocks_holds() {
-    hold(ROWS, |store, _| Limiter::new(store.clone()));
+    hold(ROWS, |store, _| support::limiter(store.clone()));
 }
 
 const ROWS: &str = "
@@ -172,8 +172,8 @@ async fn a_limiter_that_enforces_no_blocks_makes_none_and_knows_none() {
 #[tokio::test(start_paused = true)]
 async fn a_check_for_which_leased_units_were_spent_leaves_a_block_of_their_identity_known() {
     let (store, clock) = Flaky::new();
-    let leases = Leases::new(store.clone()).clock(clock.clone());
-    let limiter = Limiter::new(leases).on_failure(FailurePolicy::Open);
+    let leases = support::leases(store.clone()).clock(clock.clone());
+    let limiter = support::limiter(leases).on_failure(FailurePolicy::Open);
     let leased = |cost| {
         let policy = policy("requests", "100000/1m");
         Charge::new(&policy, user("alice"), cost)
@@ -188,7 +188,7 @@ async fn a_check_for_which_leased_units_were_spent_leaves_a_block_of_their_ident
         }
         clock.advance(MS / 2);
     }
-    let elsewhere = Limiter::new(store.clone());
+    let elsewhere = support::limiter(store.clone());
     elsewhere.block(&user("alice"), HOUR).await.unwrap();
     assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
     let decision = limiter.check([leased(1)]).await.unwrap();

@@ -55,7 +55,7 @@ fn limiter(store: &Shared, replicas: u32) -> Limiter {
 }
 
 fn by_replicas(store: impl Store, replicas: u32) -> Limiter {
-    Limiter::new(store)
+    support::limiter(store)
         .on_failure(Local)
         .replicas(replicas)
         .local_store(MemoryStore::new().clock(ManualClock::new(0)))
@@ -130,7 +130,7 @@ A full memory rejects new keys and decides about those it keeps
 
 #[tokio::test]
 async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
-    let layer = RateLimitLayer::new(limiter(&Shared::down(), 4).probe_interval(ms(1_250)))
+    let layer = support::layer(limiter(&Shared::down(), 4).probe_interval(ms(1_250)))
         .limit(policy("300/1m"), alice())
         .cost(|_, _| 100);
     let response = ask(layer.clone()).await;
@@ -154,7 +154,7 @@ async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
 
 #[test]
 fn a_limiter_shows_its_failure_policy_and_its_store() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     assert_eq!(limiter.failure_policy(), Open);
     let limiter = limiter.on_failure(Closed);
     assert_eq!(limiter.failure_policy(), Closed);
@@ -199,7 +199,7 @@ async fn of_several_policies_the_strictest_applies() {
         assert_eq!(waited.is_ok(), expected == Local, "{name}");
 
         let [login, pages] = policies;
-        let layer = RateLimitLayer::new(limiter)
+        let layer = support::layer(limiter)
             .limit(login, alice())
             .limit(pages, alice());
         let status = match expected {
@@ -215,7 +215,7 @@ async fn of_several_policies_the_strictest_applies() {
 async fn a_client_sees_the_limits_that_were_applied() {
     let limiter = limiter(&Shared::down(), 3);
     let api = policy("9/1m,30/1h");
-    let layer = RateLimitLayer::new(limiter)
+    let layer = support::layer(limiter)
         .limit(api, alice())
         .limit(Policy::parse("trial", "6/1d").unwrap().shadow(), alice())
         .headers(
@@ -311,7 +311,7 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
 #[tokio::test]
 async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to() {
     let store = Shared::down();
-    let limiter = Limiter::new(store.store.clone())
+    let limiter = support::limiter(store.store.clone())
         .on_failure(Local)
         .replicas(2)
         .probe_interval(Duration::ZERO);
@@ -339,7 +339,7 @@ async fn a_limit_without_a_known_key_is_left_out_under_an_open_policy_and_reject
             .unwrap()
             .on_failure(on_failure);
         for other in [Open, Local, Closed] {
-            let layer = RateLimitLayer::new(limiter(&Shared::new(), 1).on_failure(other));
+            let layer = support::layer(limiter(&Shared::new(), 1).on_failure(other));
             let layer = layer.limit(pages.clone(), no_key);
             assert_eq!(
                 ask(layer.clone()).await.status(),

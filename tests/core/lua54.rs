@@ -38,7 +38,7 @@ async fn the_script_agrees_with_the_vectors() {
 
 #[tokio::test]
 async fn the_script_reads_the_servers_clock() {
-    let limiter = Limiter::new(RedisStore::from_connection(LuaServer::new()));
+    let limiter = support::limiter(RedisStore::from_connection(LuaServer::new()));
     let policy = policy("p", "2/1h,3/1d");
     let charge = || [charge(&policy, "alice", 1)];
     for admitted in [true, true, false] {
@@ -100,7 +100,7 @@ async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
         if let Some(clock) = clock {
             store = store.clock(clock);
         }
-        let limiter = Limiter::new(store);
+        let limiter = support::limiter(store);
         limiter.check(charge()).await.unwrap();
         for version in [0, 2, 127] {
             let error = server.repeat_as_version(version).unwrap_err();

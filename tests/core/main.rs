@@ -17,6 +17,7 @@ mod fuzzed;
 mod histories;
 mod inspect;
 mod known_blocks;
+mod late;
 mod leases;
 mod llms;
 mod local;

@@ -2,7 +2,7 @@
 
 use sluicegate::middleware::CostMeter;
 use support::{cut_checks::cut_checks, prelude::*, scripted::unavailable, trace::traced};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 fn policies() -> [Policy; 3] {
     ["input", "output", "money"].map(|name| Policy::parse(name, "1000/1h").unwrap())
@@ -25,13 +25,13 @@ async fn used(limiter: &Limiter) -> Vec<u64> {
 
 /// The same, after the settlements of dropped meters.
 async fn used_at_last(limiter: &Limiter) -> Vec<u64> {
-    limiter.return_slots().await;
+    support::finished(limiter).await;
     used(limiter).await
 }
 
 #[tokio::test]
 async fn a_check_is_settled_when_the_last_clone_of_its_meter_is_dropped() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let decision = checked(&limiter).await;
     let meter = limiter.meter(&decision);
     let (clone, output) = (meter.clone(), meter.under("output"));
@@ -57,7 +57,7 @@ async fn a_check_is_settled_when_the_last_clone_of_its_meter_is_dropped() {
 
 #[tokio::test]
 async fn a_meter_without_a_reading_keeps_the_charge_and_one_of_0_refunds_it() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     drop(limiter.meter(&checked(&limiter).await));
     assert_eq!(used_at_last(&limiter).await, [10, 10, 10]);
     let one = limiter.meter(&checked(&limiter).await);
@@ -70,7 +70,7 @@ async fn a_meter_without_a_reading_keeps_the_charge_and_one_of_0_refunds_it() {
 
 #[tokio::test]
 async fn a_meter_of_a_denied_check_settles_nothing() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let denied = limiter.check(charges(1_001)).await.unwrap();
     assert!(!denied.is_allowed());
     limiter.meter(&denied).add(7);
@@ -79,7 +79,7 @@ async fn a_meter_of_a_denied_check_settles_nothing() {
 
 #[tokio::test]
 async fn a_task_that_is_cancelled_or_panics_pays_what_it_has_metered() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let meter = limiter.meter(&checked(&limiter).await);
     meter.add(3);
     let task = tokio::spawn(async move {
@@ -103,7 +103,7 @@ async fn a_task_that_is_cancelled_or_panics_pays_what_it_has_metered() {
 /// A memory store that refuses so many settlements, without any change.
 fn refusing(store: MemoryStore, refused: usize) -> Limiter {
     let left = AtomicUsize::new(refused);
-    Limiter::new(Fated::new(store, move |asked| {
+    support::limiter(Fated::new(store, move |asked| {
         let one_less = |left: usize| left.checked_sub(1);
         let is_settlement = matches!(asked, Asked::Execute(Operation::Settle(_)));
         match is_settlement && left.fetch_update(SeqCst, SeqCst, one_less).is_ok() {
@@ -120,16 +120,16 @@ async fn a_settlement_that_was_not_sent_is_tried_again_for_a_minute_and_waited_f
         let limiter = refusing(store.clone(), refused);
         limiter.meter(&checked(&limiter).await).add(3);
         let start = Instant::now();
-        limiter.return_slots().await;
+        support::finished(&limiter).await;
         assert!(start.elapsed() >= SECOND, "it waits");
         assert!(start.elapsed() <= Duration::from_secs(61));
-        assert_eq!(used(&Limiter::new(store)).await, [expected; 3]);
+        assert_eq!(used(&support::limiter(store)).await, [expected; 3]);
     }
 }
 
 #[test]
 fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_next() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let runtime = support::runtime();
     let [first, second] = runtime.block_on(async {
         let first = limiter.meter(&checked(&limiter).await);
@@ -146,25 +146,24 @@ fn a_meter_that_is_dropped_outside_of_its_runtime_is_settled_inside_or_in_the_ne
 }
 
 #[test]
-fn a_meter_without_any_runtime_keeps_the_charge() {
-    let limiter = Limiter::new(MemoryStore::new());
+fn a_meter_without_any_runtime_settles_all_the_same() {
+    let limiter = support::limiter(MemoryStore::new());
     let decision = futures::executor::block_on(checked(&limiter));
     limiter.meter(&decision).add(3);
-    let used = futures::executor::block_on(used(&limiter));
-    assert_eq!(used, [10, 10, 10]);
+    let used = support::runtime().block_on(used_at_last(&limiter));
+    assert_eq!(used, [3, 3, 3]);
 }
 
 #[test]
 fn a_name_that_is_not_charged_is_warned_of_once() {
     let lines = traced(false, async {
-        let limiter = Limiter::new(MemoryStore::new());
+        let limiter = support::limiter(MemoryStore::new());
         for _ in 0..2 {
             let meter = limiter.meter(&checked(&limiter).await);
             meter.under("outputs").add(1);
             meter.under("output").add(1);
         }
-        let end = timeout(Duration::from_secs(61), limiter.return_slots());
-        end.await.unwrap();
+        assert_eq!(limiter.finish(Duration::from_secs(61)).await, 0);
     });
     let [line] = &lines[..] else {
         panic!("{lines:?}");
@@ -178,7 +177,7 @@ fn a_name_that_is_not_charged_is_warned_of_once() {
 
 #[tokio::test]
 async fn streams_that_are_cut_anywhere_cost_what_was_metered_under_each_policy() {
-    cut_checks(Limiter::new(MemoryStore::new()), 5_000).await;
+    cut_checks(support::limiter(MemoryStore::new()), 5_000).await;
 }
 
 /// A name for each event, from a client say, must not fill the memory.

@@ -38,7 +38,7 @@ impl Notices {
 
 fn limiter(store: impl Store) -> (Limiter, Notices) {
     let notices = Notices::default();
-    (Limiter::new(store).observer(notices.clone()), notices)
+    (support::limiter(store).observer(notices.clone()), notices)
 }
 
 fn policy(rules: &str) -> Policy {
@@ -239,7 +239,7 @@ async fn a_shadow_gives_notice_apart() {
 #[tokio::test(start_paused = true)]
 async fn behind_leases_each_process_gives_at_most_one_notice_and_all_of_them_one_at_least() {
     let (store, clock) = memory();
-    let leased = || Leases::new(store.clone()).clock(clock.clone());
+    let leased = || support::leases(store.clone()).clock(clock.clone());
     let (replicas, notices): (Vec<_>, Vec<_>) = (0..3).map(|_| limiter(leased())).unzip();
     let policy = policy("3000/1h@fixed");
     let mut admitted = 0;

@@ -156,7 +156,7 @@ fn client(
     max_wait: Duration,
     obey: impl FnOnce(ObeyLayer) -> ObeyLayer,
 ) -> Client {
-    let waiting = RateLimitLayer::new(limiter.clone())
+    let waiting = support::layer(limiter.clone())
         .deny_blocked(account())
         .max_wait(max_wait)
         .headers(HeaderStyle::NONE)
@@ -272,7 +272,7 @@ async fn after_a_refusal_no_replica_sends_anything_until_the_pause_ends() {
 /// Takes time to store a block, and may lose the first.
 fn slow_to_block(store: &Timed, takes: Duration, loses_first: bool) -> Limiter {
     let loses = AtomicBool::new(loses_first);
-    Limiter::new(Fated::new(store.store.clone(), move |asked| match asked {
+    support::limiter(Fated::new(store.store.clone(), move |asked| match asked {
         Asked::Execute(Operation::Block { .. }) => match loses.swap(false, SeqCst) {
             true => Fate::FailsLate(takes),
             false => Fate::Travels(takes, Duration::ZERO),
@@ -386,7 +386,7 @@ async fn requests_that_are_slow_to_leave_do_not_let_the_others_go() {
     let obeying = ServiceBuilder::new()
         .layer(ObeyLayer::new(limiter.clone(), account()))
         .service(other.service());
-    let waiting = RateLimitLayer::new(limiter)
+    let waiting = support::layer(limiter)
         .deny_blocked(account())
         .max_wait(LONG)
         .headers(HeaderStyle::NONE)
@@ -678,7 +678,7 @@ async fn a_request_without_an_answer_holds_the_others_back_for_thirty_seconds() 
     });
     let service = other.service();
     let limiter = Timed::new().limiter();
-    let waiting = RateLimitLayer::new(limiter.clone())
+    let waiting = support::layer(limiter.clone())
         .deny_blocked(account())
         .max_wait(LONG);
     let client = ServiceBuilder::new()
@@ -749,7 +749,7 @@ async fn the_end_of_a_layer_within_is_no_refusal_of_the_other_service() {
     let other = Other::new(|_| plain(200));
     let limiter = Timed::new().limiter();
     let one = policy("one", "1/1m");
-    let within = RateLimitLayer::new(limiter.clone())
+    let within = support::layer(limiter.clone())
         .limit(one, account())
         .headers(HeaderStyle::NONE);
     let client = ServiceBuilder::new()
@@ -796,7 +796,7 @@ async fn retrying(max_wait: Duration) -> (Arc<Other>, Vec<u16>) {
     let at_once = policy("at-once", "4/30s@concurrent");
     let replicas = [(); 2].map(|()| {
         let limiter = store.limiter();
-        let waiting = RateLimitLayer::new(limiter.clone())
+        let waiting = support::layer(limiter.clone())
             .limit_concurrent(at_once.clone(), account())
             .max_wait(max_wait)
             .headers(HeaderStyle::NONE)
@@ -849,6 +849,6 @@ async fn a_retry_that_may_not_wait_for_the_pause_ends_with_a_429_of_ours() {
 #[test]
 #[should_panic = "pauses are blocks"]
 fn a_limiter_that_enforces_no_blocks_cannot_obey() {
-    let limiter = Limiter::new(MemoryStore::new()).enforce_blocks(false);
+    let limiter = support::limiter(MemoryStore::new()).enforce_blocks(false);
     let _ = ObeyLayer::new(limiter, account());
 }

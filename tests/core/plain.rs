@@ -35,7 +35,7 @@ mod around_and_within_leases {
 
 /// Leases around a store, with a plain layer between each two.
 fn layered(store: impl Store, clock: &ManualClock) -> Plain<Leases> {
-    Plain(Leases::new(Plain(store)).clock(clock.clone()))
+    Plain(support::leases(Plain(store)).clock(clock.clone()))
 }
 
 fn charge() -> Charge {
@@ -47,8 +47,8 @@ fn charge() -> Charge {
 #[tokio::test(start_paused = true)]
 async fn a_reset_waits_20_ms_for_a_lease_that_never_arrives() {
     let layers: [fn(Fated, ManualClock) -> Limiter; 2] = [
-        |store, clock| Limiter::new(Leases::new(store).clock(clock)),
-        |store, clock| Limiter::new(layered(store, &clock)),
+        |store, clock| support::limiter(support::leases(store).clock(clock)),
+        |store, clock| support::limiter(layered(store, &clock)),
     ];
     for limiter in layers {
         let ((store, clock), charge) = (memory(), charge());

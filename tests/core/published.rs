@@ -93,7 +93,7 @@ async fn pass_quarter() {
 #[tokio::test(start_paused = true)]
 async fn policies_are_published_some_seconds_after_their_first_use_and_again_later() {
     let store = Publishing::default();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let [api, login] = ["api", "login"].map(|name| Policy::parse(name, "1000/1h").unwrap());
     let start = Instant::now();
     charge(&limiter, &api).await;
@@ -117,7 +117,7 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
 #[tokio::test(start_paused = true)]
 async fn a_policy_that_another_has_replaced_is_not_published_again() {
     let store = Publishing::default();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let [before, after] = ["300/1m", "900/1m"].map(|rules| policy("ip", rules));
     charge(&limiter, &before).await;
     pass(20).await;
@@ -135,7 +135,7 @@ async fn a_policy_that_another_has_replaced_is_not_published_again() {
 #[tokio::test(start_paused = true)]
 async fn a_look_publishes_nothing() {
     let store = Publishing::default();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let policy = policy("probe", "1/1m");
     let look = [Charge::new(&policy, Key::new("server", "start"), 0)];
     limiter.peek(look).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_look_publishes_nothing() {
 async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
     let store = Publishing::default();
     store.refuses.store(3, SeqCst);
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let start = Instant::now();
     charge(&limiter, &policy("api", "1000/1h")).await;
     pass(120).await;
@@ -163,7 +163,7 @@ async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_is_dropped_publishes_no_more() {
     let store = Publishing::default();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     charge(&limiter, &policy("api", "1000/1h")).await;
     drop(limiter);
     pass(10).await;
@@ -175,7 +175,7 @@ async fn a_limiter_that_is_dropped_publishes_no_more() {
 async fn a_policy_first_used_during_a_publication_is_published_soon_after() {
     let store = Publishing::default();
     store.takes_ms.store(600, SeqCst);
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let [api, login] = ["api", "login"].map(|name| Policy::parse(name, "1000/1h").unwrap());
     charge(&limiter, &api).await;
     while store.sizes().is_empty() {

@@ -65,7 +65,7 @@ fn a_misspelled_name_is_warned_of_once_with_the_name_that_was_meant() {
 #[tokio::test]
 async fn an_old_calendar_rule_beside_the_new_one_keeps_its_counts() {
     let clock = ManualClock::new(1_803_855_600_000); // 2027-02-28T23:00:00Z
-    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    let limiter = support::limiter(MemoryStore::new().clock(clock.clone()));
     let live = ReloadablePolicies::new(policies("9/month@UTC"));
     let fits = async |cost| {
         let policy = live.get("quota").unwrap();

@@ -85,7 +85,7 @@ impl Counted {
 fn both() -> [(Counted, Probe, Limiter); 2] {
     [Contributor, Denial].map(|counted| {
         let probe = Probe::default();
-        (counted, probe.clone(), Limiter::new(probe))
+        (counted, probe.clone(), support::limiter(probe))
     })
 }
 
@@ -174,7 +174,7 @@ async fn the_limiter_reports_once_a_second_until_nothing_happens_any_more() {
 #[tokio::test(start_paused = true)]
 async fn an_admission_after_a_denial_is_reported_by_a_task_of_its_own() {
     let probe = Probe::default();
-    let limiter = Limiter::new(probe.clone());
+    let limiter = support::limiter(probe.clone());
     deny(&limiter, "alice").await;
     pass(17).await;
     assert_eq!(tasks(), 0);
@@ -186,7 +186,7 @@ async fn an_admission_after_a_denial_is_reported_by_a_task_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn without_a_label_or_a_denial_no_task_is_spawned_and_no_report_sent() {
     let probe = Probe::default();
-    let limiter = Limiter::new(probe.clone());
+    let limiter = support::limiter(probe.clone());
     for _ in 0..10 {
         let charge = [Charge::new(&policy(), acme(), 1)];
         let decision = limiter.check(charge).await.unwrap();
@@ -277,7 +277,7 @@ fn a_task_that_was_aborted_with_its_runtime_is_spawned_again() {
 fn outside_of_a_runtime_a_question_makes_the_process_report() {
     for counted in [Contributor, Denial] {
         let store = MemoryStore::new();
-        let limiter = Limiter::new(store.clone());
+        let limiter = support::limiter(store.clone());
         block_on(async {
             counted.count(&limiter, "alice").await;
             assert_eq!(counted.known(&store).await, 0);
@@ -291,7 +291,7 @@ async fn a_clock_that_was_ahead_for_a_moment_silences_nobody() {
     const START_MS: u64 = 1_790_000_000_000;
     for counted in [Contributor, Denial] {
         let clock = ManualClock::new(START_MS);
-        let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+        let limiter = support::limiter(MemoryStore::new().clock(clock.clone()));
         for at_ms in [0, 86_400_000, 10_000, 10_000] {
             clock.set(START_MS + at_ms);
             counted.count(&limiter, "alice").await;
@@ -305,7 +305,10 @@ async fn a_clock_that_was_ahead_for_a_moment_silences_nobody() {
 async fn units_of_a_small_contributor_that_the_store_dropped_are_reported_again_once_it_has_grown()
 {
     let store = MemoryStore::new();
-    let (others, own) = (Limiter::new(store.clone()), Limiter::new(store.clone()));
+    let (others, own) = (
+        support::limiter(store.clone()),
+        support::limiter(store.clone()),
+    );
     let charge = async |limiter: &Limiter, user: u32, units| {
         let charge = Charge::new(&policy(), acme(), units)
             .with_contributor(Key::new("user", user.to_string()));
@@ -330,7 +333,7 @@ async fn units_of_a_small_contributor_that_the_store_dropped_are_reported_again_
 
 #[tokio::test]
 async fn a_waiting_caller_contributes_when_admitted() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
     for user in ["alice", "bob", "carol"] {
         let charge = Charge::new(&policy, acme(), 1).with_contributor(Key::new("user", user));
@@ -358,7 +361,7 @@ impl Store for Admitting {
 
 #[tokio::test]
 async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
-    let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
+    let limiter = support::limiter(Admitting(ManualClock::new(1_000_000)));
     check(&limiter, "alice").await;
     let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
@@ -371,7 +374,7 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
 #[test]
 fn one_warning_says_that_a_store_keeps_no_contributors() {
     let lines = traced(false, async {
-        let limiter = Limiter::new(Admitting(ManualClock::new(1_000_000)));
+        let limiter = support::limiter(Admitting(ManualClock::new(1_000_000)));
         for _ in 0..3 {
             check(&limiter, "alice").await;
             pass(2).await;
@@ -388,7 +391,7 @@ fn an_outage_gives_no_warning_of_reports() {
     let lines = traced(true, async {
         let probe = Probe::default();
         probe.is_deaf.store(true, SeqCst);
-        let limiter = Limiter::new(probe.clone());
+        let limiter = support::limiter(probe.clone());
         check(&limiter, "alice").await;
         deny(&limiter, "alice").await;
         pass(6).await;
@@ -434,7 +437,7 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
     let account = |number: u32| Key::new("account", number.to_string());
     let lines = traced(false, async {
         let store = OneBroken::default();
-        let limiter = Limiter::new(store.clone());
+        let limiter = support::limiter(store.clone());
         for _ in 0..ROUNDS {
             // For several calls.
             for number in 0..300 {
@@ -456,7 +459,7 @@ fn an_account_that_cannot_be_written_silences_no_other_and_gives_one_warning() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_that_counts_no_denials_reports_none() {
     let probe = Probe::default();
-    let limiter = Limiter::new(probe.clone()).count_denials(false);
+    let limiter = support::limiter(probe.clone()).count_denials(false);
     deny(&limiter, "alice").await;
     pass(2).await;
     assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
@@ -469,12 +472,12 @@ async fn a_limiter_that_counts_no_denials_reports_none() {
 #[tokio::test(start_paused = true)]
 async fn denials_of_a_deny_cache_and_of_this_process_count() {
     let probe = Probe::default();
-    let cached = Limiter::new(probe.clone()).cache_denials(true);
+    let cached = support::limiter(probe.clone()).cache_denials(true);
     for _ in 0..5 {
         deny(&cached, "alice").await;
     }
     assert_eq!(denials(&cached).await, (5, 0));
-    let local = Limiter::new(probe.clone()).on_failure(FailurePolicy::Local);
+    let local = support::limiter(probe.clone()).on_failure(FailurePolicy::Local);
     probe.is_down.store(true, SeqCst);
     for _ in 0..3 {
         deny(&local, "alice").await;
@@ -492,7 +495,7 @@ async fn denials_of_a_deny_cache_and_of_this_process_count() {
 
 #[tokio::test]
 async fn of_a_caller_that_waits_only_the_end_counts() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let policy = Policy::parse("api", "1/50ms@exact").unwrap();
     let charge = || [Charge::new(&policy, user("alice"), 1)];
     for _ in 0..4 {
@@ -509,7 +512,7 @@ async fn of_a_caller_that_waits_only_the_end_counts() {
 
 #[tokio::test]
 async fn a_caller_that_leaves_is_neither_denied_nor_admitted() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let policy = Policy::parse("api", "1/1h").unwrap();
     let charge = || [Charge::new(&policy, user("alice"), 1)];
     limiter.check(charge()).await.unwrap();
@@ -525,7 +528,7 @@ async fn a_store_that_keeps_no_denials_is_asked_once_and_gets_no_admissions() {
         refuses: Some(StoreErrorKind::InvalidRequest),
         ..Probe::default()
     };
-    let limiter = Limiter::new(probe.clone());
+    let limiter = support::limiter(probe.clone());
     for _ in 0..5 {
         deny(&limiter, "alice").await;
         pass(2).await;
@@ -541,7 +544,7 @@ async fn a_store_that_keeps_no_denials_is_asked_once_and_gets_no_admissions() {
 
 #[tokio::test]
 async fn a_look_is_neither_denied_nor_admitted() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     deny(&limiter, "alice").await;
     admit(&limiter, "alice", 0).await;
     assert_eq!(denials(&limiter).await, (1, 0));
@@ -561,7 +564,7 @@ fn a_missing_right_gives_one_warning_and_other_errors_none() {
             ..Probe::default()
         };
         let lines = traced(false, async {
-            let limiter = Limiter::new(probe);
+            let limiter = support::limiter(probe);
             for _ in 0..3 {
                 deny(&limiter, "alice").await;
                 pass(2).await;
@@ -584,8 +587,11 @@ mod long_histories {
     /// The memory of a process for each of this number of accounts, after 120 labels of 48 bytes and a new span.
     fn bytes_for_each(accounts: u32) -> u64 {
         let clock = ManualClock::new(1_000_000_000);
-        let limiter = Limiter::new(Admitting(clock.clone()));
+        let limiter = support::limiter(Admitting(clock.clone()));
         let policy = policy();
+        // Nothing drives it, and so nothing is reported.
+        let runtime = support::runtime();
+        let _entered = runtime.enter();
         let fill = || {
             for account in 0..accounts {
                 for label in 0..120 {
@@ -634,7 +640,7 @@ mod long_histories {
     async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
         let clock = ManualClock::new(1_700_000_000_000);
         let store = MemoryStore::new().clock(clock.clone());
-        let processes = [(); 4].map(|()| Limiter::new(store.clone()));
+        let processes = [(); 4].map(|()| support::limiter(store.clone()));
         let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
         let mut truth = vec![0_u64; labels as usize];
         for step in 1..=40_000 {

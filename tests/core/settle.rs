@@ -8,7 +8,7 @@ use support::{prelude::*, scripted::unavailable};
 /// A memory store with scripted failures of settlements: `true` means that the settlement was not sent.
 fn failing(failures: impl Into<VecDeque<bool>>) -> Limiter {
     let failures = Mutex::new(failures.into());
-    Limiter::new(Fated::new(MemoryStore::new(), move |asked| {
+    support::limiter(Fated::new(MemoryStore::new(), move |asked| {
         let failure = match asked {
             Asked::Execute(Operation::Settle(_)) => failures.lock().unwrap().pop_front(),
             _ => None,
@@ -83,7 +83,7 @@ async fn a_part_that_was_settled_is_not_settled_again_beside_one_that_was_not_se
 #[tokio::test]
 async fn a_settlement_that_finds_no_place_in_memory_can_be_made_again() {
     let clock = ManualClock::new(1_700_000_000_000);
-    let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
+    let limiter = support::limiter(MemoryStore::new().capacity(1).clock(clock.clone()));
     let policy = policy("api", "5/1s");
     let look = limiter.check([charge(&policy, 0)]).await.unwrap();
     let bob = Charge::new(&policy, user("bob"), 5);
@@ -120,7 +120,7 @@ async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() 
             vec![100, 999],
         ),
     ] {
-        let limiter = Limiter::new(MemoryStore::new());
+        let limiter = support::limiter(MemoryStore::new());
         let decision = limiter.check(charges).await.unwrap();
         let settled = limiter
             .settle(decision.usage(), |charge| cost.under(charge))

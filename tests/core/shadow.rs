@@ -21,12 +21,12 @@ fn everybody() -> Key {
 }
 
 fn closed(store: Arc<Scripted>) -> Limiter {
-    Limiter::new(store).on_failure(FailurePolicy::Closed)
+    support::limiter(store).on_failure(FailurePolicy::Closed)
 }
 
 /// A layer with one policy that counts and one shadow. The headers show both.
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
-    RateLimitLayer::new(limiter)
+    support::layer(limiter)
         .headers(HeaderStyle::DRAFT_11.with_shadows())
         .limit(policy("now", "10/1m"), everybody())
         .limit(policy("soon", "5/1m,9/1h").shadow(), everybody())
@@ -133,7 +133,7 @@ async fn a_shadow_changes_nothing_about_what_the_others_admit() {
 async fn a_layer_can_be_a_shadow_as_a_whole() {
     for layer in [
         layer(Scripted::denying_for(1_000)).shadow(),
-        RateLimitLayer::new(Scripted::denying_for(1_000))
+        support::layer(Scripted::denying_for(1_000))
             .shadow()
             .headers(HeaderStyle::DRAFT_11.with_shadows())
             .limit(policy("now", "10/1m"), everybody())
@@ -215,7 +215,7 @@ async fn shadows_take_no_time_of_their_own() {
 async fn shadows_alone_are_allowed_whatever_fails() {
     let trial = policy("trial", "5/1m").shadow();
     for on_failure in [FailurePolicy::Open, FailurePolicy::Closed] {
-        let limiter = Limiter::new(Scripted::failing()).on_failure(on_failure);
+        let limiter = support::limiter(Scripted::failing()).on_failure(on_failure);
         let charge = || [Charge::new(&trial, everybody(), 1)];
         assert!(limiter.try_acquire(charge()).await);
         let decision = limiter.check(charge()).await.unwrap();
@@ -237,13 +237,13 @@ async fn a_shadow_layer_that_cannot_decide_is_as_if_it_were_not_there() {
 #[tokio::test]
 async fn a_shadow_that_finds_no_key_is_left_out() {
     let store = Scripted::allowing();
-    let layer = RateLimitLayer::new(store.clone())
+    let layer = support::layer(store.clone())
         .limit(policy("a", "1/1m").shadow(), Header::new("x-api-key"))
         .limit(policy("b", "1/1m"), everybody());
     assert_eq!(ask(layer.clone()).await.status(), StatusCode::OK);
     assert_eq!(checked(&store), [[vec!["b"], vec![]]]);
 
-    let layer = RateLimitLayer::new(store).limit(policy("a", "1/1m"), Header::new("x-api-key"));
+    let layer = support::layer(store).limit(policy("a", "1/1m"), Header::new("x-api-key"));
     let status = ask(layer.clone()).await.status();
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
@@ -260,7 +260,7 @@ fn keys(n: u64) -> impl KeyExtractor {
 #[tokio::test]
 async fn a_shadow_with_many_keys_takes_no_room_from_the_others() {
     let store = Scripted::allowing();
-    let layer = RateLimitLayer::new(store.clone())
+    let layer = support::layer(store.clone())
         .limit(policy("many", "1/1m").shadow(), keys(65))
         .limit(policy("as-many", "1/1m"), keys(64));
     assert_eq!(ask(layer).await.status(), StatusCode::OK);
@@ -271,7 +271,7 @@ async fn a_shadow_with_many_keys_takes_no_room_from_the_others() {
 #[tokio::test(start_paused = true)]
 async fn a_look_up_that_never_ends_rejects_nothing_in_a_shadow_layer() {
     let store = Scripted::allowing();
-    let layer = RateLimitLayer::new(closed(store.clone()))
+    let layer = support::layer(closed(store.clone()))
         .charge_async(|_| pending::<Charge>())
         .charge_async(|_| async { Charge::new(&policy("user", "2/1m"), everybody(), 1) });
     let response = ask(layer.clone().shadow()).await;
@@ -288,7 +288,7 @@ async fn a_shadow_may_be_looked_up() {
         Charge::new(&team, everybody(), 1)
     };
     let store = Scripted::allowing();
-    ask(RateLimitLayer::new(store.clone()).charge_async(look_up)).await;
+    ask(support::layer(store.clone()).charge_async(look_up)).await;
     assert_eq!(checked(&store), [[vec![], vec!["team"]]]);
 }
 
@@ -297,7 +297,7 @@ async fn a_shadow_may_be_looked_up() {
 #[tokio::test]
 async fn a_policy_chosen_by_the_request_may_be_a_shadow() {
     let trial = policy("trial", "5/1m").shadow();
-    let layer = RateLimitLayer::new(Scripted::allowing())
+    let layer = support::layer(Scripted::allowing())
         .limit(policy("now", "10/1m"), everybody())
         .limit(move |_: &Parts| trial.clone(), everybody())
         .headers(HeaderStyle::DRAFT_11.with_shadows());
@@ -321,7 +321,7 @@ async fn a_policy_chosen_by_the_request_may_be_a_shadow() {
 #[tokio::test]
 async fn a_policy_that_cannot_be_chosen_is_no_shadow_unless_the_layer_is() {
     let choose = |_: &Parts| Err::<Policy, _>(ExtractError::missing("no tier"));
-    let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
+    let layer = support::layer(Scripted::allowing()).limit(choose, everybody());
     let status = ask(layer.clone()).await.status();
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
@@ -344,8 +344,8 @@ async fn what_shadows_charged_is_settled_too() {
 
 #[tokio::test]
 async fn a_deny_list_blocks_beside_a_shadow_and_in_a_shadow_layer() {
-    let layer = RateLimitLayer::new(Scripted::allowing())
-        .limit(policy("trial", "5/1m").shadow(), everybody());
+    let layer =
+        support::layer(Scripted::allowing()).limit(policy("trial", "5/1m").shadow(), everybody());
     for layer in [layer.clone().deny(|_| true), layer.deny_keys(|_| true)] {
         assert_eq!(ask(layer.clone()).await.status(), StatusCode::FORBIDDEN);
         assert_eq!(ask(layer.shadow()).await.status(), StatusCode::FORBIDDEN);
@@ -356,7 +356,7 @@ async fn a_deny_list_blocks_beside_a_shadow_and_in_a_shadow_layer() {
 
 #[tokio::test]
 async fn what_a_shadow_charged_is_settled_with_the_rest() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (now, soon) = (policy("now", "10/1h"), policy("soon", "5/1h").shadow());
     let left = |usage: &Usage| {
         let shadow = usage.shadow().unwrap().usage();
@@ -374,7 +374,7 @@ async fn what_a_shadow_charged_is_settled_with_the_rest() {
 
 #[tokio::test]
 async fn shadows_alone_are_settled_once() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let soon = policy("soon", "5/1h").shadow();
     let charge = || [Charge::new(&soon, everybody(), 4)];
     let decision = limiter.check(charge()).await.unwrap();
@@ -388,7 +388,7 @@ async fn shadows_alone_are_settled_once() {
 
 #[tokio::test]
 async fn what_a_shadow_has_counted_counts_when_it_is_none_any_more() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let soon = policy("soon", "5/1h");
     let charge = |policy: &Policy| [Charge::new(policy, everybody(), 4)];
     for _ in 0..2 {
@@ -401,7 +401,7 @@ async fn what_a_shadow_has_counted_counts_when_it_is_none_any_more() {
 #[should_panic(expected = "same name")]
 fn a_policy_and_its_own_shadow_are_an_error_when_built() {
     let policy = policy("all", "1/1s");
-    let _ = RateLimitLayer::new(Scripted::allowing())
+    let _ = support::layer(Scripted::allowing())
         .limit(policy.clone(), everybody())
         .limit(policy.shadow(), everybody());
 }

@@ -17,11 +17,11 @@ async fn remaining(limiter: &Limiter, policy: &Policy) -> u64 {
 
 #[tokio::test]
 async fn a_reset_of_all_knows_the_policies_that_a_closure_chose() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let plans = ["10/1h", "99/1d"].map(|rules| policy("plan", rules));
     let tools = policy("tools", "5/1h");
     let chosen = (plans.clone(), tools.clone());
-    let layer = RateLimitLayer::new(limiter.clone()).charge(move |head: &Parts| {
+    let layer = support::layer(limiter.clone()).charge(move |head: &Parts| {
         let is_large = head.uri.path() == "/large";
         let plan = &chosen.0[usize::from(is_large)];
         vec![
@@ -50,7 +50,7 @@ async fn a_reset_of_all_knows_the_policies_that_a_closure_chose() {
 
 #[tokio::test]
 async fn a_reset_of_all_knows_a_policy_whose_costs_are_known_at_the_end_alone() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let tokens = policy("tokens", "100/1h");
     let check = limiter.check([Charge::new(&tokens, alice(), 0)]);
     let decision = check.await.unwrap();
@@ -62,7 +62,7 @@ async fn a_reset_of_all_knows_a_policy_whose_costs_are_known_at_the_end_alone() 
 
 #[tokio::test]
 async fn a_reset_of_all_says_that_it_has_forgotten_policies() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let check = async |policy: &Policy| {
         let check = limiter.check([Charge::new(policy, alice(), 1)]);
         check.await.unwrap();

@@ -13,11 +13,12 @@ manual_clock domain
 clock domain
 warning domain
 background warning
+timer background
 observe domain
-store domain warning manual_clock background bounded clock outage
-limiter domain store observe warning outage background bounded clock manual_clock
+store domain warning manual_clock background bounded clock outage timer
+limiter domain store observe warning outage background bounded clock manual_clock timer
 extract domain warning watch
-middleware domain store observe limiter extract warning watch outage
+middleware domain store observe limiter extract warning watch outage timer
 ";
 
 /// Crates that only some parts of `src` may name.

@@ -144,12 +144,12 @@ async fn one_layer_of_several_is_enough_to_put_all_decisions_into_the_response()
 
 #[tokio::test]
 async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (users, addresses) = (policy("users", "9/1d"), policy("addresses", "9/1d"));
-    let by_user = RateLimitLayer::new(limiter.clone())
+    let by_user = support::layer(limiter.clone())
         .limit(users.clone(), everybody())
         .skip(|head| head.uri.path() == "/free");
-    let by_address = RateLimitLayer::new(limiter.clone()).limit(addresses.clone(), everybody());
+    let by_address = support::layer(limiter.clone()).limit(addresses.clone(), everybody());
     let settling = limiter.clone();
     let handler = async move |decisions: Option<Decisions>| {
         if let Some(decision) = decisions.as_ref().and_then(|it| it.by_policy("users")) {
@@ -172,7 +172,7 @@ async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
 
 #[tokio::test]
 async fn a_handler_is_reached_without_decisions_when_the_store_is_down() {
-    let down = RateLimitLayer::new(Scripted::failing()).limit(policy("all", "1/1d"), everybody());
+    let down = support::layer(Scripted::failing()).limit(policy("all", "1/1d"), everybody());
     let handler = async |decisions: Option<Decisions>| decisions.is_some().to_string();
     let app: Router = Router::new().route("/", get(handler)).layer(down);
     let request = Request::get("/").body(Body::empty()).unwrap();
@@ -369,7 +369,7 @@ fn never(status: StatusCode) -> ProblemJson {
 }
 
 fn denying() -> RateLimitLayer {
-    RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("all", "1/1s"), everybody())
+    support::layer(Scripted::denying_for(1)).limit(policy("all", "1/1s"), everybody())
 }
 
 answers! { problem;
@@ -480,16 +480,16 @@ async fn only_a_wrong_password_is_a_failed_login() {
 // Statuses
 
 fn closed(store: Arc<Scripted>) -> Limiter {
-    Limiter::new(store).on_failure(FailurePolicy::Closed)
+    support::limiter(store).on_failure(FailurePolicy::Closed)
 }
 
 fn of_all(limiter: Limiter) -> RateLimitLayer {
-    RateLimitLayer::new(limiter).limit(policy("all", "1/1s"), everybody())
+    support::layer(limiter).limit(policy("all", "1/1s"), everybody())
 }
 
 fn unknown() -> RateLimitLayer {
     let unavailable = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("no directory"));
-    RateLimitLayer::new(closed(Scripted::allowing())).limit(policy("all", "1/1s"), unavailable)
+    support::layer(closed(Scripted::allowing())).limit(policy("all", "1/1s"), unavailable)
 }
 
 fn in_77_s(rejection: &Rejection, _: &Parts) -> Response<String> {
@@ -523,7 +523,7 @@ fn grpc(response: &Response<String>) -> String {
 }
 
 fn calls() -> RateLimitLayer {
-    RateLimitLayer::new(Scripted::denying_for(1_234)).limit(policy("calls", "1/1s"), everybody())
+    support::layer(Scripted::denying_for(1_234)).limit(policy("calls", "1/1s"), everybody())
 }
 
 answers! { grpc;

@@ -31,12 +31,12 @@ pub(crate) fn alice() -> Key {
 
 /// A limiter in memory, with a clock that stands still.
 pub(crate) fn still() -> Limiter {
-    Limiter::new(MemoryStore::new().clock(ManualClock::new(NOW_MS)))
+    support::limiter(MemoryStore::new().clock(ManualClock::new(NOW_MS)))
 }
 
 /// A layer without limits, over such a limiter.
 pub(crate) fn empty() -> RateLimitLayer {
-    RateLimitLayer::new(still())
+    support::layer(still())
 }
 
 /// A layer with a limit of all requests.

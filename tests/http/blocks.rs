@@ -37,7 +37,7 @@ fn free() -> Policy {
 
 fn memory() -> (Limiter, ManualClock) {
     let clock = ManualClock::new(START_MS);
-    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    let limiter = support::limiter(MemoryStore::new().clock(clock.clone()));
     for key in [alice(), Header::new("x-user").key(SECRET)] {
         let charge = Charge::new(&login(), key, 1);
         let used_up = futures::executor::block_on(limiter.check([charge])).unwrap();
@@ -47,7 +47,7 @@ fn memory() -> (Limiter, ManualClock) {
 }
 
 fn over(limiter: &Limiter) -> RateLimitLayer {
-    RateLimitLayer::new(limiter.clone())
+    support::layer(limiter.clone())
 }
 
 type Answer = Response<String>;
@@ -200,7 +200,7 @@ async fn a_response_to_429s_alone_is_for_denials_and_bans_and_names_no_key() {
 async fn a_response_to_429s_alone_leaves_all_other_rejections_as_they_were() {
     let (limiter, _) = memory();
     let layer = || over(&limiter).limit(free(), alice());
-    let failing = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+    let failing = support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed);
     let failing = over(&failing).limit(free(), alice());
     let absent = layer().limit(login(), Header::new("absent"));
     limiter.block(&bob(), HOUR).await.unwrap();
@@ -425,7 +425,7 @@ async fn a_layer_may_leave_blocks_to_another_one() {
 #[tokio::test]
 async fn what_is_looked_up_is_in_one_check_with_the_limits_and_in_no_header() {
     let store = Scripted::allowing();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let layer = over(&limiter)
         .limit(free(), alice())
         .deny_blocked(Header::new("x-user"))
@@ -468,7 +468,7 @@ async fn a_look_up_follows_the_lists_and_rejects_who_has_no_key() {
 async fn a_look_up_that_cannot_be_decided_follows_the_failure_policy() {
     let (store, _) = Flaky::new();
     store.is_now(State::Down);
-    let limiter = Limiter::new(store);
+    let limiter = support::limiter(store);
     let under = |policy| over(&limiter.clone().on_failure(policy)).deny_blocked(alice());
     let open = || under(FailurePolicy::Open);
     let closed = || under(FailurePolicy::Closed);
@@ -490,7 +490,7 @@ async fn an_observer_hears_that_a_shadow_layer_passes_what_cannot_be_decided() {
     let (store, _) = Flaky::new();
     store.is_now(State::Down);
     let log = Log::default();
-    let limiter = Limiter::new(store).on_failure(FailurePolicy::Closed);
+    let limiter = support::limiter(store).on_failure(FailurePolicy::Closed);
     let looking = over(&limiter.clone().observer(log.clone()));
     let looking = looking.deny_blocked(alice()).shadow();
     for layer in [&looking, &looking.clone().limit(free(), bob())] {

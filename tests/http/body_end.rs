@@ -76,14 +76,14 @@ struct Budget {
 impl Budget {
     fn new() -> Self {
         Self {
-            limiter: Limiter::new(MemoryStore::new()),
+            limiter: support::limiter(MemoryStore::new()),
             policy: policy("tokens", "100/1h"),
         }
     }
 
     /// Each request is charged 10 on arrival.
     fn layer(&self) -> RateLimitLayer {
-        let layer = RateLimitLayer::new(self.limiter.clone()).limit(self.policy.clone(), alice());
+        let layer = support::layer(self.limiter.clone()).limit(self.policy.clone(), alice());
         layer.cost(|_, _| 10)
     }
 
@@ -322,7 +322,7 @@ async fn a_request_with_a_response_is_not_refunded_however_its_body_ends() {
 async fn a_response_that_is_dropped_during_its_settlement_is_not_refunded() {
     let store = Slow(MemoryStore::new());
     let tokens = policy("tokens", "100/1h");
-    let layer = RateLimitLayer::new(Limiter::new(store.clone()))
+    let layer = support::layer(support::limiter(store.clone()))
         .limit(tokens.clone(), alice())
         .limit(policy("soon", "100/1h").shadow(), alice())
         .settle(|_, charge| u64::from(charge.policy().name() == "tokens"))
@@ -331,14 +331,17 @@ async fn a_response_that_is_dropped_during_its_settlement_is_not_refunded() {
     assert!(futures::poll!(&mut response).is_pending(), "it settles");
     drop(response);
     settled().await;
-    assert_eq!(left_of(&Limiter::new(store), &tokens, &alice()).await, 99);
+    assert_eq!(
+        left_of(&support::limiter(store), &tokens, &alice()).await,
+        99
+    );
 }
 
 #[tokio::test]
 async fn a_settlement_that_has_begun_goes_on_at_once_although_a_guard_delays_the_end() {
     let store = Slow(MemoryStore::new());
     let tokens = policy("tokens", "100/1h");
-    let layer = RateLimitLayer::new(Limiter::new(store.clone()))
+    let layer = support::layer(support::limiter(store.clone()))
         .limit(tokens.clone(), alice())
         .settle(|_, _| 0)
         .meter_costs();
@@ -352,7 +355,10 @@ async fn a_settlement_that_has_begun_goes_on_at_once_although_a_guard_delays_the
     drop(response);
     settled().await;
     assert!(held.lock().unwrap().is_some());
-    assert_eq!(left_of(&Limiter::new(store), &tokens, &alice()).await, 100);
+    assert_eq!(
+        left_of(&support::limiter(store), &tokens, &alice()).await,
+        100
+    );
 }
 
 /// Answers settlements at the next poll.
@@ -605,7 +611,7 @@ async fn a_closure_that_panics_about_one_charge_settles_the_others() {
 }
 
 #[test]
-fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
+fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_all_the_same() {
     let runtime = support::runtime();
     let budget = Budget::new();
     let layer = budget.layer().meter_costs();
@@ -615,6 +621,7 @@ fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
         body
     });
     drop(body);
+    runtime.block_on(support::finished(&budget.limiter));
     assert_eq!(runtime.block_on(budget.left()), 99);
 }
 

@@ -17,7 +17,7 @@ const OF_MARCH_S: u64 = 31 * DAY_S - 3_600;
 fn limiter(at_ms: u64) -> (Limiter, ManualClock) {
     let clock = ManualClock::new(at_ms);
     let store = MemoryStore::new().clock(clock.clone());
-    (Limiter::new(store), clock)
+    (support::limiter(store), clock)
 }
 
 fn quota(limit: u64) -> Policy {
@@ -28,8 +28,8 @@ fn quota(limit: u64) -> Policy {
 #[tokio::test]
 async fn w_is_the_length_of_the_current_period_and_t_the_time_to_its_end() {
     let (limiter, clock) = limiter(MARCH_MS - 1);
-    let fixed = RateLimitLayer::new(limiter.clone()).limit(quota(9), alice());
-    let chosen = RateLimitLayer::new(limiter.clone()).limit(Routes::new(quota(9)), alice());
+    let fixed = support::layer(limiter.clone()).limit(quota(9), alice());
+    let chosen = support::layer(limiter.clone()).limit(Routes::new(quota(9)), alice());
     let end_ms = MARCH_MS + OF_MARCH_S * 1_000;
     // The last millisecond of February, and the first of March.
     for (at_ms, w, t, r) in [
@@ -50,7 +50,7 @@ async fn w_is_the_length_of_the_current_period_and_t_the_time_to_its_end() {
 #[tokio::test]
 async fn rules_of_several_periods_and_kinds_are_listed_by_name() {
     let rules = "100/1m,9/week@Europe/Berlin,9/month:15@UTC,9/year@UTC";
-    let layer = RateLimitLayer::new(limiter(MARCH_MS).0).limit(policy("quota", rules), alice());
+    let layer = support::layer(limiter(MARCH_MS).0).limit(policy("quota", rules), alice());
     let response = ask(&layer).await;
     let expected = r#""quota/1m";q=100;w=60, "quota/week@Europe/Berlin";q=9;w=604800, "quota/month:15@UTC";q=9;w=2419200, "quota/year@UTC";q=9;w=31536000"#;
     assert_eq!(field(response.headers(), "ratelimit-policy"), expected);
@@ -73,7 +73,7 @@ async fn a_denial_of_weeks_is_told_in_seconds_to_the_last_of_them() {
         let style = HeaderStyle::DRAFT_11
             .and(HeaderStyle::DRAFT_6)
             .and(HeaderStyle::X_RATE_LIMIT);
-        let layer = RateLimitLayer::new(limiter.clone());
+        let layer = support::layer(limiter.clone());
         let layer = layer.headers(style).limit(policy.clone(), alice());
         clock.set(MARCH_MS + 1);
         assert_eq!(ask(&layer).await.status(), 200);
@@ -98,7 +98,7 @@ async fn a_denial_of_weeks_is_told_in_seconds_to_the_last_of_them() {
 async fn a_denial_of_weeks_has_a_date_where_you_choose_so_and_a_short_one_has_seconds() {
     let (limiter, clock) = limiter(MARCH_MS);
     let style = HeaderStyle::NONE.dates_from(Duration::from_secs(DAY_S));
-    let layer = RateLimitLayer::new(limiter).headers(HeaderStyle::DRAFT_11.and(style));
+    let layer = support::layer(limiter).headers(HeaderStyle::DRAFT_11.and(style));
     let layer = layer.limit(quota(1), alice());
     assert_eq!(ask(&layer).await.status(), 200);
     let before = SystemTime::now();

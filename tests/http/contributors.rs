@@ -35,8 +35,8 @@ async fn told(limiter: &Limiter, name: &str) -> String {
 
 #[tokio::test]
 async fn a_request_without_a_label_is_served_and_in_no_list() {
-    let limiter = Limiter::new(MemoryStore::new());
-    let layer = RateLimitLayer::new(limiter.clone())
+    let limiter = support::limiter(MemoryStore::new());
+    let layer = support::layer(limiter.clone())
         .limit(policy("api"), acme())
         .contributors(user);
     for user in [Some("alice"), None, Some("alice"), None] {
@@ -47,8 +47,8 @@ async fn a_request_without_a_label_is_served_and_in_no_list() {
 
 #[tokio::test]
 async fn contributors_are_about_the_limit_before_them() {
-    let limiter = Limiter::new(MemoryStore::new());
-    let layer = RateLimitLayer::new(limiter.clone())
+    let limiter = support::limiter(MemoryStore::new());
+    let layer = support::layer(limiter.clone())
         .limit(policy("first"), acme())
         .limit(policy("second"), acme())
         .contributors(user)
@@ -77,8 +77,8 @@ async fn contributors_are_about_the_limit_before_them() {
 
 #[tokio::test]
 async fn failures_alone_are_contributed_where_they_alone_count() {
-    let limiter = Limiter::new(MemoryStore::new());
-    let layer = RateLimitLayer::new(limiter.clone())
+    let limiter = support::limiter(MemoryStore::new());
+    let layer = support::layer(limiter.clone())
         .limit(policy("wrong-passwords"), acme())
         .contributors(user)
         .settle(|response, charge| {
@@ -97,8 +97,8 @@ async fn a_label_is_in_no_log_and_no_response() {
         in_full: true,
         ..Log::default()
     };
-    let limiter = Limiter::new(MemoryStore::new()).observer(log.clone());
-    let layer = RateLimitLayer::new(limiter.clone())
+    let limiter = support::limiter(MemoryStore::new()).observer(log.clone());
+    let layer = support::layer(limiter.clone())
         .limit(Policy::parse("api", "2/1h").unwrap(), acme())
         .contributors(user);
     let mut seen = format!("{layer:?} {limiter:?}");
@@ -116,5 +116,5 @@ async fn a_label_is_in_no_log_and_no_response() {
 }
 
 panics! {
-    contributors_without_a_limit_before_them_are_a_mistake: RateLimitLayer::new(MemoryStore::new()).contributors(user.or_skip()) => "there is none";
+    contributors_without_a_limit_before_them_are_a_mistake: support::layer(MemoryStore::new()).contributors(user.or_skip()) => "there is none";
 }

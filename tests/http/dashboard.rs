@@ -6,6 +6,7 @@ use sluicegate::block::BlockRequest;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::prelude::*;
+use support::fated::{Fate, Fated};
 
 const DASHBOARD: &str = include_str!("../../examples/grafana/dashboard.json");
 const ALERTS: &str = include_str!("../../examples/grafana/alerts.yml");
@@ -15,13 +16,13 @@ const SOURCE: &str = include_str!("../../src/observe/metrics.rs");
 const TABLE: &str = include_str!("../../docs/guide/observers.md");
 
 fn observed() -> Limiter {
-    Limiter::new(MemoryStore::new()).observer(MetricsObserver::new())
+    support::limiter(MemoryStore::new()).observer(MetricsObserver::new())
 }
 
 /// Requests that are allowed, denied, denied again, blocked, banned and without a key, a pause, a caller that waits for a
-/// slot, and a store that fails until the breaker opens.
+/// slot, an answer that is late, and a store that fails until the breaker opens.
 async fn traffic() {
-    let layer = RateLimitLayer::new(observed().cache_denials(true))
+    let layer = support::layer(observed().cache_denials(true))
         .limit(policy("api", "1/1d"), Header::new("x-user"))
         .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))
         .deny(|head| head.headers.get("x-user").is_some_and(|it| it == "mallory"));
@@ -47,7 +48,16 @@ async fn traffic() {
     assert!(futures::poll!(&mut waits).is_pending());
     drop((waits, held));
 
-    let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
+    let late = Fated::new(MemoryStore::new(), |_| {
+        Fate::Late(Duration::from_millis(20))
+    });
+    let limiter = support::limiter(late).observer(MetricsObserver::new());
+    let limiter = limiter.timeout(Duration::from_millis(1));
+    let api = Charge::new(&policy("api", "1/1d"), alice(), 1);
+    assert!(limiter.check([api]).await.is_err());
+    support::finished(&limiter).await;
+
+    let limiter = support::limiter(Scripted::failing()).observer(MetricsObserver::new());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);
     // The breaker counts one failure in each half of the timeout.
     let limiter = limiter.timeout(Duration::from_nanos(1));

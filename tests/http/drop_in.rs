@@ -57,7 +57,7 @@ fn once() -> Arc<Scripted> {
 }
 
 fn by_peer(store: &Arc<Scripted>) -> RateLimitLayer {
-    RateLimitLayer::new(store.clone()).limit(policy("ip", "1/1s"), PeerIp)
+    support::layer(store.clone()).limit(policy("ip", "1/1s"), PeerIp)
 }
 
 /// Asserts that one request is served, and another one is not, and that both were charged to this address.

@@ -266,8 +266,8 @@ fn a_key_made_by_hand_is_that_of_a_request() {
 #[tokio::test]
 async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
     let api = policy("api", "1/1d");
-    let limiter = Limiter::new(MemoryStore::new());
-    let limits = RateLimitLayer::new(limiter.clone()).limit(api.clone(), Header::new("x-api-key"));
+    let limiter = support::limiter(MemoryStore::new());
+    let limits = support::layer(limiter.clone()).limit(api.clone(), Header::new("x-api-key"));
     let app = |limits: RateLimitLayer| Router::new().fallback(any(async || "hello")).layer(limits);
     let ask = async |limits: RateLimitLayer, expected: u16| {
         let script = format!("GET / x-api-key: s3cret -> {expected}");

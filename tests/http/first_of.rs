@@ -79,7 +79,7 @@ answers! { told;
 async fn other_limits_of_the_layer_are_part_of_each_try() {
     let limiter = still();
     let api = policy("api", "3/1h");
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit(api.clone(), user("alice"))
         .limit_first_of(plan_and_credits("1/1h", "9/1h"));
     // The other limit denies in the end, with either.
@@ -162,7 +162,7 @@ async fn a_request_is_charged_the_weight_of_its_route_under_the_alternative() {
         (table, user("alice"))
     };
     let credits = policy("credits", "9/1h");
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit_first_of([by_route(policy("plan", "0/1h")), by_route(credits.clone())]);
     assert_eq!(charged(&ask(&layer, to("/me/limits")).await), "200 plan");
     assert_eq!(charged(&get(&layer).await), "200 credits");
@@ -178,7 +178,7 @@ fn meters_go_to_the_alternative_that_was_charged_and_no_warning_names_the_other(
     };
     let lines = traced(false, async {
         let limiter = still();
-        let layer = RateLimitLayer::new(limiter.clone())
+        let layer = support::layer(limiter.clone())
             .limit_first_of(alices([("plan", "0/1h"), ("credits", "100/1h")]))
             .meter_costs();
         let service = service_fn(async |request: Request<String>| {
@@ -187,7 +187,7 @@ fn meters_go_to_the_alternative_that_was_charged_and_no_warning_names_the_other(
         });
         let response = layer.layer(service).oneshot(request()).await.unwrap();
         drop(response.into_body().collect().await);
-        limiter.return_slots().await;
+        support::finished(&limiter).await;
         let used = async |name| used(&limiter, &policy(name, "100/1h"), &user("alice")).await;
         assert_eq!((used("credits").await, used("plan").await), (30, 0));
 
@@ -197,7 +197,7 @@ fn meters_go_to_the_alternative_that_was_charged_and_no_warning_names_the_other(
         let meter = limiter.meter(&limiter.check_first(lists).await.unwrap());
         meter_both(&meter, 20);
         drop(meter);
-        limiter.return_slots().await;
+        support::finished(&limiter).await;
         assert_eq!(used("credits").await, 50);
     });
     assert_eq!(lines, [""; 0]);
@@ -207,7 +207,7 @@ fn meters_go_to_the_alternative_that_was_charged_and_no_warning_names_the_other(
 async fn a_slot_is_held_beside_the_alternative_that_was_charged() {
     let limiter = still();
     let exports = policy("exports", "2/30s@concurrent");
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit_concurrent(exports.clone(), user("alice"))
         .limit_first_of(alices([("plan", "1/1h"), ("credits", "1/1h")]));
     let service =
@@ -239,8 +239,8 @@ async fn a_shadow_layer_reports_the_alternative_that_it_would_charge() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_wait_waits_for_the_alternative_that_is_free_first() {
     let clock = ManualClock::new(0);
-    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
-    let layer = RateLimitLayer::new(limiter)
+    let limiter = support::limiter(MemoryStore::new().clock(clock.clone()));
+    let layer = support::layer(limiter)
         .limit_first_of(alices([("plan", "1/10s@exact"), ("credits", "1/2s@exact")]))
         .max_wait(Duration::from_secs(5));
     let start = Instant::now();
@@ -283,9 +283,9 @@ async fn a_request_is_denied_at_once_if_no_alternative_is_free_in_time() {
 async fn a_failure_follows_the_policy_of_the_try_and_goes_no_further() {
     let store = Scripted::failing();
     for (failure, status) in [(FailurePolicy::Open, 200), (FailurePolicy::Closed, 503)] {
-        let limiter = Limiter::new(store.clone()).on_failure(failure);
+        let limiter = support::limiter(store.clone()).on_failure(failure);
         let before = store.checks().len();
-        let layer = RateLimitLayer::new(limiter).limit_first_of(plan_and_credits("9/1h", "9/1h"));
+        let layer = support::layer(limiter).limit_first_of(plan_and_credits("9/1h", "9/1h"));
         assert_eq!(get(&layer).await.status(), status);
         assert_eq!(store.checks().len(), before + 1);
     }

@@ -197,7 +197,7 @@ async fn a_proxy_that_calls_a_socket_of_both_protocols_is_the_same_proxy() {
     let port = listener.local_addr().unwrap().port();
     let store = Scripted::allowing();
     let ip = ForwardedIp::x_forwarded_for(networks(&["127.0.0.0/8"]));
-    let layer = RateLimitLayer::new(store.clone()).limit(policy("ip", "1/1s"), ip.clone());
+    let layer = support::layer(store.clone()).limit(policy("ip", "1/1s"), ip.clone());
     let app = Router::new().fallback(async || "hello").layer(layer);
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async { axum::serve(listener, app).await });

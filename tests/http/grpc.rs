@@ -77,10 +77,10 @@ fn call(method: &'static str, text: &str) -> (tonic::Request<String>, PathAndQue
 
 #[tokio::test]
 async fn a_stream_of_messages_costs_those_that_were_sent_also_if_the_client_leaves() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let messages = policy("messages", "1000000/1h");
     let slots = policy("calls", "1/30s@concurrent");
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit_concurrent(slots, everybody())
         .limit(messages.clone(), everybody())
         .meter_costs()
@@ -154,7 +154,7 @@ where
 async fn a_refused_call_pauses_the_account() {
     let layer = limited(Scripted::denying_for(7_250), everybody()).headers(HeaderStyle::NONE);
     let channel = Channel::from_shared(serve(layer.rejection(Grpc::new()))).unwrap();
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let obey = ObeyLayer::new(limiter.clone(), everybody());
     let mut client = Caller::new(obey.layer(channel.connect().await.unwrap()));
     client.ready().await.unwrap();
@@ -194,12 +194,12 @@ fn told<'a>(status: &'a Status, name: &str) -> &'a str {
 }
 
 fn limited(limiter: impl Into<Limiter>, extractor: impl KeyExtractor) -> RateLimitLayer {
-    RateLimitLayer::new(limiter).limit(policy("calls", "10/1m"), extractor)
+    support::layer(limiter).limit(policy("calls", "10/1m"), extractor)
 }
 
 #[tokio::test]
 async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("calls", "1/300ms"), PeerIp);
+    let layer = support::layer(MemoryStore::new()).limit(policy("calls", "1/300ms"), PeerIp);
     let mut client = client(serve(layer.rejection(Grpc::new()))).await;
     let start = Instant::now();
     let mut rejections = 0;
@@ -304,7 +304,7 @@ fn failing(error: fn() -> ExtractError) -> RateLimitLayer {
 }
 
 fn closed() -> Limiter {
-    Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed)
+    support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed)
 }
 
 fn by_header() -> Header {

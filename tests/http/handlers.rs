@@ -7,7 +7,7 @@ use crate::prelude::*;
 #[tokio::test]
 async fn each_limit_costs_what_the_closure_says_of_its_policy() {
     let store = Scripted::allowing();
-    let layer = RateLimitLayer::new(store.clone())
+    let layer = support::layer(store.clone())
         .limit(policy("requests", "60/1m"), alice())
         .limit(policy("tokens", "10000/1m"), alice())
         .limit(|_: &Parts| policy("chosen", "9/1m"), alice())
@@ -57,7 +57,7 @@ async fn assert_same_answers(limiter: &Limiter, charge: Charge) {
             let head = request.clone().into_parts().0;
             let (policy, cost) = (charge.policy().clone(), charge.cost());
             let closed = limiter.clone().on_failure(FailurePolicy::Closed);
-            let layer = RateLimitLayer::new(closed)
+            let layer = support::layer(closed)
                 .limit(policy, charge.key().clone())
                 .cost(move |_, _| cost)
                 .headers(style);
@@ -81,11 +81,11 @@ async fn assert_same_answers(limiter: &Limiter, charge: Charge) {
 
 #[tokio::test]
 async fn a_handler_answers_a_denial_a_block_and_a_failure_as_a_layer_does() {
-    let denying = Limiter::new(Scripted::denying_for(5_000));
-    let blocked = Limiter::new(MemoryStore::new());
+    let denying = support::limiter(Scripted::denying_for(5_000));
+    let blocked = support::limiter(MemoryStore::new());
     let hour = Duration::from_secs(3_600);
     blocked.block(&alice(), hour).await.unwrap();
-    let failing = Limiter::new(Scripted::failing());
+    let failing = support::limiter(Scripted::failing());
     for (limiter, cost) in [(&denying, 3), (&denying, 11), (&blocked, 1), (&failing, 1)] {
         let charge = Charge::new(&policy("api", "10/1s,100/1h"), alice(), cost);
         assert_same_answers(limiter, charge).await;
@@ -96,9 +96,9 @@ async fn a_handler_answers_a_denial_a_block_and_a_failure_as_a_layer_does() {
 async fn a_handler_writes_the_quota_of_an_admission_as_a_layer_does() {
     let api = policy("api", "10/1s,100/1h");
     for style in STYLES {
-        let layer = RateLimitLayer::new(Scripted::allowing()).limit(api.clone(), alice());
+        let layer = support::layer(Scripted::allowing()).limit(api.clone(), alice());
         let expected = ask(&layer.headers(style)).await;
-        let limiter = Limiter::new(Scripted::allowing());
+        let limiter = support::limiter(Scripted::allowing());
         let decision = limiter.check([Charge::new(&api, alice(), 1)]).await;
         let decision = decision.unwrap();
         assert_eq!(written(style, &decision), quota(expected.headers()));
@@ -108,7 +108,7 @@ async fn a_handler_writes_the_quota_of_an_admission_as_a_layer_does() {
 
 #[tokio::test]
 async fn a_handler_without_a_slot_writes_a_short_wait() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let one = policy("exports", "1/30s@concurrent");
     let export = || limiter.check([Charge::new(&one, alice(), 1)]);
     assert!(export().await.unwrap().is_allowed());
@@ -143,9 +143,9 @@ async fn chat(
 
 #[tokio::test]
 async fn a_cost_in_the_body_is_denied_over_a_connection_and_not_mixed_with_the_layer_around() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let tokens = policy("tokens", "1000/1h");
-    let requests = RateLimitLayer::new(limiter.clone()).limit(policy("requests", "9/1h"), alice());
+    let requests = support::layer(limiter.clone()).limit(policy("requests", "9/1h"), alice());
     let app = Router::new()
         .route("/chat", post(chat))
         .layer(requests)
@@ -181,7 +181,7 @@ async fn a_limited_service_is_made_of_a_service_and_a_layer_and_gives_the_servic
 
 #[tokio::test]
 async fn a_decision_of_a_handler_joins_those_of_the_layers_around_it() {
-    let limiter = Limiter::new(Scripted::denying_for(1_000));
+    let limiter = support::limiter(Scripted::denying_for(1_000));
     let outer = limit("outer", "9/1h");
     let handler = async move |head: Parts| {
         let charge = Charge::new(&policy("inner", "9/1h"), alice(), 1);
@@ -205,7 +205,7 @@ async fn a_decision_of_a_handler_joins_those_of_the_layers_around_it() {
 async fn a_handle_is_charged_as_its_policy_is_now() {
     let live = ReloadablePolicies::new(Policies::new([policy("api", "1/1h")]).unwrap());
     let handle = live.policy("api").unwrap();
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let check = async || {
         let decision = limiter.check([Charge::new(&handle, alice(), 1)]).await;
         decision.unwrap().is_allowed()
@@ -227,8 +227,8 @@ async fn plans_that_fail_locally_are_served_without_the_store_while_a_failed_loo
         }
     };
     for (known, expected) in [(true, [200, 200, 429]), (false, [503; 3])] {
-        let closed = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
-        let layer = RateLimitLayer::new(closed).charge_async(charge(known));
+        let closed = support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed);
+        let layer = support::layer(closed).charge_async(charge(known));
         for expected in expected {
             assert_eq!(ask(&layer).await.status(), expected, "{known}");
         }

@@ -17,7 +17,7 @@ fn tokens(rules: &str) -> Policy {
 }
 
 fn layer(limiter: impl Into<Limiter>) -> ForModels {
-    RateLimitLayer::new(limiter.into())
+    support::layer(limiter.into())
         .headers(HeaderStyle::X_RATE_LIMIT_BY_UNIT.and(HeaderStyle::RETRY_AFTER_MS))
         .rejection(OpenAiJson)
 }
@@ -137,7 +137,7 @@ fn of(limiter: Limiter, rules: &str) -> ForModels {
 }
 
 fn denying() -> Limiter {
-    Limiter::new(Scripted::denying_for(1_500))
+    support::limiter(Scripted::denying_for(1_500))
 }
 
 fn blocked() -> Limiter {
@@ -148,7 +148,7 @@ fn blocked() -> Limiter {
 }
 
 fn closed() -> Limiter {
-    Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed)
+    support::limiter(Scripted::failing()).on_failure(FailurePolicy::Closed)
 }
 
 fn challenging() -> impl KeyExtractor {
@@ -194,7 +194,7 @@ async fn head_gets_the_length_of_the_error_and_a_grpc_call_a_status() {
 fn a_denial_for_which_these_clients_do_not_wait_is_warned_of_once() {
     let warnings = |ms, style| {
         traced(false, async move {
-            let layer = layer(Limiter::new(Scripted::denying_for(ms))).headers(style);
+            let layer = layer(support::limiter(Scripted::denying_for(ms))).headers(style);
             let layer = layer.limit(tokens("5/1h"), alice());
             for _ in 0..3 {
                 assert_eq!(ask(&layer).await.status(), 429);

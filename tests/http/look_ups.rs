@@ -17,7 +17,7 @@ async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
 }
 
 fn closed(store: impl Store) -> Limiter {
-    Limiter::new(store).on_failure(FailurePolicy::Closed)
+    support::limiter(store).on_failure(FailurePolicy::Closed)
 }
 
 /// A layer with a single limit that returns this.
@@ -25,7 +25,7 @@ fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
     limiter: impl Into<Limiter>,
     answer: C,
 ) -> RateLimitLayer {
-    RateLimitLayer::new(limiter.into()).charge_async(move |_| ready(answer.clone()))
+    support::layer(limiter.into()).charge_async(move |_| ready(answer.clone()))
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,7 +71,7 @@ fn failing(limiter: Limiter, error: ExtractError) -> RateLimitLayer {
 }
 
 fn open() -> Limiter {
-    Limiter::new(Scripted::allowing())
+    support::limiter(Scripted::allowing())
 }
 
 answers! { code;
@@ -92,12 +92,12 @@ async fn look_ups_run_at_the_same_time_under_one_timeout_and_are_charged_in_thei
         move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| charge(name, "x", 1))
     };
     let over = |limiter: Limiter| {
-        RateLimitLayer::new(limiter.observer(log.clone()))
+        support::layer(limiter.observer(log.clone()))
             .charge_async(charging(90, "late"))
             .charge_async(charging(10, "soon"))
             .limit(policy("head", "5/1d"), everybody())
     };
-    let layer = over(Limiter::new(store.clone()));
+    let layer = over(support::limiter(store.clone()));
     let start = Instant::now();
     assert_eq!(status(&layer, "").await, 200);
     assert_eq!(start.elapsed(), Duration::from_millis(90));
@@ -119,8 +119,8 @@ async fn look_ups_run_at_the_same_time_under_one_timeout_and_are_charged_in_thei
 #[tokio::test(start_paused = true)]
 async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
     let slow = |_: &Parts| sleep(Duration::from_millis(150)).map(|()| charge("a", "x", 5));
-    let over = |limiter: Limiter| RateLimitLayer::new(limiter).charge_async(slow);
-    let limiter = Limiter::new(MemoryStore::new());
+    let over = |limiter: Limiter| support::layer(limiter).charge_async(slow);
+    let limiter = support::limiter(MemoryStore::new());
     let layer = over(limiter.clone());
     assert_eq!(status(&layer, "").await, 200);
     assert_eq!(status(&layer, "").await, 429);
@@ -132,7 +132,7 @@ async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
 }
 
 panics! {
-    a_timeout_of_zero_for_look_ups_is_an_error_when_built: RateLimitLayer::new(MemoryStore::new()).look_up_timeout(Duration::ZERO) => "a timeout of zero leaves no time to look up";
+    a_timeout_of_zero_for_look_ups_is_an_error_when_built: support::layer(MemoryStore::new()).look_up_timeout(Duration::ZERO) => "a timeout of zero leaves no time to look up";
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +147,7 @@ async fn a_look_up_that_is_always_busy_is_too_late_all_the_same() {
         }
         charge("a", "x", 1)
     };
-    let layer = RateLimitLayer::new(closed(store.clone())).charge_async(busy);
+    let layer = support::layer(closed(store.clone())).charge_async(busy);
     assert_eq!(status(&layer, "").await, 503);
     assert!(store.checks().is_empty());
 }
@@ -156,7 +156,7 @@ async fn a_look_up_that_is_always_busy_is_too_late_all_the_same() {
 async fn no_look_up_begins_when_the_head_alone_rejects() {
     let begun = Arc::new(Mutex::new(0));
     let count = begun.clone();
-    let layer = RateLimitLayer::new(MemoryStore::new())
+    let layer = support::layer(MemoryStore::new())
         .limit(policy("ip", "5/1d"), PeerIp)
         .charge_async(move |_| {
             *count.lock().unwrap() += 1;
@@ -197,7 +197,7 @@ async fn two_policies_of_one_name_for_one_key_are_a_mistake_of_the_service() {
 #[tokio::test]
 async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
     let store = Scripted::allowing();
-    let layer = RateLimitLayer::new(store.clone()).charge_async(|head: &Parts| {
+    let layer = support::layer(store.clone()).charge_async(|head: &Parts| {
         let keys = PeerIp.extract(head);
         async move {
             let tier = policy("tier", "5/1d");

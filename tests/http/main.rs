@@ -18,6 +18,7 @@ mod grpc;
 mod handlers;
 mod hosts;
 mod language_models;
+mod late;
 mod look_ups;
 mod middleware;
 mod mistakes;

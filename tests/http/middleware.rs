@@ -11,11 +11,11 @@ use support::scripted::{NOW_MS, count, decide};
 use crate::prelude::*;
 
 fn closed(store: Arc<Scripted>) -> Limiter {
-    Limiter::new(store).on_failure(FailurePolicy::Closed)
+    support::limiter(store).on_failure(FailurePolicy::Closed)
 }
 
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
-    RateLimitLayer::new(limiter).limit(policy("all", "10/1m"), everybody())
+    support::layer(limiter).limit(policy("all", "10/1m"), everybody())
 }
 
 fn denying(ms: u64) -> RateLimitLayer {
@@ -24,7 +24,7 @@ fn denying(ms: u64) -> RateLimitLayer {
 
 /// A layer with this limit over a store that allows everything.
 fn allowing(name: &str, rules: &str) -> RateLimitLayer {
-    RateLimitLayer::new(Scripted::allowing()).limit(policy(name, rules), everybody())
+    support::layer(Scripted::allowing()).limit(policy(name, rules), everybody())
 }
 
 // Decisions and requests
@@ -88,10 +88,10 @@ async fn all_limits_are_charged_in_one_check() {
 #[tokio::test]
 async fn a_request_that_no_limit_applies_to_asks_no_store_and_gets_no_headers() {
     let store = Scripted::failing();
-    let skipping = RateLimitLayer::new(closed(store.clone()))
+    let skipping = support::layer(closed(store.clone()))
         .limit(policy("client", "1/1s"), Header::new("x-api-key").or_skip())
         .charge_async(|_| async { Vec::new() });
-    for layer in [RateLimitLayer::new(store.clone()), skipping] {
+    for layer in [support::layer(store.clone()), skipping] {
         let response = ask(&layer).await;
         assert_eq!(whole(&response), "200 | hello");
         assert!(response.extensions().is_empty());
@@ -113,7 +113,7 @@ async fn a_cost_of_zero_looks_without_charging() {
 async fn requests_without_a_key_or_with_too_many_are_rejected_before_the_store_is_asked() {
     let store = Scripted::allowing();
     let keys = |_: &Parts| Keys::from_iter((0..100).map(|n| Key::new("n", n.to_string())));
-    let many = RateLimitLayer::new(store.clone()).limit(policy("p", "1/1s"), keys);
+    let many = support::layer(store.clone()).limit(policy("p", "1/1s"), keys);
     let absent = layer(store.clone()).limit(policy("client", "1/1s"), Header::new("x-api-key"));
     assert_eq!(ask(&absent).await.status(), 400);
     assert_eq!(ask(&many).await.status(), 500, "though open");
@@ -130,8 +130,8 @@ fn a_layer_makes_services_without_allocating() {
 
 panics! {
     two_policies_of_one_name_are_an_error_when_built: layer(Scripted::allowing()).limit(policy("all", "11/1m"), everybody()) => "same name and differ: Policy(all: 10/1m), Policy(all: 11/1m)";
-    a_timeout_of_zero_is_an_error_when_built: Limiter::new(Scripted::allowing()).timeout(Duration::ZERO) => "a timeout of zero leaves no time to decide";
-    no_replica_at_all_is_an_error_when_built: Limiter::new(Scripted::allowing()).replicas(0) => "`replicas` must be at least 1";
+    a_timeout_of_zero_is_an_error_when_built: support::limiter(Scripted::allowing()).timeout(Duration::ZERO) => "a timeout of zero leaves no time to decide";
+    no_replica_at_all_is_an_error_when_built: support::limiter(Scripted::allowing()).replicas(0) => "`replicas` must be at least 1";
 }
 
 // Time
@@ -144,7 +144,7 @@ async fn the_store_and_look_ups_have_a_deadline_each() {
             Charge::new(&policy("team", "1/1s"), Key::new("team", "a"), 1)
         })
     };
-    let silent = || Limiter::new(Scripted::silent());
+    let silent = || support::limiter(Scripted::silent());
     for (layer, status, waits_ms) in [
         (layer(silent()), 200, 100),
         (
@@ -163,8 +163,8 @@ async fn the_store_and_look_ups_have_a_deadline_each() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_look_up_leaves_the_other_limits_as_they_are() {
-    let limiter = Limiter::new(Scripted::far(Duration::from_millis(1)));
-    let ip = RateLimitLayer::new(limiter).limit(policy("ip", "1/1d"), everybody());
+    let limiter = support::limiter(Scripted::far(Duration::from_millis(1)));
+    let ip = support::layer(limiter).limit(policy("ip", "1/1d"), everybody());
     assert_eq!(ask(&ip).await.status(), 200);
     let both = ip.clone().charge_async(|_| async {
         sleep(Duration::from_millis(150)).await;
@@ -190,7 +190,7 @@ async fn choices(found: Result<Keys, ExtractError>) -> u32 {
         key_is_known.store(true, SeqCst);
         found.clone()
     };
-    ask(&RateLimitLayer::new(Scripted::allowing()).limit(selector, extractor)).await;
+    ask(&support::layer(Scripted::allowing()).limit(selector, extractor)).await;
     count.load(SeqCst)
 }
 
@@ -213,7 +213,7 @@ async fn a_policy_that_cannot_be_chosen_is_not_chosen_again() {
         counter.fetch_add(1, SeqCst);
         None::<Policy>
     };
-    let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
+    let layer = support::layer(Scripted::allowing()).limit(choose, everybody());
     assert_eq!(ask(&layer).await.status(), 400);
     assert_eq!(count.load(SeqCst), 1);
 }
@@ -221,7 +221,7 @@ async fn a_policy_that_cannot_be_chosen_is_not_chosen_again() {
 #[tokio::test]
 async fn a_route_that_is_skipped_needs_no_key() {
     let routes = Routes::new(policy("api", "5/1s")).route("/health", Route::skip());
-    let layer = RateLimitLayer::new(Scripted::allowing()).limit(routes, Header::new("x-api-key"));
+    let layer = support::layer(Scripted::allowing()).limit(routes, Header::new("x-api-key"));
     assert_eq!(send(&layer, to("/health")).await.status(), 200);
     assert_eq!(send(&layer, to("/")).await.status(), 400);
 }
@@ -249,7 +249,7 @@ fn using_more_and_more() -> Arc<Scripted> {
 }
 
 fn legacy(store: Arc<Scripted>) -> RateLimitLayer {
-    RateLimitLayer::new(store)
+    support::layer(store)
         .limit(policy("ip", "100/1m,2/1h"), everybody())
         .headers(HeaderStyle::X_RATE_LIMIT)
 }
@@ -262,7 +262,7 @@ fn below(cost: u64) -> RateLimitLayer {
 
 /// Draft 6 with another style, over two rules.
 fn draft_6(store: Arc<Scripted>, and: HeaderStyle) -> RateLimitLayer {
-    RateLimitLayer::new(store)
+    support::layer(store)
         .limit(policy("ip", "10/1m,100/1h"), everybody())
         .headers(HeaderStyle::DRAFT_6.and(and))
 }
@@ -272,11 +272,11 @@ answers! { told;
         allowing("ip", "10/100ms,20/1500ms,100/1d,100/1d@fixed").limit(policy("user", "9007199254740991/1m"), everybody()) =>
         r#"200 | ratelimit: "ip/100ms";r=9;t=1, "ip/1500ms";r=19;t=2, "ip/1d";r=99;t=86400, "ip/1d@fixed";r=99, "user";r=999999999999999;t=60 | ratelimit-policy: "ip/100ms";q=10, "ip/1500ms";q=20;w=2, "ip/1d";q=100;w=86400, "ip/1d@fixed";q=100;w=86400, "user";q=999999999999999;w=60"#;
     a_rejection_names_only_the_rules_that_deny:
-        RateLimitLayer::new(denying_some()).rejection(StatusOnly)
+        support::layer(denying_some()).rejection(StatusOnly)
             .limit(policy("ip", "2/1s,1/1m,100/1d"), everybody()).limit(policy("user", "100/1h"), everybody()) =>
         r#"429 Denied | ratelimit: "ip/1s";r=0;t=3, "ip/1m";r=0;t=7 | ratelimit-policy: "ip/1s";q=2;w=1, "ip/1m";q=1;w=60, "ip/1d";q=100;w=86400, "user";q=100;w=3600 | retry-after: 7"#;
     of_several_keys_under_one_policy_the_tightest_is_told:
-        RateLimitLayer::new(using_more_and_more())
+        support::layer(using_more_and_more())
             .limit(policy("net", "10/1m"), Key::new("ip", "a")).limit(policy("net", "10/1m"), Key::new("ip", "b")) =>
         r#"200 | ratelimit: "net";r=6;t=60 | ratelimit-policy: "net";q=10;w=60"#;
     legacy_headers_tell_of_the_rule_with_the_smallest_share_left: legacy(Scripted::allowing()) =>
@@ -305,7 +305,7 @@ answers! { told;
 
 #[tokio::test]
 async fn the_violated_policies_of_a_body_are_those_that_deny() {
-    let layer = RateLimitLayer::new(denying_some())
+    let layer = support::layer(denying_some())
         .limit(policy("ip", "2/1s,1/1m,100/1d"), everybody())
         .limit(policy("user", "100/1h"), everybody());
     let response = ask(&layer).await;

@@ -20,8 +20,8 @@ fn handler(request: Request<String>) -> Response<String> {
 
 /// Six requests, of which the sixth is denied, and the fourth has the only warning.
 async fn is_warned(observer: impl Observer) {
-    let limiter = Limiter::new(MemoryStore::new()).observer(observer);
-    let of = |name, rules| RateLimitLayer::new(limiter.clone()).limit(policy(name, rules), alice());
+    let limiter = support::limiter(MemoryStore::new()).observer(observer);
+    let of = |name, rules| support::layer(limiter.clone()).limit(policy(name, rules), alice());
     let both = (of("month", "10/30d@fixed"), of("day", "5/1d@fixed"));
     let service = both.layer(answering(handler));
     for number in 1..=6 {

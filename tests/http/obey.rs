@@ -65,7 +65,7 @@ fn obeying(limiter: &Limiter) -> Obey<Client<HttpConnector, Empty<Bytes>>> {
 #[tokio::test]
 async fn a_hostile_server_pauses_no_longer_than_the_longest_pause() {
     let other = serve().await;
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let mut client = obeying(&limiter);
     let (name, long) = ("retry-after", &[b'9'; 4_000][..]);
     let nested = br#""a";r=0;t=999999999999999, "b;r=0;t=1"#;
@@ -100,7 +100,7 @@ async fn a_hostile_server_pauses_no_longer_than_the_longest_pause() {
 #[tokio::test]
 async fn a_request_without_an_account_passes_and_pauses_nothing() {
     let other = serve().await;
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let nowhere = Header::new("x-account");
     let mut client = ObeyLayer::new(limiter.clone(), nowhere).layer(client);
@@ -112,7 +112,7 @@ async fn a_request_without_an_account_passes_and_pauses_nothing() {
 async fn a_pause_that_the_store_did_not_get_holds_here_while_the_store_is_down() {
     let other = serve().await;
     let (store, _clock) = Flaky::new();
-    let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Closed);
+    let limiter = support::limiter(store.clone()).on_failure(FailurePolicy::Closed);
     let mut client = obeying(&limiter);
     store.is_now(flaky::State::Down);
     refused(&other, &mut client, WAIT_9).await;
@@ -126,7 +126,7 @@ async fn a_paused_account_is_a_429_with_a_time_in_http_and_in_grpc() {
     let limiter = still();
     let pause = BlockRequest::pause(Duration::from_millis(8_500));
     limiter.block(&account(), pause).await.unwrap();
-    let layer = || RateLimitLayer::new(limiter.clone()).deny_blocked(account());
+    let layer = || support::layer(limiter.clone()).deny_blocked(account());
     let response = ask(&layer().rejection(ProblemJson::default())).await;
     assert_eq!(told(&response), "429 Blocked | retry-after: 9");
     let said = "Another service has asked us to wait.";
@@ -161,14 +161,15 @@ async fn pause_twice(limiter: Limiter) {
 
 #[test]
 fn there_is_one_warning_and_one_count_for_each_pause() {
-    let seen = recorded(|metrics| pause_twice(Limiter::new(MemoryStore::new()).observer(metrics)));
+    let seen =
+        recorded(|metrics| pause_twice(support::limiter(MemoryStore::new()).observer(metrics)));
     for expected in [
         "sluicegate_pauses_total kind=account = 2",
         "sluicegate_blocked_total policy= by=pause = 3",
     ] {
         assert!(seen.iter().any(|it| it == expected), "{seen:?}");
     }
-    let [plain, observed] = [(); 2].map(|()| Limiter::new(MemoryStore::new()));
+    let [plain, observed] = [(); 2].map(|()| support::limiter(MemoryStore::new()));
     for limiter in [plain, observed.observer(TracingObserver::new())] {
         let mut warnings = traced(false, pause_twice(limiter));
         warnings.retain(|it| it.contains("paused"));

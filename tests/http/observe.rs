@@ -36,7 +36,7 @@ async fn reset(limiter: &Limiter, policy: &Policy) -> bool {
 #[tokio::test(start_paused = true)]
 async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
     let (log, far) = (Log::default(), Scripted::far(Duration::from_millis(30)));
-    let layer = RateLimitLayer::new(Limiter::new(far).observer(log.clone()));
+    let layer = support::layer(support::limiter(far).observer(log.clone()));
     ask(&layer
         .clone()
         .limit(policy("allows", "5/1s"), key())
@@ -55,7 +55,7 @@ async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
 #[tokio::test(start_paused = true)]
 async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
     let log = Log::default();
-    let open = Limiter::new(Scripted::silent()).observer(log.clone());
+    let open = support::limiter(Scripted::silent()).observer(log.clone());
     let closed = open.clone().on_failure(FailurePolicy::Closed);
     let api = policy("api", "1/1s");
     let shadow = policy("trial", "1/1s").shadow();
@@ -65,7 +65,7 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
     assert!(open.peek([charge(&api)]).await.is_err());
     tokio::time::advance(Duration::from_millis(50)).await; // one failure counts in each half timeout
     assert!(!reset(&open, &api).await);
-    let scripted = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let scripted = support::limiter(Scripted::allowing()).observer(log.clone());
     let decision = scripted.check([charge(&api)]).await.unwrap();
     assert!(scripted.settle(decision.usage(), |_| 0).await.is_err());
     let expected = r#"
@@ -90,7 +90,7 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
         0 => StoreFuture::pending(pending()),
         _ => StoreFuture::ready(allowed(check)),
     });
-    let limiter = Limiter::new(store).observer(log.clone());
+    let limiter = support::limiter(store).observer(log.clone());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
     let api = policy("api", "10/1d");
     for _ in 0..5 {
@@ -131,7 +131,7 @@ async fn the_observer_of_a_breaker_that_opened_is_notified_when_a_clone_closes_i
         true => StoreFuture::ready(allowed(check)),
         false => StoreFuture::ready(Err(unavailable())),
     });
-    let unobserved = Limiter::new(store).timeout(EACH_FAILURE_COUNTS);
+    let unobserved = support::limiter(store).timeout(EACH_FAILURE_COUNTS);
     let observed = unobserved.clone().observer(log.clone());
     let api = policy("api", "10/1d");
     for (opening, closing, switches) in [
@@ -156,7 +156,7 @@ async fn the_observer_of_a_breaker_that_opened_is_notified_when_a_clone_closes_i
 /// The events of a request through a layer with this limiter.
 async fn told_of(layer: impl FnOnce(Limiter) -> RateLimitLayer) -> String {
     let log = Log::default();
-    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let limiter = support::limiter(Scripted::allowing()).observer(log.clone());
     ask(&layer(limiter)).await;
     log.lines().join(", ")
 }
@@ -189,7 +189,7 @@ fn trial() -> Policy {
 
 /// A layer that denies each key.
 fn listed(limiter: Limiter) -> RateLimitLayer {
-    RateLimitLayer::new(limiter).deny_keys(|_| true)
+    support::layer(limiter).deny_keys(|_| true)
 }
 
 fn looked_up(policy: Policy) -> impl Fn(&Parts) -> std::future::Ready<Charge> {
@@ -205,19 +205,19 @@ fn too_many(_: &Parts) -> Keys {
 }
 
 told_of! {
-    an_absent_key_is_reported: |it| RateLimitLayer::new(it).limit(api(), absent()) => "api missing rejected";
-    an_absent_key_of_a_shadow_is_reported: |it| RateLimitLayer::new(it).limit(trial(), absent()) => "trial missing passed";
-    an_absent_key_of_a_shadow_layer_is_reported: |it| RateLimitLayer::new(it).shadow().limit(api(), absent()) => "api missing passed";
-    an_absent_peer_is_reported_as_a_mistake: |it| RateLimitLayer::new(it).limit(api(), PeerIp) => "api misconfigured rejected";
-    an_absent_peer_of_a_shadow_is_reported_as_a_mistake: |it| RateLimitLayer::new(it).limit(trial(), PeerIp) => "trial misconfigured passed";
-    a_client_that_has_to_authenticate_is_reported: |it| RateLimitLayer::new(it).limit(api(), challenging()) => "api unauthenticated rejected";
-    a_look_up_that_never_ends_is_reported: |it| RateLimitLayer::new(it).charge_async(never_looked_up) => "? unavailable passed";
+    an_absent_key_is_reported: |it| support::layer(it).limit(api(), absent()) => "api missing rejected";
+    an_absent_key_of_a_shadow_is_reported: |it| support::layer(it).limit(trial(), absent()) => "trial missing passed";
+    an_absent_key_of_a_shadow_layer_is_reported: |it| support::layer(it).shadow().limit(api(), absent()) => "api missing passed";
+    an_absent_peer_is_reported_as_a_mistake: |it| support::layer(it).limit(api(), PeerIp) => "api misconfigured rejected";
+    an_absent_peer_of_a_shadow_is_reported_as_a_mistake: |it| support::layer(it).limit(trial(), PeerIp) => "trial misconfigured passed";
+    a_client_that_has_to_authenticate_is_reported: |it| support::layer(it).limit(api(), challenging()) => "api unauthenticated rejected";
+    a_look_up_that_never_ends_is_reported: |it| support::layer(it).charge_async(never_looked_up) => "? unavailable passed";
     a_look_up_that_never_ends_is_reported_as_rejected_if_closed:
-        |it| RateLimitLayer::new(it.on_failure(FailurePolicy::Closed)).charge_async(never_looked_up) => "? unavailable rejected";
-    too_many_keys_are_reported: |it| RateLimitLayer::new(it).limit(api(), too_many) => "check api invalid_request rejected in 0ns";
-    too_many_keys_of_a_shadow_are_reported: |it| RateLimitLayer::new(it).limit(trial(), too_many) => "shadow check trial invalid_request passed in 0ns, shadow check trial true in 0ns";
-    a_request_on_a_deny_list_is_reported: |it| RateLimitLayer::new(it).deny(|_| true).limit(api(), key()) => "? blocked by list";
-    a_request_on_the_deny_list_of_a_shadow_layer_is_reported: |it| RateLimitLayer::new(it).deny(|_| true).shadow() => "? blocked by list";
+        |it| support::layer(it.on_failure(FailurePolicy::Closed)).charge_async(never_looked_up) => "? unavailable rejected";
+    too_many_keys_are_reported: |it| support::layer(it).limit(api(), too_many) => "check api invalid_request rejected in 0ns";
+    too_many_keys_of_a_shadow_are_reported: |it| support::layer(it).limit(trial(), too_many) => "shadow check trial invalid_request passed in 0ns, shadow check trial true in 0ns";
+    a_request_on_a_deny_list_is_reported: |it| support::layer(it).deny(|_| true).limit(api(), key()) => "? blocked by list";
+    a_request_on_the_deny_list_of_a_shadow_layer_is_reported: |it| support::layer(it).deny(|_| true).shadow() => "? blocked by list";
     a_key_on_a_deny_list_is_reported_with_its_policy: |it| listed(it).limit(api(), key()) => "api blocked by list";
     a_key_on_the_deny_list_of_a_shadow_layer_is_reported: |it| listed(it).limit(api(), key()).shadow() => "api blocked by list";
     a_key_of_a_shadow_on_a_deny_list_is_reported: |it| listed(it).limit(trial(), key()) => "trial blocked by list";
@@ -241,7 +241,7 @@ async fn a_pair_of_observers_is_told_both() {
 #[test]
 fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
     let log = Log::default();
-    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let limiter = support::limiter(Scripted::allowing()).observer(log.clone());
     let charges = [policy("api", "1/1s"), policy("trial", "1/1s").shadow()].map(|it| charge(&it));
     assert!(futures::executor::block_on(limiter.try_acquire(charges)));
     assert_eq!(log.lines().len(), 2);
@@ -254,7 +254,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
         fn on_event(&self, _: &Event<'_>) {}
     }
     let allocations = |limiter: Limiter| {
-        let layer = RateLimitLayer::new(limiter)
+        let layer = support::layer(limiter)
             .limit(policy("api", "9999/1m,9999/1h"), key())
             .limit(policy("trial", "9999/1m").shadow(), key());
         // The first four requests allocate memory that is kept. The fifth makes no list longer.
@@ -266,7 +266,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     };
     // No step of a window begins here, and all identities share a list, since their hashes do not matter.
     let store = || MemoryStore::new().capacity(64).clock(ManualClock::new(0));
-    let limiter = || Limiter::new(store());
+    let limiter = || support::limiter(store());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
     // No subscriber wants these events.
@@ -286,13 +286,13 @@ async fn everything(observer: impl Observer) {
         Scripted::denying_for(9),
         Scripted::failing(),
     ] {
-        let limiter = Limiter::new(store).observer(observer.clone());
+        let limiter = support::limiter(store).observer(observer.clone());
         let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let (api, trial) = (
             policy("api", "10/1s,10/1m"),
             policy("trial", "5/1m").shadow(),
         );
-        let layer = RateLimitLayer::new(limiter.clone())
+        let layer = support::layer(limiter.clone())
             .limit(api.clone(), key())
             .limit(trial.clone(), key());
         ask(&layer).await;
@@ -409,9 +409,9 @@ fn is_zero(value: &DebugValue) -> bool {
 }
 
 fn layer(observer: impl Observer) -> RateLimitLayer {
-    let limiter = Limiter::new(Scripted::allowing()).observer(observer);
+    let limiter = support::limiter(Scripted::allowing()).observer(observer);
     let banning = policy("api", "10/1s,10/1m").ban("3/1m=1h".parse().unwrap());
-    RateLimitLayer::new(limiter)
+    support::layer(limiter)
         .limit(banning, key())
         .limit(policy("trial", "5/1m").shadow(), key())
 }
@@ -473,7 +473,7 @@ fn only(seen: &[String], beginnings: &[&str]) -> Vec<String> {
 #[test]
 fn units_are_counted_by_policy_with_those_that_settlements_add_and_return() {
     let seen = recorded(|observer| async move {
-        let limiter = Limiter::new(MemoryStore::new()).observer(observer);
+        let limiter = support::limiter(MemoryStore::new()).observer(observer);
         let (api, trial) = (policy("api", "20/1d"), policy("trial", "99/1d").shadow());
         let all = policy("all", "99/1d");
         let jobs = policy("jobs", "99/30s@concurrent");
@@ -503,7 +503,7 @@ fn units_are_counted_by_policy_with_those_that_settlements_add_and_return() {
 #[test]
 fn a_settlement_that_was_not_sent_is_told_from_one_that_failed() {
     let seen = recorded(|observer| async move {
-        let limiter = Limiter::new(Scripted::allowing()).observer(observer);
+        let limiter = support::limiter(Scripted::allowing()).observer(observer);
         let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let api = policy("api", "10/1d");
         let decision = limiter.check([charge(&api)]).await.unwrap();
@@ -561,7 +561,7 @@ fn jobs(slots: u64) -> [Charge; 1] {
 fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
     let seen = registered_in(&support::paused_runtime(), |observer| async move {
         let log = Holders::default();
-        let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
+        let limiter = support::limiter(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = async |slots| {
             let slot = limiter.acquire_slot(jobs(slots), Duration::ZERO).await;
             slot.unwrap().unwrap().unwrap()
@@ -594,7 +594,7 @@ fn slots_are_counted_by_policy_while_they_are_held_and_when_they_are_lost() {
 fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
     let seen = registered_in(&support::paused_runtime(), |observer| async move {
         let log = Holders::default();
-        let limiter = Limiter::new(MemoryStore::new()).observer((log.clone(), observer));
+        let limiter = support::limiter(MemoryStore::new()).observer((log.clone(), observer));
         let acquire = |max_wait| limiter.acquire_slot(jobs(2), Duration::from_secs(max_wait));
         // One that is admitted at once, and one that is denied at once, do not wait.
         let slot = acquire(5).await.unwrap().unwrap();
@@ -626,11 +626,11 @@ fn callers_that_wait_are_counted_by_policy_and_their_time_is_measured() {
 #[test]
 fn a_request_that_waits_for_the_end_of_a_block_is_counted_under_no_policy() {
     let seen = registered_in(&support::paused_runtime(), |observer| async move {
-        let limiter = Limiter::new(MemoryStore::new()).observer(observer);
+        let limiter = support::limiter(MemoryStore::new()).observer(observer);
         let blocked = key().key(SECRET);
         let until = Duration::from_secs(9);
         limiter.block(&blocked, until).await.unwrap();
-        let layer = RateLimitLayer::new(limiter.clone().wait_for_blocks(true))
+        let layer = support::layer(limiter.clone().wait_for_blocks(true))
             .deny_blocked(key())
             .max_wait(Duration::from_secs(20));
         let mut request = Box::pin(ask(&layer));
@@ -655,7 +655,7 @@ async fn an_observer_that_panics_about_a_slot_or_a_wait_takes_no_slot_and_stops_
             }
         }
     }
-    let limiter = Limiter::new(MemoryStore::new()).observer(Panics);
+    let limiter = support::limiter(MemoryStore::new()).observer(Panics);
     let acquire = |max_wait| limiter.acquire_slot(jobs(3), Duration::from_secs(max_wait));
     let slot = acquire(0).await.unwrap().unwrap();
     let mut waiting = Box::pin(acquire(9));
@@ -679,7 +679,7 @@ fn an_observer_is_told_once_of_the_policies_of_a_layer() {
 async fn crowd(limiter: Limiter, identities: u32) {
     let routes = Routes::new(policy("general", "1/1d")).route("/7", policy("seventh", "1/1d"));
     let by_user = |head: &Parts| Some(Key::new("user", head.headers.get("x-user")?));
-    let layer = RateLimitLayer::new(limiter)
+    let layer = support::layer(limiter)
         .limit(routes, by_user)
         .limit(policy("trial", "0/1d").shadow(), by_user)
         .deny_keys(|key| key.value().ends_with(b"13"))
@@ -710,7 +710,7 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
                 let observer = (MetricsObserver::new(), TracingObserver::new());
                 // There is room for all, and each identity is at its limit.
                 let store = MemoryStore::new().capacity(1_000_000);
-                crowd(Limiter::new(store).observer(observer), identities).await;
+                crowd(support::limiter(store).observer(observer), identities).await;
             });
         });
         let metrics = snapshotter.snapshot().into_vec().into_iter();
@@ -734,7 +734,7 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
 #[test]
 fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
     let seen = recorded(|observer| async move {
-        let limiter = Limiter::new(Scripted::failing()).observer(observer);
+        let limiter = support::limiter(Scripted::failing()).observer(observer);
         let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
         let limiter = limiter.timeout(EACH_FAILURE_COUNTS);
         let api = policy("api", "10/1d");
@@ -797,7 +797,7 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
             1 => StoreFuture::ready(Err(unavailable())),
             _ => StoreFuture::ready(allowed(check)),
         });
-        let limiter = Limiter::new(store).observer(TracingObserver::new());
+        let limiter = support::limiter(store).observer(TracingObserver::new());
         let limiter = limiter.probe_interval(Duration::ZERO);
         let api = policy("api", "1/1s");
         let ask = async |how, times| {
@@ -856,7 +856,7 @@ async fn the_span_is_around_the_stores_work_and_nothing_else() {
             answer
         })
     });
-    let limiter = Limiter::new(store).observer((Flag(flag.clone()), Flag(flag.clone())));
+    let limiter = support::limiter(store).observer((Flag(flag.clone()), Flag(flag.clone())));
     limiter
         .check([charge(&policy("api", "1/1s"))])
         .await

@@ -27,9 +27,9 @@ struct Served {
 }
 
 fn served() -> Served {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let tokens = policy("tokens", "100/1h");
-    let charged = RateLimitLayer::new(limiter.clone())
+    let charged = support::layer(limiter.clone())
         .limit(tokens.clone(), everybody())
         .cost(|head, _| ParsedBody::<Chat>::of(head).map_or(1, |chat| chat.max_tokens));
     let router = Router::new()

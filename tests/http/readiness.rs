@@ -7,7 +7,7 @@ use tower::limit::ConcurrencyLimit;
 use crate::prelude::*;
 
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
-    RateLimitLayer::new(limiter).limit(policy("all", "10/1m"), everybody())
+    support::layer(limiter).limit(policy("all", "10/1m"), everybody())
 }
 
 fn request() -> Request<String> {
@@ -75,7 +75,7 @@ async fn the_inner_service_is_not_called_when_rejected() {
     for store in [Scripted::denying_for(1_000), Scripted::failing()] {
         let inner = Strict::default();
         let calls = inner.calls.clone();
-        let layer = layer(Limiter::new(store).on_failure(FailurePolicy::Closed));
+        let layer = layer(support::limiter(store).on_failure(FailurePolicy::Closed));
         let response = layer.layer(inner).oneshot(request()).await.unwrap();
         assert!(!response.status().is_success());
         assert_eq!(calls.load(SeqCst), 0);

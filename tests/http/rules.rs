@@ -276,8 +276,8 @@ fn tiers(free: Policy, pro: Policy) -> Router {
 
 fn undecided(failure: FailurePolicy) -> Router {
     let unavailable = |_: &Parts| Err::<Policy, _>(ExtractError::unavailable("no directory"));
-    let limiter = Limiter::new(MemoryStore::new()).on_failure(failure);
-    all(RateLimitLayer::new(limiter).limit(unavailable, everybody()))
+    let limiter = support::limiter(MemoryStore::new()).on_failure(failure);
+    all(support::layer(limiter).limit(unavailable, everybody()))
 }
 
 #[tokio::test]
@@ -346,7 +346,7 @@ answers! { whole;
 
 fn listed_without_a_store() -> Router {
     let user = |head: &Parts| Some(Key::new("user", head.headers.get("x-user")?));
-    let limits = RateLimitLayer::new(Scripted::failing())
+    let limits = support::layer(Scripted::failing())
         .limit(policy("user", "1/1d"), user)
         .deny_keys(|key| *key == Key::new("user", "mallory"));
     all(limits)

@@ -51,12 +51,12 @@ impl Watched {
 
     /// The units left under the policy that all share.
     async fn left(self: &Arc<Self>) -> u64 {
-        left_of(&Limiter::new(self.clone()), &all(), &everybody()).await
+        left_of(&support::limiter(self.clone()), &all(), &everybody()).await
     }
 
     /// A layer with that policy.
     fn layer(self: &Arc<Self>) -> RateLimitLayer {
-        RateLimitLayer::new(self.clone()).limit(all(), everybody())
+        support::layer(self.clone()).limit(all(), everybody())
     }
 }
 
@@ -114,7 +114,7 @@ async fn login(body: String) -> StatusCode {
 #[tokio::test]
 async fn a_login_limit_counts_failures_and_is_never_used_up_by_good_logins() {
     let store = Watched::plain();
-    let limits = RateLimitLayer::new(store.clone()).limit(policy("failures", "2/1d"), PeerIp);
+    let limits = support::layer(store.clone()).limit(policy("failures", "2/1d"), PeerIp);
     let app = Router::new().route("/", post(login));
     let site = Site::start(app.layer(limits.settle(failures))).await;
     // The store is asked only when the cost differs.
@@ -161,9 +161,9 @@ async fn a_handler_says_what_its_answer_has_cost() {
 
 #[tokio::test]
 async fn what_a_handler_has_settled_is_left_and_so_is_what_its_shadows_charged() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let (now, soon) = (policy("now", "9/1d"), policy("soon", "5/1d").shadow());
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit(now.clone(), everybody())
         .limit(soon.clone(), everybody())
         .settle(|_, _| 0);
@@ -207,7 +207,7 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn what_shadows_charged_is_settled_at_the_same_time() {
     let store = Watched::slow(60);
-    let layer = RateLimitLayer::new(store.clone())
+    let layer = support::layer(store.clone())
         .limit(policy("now", "9/1d"), everybody())
         .limit(policy("soon", "5/1d").shadow(), everybody())
         .headers(HeaderStyle::DRAFT_11.with_shadows());
@@ -253,7 +253,7 @@ async fn of_settlements_in_one_call_each_is_told_by_itself_and_the_call_once() {
         _ => settle,
     });
     let told = Settlements::default();
-    let layer = RateLimitLayer::new(Limiter::new(store).observer(told.clone()))
+    let layer = support::layer(support::limiter(store).observer(told.clone()))
         .limit(policy("now", "9/1d"), everybody())
         .limit(policy("soon", "5/1d").shadow(), everybody());
     ask(&layer.settle(|_, _| 0)).await;
@@ -382,7 +382,7 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
 
 #[test]
 fn a_cost_for_a_policy_of_a_layer_without_a_decision_is_not_warned_of() {
-    let failing = RateLimitLayer::new(Scripted::failing())
+    let failing = support::layer(Scripted::failing())
         .limit(policy("tokens", "900/1d"), everybody())
         .settle(ActualCost::or_charged);
     let skipping = settling("tokens").skip(|_: &Parts| true);
@@ -432,47 +432,13 @@ fn never() -> Inner {
     Inner::new(service_fn(never))
 }
 
-/// Calls a service that never answers behind this layer, and leaves, this many times.
-async fn leave(layer: &RateLimitLayer, times: usize) {
-    let mut service = layer.layer(never());
-    for _ in 0..times {
-        let mut response = Box::pin(service.call(to("/")));
-        assert!(futures::poll!(&mut response).is_pending());
-    }
-    sleep(Duration::from_millis(1)).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_goes_on_in_the_background_is_bounded_and_keeps_no_slot_from_being_returned() {
-    let store = Watched::stuck();
-    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
-    let jobs = policy("jobs", "9999/30s@concurrent");
-    let layer = RateLimitLayer::new(limiter.clone())
-        .limit(policy("all", "9999/1d"), everybody())
-        .refund_unanswered();
-    leave(&layer, 1_500).await;
-    assert_eq!(store.begun(), 1_024);
-    // Those settlements have timed out, so there is room again.
-    sleep(Duration::from_millis(100)).await;
-    leave(&layer, 10).await;
-    assert_eq!(store.begun(), 1_034);
-
-    let layer = layer.limit_concurrent(jobs.clone(), everybody());
-    let mut service = layer.layer(never());
-    for _ in 0..1_100 {
-        let mut response = Box::pin(service.call(to("/")));
-        assert!(futures::poll!(&mut response).is_pending());
-    }
-    sleep(Duration::from_millis(1)).await;
-    assert_eq!(store.begun(), 1_034 + 1_014);
-    assert_eq!(left_of(&limiter, &jobs, &everybody()).await, 9_999);
-}
-
 #[test]
-fn without_a_runtime_the_charge_stays_and_nothing_panics() {
+fn without_a_runtime_a_request_is_refunded_and_nothing_panics() {
     let store = Watched::plain();
-    let layer = store.layer().refund_unanswered();
-    let mut service = layer.layer(never());
+    let limiter = support::limiter(store.clone());
+    let all = support::layer(limiter.clone()).limit(policy("all", "10/1d"), everybody());
+    let mut service = all.refund_unanswered().layer(never());
     assert!(service.call(to("/")).now_or_never().is_none());
-    assert_eq!(store.begun(), 0);
+    support::runtime().block_on(support::finished(&limiter));
+    assert_eq!(store.begun(), 1);
 }

@@ -15,11 +15,11 @@ fn exports(limit: u64) -> Policy {
 }
 
 fn layer(limiter: &Limiter, limit: u64) -> Exports {
-    RateLimitLayer::new(limiter.clone()).limit_concurrent(exports(limit), alice())
+    support::layer(limiter.clone()).limit_concurrent(exports(limit), alice())
 }
 
 fn limiter() -> Limiter {
-    Limiter::new(MemoryStore::new())
+    support::limiter(MemoryStore::new())
 }
 
 type Answer = Response<FollowedBody<String>>;
@@ -65,8 +65,8 @@ async fn a_slot_is_returned_to_the_policy_that_gave_it_when_a_reload_changes_the
     let releases = ["3/30s@concurrent", "3/10s@concurrent"].map(|rule| policy("exports", rule));
     let [old, new] = releases.clone().map(|it| Policies::new([it]).unwrap());
     let live = ReloadablePolicies::new(old);
-    let layer = RateLimitLayer::new(limiter.clone())
-        .limit_concurrent(live.policy("exports").unwrap(), alice());
+    let layer =
+        support::layer(limiter.clone()).limit_concurrent(live.policy("exports").unwrap(), alice());
     let left = async || {
         settled().await;
         let [old, new] = releases.each_ref();
@@ -127,11 +127,11 @@ async fn a_request_holds_one_slot_whatever_its_cost_and_weight_unless_a_charge_s
     }
     for weight in [0, 1, 5] {
         let table = Routes::new(Route::new(exports(2)).weight(weight));
-        let layer = RateLimitLayer::new(limiter()).limit_concurrent(table, alice());
+        let layer = support::layer(limiter()).limit_concurrent(table, alice());
         assert_eq!(run_at_a_time(&layer).await, 2, "weight {weight}");
     }
     let of_two = |_: &_| async { Charge::new(&exports(4), alice(), 2) };
-    let layer = RateLimitLayer::new(limiter()).meter_costs();
+    let layer = support::layer(limiter()).meter_costs();
     assert_eq!(run_at_a_time(&layer.charge_async(of_two)).await, 2);
 }
 
@@ -156,7 +156,7 @@ async fn a_handler_within_two_layers_watches_the_slots_of_both() {
     for lost in ["exports", "all"] {
         let limiter = still();
         let all = policy("all", "1/30s@concurrent");
-        let outer = RateLimitLayer::new(limiter.clone()).limit_concurrent(all, alice());
+        let outer = support::layer(limiter.clone()).limit_concurrent(all, alice());
         let own = limiter.clone();
         let service = service_fn(move |request: Request<()>| {
             let watch = request.extensions().get::<SlotWatch>().unwrap().clone();
@@ -264,7 +264,7 @@ async fn a_response_that_lost_its_slot_goes_on_or_is_cut_off() {
 #[tokio::test]
 async fn slots_that_no_limiter_asked_for_are_not_held_and_stay_with_their_owner() {
     let store = MemoryStore::new();
-    let limiter = Limiter::new(store.clone());
+    let limiter = support::limiter(store.clone());
     let charge = || [Charge::new(&exports(1), alice(), 1)];
     let decision = store.check(&Check::new(charge()).unwrap()).await.unwrap();
     assert!(limiter.hold(&decision).is_none());
@@ -276,7 +276,7 @@ async fn slots_that_no_limiter_asked_for_are_not_held_and_stay_with_their_owner(
 }
 
 fn built(policy: Policy) -> Result<Exports, impl std::error::Error> {
-    RateLimitLayer::new(limiter()).try_limit_concurrent(policy, alice())
+    support::layer(limiter()).try_limit_concurrent(policy, alice())
 }
 
 fn of_599_ms() -> Policy {
@@ -294,7 +294,7 @@ refusals! { says;
 async fn a_policy_chosen_too_late_holds_its_slot_to_the_head() {
     let limiter = limiter();
     let chosen = |_: &Parts| Some(exports(1));
-    let layer = RateLimitLayer::new(limiter.clone()).limit(chosen, Key::new("user", "alice"));
+    let layer = support::layer(limiter.clone()).limit(chosen, Key::new("user", "alice"));
     let within = self::layer(&limiter, 1);
     let service = service_fn(async |_: Request<()>| {
         assert_eq!(status(&within).await, 429);

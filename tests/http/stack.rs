@@ -20,9 +20,9 @@ fn twice() -> RateLimitLayer {
 }
 
 fn waiting(store: Arc<Scripted>) -> RateLimitLayer {
-    let limiter = Limiter::new(store).timeout(60 * SECOND);
+    let limiter = support::limiter(store).timeout(60 * SECOND);
     let limiter = limiter.on_failure(FailurePolicy::Closed);
-    RateLimitLayer::new(limiter).limit(policy("all", "2/1d"), everybody())
+    support::layer(limiter).limit(policy("all", "2/1d"), everybody())
 }
 
 async fn hello(_: Request<String>) -> Result<Response<Full<Bytes>>, Infallible> {
@@ -162,7 +162,7 @@ where
 #[tokio::test]
 async fn a_shed_request_is_not_charged_when_shedding_is_outside() {
     let store = Scripted::allowing();
-    let limited = RateLimitLayer::new(store.clone()).limit(policy("all", "2/1d"), everybody());
+    let limited = support::layer(store.clone()).limit(policy("all", "2/1d"), everybody());
     let layers = (LoadShedLayer::new(), ConcurrencyLimitLayer::new(1), limited);
     let never = |_: Request<String>| pending::<Result<Response<String>, Infallible>>();
     let mut service = layers.layer(service_fn(never));

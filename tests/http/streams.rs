@@ -15,15 +15,15 @@ use crate::prelude::*;
 async fn streams_that_are_cut_anywhere_leave_no_slot_and_cost_what_was_polled() {
     use support::cut_streams::{PATIENCE, cut_streams};
 
-    let limiter = Limiter::new(MemoryStore::new().capacity(100_000));
+    let limiter = support::limiter(MemoryStore::new().capacity(100_000));
     cut_streams(limiter, 2_000, Duration::from_millis(20), PATIENCE).await;
 }
 
 #[tokio::test]
 async fn a_web_socket_costs_its_messages_until_it_is_closed() {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = support::limiter(MemoryStore::new());
     let tokens = policy("tokens", "100/1h");
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = support::layer(limiter.clone())
         .limit(tokens.clone(), alice())
         .cost(|_, _| 5)
         .meter_costs();

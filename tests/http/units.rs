@@ -69,7 +69,7 @@ answers! { whole;
 #[ignore = "needs a program made of chat_client.go, in CHAT_CLIENTS: run ./test chat"]
 async fn a_client_library_of_language_models_reads_the_headers_by_unit() {
     let folder = std::env::var("CHAT_CLIENTS").expect("CHAT_CLIENTS names a folder");
-    let layer = over(RateLimitLayer::new(MemoryStore::new()), 500);
+    let layer = over(support::layer(MemoryStore::new()), 500);
     let layer = layer.headers(HeaderStyle::DRAFT_11.and(BY_UNIT));
     let answer = r#"{"choices":[{"message":{"role":"assistant","content":"hello"}}]}"#;
     let chat = post(async move || ([("content-type", "application/json")], answer));

@@ -258,7 +258,7 @@ fn an_outage_is_told_of_when_it_begins_and_when_it_is_over_without_an_observer()
             StoreFuture::ready(answer)
         });
         let secret = |_: &Parts| Key::new("user", SECRET);
-        let layer = RateLimitLayer::new(store).limit(policy("api", "9/1m"), secret);
+        let layer = support::layer(store).limit(policy("api", "9/1m"), secret);
         for is_up in [false, true, false, true] {
             up.store(is_up, SeqCst);
             tokio::time::advance(Duration::from_secs(11)).await;
@@ -283,8 +283,8 @@ fn a_store_that_never_decides_is_warned_about_once_with_and_without_a_breaker() 
         let lines = traced(false, async move {
             let store = Scripted::new(move |_| StoreFuture::ready(Err(error.clone())));
             let interval = Duration::from_millis(interval_ms);
-            let limiter = Limiter::new(store).probe_interval(interval);
-            let layer = RateLimitLayer::new(limiter.clone());
+            let limiter = support::limiter(store).probe_interval(interval);
+            let layer = support::layer(limiter.clone());
             let layer = layer.limit(policy("api", "1/1h"), everybody());
             for _ in 0..200 {
                 assert_eq!(bare(&layer, "/").await, 200);

@@ -189,7 +189,7 @@ async fn a_response_that_ends_while_the_server_stalls_leaves_no_slot_and_costs_w
             Some(stalled) => stalled.go_on().await,
             None => server.cont(),
         }
-        limiter.return_slots().await; // waits for what goes on in the background
+        support::finished(&limiter).await; // waits for what goes on in the background
         assert_eq!(left(&limiter, &tokens()).await, 9_993);
         assert_eq!(left(&limiter, &chat_slots(1)).await, 1);
     }
@@ -264,7 +264,7 @@ async fn a_second_without_memory_loses_no_cost_and_no_slot() {
     for place in [0, 1] {
         assert!(export(place).await.is_none(), "the store has them, too");
     }
-    limiter.return_slots().await; // waits for what goes on in the background
+    support::finished(&limiter).await; // waits for what goes on in the background
     assert_eq!(left(&limiter, &chat_slots(2)).await, 2);
     assert_eq!(left(&limiter, &tokens()).await, 10_000 - 2 * 7);
     drop(held);
@@ -279,13 +279,13 @@ async fn a_check_whose_caller_has_left_the_queue_takes_no_slot() {
         acquire(&limiter, job("1/1s@concurrent").1, Duration::ZERO).await
     };
     drop(take(limiter.clone()).await); // the server knows the script
-    limiter.return_slots().await;
+    support::finished(&limiter).await;
     let stalled = Stalled::stop(&server, &store).await;
     let mut asking: BoxFuture<'static, _> = Box::pin(take(limiter.clone()));
     assert!(futures::poll!(&mut asking).is_pending());
     drop(asking);
     stalled.go_on().await;
-    limiter.return_slots().await;
+    support::finished(&limiter).await;
     // The four in flight, after three for a slot that came and went: a check that was not sent needs no return.
     assert_eq!(server.calls("evalsha") + server.calls("eval"), 7);
     assert!(take(limiter).await.is_some());

@@ -95,7 +95,7 @@ async fn run(options: &Options) -> Result<(), String> {
         .await
         .map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     // Responses that have just ended return slots in the background. Without this, these are free when they expire.
-    let _ = tokio::time::timeout(SLOTS_ARE_RETURNED, ending.return_slots()).await;
+    ending.finish(SLOTS_ARE_RETURNED).await;
     Ok(())
 }
 

@@ -11,7 +11,13 @@ use super::{
     Count, Decision,
     rule_usage::{RuleUsage, denial_ms},
 };
-use crate::domain::{charge::Charge, check::Check, error::StoreError, policy::Policy};
+use crate::domain::{
+    charge::Charge,
+    check::Check,
+    error::StoreError,
+    late::{Late, LateCost},
+    policy::Policy,
+};
 
 /// The usage under each rule of each charge, right after the decision; cheap to clone.
 ///
@@ -39,6 +45,8 @@ struct Inner {
     has_alternatives: AtomicBool,
     /// The indexes of the rules of which this usage is a notice.
     near_limit: OnceLock<Box<[usize]>>,
+    /// Set while the store may still admit the check, although the request goes on without its answer.
+    late: OnceLock<Box<Late>>,
 }
 
 /// How a decision was made.
@@ -53,6 +61,8 @@ enum Origin {
     Cached,
     /// Only leased units were spent.
     Leased,
+    /// The store, when the caller had gone on without the answer.
+    Late,
 }
 
 /// The usage under each rule. Three rules are stored inline, without another allocation; more would be slow to move.
@@ -71,6 +81,7 @@ impl Clone for Inner {
             has_unseen_blocks: copy(&self.has_unseen_blocks),
             has_alternatives: copy(&self.has_alternatives),
             near_limit: self.near_limit.clone(),
+            late: OnceLock::new(),
             ..*self
         }
     }
@@ -137,6 +148,7 @@ impl Usage {
                 has_unseen_blocks: AtomicBool::new(false),
                 has_alternatives: AtomicBool::new(false),
                 near_limit: OnceLock::new(),
+                late: OnceLock::new(),
             }),
             shadow: None,
         }
@@ -148,12 +160,11 @@ impl Usage {
         Self::of(check, decided_at_ms, rules, false)
     }
 
-    /// Creates the usage of a check as if nothing had been charged.
-    #[cfg(feature = "cluster")]
+    /// Creates the usage of a check as if nothing had been charged; it cannot be settled.
     pub(crate) fn unused(check: &Check) -> Self {
         let rules = check.rules();
         let usages = rules.map(|(rule, _)| RuleUsage::new(*rule, 0, Count::default(), None));
-        Self::joined(check, 0, usages.collect())
+        Self::of(check, 0, usages.collect::<RuleUsages>(), false)
     }
 
     /// Returns the usage of the charges at these indexes; it cannot be settled separately.
@@ -316,6 +327,54 @@ impl Usage {
         self
     }
 
+    /// Notes that the store may still admit the check. The final costs of this usage are then those of that answer.
+    pub(crate) fn wait_for_late(&self, late: Late) {
+        let _ = self.inner.late.set(Box::new(late));
+    }
+
+    /// Notes that the request is served without the answer.
+    pub(crate) fn serve_late(&self) {
+        if let Some(late) = self.inner.late.get() {
+            late.serve();
+        }
+    }
+
+    /// Gives the late answer these final costs.
+    pub(crate) fn end_late(&self, cost: impl Fn(&Charge) -> u64) {
+        self.end_late_if_known(|charge| Some(cost(charge)));
+    }
+
+    /// The same, unless no cost is changed.
+    pub(crate) fn end_late_if_changed(&self, cost: impl Fn(&Charge) -> u64) {
+        self.end_late_if_known(|charge| Some(cost(charge)).filter(|it| *it != charge.cost()));
+    }
+
+    /// The same, unless no cost is known.
+    pub(crate) fn end_late_if_known(&self, cost: impl Fn(&Charge) -> Option<u64>) {
+        let Some(late) = self.inner.late.get() else {
+            return;
+        };
+        let charges = self.check().all_charges().iter();
+        let costs: Vec<_> = charges.map(|charge| (charge, cost(charge))).collect();
+        if costs.iter().any(|(_, cost)| cost.is_some()) {
+            let costs = costs.iter();
+            let costs = costs.map(|(charge, cost)| cost.unwrap_or_else(|| charge.cost()));
+            late.end(LateCost::Of(costs.collect()));
+        }
+    }
+
+    /// Marks this usage, and that of the shadows, as the late answer of the store.
+    pub(crate) fn late(&self) {
+        self.set_origin(Origin::Late);
+        if let Some(shadow) = self.shadow() {
+            shadow.usage().set_origin(Origin::Late);
+        }
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.is(Origin::Late)
+    }
+
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
         self.shadow = Some(Arc::new(decision));
         self
@@ -400,6 +459,7 @@ impl Usage {
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 has_alternatives: AtomicBool::new(self.has_alternatives()),
                 near_limit: self.inner.near_limit.clone(),
+                late: OnceLock::new(),
             }),
             shadow: self.shadow.clone(),
         }

@@ -1,220 +1,157 @@
-//! [`Keeper`]: renews and returns the slots of this process, in one task of the back room.
+//! [`Keeper`]: renews and returns the slots of this process.
 //!
-//! Slots of one key under one policy are a group, and at most one exchange about a group is under way. Each message says
-//! all that is to be done now. As messages may come twice, an exchange that fails is made again.
+//! ```text
+//!        add ──▶ held ──▶ due: renewed ──▶ held …     returned where the holder ends;
+//!                  │         │ not answered            again, if that failed, until an answer comes
+//!                  │         └──▶ again, until they expire: lost
+//!                  └──▶ ended ──▶ returned
+//! ```
+//!
+//! Messages about slots may come twice, late or never, so one that fails is made again, and none waits for another.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, hash_map::Entry::Occupied},
     hash::{Hash, Hasher},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use smallvec::SmallVec;
-use tokio::{sync::Notify, task::yield_now, time::timeout};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::timeout,
+};
 
 use super::{Holding, Limiter};
 use crate::{
     background::{BackRoom, Task},
     clock::now_ms,
     domain::{
-        charge::Charge,
         rule::millis,
-        slots::{HeldSlots, SlotId, Slots},
+        slots::{HeldSlots, Slots},
     },
     limiter::jitter,
     warning,
 };
 
-/// The most groups whose messages begin together.
+/// The most messages of the task that wait for their answers.
 const MOST_TOGETHER: usize = 256;
 
 /// From one warning of a lost slot to the next.
 const WARNINGS: Duration = Duration::from_secs(60);
 
-const NEVER: u64 = u64::MAX;
-
 /// The slots of the clones of one limiter.
-#[derive(Default)]
 pub(in crate::limiter) struct Keeper {
-    groups: Mutex<Groups>,
-    /// Notified when a group is due before all others.
+    entries: Mutex<Entries>,
+    /// Notified when an entry is due before all others.
     changed: Notify,
+    next_number: AtomicU64,
     /// When a lost slot was last warned about, plus 1.
     warned_ms: AtomicU64,
     has_warned_of_early_expiry: AtomicBool,
-    background: Weak<BackRoom>,
+    background: Arc<BackRoom>,
 }
 
 #[derive(Default)]
-struct Groups {
-    all: HashMap<u64, Group>,
-    ids: HashMap<GroupKey, u64>,
-    /// The groups about which no message is under way, by when they are due.
+struct Entries {
+    all: HashMap<u64, Entry>,
+    /// When something is to be done about each, and its number; not while a message about it is under way.
     due: BTreeSet<(u64, u64)>,
-    next_id: u64,
+    /// The numbers of the held slots of each key, which are renewed together.
+    held: HashMap<Subject, BTreeSet<u64>>,
     has_task: bool,
-    /// How many slots wait to be returned, and a task that counts until there are none.
-    returning: usize,
-    counted: Option<Task>,
-    /// Groups without slots and an ended count. They are dropped without the lock, since limiters and their observers are
-    /// foreign code.
-    over: (Vec<Group>, Option<Task>),
 }
 
-/// The slots of one key under one policy, all with one expiry, granted by the store or by this process's memory.
-#[derive(Clone)]
-struct GroupKey {
-    charge: Charge,
-    window_ms: u64,
-    is_local: bool,
-}
-
-struct Group {
-    key: GroupKey,
-    limiter: Limiter,
-    /// The slots that are held, by their first id.
-    held: BTreeMap<SlotId, Arc<Holding>>,
-    /// The slots to be returned.
-    ended: BTreeMap<SlotId, Ended>,
-    /// The earliest time when one of them is to be returned.
-    return_ms: u64,
-    /// The earliest time when one of them is to be renewed.
-    renew_ms: u64,
-    /// The earliest time when one of them has expired.
-    expiry_ms: u64,
-    /// Nothing is sent before this time, after a failure.
-    retry_ms: u64,
-    /// How much earlier than necessary to renew next.
-    early: u64,
-    /// How many slots of a holding that several messages renew have been answered, by its first id.
-    answered: BTreeMap<SlotId, u64>,
-    /// How many messages are under way.
-    asking: usize,
-    /// Whether a renewal is among them, and whether one of them has failed.
-    renews: bool,
-    has_failed: bool,
+struct Entry {
+    holding: Arc<Holding>,
     due_ms: Option<u64>,
+    /// `None` while the slots are held.
+    ended: Option<Ended>,
 }
 
-/// A slot to be returned.
+/// Slots to be returned.
 struct Ended {
-    due_ms: u64,
-    /// When it has expired anyway.
+    /// When they have expired anyway.
     until_ms: u64,
-    /// From when on the store knows whether it is held: a return may overtake the check that takes the slot.
+    /// From when on the store knows whether they are held: a return may overtake the check that takes the slots.
     known_ms: u64,
+    _task: Option<Task>,
 }
 
-/// When to renew slots: in the last quarter of a third of their window, at a random moment. Otherwise all processes
-/// would renew in one moment the slots that were taken together.
-fn renewal_ms(since_ms: u64, window_ms: u64, early: u64) -> u64 {
+/// When to renew slots: in the last quarter of a third of their window, at a random moment, so that the slots of many keys
+/// are not renewed in one moment because they were taken in one.
+const fn renewal_ms(since_ms: u64, window_ms: u64, early: u64) -> u64 {
     let third = window_ms / 3;
-    since_ms.saturating_add(third - (third / 4).saturating_mul(early) / MOST_EARLY)
-}
-
-const MOST_EARLY: u64 = 1_000;
-
-/// A random moment of that quarter. Groups that are renewed together share it, and so stay together.
-fn random_early() -> u64 {
-    millis(jitter::random_up_to(Duration::from_millis(MOST_EARLY)))
+    since_ms.saturating_add(third - (third / 4).saturating_mul(early) / 1_000)
 }
 
 impl Keeper {
     pub(in crate::limiter) fn new(background: &Arc<BackRoom>) -> Self {
         Self {
-            background: Arc::downgrade(background),
-            ..Self::default()
+            entries: Mutex::default(),
+            changed: Notify::new(),
+            next_number: AtomicU64::new(0),
+            warned_ms: AtomicU64::new(0),
+            has_warned_of_early_expiry: AtomicBool::new(false),
+            background: Arc::clone(background),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Groups> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The number of a further holding.
+    pub(super) fn number(&self) -> u64 {
+        self.next_number.fetch_add(1, Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Renews the slots of a holding until they are lost or returned.
     pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
-        let Some(first) = holding.charge.slots().next() else {
-            return;
-        };
-        let mut groups = self.lock();
-        let id = groups.group_of(&holding.charge, &holding.limiter, holding.is_local);
-        holding.group.store(id, Relaxed);
-        if let Some(group) = groups.all.get_mut(&id) {
-            group.held.insert(first, Arc::clone(holding));
-            group.note_times_of(holding, random_early());
-        }
-        self.schedule(groups, id);
+        let due_ms = holding.next_ms(random());
+        let mut entries = self.lock();
+        entries.add(Arc::clone(holding), None);
+        self.schedule(entries, holding.number, due_ms);
     }
 
-    /// Returns the slots of a holding.
-    pub(super) fn end(self: &Arc<Self>, holding: &Holding) {
-        self.return_from(self.lock(), holding.group.load(Relaxed), &holding.charge, 0);
+    /// Returns the slots of a holding: at once, where it ends. Those of an unanswered check once more, `known_ms` later.
+    pub(super) fn end(self: &Arc<Self>, holding: &Arc<Holding>, known_after_ms: u64) {
+        let now_ms = now_ms();
+        let ended = Ended {
+            until_ms: now_ms.saturating_add(holding.window_ms),
+            known_ms: now_ms.saturating_add(known_after_ms),
+            _task: self.background.begin(),
+        };
+        self.lock().add(Arc::clone(holding), Some(ended));
+        let message = Message::new(self, holding, true, now_ms);
+        self.background.finish(message.send());
     }
 
-    /// Returns the slots of a charge that may have been admitted, although the answer never came.
-    pub(super) fn give_back(self: &Arc<Self>, charge: &Charge, limiter: &Limiter, is_local: bool) {
-        let mut groups = self.lock();
-        let id = groups.group_of(charge, limiter, is_local);
-        let known_ms = match is_local {
-            true => 0,
-            false => now_ms().saturating_add(millis(limiter.inner.caller.timeout())),
-        };
-        self.return_from(groups, id, charge, known_ms);
-    }
-
-    fn return_from(
-        self: &Arc<Self>,
-        mut groups: MutexGuard<'_, Groups>,
-        id: u64,
-        charge: &Charge,
-        known_ms: u64,
-    ) {
-        let Some(group) = groups.all.get_mut(&id) else {
-            return; // without a runtime it was given up
-        };
-        let returned = group.end(charge, known_ms);
-        groups.returning += returned;
-        if let Some(room) = self.background.upgrade() {
-            groups.counted.get_or_insert_with(|| room.begin());
-        }
-        self.schedule(groups, id);
-    }
-
-    /// Puts a group in order. Starts the task, or wakes it if the group is the first.
-    fn schedule(self: &Arc<Self>, mut groups: MutexGuard<'_, Groups>, id: u64) {
-        let is_first = groups.schedule(id);
-        let is_new = !groups.has_task && groups.all.contains_key(&id);
-        groups.has_task |= is_new;
-        unlock(groups);
-        let Some(room) = self.background.upgrade() else {
-            return;
-        };
+    /// Notes when something is to be done. Starts the task, or wakes it if this is the first to do.
+    fn schedule(self: &Arc<Self>, mut entries: MutexGuard<'_, Entries>, number: u64, due_ms: u64) {
+        let is_first = entries.schedule(number, due_ms);
+        let is_new = !mem::replace(&mut entries.has_task, true);
+        drop(entries);
         if is_new {
-            room.spawn(run(Running::new(self, false)));
+            let running = Running {
+                keeper: Arc::clone(self),
+                has_ended: false,
+            };
+            self.background.spawn(run(running));
         } else if is_first {
             self.changed.notify_one();
-            room.resume();
         }
-    }
-
-    /// Without a runtime, slots are neither renewed nor returned, and expire.
-    #[cold]
-    fn do_without(&self) {
-        let groups = mem::take(&mut *self.lock());
-        drop(groups);
     }
 
     /// All slots that are held, which a process returns at its end.
     pub(super) fn held(&self) -> Vec<Arc<Holding>> {
-        let groups = self.lock();
-        let held = groups.all.values().flat_map(|group| group.held.values());
-        held.cloned().collect()
+        let entries = self.lock();
+        let held = entries.all.values().filter(|entry| entry.ended.is_none());
+        held.map(|entry| Arc::clone(&entry.holding)).collect()
     }
 
     pub(super) fn warn_of_early_expiry(&self) {
@@ -236,416 +173,339 @@ impl Keeper {
         }
     }
 
-    /// The messages about groups that are due, and how long until the next is.
+    /// The messages that are due, at most [`MOST_TOGETHER`], and how long until the next is.
     fn due(self: &Arc<Self>) -> (Vec<Message>, Option<Duration>) {
-        let (mut messages, mut lost, now_ms) = (Vec::new(), Vec::new(), now_ms());
-        let early = random_early();
-        let mut groups = self.lock();
-        for _ in 0..MOST_TOGETHER {
-            let Some(&(due_ms, id)) = groups.due.first() else {
-                break;
-            };
-            let due = groups
-                .all
-                .get_mut(&id)
-                .filter(|it| it.is_due(due_ms, now_ms));
-            let Some(group) = due else {
-                break;
-            };
-            let before = group.ended.len();
-            group.early = early;
-            let (returned, renewed) = group.begin(now_ms, &mut lost);
-            let after = group.ended.len();
-            for (ids, is_return) in [(returned, true), (renewed, false)] {
-                messages.extend(ids.chunks(Slots::MOST).map(|ids| {
-                    group.asking += 1;
-                    group.renews |= !is_return;
-                    group.message(self, id, ids, is_return, now_ms)
-                }));
+        let (mut messages, mut lost, now_ms) = (Messages::default(), Vec::new(), now_ms());
+        let mut entries = self.lock();
+        let mut gone = Vec::new();
+        while messages.all.len() < MOST_TOGETHER
+            && let Some((holding, ended)) = entries.take_due(now_ms)
+        {
+            match ended {
+                Some(until_ms) if until_ms > now_ms => messages.add(self, &holding, true, now_ms),
+                Some(_) => gone.extend(entries.remove(holding.number)),
+                None if !holding.is_held() => lost.push(holding),
+                None if !holding.is_renewed => {
+                    entries.schedule(holding.number, holding.expiry_ms());
+                }
+                None => {
+                    for holding in entries.take_others(&holding) {
+                        messages.add(self, &holding, false, now_ms);
+                    }
+                    messages.add(self, &holding, false, now_ms);
+                }
             }
-            groups.count(before, after);
-            groups.schedule(id);
         }
-        let next_ms = groups.due.first().map(|due| due.0.saturating_sub(now_ms));
-        unlock(groups);
-        lose(&lost);
-        (messages, next_ms.map(Duration::from_millis))
+        let next_ms = entries.due.first().map(|due| due.0.saturating_sub(now_ms));
+        drop(entries);
+        drop(gone); // without the lock: limiters and their observers are foreign code
+        self.lose(&lost);
+        (messages.all, next_ms.map(Duration::from_millis))
     }
 
-    /// Takes the answer to a message; `None` if there is none.
-    fn answered(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
-        let mut lost = Vec::new();
-        let mut groups = self.lock();
-        if let Some(group) = groups.all.get_mut(&message.group) {
-            let before = group.ended.len();
-            group.answered(message, answer, &mut lost);
-            let after = group.ended.len();
-            groups.count(before, after);
+    /// Notifies the holders, and returns what may be left. A holder's waker is foreign code, and may panic.
+    fn lose(self: &Arc<Self>, lost: &[Arc<Holding>]) {
+        for holding in lost {
+            let is_over = catch_unwind(AssertUnwindSafe(|| holding.lose()));
+            if is_over.unwrap_or(true) {
+                self.end(holding, 0);
+            }
         }
-        self.schedule(groups, message.group);
-        lose(&lost);
+    }
+
+    /// Takes the answer to a return; `None` if there is none. It may have come before the check, and is then made again.
+    fn returned(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
+        let mut were_held = answer.into_iter().flat_map(HeldSlots::held);
+        for holding in &message.holdings {
+            let ids = usize::try_from(holding.charge.cost()).unwrap_or(0);
+            let held = were_held.by_ref().take(ids);
+            let was_held = held.filter(|held| !**held).count() == 0;
+            let mut entries = self.lock();
+            let Some(Some(ended)) = entries.all.get(&holding.number).map(|it| &it.ended) else {
+                continue;
+            };
+            let is_known = was_held || ended.known_ms <= message.asked_at_ms;
+            let again_ms = match answer {
+                Some(_) => ended.known_ms,
+                None => now_ms() + holding.pause_ms(),
+            };
+            if answer.is_some() && is_known {
+                let over = entries.remove(holding.number);
+                drop(entries);
+                drop(over); // without the lock
+            } else {
+                self.schedule(entries, holding.number, again_ms);
+            }
+        }
+    }
+
+    /// Takes the answer to a renewal; `None` if there is none.
+    fn renewed(self: &Arc<Self>, message: &Message, answer: Option<&HeldSlots>) {
+        let mut are_held = answer.into_iter().flat_map(HeldSlots::held);
+        let mut lost = Vec::new();
+        let (early, pause_ms) = (random(), message.holdings[0].pause_ms());
+        for holding in &message.holdings {
+            let ids = usize::try_from(holding.charge.cost()).unwrap_or(0);
+            let held = are_held.by_ref().take(ids);
+            let is_held = held.filter(|held| !**held).count() == 0;
+            let is_lost = match answer {
+                Some(_) => !is_held || !holding.renewed(message.asked_at_ms),
+                None => !holding.is_held(),
+            };
+            let due_ms = match answer {
+                Some(_) => holding.next_ms(early),
+                None => (now_ms() + pause_ms).min(holding.expiry_ms()),
+            };
+            let entries = self.lock();
+            let entry = entries.all.get(&holding.number);
+            match entry.filter(|entry| entry.ended.is_none()) {
+                Some(_) if is_lost => lost.push(Arc::clone(holding)),
+                Some(_) => self.schedule(entries, holding.number, due_ms),
+                None => {} // it was returned meanwhile
+            }
+        }
+        self.lose(&lost);
     }
 
     /// Whether the task ends, since there are no slots.
     fn ends(&self) -> bool {
-        let mut groups = self.lock();
-        let ends = groups.all.is_empty();
-        groups.has_task = !ends;
-        ends
+        let mut entries = self.lock();
+        entries.has_task = !entries.all.is_empty();
+        !entries.has_task
     }
 }
 
-fn unlock(mut groups: MutexGuard<'_, Groups>) {
-    let over = mem::take(&mut groups.over);
-    drop(groups);
-    drop(over);
-}
-
-/// Notifies the holders. A holder's waker is foreign code, and may panic.
-fn lose(lost: &[Arc<Holding>]) {
-    for holding in lost {
-        let _ = catch_unwind(AssertUnwindSafe(|| holding.lose()));
-    }
-}
-
-impl Groups {
-    fn group_of(&mut self, charge: &Charge, limiter: &Limiter, is_local: bool) -> u64 {
-        let rule = charge.policy().rules().first();
-        let key = GroupKey {
-            charge: charge.clone(),
-            window_ms: rule.map_or(0, |rule| millis(rule.window())),
-            is_local,
-        };
-        if let Some(id) = self.ids.get(&key) {
-            return *id;
-        }
-        self.next_id += 1;
-        self.ids.insert(key.clone(), self.next_id);
-        let group = Group {
-            key,
-            limiter: limiter.clone(),
-            held: BTreeMap::new(),
-            ended: BTreeMap::new(),
-            return_ms: NEVER,
-            renew_ms: NEVER,
-            expiry_ms: NEVER,
-            retry_ms: 0,
-            early: 0,
-            answered: BTreeMap::new(),
-            asking: 0,
-            renews: false,
-            has_failed: false,
+impl Entries {
+    fn add(&mut self, holding: Arc<Holding>, ended: Option<Ended>) {
+        let number = holding.number;
+        let entry = Entry {
+            holding,
             due_ms: None,
+            ended,
         };
-        self.all.insert(self.next_id, group);
-        self.next_id
+        drop(self.remove(number));
+        if entry.ended.is_none() {
+            let subject = Subject(Arc::clone(&entry.holding), false);
+            self.held.entry(subject).or_default().insert(number);
+        }
+        self.all.insert(number, entry);
     }
 
-    /// Puts a group in order, or forgets it if it has no slots. Returns whether it is the first, or was the last.
-    fn schedule(&mut self, id: u64) -> bool {
-        let Some(group) = self.all.get_mut(&id) else {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.all.remove(&number)?;
+        if let Some(due_ms) = entry.due_ms {
+            self.due.remove(&(due_ms, number));
+        }
+        let subject = Subject(Arc::clone(&entry.holding), false);
+        if entry.ended.is_none()
+            && let Occupied(mut held) = self.held.entry(subject)
+        {
+            held.get_mut().remove(&number);
+            if held.get().is_empty() {
+                held.remove();
+            }
+        }
+        Some(entry)
+    }
+
+    /// Returns whether this is the first to do.
+    fn schedule(&mut self, number: u64, due_ms: u64) -> bool {
+        let Some(entry) = self.all.get_mut(&number) else {
             return false;
         };
-        if let Some(before) = group.due_ms.take() {
-            self.due.remove(&(before, id));
+        if let Some(before) = entry.due_ms.replace(due_ms) {
+            self.due.remove(&(before, number));
         }
-        if group.asking > 0 {
-            return false; // until the answers
-        }
-        if group.held.is_empty() && group.ended.is_empty() {
-            if let Some(group) = self.all.remove(&id) {
-                self.ids.remove(&group.key);
-                self.over.0.push(group);
-            }
-            return self.all.is_empty(); // then the task ends
-        }
-        let due_ms = group.next_ms();
-        group.due_ms = Some(due_ms);
-        self.due.insert((due_ms, id));
-        self.due.first() == Some(&(due_ms, id))
+        self.due.insert((due_ms, number));
+        self.due.first() == Some(&(due_ms, number))
     }
 
-    /// Counts the slots to be returned, of a group that had `before` of them.
-    fn count(&mut self, before: usize, after: usize) {
-        self.returning = (self.returning + after).saturating_sub(before);
-        if self.returning == 0 {
-            self.over.1 = self.counted.take();
+    /// Takes the first out, if something is to be done about it now, with the end of slots to be returned.
+    fn take_due(&mut self, now_ms: u64) -> Option<(Arc<Holding>, Option<u64>)> {
+        let (due_ms, number) = *self.due.first()?;
+        let entry = self.all.get_mut(&number).filter(|_| due_ms <= now_ms)?;
+        entry.due_ms = None;
+        self.due.pop_first();
+        let until_ms = entry.ended.as_ref().map(|ended| ended.until_ms);
+        Some((Arc::clone(&entry.holding), until_ms))
+    }
+
+    /// Takes out the other held slots of a key, about which no message is under way.
+    fn take_others(&mut self, holding: &Arc<Holding>) -> Vec<Arc<Holding>> {
+        let Some(numbers) = self.held.get(&Subject(Arc::clone(holding), false)) else {
+            return Vec::new();
+        };
+        let mut others = Vec::new();
+        for number in numbers {
+            if let Some(entry) = self.all.get_mut(number)
+                && entry.holding.is_held()
+                && let Some(due_ms) = entry.due_ms.take()
+            {
+                self.due.remove(&(due_ms, *number));
+                others.push(Arc::clone(&entry.holding));
+            }
         }
+        others
     }
 }
 
-impl Group {
-    /// Notes when to act for a holding.
-    fn note_times_of(&mut self, holding: &Holding, early: u64) {
-        let since_ms = holding.since_ms();
-        let window_ms = self.key.window_ms;
-        self.expiry_ms = self.expiry_ms.min(since_ms.saturating_add(window_ms));
-        if holding.is_renewed {
-            self.renew_ms = self.renew_ms.min(renewal_ms(since_ms, window_ms, early));
+/// The part of the span in which slots are renewed, in thousandths.
+fn random() -> u64 {
+    millis(jitter::random_up_to(Duration::from_millis(1_000)))
+}
+
+impl Holding {
+    /// When to do something about held slots next.
+    fn next_ms(&self, early: u64) -> u64 {
+        match self.is_renewed {
+            true => renewal_ms(self.since_ms(), self.window_ms, early),
+            false => self.expiry_ms(),
         }
     }
 
-    fn note_times(&mut self) {
-        (self.renew_ms, self.expiry_ms) = (NEVER, NEVER);
-        let (held, early) = (mem::take(&mut self.held), self.early);
-        held.values()
-            .for_each(|holding| self.note_times_of(holding, early));
-        self.held = held;
-    }
-
-    /// Lets the slots of a charge be returned. Returns how many were added.
-    fn end(&mut self, charge: &Charge, known_ms: u64) -> usize {
-        let before = self.ended.len();
-        let until_ms = now_ms().saturating_add(self.key.window_ms);
-        let ended = |id| {
-            let ended = Ended {
-                due_ms: 0,
-                until_ms,
-                known_ms,
-            };
-            (id, ended)
-        };
-        self.ended.extend(charge.slots().map(ended));
-        self.return_ms = 0;
-        if let Some(first) = charge.slots().next() {
-            self.held.remove(&first);
-        }
-        self.ended.len() - before
-    }
-
-    fn next_ms(&self) -> u64 {
-        self.renew_ms
-            .min(self.return_ms)
-            .max(self.retry_ms)
-            .min(self.expiry_ms)
-    }
-
-    /// Whether to act now. Slots are renewed earlier together with others, by half of the quarter over which renewals
-    /// are spread: after a few windows, a process renews all slots that it keeps in a few calls.
-    fn is_due(&self, due_ms: u64, now_ms: u64) -> bool {
-        let early_ms = due_ms.saturating_sub(now_ms);
-        let may_be_early = due_ms == self.renew_ms && due_ms < self.return_ms;
-        early_ms == 0 || may_be_early && early_ms <= self.key.window_ms / 24
-    }
-
-    /// Takes out the slots that have expired. Returns the ids to return, and those to renew.
-    fn begin(&mut self, now_ms: u64, lost: &mut Vec<Arc<Holding>>) -> (Vec<SlotId>, Vec<SlotId>) {
-        if self.expiry_ms <= now_ms {
-            // This process was stopped, or the store did not answer. If the store still has them, others may at once.
-            let expired = self.held.values().filter(|holding| !holding.is_held());
-            let expired: Vec<_> = expired.cloned().collect();
-            for holding in &expired {
-                self.end(&holding.charge, 0);
-            }
-            lost.extend(expired);
-            self.note_times();
-        }
-        self.ended.retain(|_, ended| ended.until_ms > now_ms);
-        if self.retry_ms > now_ms {
-            return (Vec::new(), Vec::new());
-        }
-        let mut renewed = Vec::new();
-        if self.renew_ms <= now_ms.saturating_add(self.key.window_ms / 24) {
-            self.renew_ms = NEVER; // until the answer
-            self.answered.clear();
-            let held = self.held.values().filter(|holding| holding.is_renewed);
-            renewed.extend(held.flat_map(|holding| holding.charge.slots()));
-        }
-        // The answer decides about the slots that are due now.
-        let due = self.ended.values().map(|ended| ended.due_ms);
-        let later = due.filter(|due_ms| *due_ms > now_ms).min();
-        self.return_ms = later.unwrap_or(NEVER);
-        let returned = self.ended.iter();
-        let returned = returned.filter(|(_, ended)| ended.due_ms <= now_ms);
-        (returned.map(|(id, _)| *id).collect(), renewed)
-    }
-
-    fn message(
-        &self,
-        keeper: &Arc<Keeper>,
-        group: u64,
-        ids: &[SlotId],
-        is_return: bool,
-        asked_at_ms: u64,
-    ) -> Message {
-        let (policy, key) = (self.key.charge.policy(), self.key.charge.key());
-        Message {
-            keeper: Arc::clone(keeper),
-            limiter: self.limiter.clone(),
-            group,
-            slots: Slots::new(policy, key, ids.to_vec()),
-            is_return,
-            is_local: self.key.is_local,
-            asked_at_ms,
-            is_answered: false,
-        }
-    }
-
-    fn answered(
-        &mut self,
-        message: &Message,
-        answer: Option<&HeldSlots>,
-        lost: &mut Vec<Arc<Holding>>,
-    ) {
-        self.asking -= 1;
-        self.has_failed |= answer.is_none();
-        match answer {
-            Some(answer) if message.is_return => self.returned(message, answer),
-            Some(answer) => self.renewed(message, answer, lost),
-            None => {}
-        }
-        if self.asking == 0 {
-            let pause_ms = mem::take(&mut self.has_failed).then(|| self.pause_ms());
-            self.retry_ms = pause_ms.map_or(0, |pause_ms| now_ms().saturating_add(pause_ms));
-            let due = self.ended.values().map(|ended| ended.due_ms);
-            self.return_ms = due.min().unwrap_or(NEVER);
-            if mem::take(&mut self.renews) {
-                self.note_times();
-            }
-        }
-    }
-
-    /// Takes the answer to a return. It may have come before the check, and is then made again.
-    fn returned(&mut self, message: &Message, answer: &HeldSlots) {
-        for (id, was_held) in message.slots.ids().iter().zip(answer.held()) {
-            if let Some(ended) = self.ended.get_mut(id) {
-                ended.due_ms = ended.known_ms;
-                if *was_held || ended.known_ms <= message.asked_at_ms {
-                    self.ended.remove(id);
-                }
-            }
-        }
-    }
-
-    /// Takes the answer to a renewal. A holding whose slots several messages renew is renewed by the last of their
-    /// answers.
-    fn renewed(&mut self, message: &Message, answer: &HeldSlots, lost: &mut Vec<Arc<Holding>>) {
-        let answers = message.slots.ids().iter().zip(answer.held());
-        let answers: BTreeMap<_, _> = answers.collect();
-        let mut gone = Vec::new();
-        for (first, holding) in &self.held {
-            let ids = holding.charge.slots();
-            let known: SmallVec<[bool; 1]> = ids
-                .filter_map(|id| answers.get(&id).map(|held| **held))
-                .collect();
-            if known.is_empty() {
-                continue;
-            }
-            let mut answered = known.len() as u64;
-            if answered < holding.charge.cost() {
-                let before = self.answered.entry(*first).or_insert(0);
-                *before += answered;
-                answered = *before;
-            }
-            let is_whole = answered == holding.charge.cost();
-            if known.contains(&false) || is_whole && !holding.renewed(message.asked_at_ms) {
-                gone.push(Arc::clone(holding));
-            }
-        }
-        for holding in gone {
-            self.end(&holding.charge, 0);
-            lost.push(holding);
-        }
+    fn expiry_ms(&self) -> u64 {
+        self.since_ms().saturating_add(self.window_ms)
     }
 
     /// How long to wait after a failure.
     fn pause_ms(&self) -> u64 {
         let pause_ms = millis(self.limiter.inner.caller.retry_pause());
-        pause_ms.min(self.key.window_ms / 12).max(1)
+        pause_ms.min(self.window_ms / 12).max(1)
     }
 }
 
-impl PartialEq for GroupKey {
+/// Messages, and by what they are about, which of them has room.
+#[derive(Default)]
+struct Messages {
+    all: Vec<Message>,
+    open: HashMap<Subject, usize>,
+}
+
+impl Messages {
+    fn add(&mut self, keeper: &Arc<Keeper>, holding: &Arc<Holding>, is_return: bool, now_ms: u64) {
+        let subject = Subject(Arc::clone(holding), is_return);
+        let open = self.open.get(&subject).map(|place| &mut self.all[*place]);
+        let ids = holding.charge.cost();
+        if let Some(message) = open.filter(|it| it.ids + ids <= Slots::MOST as u64) {
+            message.ids += ids;
+            message.holdings.push(Arc::clone(holding));
+            return;
+        }
+        self.open.insert(subject, self.all.len());
+        let message = Message::new(keeper, holding, is_return, now_ms);
+        self.all.push(message);
+    }
+}
+
+/// What a message is about: the policy and key of a holding, where it was granted, and whether it is a return.
+struct Subject(Arc<Holding>, bool);
+
+impl PartialEq for Subject {
     fn eq(&self, other: &Self) -> bool {
-        self.charge.is_twin_of(&other.charge)
-            && (self.window_ms, self.is_local) == (other.window_ms, other.is_local)
+        let of = |it: &Self| (it.0.window_ms, it.0.is_local, it.1);
+        self.0.charge.is_twin_of(&other.0.charge) && of(self) == of(other)
     }
 }
 
-impl Eq for GroupKey {}
+impl Eq for Subject {}
 
-impl Hash for GroupKey {
+impl Hash for Subject {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.charge.policy().name(), self.charge.key()).hash(state);
+        (self.0.charge.policy().name(), self.0.charge.key(), self.1).hash(state);
     }
 }
 
-/// A message about slots of a group.
+/// A message about slots of one key.
 struct Message {
     keeper: Arc<Keeper>,
-    limiter: Limiter,
-    group: u64,
-    slots: Slots,
+    holdings: Vec<Arc<Holding>>,
+    ids: u64,
     is_return: bool,
-    is_local: bool,
     asked_at_ms: u64,
     is_answered: bool,
 }
 
 impl Message {
-    /// Sends it in a task of its own, as an observer may panic.
+    fn new(
+        keeper: &Arc<Keeper>,
+        holding: &Arc<Holding>,
+        is_return: bool,
+        asked_at_ms: u64,
+    ) -> Self {
+        Self {
+            keeper: Arc::clone(keeper),
+            ids: holding.charge.cost(),
+            holdings: vec![Arc::clone(holding)],
+            is_return,
+            asked_at_ms,
+            is_answered: false,
+        }
+    }
+
     async fn send(mut self) {
+        let first = &self.holdings[0];
+        let (limiter, charge): (&Limiter, _) = (&first.limiter, &first.charge);
+        let ids = self.holdings.iter().flat_map(|it| it.charge.slots());
+        let slots = Slots::new(charge.policy(), charge.key(), ids.collect());
         let answer = match self.is_return {
-            true => self.limiter.give_back(&self.slots, self.is_local).await,
-            false => self.limiter.renew(&self.slots, self.is_local).await,
+            true => limiter.give_back(&slots, first.is_local).await,
+            false => limiter.renew(&slots, first.is_local).await,
         };
         self.is_answered = true;
-        self.keeper.answered(&self, answer.as_ref().ok());
+        self.answer(answer.as_ref().ok());
+    }
+
+    fn answer(&self, answer: Option<&HeldSlots>) {
+        match self.is_return {
+            true => self.keeper.returned(self, answer),
+            false => self.keeper.renewed(self, answer),
+        }
     }
 }
 
 impl Drop for Message {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.keeper.answered(self, None); // its runtime has ended, or an observer has panicked
+            self.answer(None); // there was no place for it, or an observer has panicked
         }
     }
 }
 
-/// The task, which ends when there are no slots. If its runtime ends first, it goes on in the next.
+/// The task. If its runtime ends, or it has found no place, the next slot starts another.
 struct Running {
     keeper: Arc<Keeper>,
-    /// Whether it waits for another runtime.
-    is_kept: bool,
     has_ended: bool,
-}
-
-impl Running {
-    fn new(keeper: &Arc<Keeper>, is_kept: bool) -> Self {
-        Self {
-            keeper: Arc::clone(keeper),
-            is_kept,
-            has_ended: false,
-        }
-    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        match self.keeper.background.upgrade() {
-            _ if self.has_ended => {}
-            Some(room) if !self.is_kept => room.keep(run(Self::new(&self.keeper, true))),
-            _ => self.keeper.do_without(), // there is no other runtime
+        if !self.has_ended {
+            self.keeper.lock().has_task = false;
         }
     }
 }
 
 async fn run(mut running: Running) {
-    running.is_kept = false;
-    while !running.has_ended {
-        let (messages, wait) = running.keeper.due();
-        let has_sent = !messages.is_empty();
+    let keeper = Arc::clone(&running.keeper);
+    let places = Arc::new(Semaphore::new(MOST_TOGETHER));
+    loop {
+        let (messages, wait) = keeper.due();
         for message in messages {
-            if let Some(room) = running.keeper.background.upgrade() {
-                room.spawn(message.send());
-            }
+            let place = Arc::clone(&places).acquire_owned().await;
+            // In a task of its own, as an observer may panic.
+            keeper.background.spawn(async move {
+                message.send().await;
+                drop(place);
+            });
         }
         match wait {
-            Some(_) if has_sent => yield_now().await,
-            None if running.keeper.ends() => running.has_ended = true,
-            None => running.keeper.changed.notified().await,
+            None if keeper.ends() => {
+                running.has_ended = true;
+                return;
+            }
+            None => keeper.changed.notified().await,
             Some(wait) => {
-                let _ = timeout(wait, running.keeper.changed.notified()).await;
+                let _ = timeout(wait, keeper.changed.notified()).await;
             }
         }
     }

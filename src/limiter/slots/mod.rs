@@ -6,7 +6,7 @@ mod unanswered;
 use std::{
     fmt,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
     time::Duration,
 };
@@ -16,10 +16,11 @@ use tokio::sync::Notify;
 
 pub(super) use self::{keeper::Keeper, unanswered::Unanswered};
 
-use super::{Limiter, caller::To};
+use super::{FOR_EVER, Limiter, caller::To};
 use crate::clock::now_ms;
 use crate::domain::{
     charge::Charge,
+    check::Check,
     decision::{Decision, Usage},
     error::{ConfigError, StoreError},
     operation::{Operation, answer_of},
@@ -29,6 +30,7 @@ use crate::domain::{
 };
 use crate::observe::{CallInfo, CallKind, Event, SlotChange};
 use crate::store::{Store, ext::read};
+use crate::timer::within;
 
 /// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
 ///
@@ -54,8 +56,8 @@ struct Held(Arc<Holding>);
 struct Holding {
     limiter: Limiter,
     charge: Charge,
-    /// The number of the keeper's group.
-    group: AtomicU64,
+    /// The keeper knows it by this.
+    number: u64,
     state: Mutex<State>,
     /// Notified when the slots are lost.
     lost: Notify,
@@ -79,7 +81,7 @@ impl Limiter {
     /// Holds the slots of a check that a limiter has admitted, if it has any, and if nothing else holds them.
     ///
     /// The limiter renews the slots before a third of their expiry has passed, as long as you keep the [`Slot`]. Call
-    /// this right after the decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
+    /// this right after the decision.
     ///
     /// `None` for the decision of a store that you asked yourself, since the limiter does not know when: renew and return
     /// its [`Slots`].
@@ -106,42 +108,55 @@ impl Limiter {
             let charges = usage.check().charges().iter();
             let taking = charges.filter(|charge| charge.takes_slots());
             let is_local = usage.is_local();
-            held.extend(
-                taking.map(|charge| {
-                    Held(self.holding(charge.clone(), since_ms, is_local, is_shadow))
-                }),
-            );
+            held.extend(taking.map(|charge| {
+                let holding = self.holding(charge, State::Held { since_ms }, is_local, is_shadow);
+                Held(self.keep(holding))
+            }));
         }
         (!held.is_empty()).then_some(Slot { held })
     }
 
     fn holding(
         &self,
-        charge: Charge,
-        since_ms: u64,
+        charge: &Charge,
+        state: State,
         is_local: bool,
         is_shadow: bool,
     ) -> Arc<Holding> {
         let rule = charge.policy().rules().first();
         let window_ms = rule.map_or(u64::MAX, |rule| millis(rule.window()));
-        let (is_renewed, keeper) = (!self.is_too_short(window_ms), &self.inner.jobs.keeper);
-        if !is_renewed {
-            keeper.warn_of_early_expiry();
-        }
-        let holding = Arc::new(Holding {
+        Arc::new(Holding {
             limiter: self.clone(),
-            charge,
-            group: AtomicU64::new(0),
-            state: Mutex::new(State::Held { since_ms }),
+            charge: charge.clone(),
+            number: self.inner.jobs.keeper.number(),
+            state: Mutex::new(state),
             lost: Notify::new(),
             is_shadow,
             is_local,
-            is_renewed,
+            is_renewed: !self.is_too_short(window_ms),
             window_ms,
-        });
+        })
+    }
+
+    fn keep(&self, holding: Arc<Holding>) -> Arc<Holding> {
+        let keeper = &self.inner.jobs.keeper;
+        if !holding.is_renewed {
+            keeper.warn_of_early_expiry();
+        }
         holding.report(SlotChange::Taken);
         keeper.add(&holding);
         holding
+    }
+
+    /// Returns the slots that a check may have taken and that no caller holds: at once, and once more a while later if a
+    /// return may overtake the check.
+    fn return_unheld(&self, check: &Check, is_local: bool, known_after: Duration) {
+        let charges = check.all_charges().iter();
+        for charge in charges.filter(|charge| charge.takes_slots()) {
+            let holding = self.holding(charge, State::Returned, is_local, false);
+            let keeper = &self.inner.jobs.keeper;
+            keeper.end(&holding, millis(known_after));
+        }
     }
 
     /// Renews slots where they were granted.
@@ -182,13 +197,13 @@ impl Limiter {
         }
     }
 
-    /// Returns all slots that this limiter and its clones hold. Waits until these and earlier returns are done, and the
-    /// settlements of ended responses.
+    /// Ends the work of this limiter and its clones: returns all slots that they hold, and waits until these and earlier
+    /// returns are done, the settlements of ended responses, and the late answers to checks that timed out; for `max_wait`
+    /// at most. Returns how many of them are left.
     ///
-    /// Call this at the end of a process, when the server has stopped, and before the runtime ends: slots that are not
-    /// returned are free only when they expire. Work that still runs goes on without its slots: `is_held` is then
-    /// false, but `lost` does not end, and no response is cut off. A return is given up when its slot has expired, and
-    /// a settlement after a minute: put a timeout around this call if you cannot wait so long.
+    /// Call this at the end of a process, when the server has stopped: slots that are not returned are free only when they
+    /// expire. Work that still runs goes on without its slots: `is_held` is then false, but `lost` does not end, and no
+    /// response is cut off. A return is given up when its slot has expired, and a settlement after a minute.
     ///
     /// ```
     /// use std::time::Duration;
@@ -198,20 +213,23 @@ impl Limiter {
     /// let limiter = Limiter::new(MemoryStore::new());
     /// let layer = RateLimitLayer::new(limiter.clone());
     /// // … axum::serve(listener, app).with_graceful_shutdown(signal).await?;
-    /// let _ = tokio::time::timeout(Duration::from_secs(5), limiter.return_slots()).await;
+    /// let left = limiter.finish(Duration::from_secs(5)).await;
+    /// assert_eq!(left, 0);
     /// # let _ = layer;
     /// # });
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn return_slots(&self) {
-        loop {
-            self.inner.jobs.background.ended().await;
-            let held = self.inner.jobs.keeper.held();
-            if held.is_empty() {
-                return;
+    pub async fn finish(&self, max_wait: Duration) -> usize {
+        let background = &self.inner.jobs.background;
+        let keeper = &self.inner.jobs.keeper;
+        let ended = async {
+            while !keeper.held().is_empty() || background.left() > 0 {
+                keeper.held().iter().for_each(Holding::end);
+                background.ended().await;
             }
-            held.iter().for_each(|holding| holding.end());
-        }
+        };
+        within(max_wait.min(FOR_EVER), ended).await;
+        background.left()
     }
 
     /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
@@ -363,13 +381,13 @@ impl Holding {
     }
 
     /// Returns the slots, if they are held.
-    fn end(&self) {
+    fn end(self: &Arc<Self>) {
         let mut state = self.lock();
         let was_held = matches!(*state, State::Held { .. });
         *state = State::Returned;
         drop(state);
         if was_held {
-            self.limiter.inner.jobs.keeper.end(self);
+            self.limiter.inner.jobs.keeper.end(self, 0);
         }
     }
 
@@ -433,11 +451,11 @@ impl Holding {
         }
     }
 
-    /// Notifies the holder that the slots are lost, unless it has returned them.
-    fn lose(&self) {
+    /// Notifies the holder that the slots are lost. Returns whether they were: not if it has returned them.
+    fn lose(&self) -> bool {
         let mut state = self.lock();
         if !matches!(*state, State::Held { .. }) {
-            return;
+            return false;
         }
         *state = State::Lost;
         drop(state);
@@ -446,6 +464,7 @@ impl Holding {
         if !self.is_shadow {
             self.limiter.inner.jobs.keeper.warn_of_loss();
         }
+        true
     }
 }
 

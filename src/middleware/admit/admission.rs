@@ -11,15 +11,26 @@ use http::request::Parts;
 
 use super::{CheckDraft, LayerConfig, check_draft::Drafted, look_ups::Found};
 use crate::{
-    domain::{decision::Decision, first_of::FirstOf},
+    domain::{
+        decision::{Decision, Usage},
+        first_of::FirstOf,
+    },
     limiter::{Resolution, WhereOpen},
     middleware::respond::Rejection,
     store::maybe_ready::MaybeReady,
 };
 
-/// Whether to serve a request: with the decision that admitted the request, or without one if no limit applies or the
-/// failure policy lets the request pass.
-pub(in crate::middleware) type Admitted = Result<Option<Decision>, Rejection>;
+/// Whether to serve a request.
+pub(in crate::middleware) type Admitted = Result<Pass, Rejection>;
+
+/// How a request passes.
+pub(in crate::middleware) enum Pass {
+    /// The decision has admitted the request.
+    Decided(Decision),
+    /// No limit applies, or the failure policy lets the request pass. The store may still admit its check, to be settled
+    /// with this usage.
+    Undecided(Option<Usage>),
+}
 
 /// The current stage of a request's admission.
 ///
@@ -42,7 +53,7 @@ impl Admission {
     pub(in crate::middleware) fn begin(config: &LayerConfig, head: &Parts) -> Next {
         match config.skips(head) {
             Ok(false) => {}
-            Ok(true) => return Break(Ok(None)),
+            Ok(true) => return Break(Ok(Pass::Undecided(None))),
             Err(rejection) => return Self::reject(config, rejection),
         }
         let mut draft = CheckDraft::default();
@@ -87,7 +98,7 @@ impl Admission {
     fn submit(config: &LayerConfig, drafted: Drafted) -> Next {
         config.warnings.found_out();
         let check = match drafted {
-            Drafted::Nothing => return Break(Ok(None)),
+            Drafted::Nothing => return Break(Ok(Pass::Undecided(None))),
             Drafted::Check(check) => check,
             Drafted::FirstOf(first_of) => return Self::submit_tries(config, first_of),
         };
@@ -117,7 +128,7 @@ impl Admission {
     fn reject(config: &LayerConfig, rejection: Rejection) -> Next {
         Break(
             if config.shadow && !matches!(rejection, Rejection::OnDenyList) {
-                Ok(None)
+                Ok(Pass::Undecided(None))
             } else {
                 Err(rejection)
             },
@@ -132,8 +143,14 @@ fn admitted(config: &LayerConfig, resolution: Resolution) -> Admitted {
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),
         Resolution::Decided(Decision::Blocked(blocked)) => Err(Rejection::Blocked(blocked)),
-        Resolution::Decided(decision) => Ok(Some(decision).filter(decides_something)),
-        Resolution::Open(_) => Ok(None),
+        Resolution::Decided(decision) if decides_something(&decision) => {
+            Ok(Pass::Decided(decision))
+        }
+        Resolution::Decided(_) => Ok(Pass::Undecided(None)),
+        Resolution::Open(_, late) => {
+            late.iter().for_each(Usage::serve_late);
+            Ok(Pass::Undecided(late))
+        }
         Resolution::Closed(error) => Err(Rejection::Undecided(error)),
     }
 }

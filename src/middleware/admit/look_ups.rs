@@ -5,7 +5,7 @@ use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use crate::{
     domain::{charge::Charge, error::ExtractError},
     extract::ChargesFuture,
-    limiter::LazySleep,
+    timer::LazySleep,
 };
 
 /// The result of one look-up.

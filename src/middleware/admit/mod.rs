@@ -13,7 +13,7 @@ mod routes;
 mod warnings;
 
 use access_lists::AccessLists;
-pub(super) use admission::Admission;
+pub(super) use admission::{Admission, Pass};
 use check_draft::CheckDraft;
 use layer_config::Limit;
 pub(super) use layer_config::{Alternative, ChargeSource, LayerConfig};

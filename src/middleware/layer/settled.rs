@@ -36,8 +36,7 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A response waits for its settlement, within the timeout, and its headers show the quota afterwards; if the cost
     /// is unchanged, the store is not called. Charges of [shadows](crate::Policy::shadow) are settled at the same time.
     /// If the settlement fails or times out, the response goes out unchanged and **the charge stays**. If the client
-    /// disconnects, the settlement continues in the background, in one of the 1024 places of
-    /// [refunds](Self::refund_unanswered).
+    /// disconnects, the settlement continues in the background.
     ///
     /// If you know the cost only at the end of a streaming body, [meter](Self::meter_costs) it. A handler can also
     /// [settle](Limiter::settle) with the [`Decisions`](crate::middleware::Decisions) in the request's extensions; a check
@@ -49,15 +48,18 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
     /// panicked. By default such requests keep their charge.
     ///
-    /// Refunds run in the background, at most 1024 at a time: while all these places are taken, the charges of further
-    /// requests stay. Slots need no such place, and are returned all the same. A refund that could not be sent is
-    /// tried again for a minute; if it fails otherwise, the charge stays. The charge also stays if the client
-    /// disconnects before the store has decided. A guard of [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end) delays
+    /// Refunds run in the background. A refund that could not be sent is tried again for a minute; if it fails otherwise,
+    /// the charge stays. If the client disconnects before the store has decided, the charge is refunded when the answer
+    /// comes; it stays if the answer is lost with its connection, or does not come within a minute. A guard of [`CostMeter::delay_end`](crate::middleware::CostMeter::delay_end) delays
     /// the refund, and a metered cost wins over it.
     ///
     /// **A client that always disconnects early is then never limited**, whatever its requests cost: use this only if
     /// the inner service stops working when its caller is gone.
     pub fn refund_unanswered(self) -> Self {
-        self.change(|settings| settings.settle.refunds_unanswered = true)
+        self.change(|settings| {
+            settings.settle.refunds_unanswered = true;
+            let limiter = &mut settings.config.limiter;
+            *limiter = limiter.clone().refund_left();
+        })
     }
 }

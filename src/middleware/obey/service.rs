@@ -133,9 +133,6 @@ fn pause(shared: &Shared, sent: &[Sent], notice: &Notice, is_served: bool) -> Op
             call.await;
         }
     };
-    if !shared.limiter.has_background() {
-        return Some(Box::pin(storing));
-    }
     // In a task, the calls are made even if the caller leaves.
     let (stored, end) = oneshot::channel::<()>();
     shared.limiter.in_background(async move {

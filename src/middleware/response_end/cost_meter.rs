@@ -9,7 +9,7 @@ use super::{
     ending::{Admitted, AtEnd, Ending, Followed},
     reading::{Reading, Readings},
 };
-use crate::{domain::decision::Decision, limiter::Limiter, middleware::settle::Settle};
+use crate::{domain::decision::Decision, limiter::Limiter};
 
 /// Counts what a request costs while its response is being made. The layer settles the last reading when the body ends
 /// or is dropped, also when the client leaves early.
@@ -180,7 +180,7 @@ impl Limiter {
                 answers_head: false,
             };
             let (limiter, usage) = (self.clone(), usage.clone());
-            let ending = Ending::new(limiter, usage, None, Some(followed), Settle::default());
+            let ending = Ending::new(limiter, usage, None, Some(followed), false);
             meter.add_ending(&ending);
             meter.check = Some(Arc::clone(&ending.request));
         }

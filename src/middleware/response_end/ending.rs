@@ -9,11 +9,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Buf;
-use http::{HeaderMap, StatusCode, header, response::Parts};
-use http_body::Frame;
-use tokio::sync::OwnedSemaphorePermit;
-
 use super::reading::Readings;
 use crate::{
     domain::{
@@ -25,9 +20,12 @@ use crate::{
         similar::most_similar,
     },
     limiter::{Limiter, SETTLING, Slot},
-    middleware::{admit::LayerConfig, settle::Settle},
+    middleware::admit::LayerConfig,
     warning,
 };
+use bytes::Buf;
+use http::{HeaderMap, StatusCode, header, response::Parts};
+use http_body::Frame;
 
 /// A usage report of a service is shorter, and at most twice as much is kept for each response under way.
 const MAX_DATA: usize = 4_096;
@@ -70,7 +68,7 @@ pub(in crate::middleware) struct Admitted {
     slot: Option<Slot>,
     /// `None` if the request ends with the head of its response.
     followed: Option<Followed>,
-    settle: Settle,
+    refunds_unanswered: bool,
     end: Mutex<ResponseEnd>,
 }
 
@@ -88,16 +86,14 @@ impl Ending {
         usage: Usage,
         slot: Option<Slot>,
         followed: Option<Followed>,
-        settle: Settle,
+        refunds_unanswered: bool,
     ) -> Self {
-        // The body may be dropped by a thread outside of any runtime.
-        limiter.has_background();
         let request = Admitted {
             limiter,
             usage,
             slot,
             followed,
-            settle,
+            refunds_unanswered,
             end: Mutex::default(),
         };
         Self {
@@ -115,7 +111,7 @@ impl Ending {
             return false;
         }
         let (limiter, usage) = (limiter.clone(), usage.clone());
-        let settling = async move { limiter.settle_parts(&usage, &parts).await.ok() };
+        let settling = async move { limiter.settle_parts(&usage, parts).await.ok() };
         self.settling = Some(Box::pin(settling));
         true
     }
@@ -185,29 +181,8 @@ impl Ending {
     }
 }
 
-/// Continues a settlement that has begun in the background, at once: guards of a meter do not delay it.
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(settling) = self.settling.take()
-            && let Some(place) = self.request.place()
-        {
-            self.request.limiter.in_background(async move {
-                settling.await;
-                drop(place);
-            });
-        }
-    }
-}
-
 impl Admitted {
-    /// Room for work in the background; `None` if all places are taken, or without a runtime: the charge stays.
-    fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let places = Arc::clone(&self.settle.places);
-        let place = places.try_acquire_owned().ok()?;
-        self.limiter.has_background().then_some(place)
-    }
-
-    /// Settles the costs that are known at the end. These settlements need no place.
+    /// Settles the costs that are known at the end.
     fn settle_at_end(&mut self) {
         let Some(Followed {
             at_end, readings, ..
@@ -225,33 +200,24 @@ impl Admitted {
         at_end.warn_of_uncharged(readings, &self.usage);
         let cost = |charge: &Charge| at_end.cost(end, readings, charge);
         let parts = Limiter::final_parts(&self.usage, cost);
-        self.settle_in_background(parts, SETTLING, None);
+        self.settle_in_background(parts, SETTLING);
     }
 
     /// Refunds the parts that no response, meter or closure has settled.
     fn refund(&self) {
-        let Some(place) = self.place() else {
-            return;
-        };
         let parts = Limiter::changed_parts(&self.usage, |_| 0);
         // One that hangs makes room for others.
-        self.settle_in_background(parts, self.limiter.call_timeout(), Some(place));
+        self.settle_in_background(parts, self.limiter.call_timeout());
     }
 
     /// An error goes to the observer, and the charge stays.
-    fn settle_in_background(
-        &self,
-        parts: Vec<Settlement>,
-        each: Duration,
-        place: Option<OwnedSemaphorePermit>,
-    ) {
+    fn settle_in_background(&self, parts: Vec<Settlement>, each: Duration) {
         if parts.is_empty() {
             return;
         }
         let limiter = self.limiter.clone();
         self.limiter.in_background(async move {
             limiter.settle_patiently(parts, each, SETTLING).await;
-            drop(place);
         });
     }
 }
@@ -260,7 +226,7 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         self.settle_at_end();
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.settle.refunds_unanswered && end.status.is_none() {
+        if self.refunds_unanswered && end.status.is_none() {
             self.refund();
         }
     }

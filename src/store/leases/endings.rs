@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{
     Inner, RESET_WAITS,
@@ -85,7 +85,7 @@ impl Endings {
             reset.iter().for_each(|entry| entry.forget());
             return call().holding((self, turns));
         }
-        let has_timers = self.inner.has_timers();
+        let has_timers = Handle::try_current().is_ok();
         StoreFuture::pending(async move {
             let mut turns = Vec::new();
             for entry in &reset {

@@ -1,42 +1,36 @@
 //! [`Leases`]: charges units of hot identities in advance, and spends them in this process.
 
 use std::{
-    fmt,
-    panic::catch_unwind,
-    slice,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    fmt, slice,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use smallvec::SmallVec;
 use tokio::{
-    runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use self::{
     clock::Clock,
     endings::Endings,
     entry::{Entry, Fetch, Unspent},
-    question::{Question, Seen},
+    question::{Left, Question, Seen},
     table::Table,
 };
 #[cfg(feature = "manual-clock")]
 use crate::manual_clock::ManualClock;
 use crate::{
-    background::BackRoom,
+    background::{BackRoom, Background},
     domain::{
         check::Check,
         decision::Decision,
         error::StoreError,
         operation::{Operation, Reply},
     },
-    store::{CallFuture, Store, StoreExt, StoreFuture},
-    warning,
+    store::{CallFuture, Store, StoreExt, StoreFuture, sent::Sent},
+    timer::within,
 };
 
 mod clock;
@@ -75,25 +69,22 @@ struct Inner {
     table: Table,
     /// Its permit is free while no task sweeps the entries.
     sweeper: Arc<Semaphore>,
-    /// Whether a runtime without timers was seen. Then leasing is off.
-    lacks_timers: AtomicBool,
     background: Arc<BackRoom>,
 }
 
 impl Leases {
     /// Creates a layer around `store`.
     pub fn new(store: impl Store) -> Self {
-        Self::build(Arc::new(store), Clock::System)
+        Self::build(Arc::new(store), Clock::System, Arc::default())
     }
 
-    fn build(store: Arc<dyn Store>, clock: Clock) -> Self {
+    fn build(store: Arc<dyn Store>, clock: Clock, background: Arc<BackRoom>) -> Self {
         let inner = Inner {
             store,
             clock,
             table: Table::new(),
             sweeper: Arc::new(Semaphore::new(1)),
-            lacks_timers: AtomicBool::new(false),
-            background: Arc::default(),
+            background,
         };
         Self {
             inner: Arc::new(inner),
@@ -105,7 +96,21 @@ impl Leases {
     #[cfg(feature = "manual-clock")]
     #[must_use]
     pub fn clock(self, clock: ManualClock) -> Self {
-        Self::build(Arc::clone(&self.inner.store), Clock::Test(clock))
+        let Inner {
+            store, background, ..
+        } = &*self.inner;
+        Self::build(
+            Arc::clone(store),
+            Clock::Test(clock),
+            Arc::clone(background),
+        )
+    }
+
+    /// Sets where leases are fetched and returned: see [`Limiter::background`](crate::Limiter::background).
+    #[must_use]
+    pub fn background(self, place: Background) -> Self {
+        self.inner.background.set(place);
+        self
     }
 
     /// Ends all leases and returns the unspent units. Call this before your process ends, or the units stay charged
@@ -114,17 +119,15 @@ impl Leases {
     /// This method waits for units on their way and for the store, ten seconds at most. Units that could not be
     /// returned by then stay charged, since nothing is tried again. Checks during this call can lease units again.
     pub async fn return_unspent(&self) {
-        if self.inner.has_timers() {
-            let entries = self.inner.table.all(|_| true);
-            let unspent = entries.iter().filter_map(Entry::end);
-            self.inner.give_back(unspent);
-            let ended = async {
-                for entry in &entries {
-                    drop(entry.wait_for_turn().await);
-                }
-            };
-            let _ = timeout(PATIENCE, ended).await;
-        }
+        let entries = self.inner.table.all(|_| true);
+        let unspent = entries.iter().filter_map(Entry::end);
+        self.inner.give_back(unspent);
+        let ended = async {
+            for entry in &entries {
+                drop(entry.wait_for_turn().await);
+            }
+        };
+        within(PATIENCE, ended).await;
     }
 }
 
@@ -133,10 +136,9 @@ impl Inner {
         if !check.shadow_charges().is_empty() {
             return self.ask(check, self.table.known(check));
         }
-        let may_lease = || self.has_timers();
         let charges = check.charges().iter();
         let entries: Entries = charges
-            .map(|charge| self.table.find(charge, &self.clock, may_lease))
+            .map(|charge| self.table.find(charge, &self.clock))
             .collect();
         let is_hot = entries.iter().any(Option::is_some);
         if !is_hot {
@@ -173,32 +175,21 @@ impl Inner {
         Some(Decision::leased(check, now_ms, rules))
     }
 
-    /// Whether the caller is in a runtime that has timers.
-    fn has_timers(&self) -> bool {
-        if Handle::try_current().is_err() || self.lacks_timers.load(Relaxed) {
-            return false;
-        }
-        // A runtime cannot be asked whether its timers are enabled, so try one.
-        if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
-            if !self.lacks_timers.swap(true, Relaxed) {
-                warning::nothing_leased();
-            }
-            return false;
-        }
-        true
-    }
-
     /// Lets the store decide. Its answer counts as used the units that lie here unspent.
     fn ask(&self, check: &Check, entries: Entries) -> StoreFuture<Decision> {
         if entries.iter().all(Option::is_none) {
             return self.store.check(check);
         }
+        let left = Arc::new(Left(entries.clone()));
         let mut question = Question::new(entries, self.clock.now());
         let clock = self.clock.clone();
-        self.store.check(check).then(move |mut result| {
+        let mut answer = self.store.check(check);
+        let sent = answer.sent().cloned().map(Arc::new);
+        let answer = answer.then(move |mut result| {
             question.answered(&mut result, || clock.now());
             result
-        })
+        });
+        answer.queued(Some(Sent::Watched(sent, left)))
     }
 
     /// Fetches the leases that are missing to pay such a check, each if it is worth a call; none if one cannot be had.
@@ -216,18 +207,15 @@ impl Inner {
     }
 
     fn fetch(self: &Arc<Self>, fetch: Fetch) {
-        if !self.has_timers() {
-            return;
-        }
         let call = self.store.call(fetch.operations());
-        // Spawned, because a caller that leaves must not lose the units.
+        // In the background, because a caller that leaves must not lose the units.
         let this = Arc::clone(self);
         self.background
-            .spawn(async move { this.install(fetch, call).await });
+            .finish(async move { this.install(fetch, call).await });
     }
 
     async fn install(self: &Arc<Self>, fetch: Fetch, call: CallFuture) {
-        let replies = timeout(PATIENCE, call).await.ok().and_then(Result::ok);
+        let replies = within(PATIENCE, call).await.and_then(Result::ok);
         let now = self.clock.now();
         let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut replies| replies.pop()) else {
             fetch.entry().pause(now);
@@ -236,7 +224,7 @@ impl Inner {
         match decision {
             Decision::Allowed(usage) => {
                 if let Some(unspent) = fetch.install(&usage, now) {
-                    let _ = timeout(PATIENCE, self.store.settle(&unspent.settlement)).await;
+                    within(PATIENCE, self.store.settle(&unspent.settlement)).await;
                 }
             }
             Decision::Denied(_) | Decision::Blocked(_) => fetch.entry().pause(now),
@@ -247,12 +235,9 @@ impl Inner {
     /// servers.
     fn give_back(&self, all: impl Iterator<Item = Unspent>) {
         for unspent in all {
-            if !self.has_timers() {
-                return;
-            }
             let settled = self.store.settle(&unspent.settlement);
-            self.background.spawn(async move {
-                let _ = timeout(PATIENCE, settled).await;
+            self.background.finish(async move {
+                within(PATIENCE, settled).await;
                 drop(unspent);
             });
         }
@@ -260,9 +245,7 @@ impl Inner {
 
     #[cold]
     fn start_sweeping(self: &Arc<Self>) {
-        if self.has_timers()
-            && let Ok(task) = Arc::clone(&self.sweeper).try_acquire_owned()
-        {
+        if let Ok(task) = Arc::clone(&self.sweeper).try_acquire_owned() {
             self.background.spawn(sweep(Arc::downgrade(self), task));
         }
     }

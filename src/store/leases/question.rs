@@ -6,10 +6,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{Entries, entry::Entry, table::Table};
-use crate::domain::{
-    decision::Decision,
-    error::{StoreError, StoreErrorKind},
-    operation::{Operation, Reply},
+use crate::{
+    domain::{
+        decision::Decision,
+        error::{StoreError, StoreErrorKind},
+        operation::{Operation, Reply},
+    },
+    store::sent::Watch,
 };
 
 /// What was known of the charges of a check before the store was asked.
@@ -66,12 +69,20 @@ impl Seen {
     }
 }
 
-/// A check that the store decides. If it is dropped without an answer, its caller has left: perhaps since the store
-/// hangs.
+/// The entries of a check whose caller has not waited for the answer, perhaps since the store hangs.
+#[derive(Debug)]
+pub(super) struct Left(pub(super) Entries);
+
+impl Watch for Left {
+    fn left(&self) {
+        self.0.iter().flatten().for_each(|it| it.set_failing(true));
+    }
+}
+
+/// A check that the store decides.
 pub(super) struct Question {
     sent: Duration,
     seen: Seen,
-    is_answered: bool,
 }
 
 impl Question {
@@ -79,7 +90,6 @@ impl Question {
         Self {
             sent: now,
             seen: Seen::new(entries, now),
-            is_answered: false,
         }
     }
 
@@ -89,7 +99,6 @@ impl Question {
         result: &mut Result<Decision, StoreError>,
         now: impl FnOnce() -> Duration,
     ) {
-        self.is_answered = true;
         let decision = match result {
             Ok(decision) => decision,
             Err(error) => {
@@ -114,13 +123,5 @@ impl Question {
 
     fn set_failing(&self, is_failing: bool) {
         self.seen.hot().for_each(|it| it.set_failing(is_failing));
-    }
-}
-
-impl Drop for Question {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            self.set_failing(true);
-        }
     }
 }

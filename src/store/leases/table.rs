@@ -49,13 +49,8 @@ impl Table {
             .filter(|entry| entry.is_of(charge))
     }
 
-    /// The same, and counts the check. Creates an entry only if `may_lease`.
-    pub(super) fn find(
-        &self,
-        charge: &Charge,
-        clock: &Clock,
-        may_lease: impl FnOnce() -> bool,
-    ) -> Option<Arc<Entry>> {
+    /// The same, and counts the check.
+    pub(super) fn find(&self, charge: &Charge, clock: &Clock) -> Option<Arc<Entry>> {
         let span = span(charge.policy())?;
         let hash = self.entries.hash((charge.policy().name(), charge.key()));
         if let Some(entry) = self.entries.read(hash, Arc::clone) {
@@ -67,7 +62,7 @@ impl Table {
             return None;
         }
         let now = clock.now();
-        if self.count(hash, millis(now), millis(span)) < HOT || !may_lease() {
+        if self.count(hash, millis(now), millis(span)) < HOT {
             return None;
         }
         // A full set makes no room: entries leave when they cool down, and until then the store decides about this

@@ -10,14 +10,14 @@
 //! cluster than the block, so separate commands write it: just before a block, and after an unblock that succeeded. A
 //! crash in between leaves an extra identity, which is not listed and expires. An error here changes no block.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use super::{
     RedisStore, background, connection::within, error::store_error, reports::send_all,
-    transport::Transport,
+    transport::Transports,
 };
 use crate::{
     domain::{
@@ -69,15 +69,15 @@ impl RedisStore {
         if index.commands.is_empty() {
             return answer;
         }
-        let (transport, sent) = (self.transport.clone(), answer.sent().cloned());
+        let (transports, sent) = (Arc::clone(&self.transports), answer.sent().cloned());
         let both = StoreFuture::pending(async move {
             if !index.only_unblocks {
-                index.write(transport).await;
+                index.write(transports).await;
                 return answer.await;
             }
             let answer = answer.await;
             if answer.as_ref().is_ok_and(is_done) {
-                index.write(transport).await;
+                index.write(transports).await;
             }
             answer
         });
@@ -123,8 +123,8 @@ impl RedisStore {
 }
 
 impl IndexUpdate {
-    async fn write(self, transport: Transport) {
-        let replies = async move { send_all(&transport, &self.commands).await };
+    async fn write(self, transports: Arc<Transports>) {
+        let replies = async move { send_all(&transports, &self.commands).await };
         match Handle::try_current() {
             // Removed late, an identity might have been blocked again.
             Ok(_) if self.only_unblocks => {

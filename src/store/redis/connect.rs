@@ -1,8 +1,6 @@
 //! The constructors of [`RedisStore`].
 
-#[cfg(any(feature = "cluster", feature = "manual-clock"))]
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use redis::Client;
 
@@ -10,6 +8,8 @@ use redis::Client;
 use super::cluster::Cluster;
 #[cfg(feature = "sentinel")]
 use super::connection::Sentinels;
+#[cfg(feature = "manual-clock")]
+use super::transport::TestConnection;
 use super::{
     IN_FLIGHT, RedisStore,
     connection::{BAD_URL, ReconnectingConnection, RedisServer, Source, client, within},
@@ -94,14 +94,21 @@ impl RedisStore {
         primary: impl Into<RedisServer>,
     ) -> Result<Self, StoreError> {
         let sentinels = clients(sentinels)?.into_iter();
-        let sentinels = sentinels.map(ReconnectingConnection::new);
+        let sentinels = sentinels.map(|it| ReconnectingConnection::new(Arc::new(it)));
         let sentinels = Sentinels::new(sentinels.collect(), primary.into())?;
-        Ok(Self::from_source(sentinels))
+        Ok(Self::over(
+            move || {
+                let sentinels = sentinels.fresh();
+                Transport::Server(ReconnectingConnection::new(Arc::new(sentinels)))
+            },
+            IN_FLIGHT,
+        ))
     }
 
     pub(super) fn from_source(source: impl Source) -> Self {
-        let connection = ReconnectingConnection::new(source);
-        Self::over(Transport::Server(connection), IN_FLIGHT)
+        let source: Arc<dyn Source> = Arc::new(source);
+        let make = move || Transport::Server(ReconnectingConnection::new(Arc::clone(&source)));
+        Self::over(make, IN_FLIGHT)
     }
 
     /// Connects to a [cluster](super::deployment#cluster) through these nodes: URLs (`redis://`, `rediss://`) or
@@ -131,8 +138,8 @@ impl RedisStore {
         nodes: impl IntoIterator<Item: Into<RedisServer>>,
     ) -> Result<Self, StoreError> {
         let cluster = Cluster::new(&clients(nodes)?).map_err(|_| BAD_URL)?;
-        let cluster = Transport::Cluster(Arc::new(cluster));
-        Ok(Self::over(cluster, IN_FLIGHT))
+        let make = move || Transport::Cluster(Arc::new(cluster.fresh()));
+        Ok(Self::over(make, IN_FLIGHT))
     }
 
     /// Uses this connection, one call for each operation: for tests that look at each command, or that need no server.
@@ -141,7 +148,8 @@ impl RedisStore {
     pub fn from_connection(
         connection: impl redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self::over(Transport::OfTest(Arc::new(connection)), 0)
+        let connection: Arc<dyn TestConnection> = Arc::new(connection);
+        Self::over(move || Transport::OfTest(Arc::clone(&connection)), 0)
     }
 }
 
@@ -155,7 +163,7 @@ fn client_of(server: impl Into<RedisServer>) -> Result<Client, StoreError> {
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
-    let greeting = within(GREETING_TIMEOUT, store.transport.ping()).await;
+    let greeting = within(GREETING_TIMEOUT, store.transports.ping()).await;
     greeting.map_err(|error| store_error(&error))?;
     Ok(store)
 }

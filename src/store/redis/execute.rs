@@ -1,13 +1,16 @@
 //! The operations of a store as calls of the script.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
     error::store_error,
-    transport::Transport,
+    transport::{Route, unreached},
     wire::{self, Call, Replies},
 };
 use crate::{
@@ -18,13 +21,20 @@ use crate::{
         operation::{Operation, Reply, answer_of},
         rule::millis,
     },
-    store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY, queued::Task},
+    store::{
+        CallFuture, StoreFuture, TIMED_OUT,
+        ext::ANOTHER_REPLY,
+        queued::{Lines, Queued, Task},
+        sent::Sent,
+    },
 };
 
 /// On a cluster, all keys of one call have to share a slot.
 impl RedisStore {
     pub(super) fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        StoreFuture::pending(self.execute_together(operations))
+        let sent = Sent::queued();
+        let replies = self.execute_together(operations, Some(sent.clone()));
+        StoreFuture::pending(replies).queued(Some(sent))
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
@@ -36,12 +46,15 @@ impl RedisStore {
         task: impl Into<Task>,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        let (calls, task) = (self.shared.as_ref(), task.into());
-        if let Some(calls) = calls.and_then(|calls| calls.of(self, &task)) {
-            return calls.execute_one(task, read);
+        let task = task.into();
+        if let Some(calls) = &self.shared {
+            let lines = Arc::clone(calls) as Arc<dyn Lines>;
+            return StoreFuture::in_line(Queued::new(lines, task, read));
         }
-        let reply = self.execute_alone(task.into_operation());
-        StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) })
+        let sent = Sent::queued();
+        let reply = self.execute_alone(task.into_operation(), Some(sent.clone()));
+        let reply = StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) });
+        reply.queued(Some(sent))
     }
 
     /// The same store, which shares no calls with others.
@@ -53,17 +66,45 @@ impl RedisStore {
         }
     }
 
+    /// Executes an operation alone, unless its caller leaves before it is sent.
     pub(super) fn execute_alone(
         &self,
         operation: Operation,
+        sent: Option<Sent>,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
-        let replies = self.execute_together([operation]);
+        let replies = self.execute_together([operation], sent);
         async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
-    /// Sends all of these operations in one call of the script.
+    /// Sends all of these operations in one call of the script, unless their caller leaves before.
     pub(super) fn execute_together(
         &self,
+        operations: impl AsRef<[Operation]> + Send + 'static,
+        sent: Option<Sent>,
+    ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
+    {
+        let store = self.clone();
+        async move {
+            #[cfg(feature = "cluster")]
+            let key = store.routing_key(operations.as_ref().first());
+            #[cfg(not(feature = "cluster"))]
+            let key = [];
+            let route = match store.transports.here() {
+                Ok(transport) => transport.reach(&key).await,
+                Err(error) => Err(error),
+            };
+            let route = route.map_err(|error| unreached(&error))?;
+            if sent.is_some_and(|sent| !sent.begin()) {
+                return Err(LEFT);
+            }
+            store.execute_over(route, operations).await
+        }
+    }
+
+    /// Sends all of these operations in one call of the script over this connection.
+    pub(super) fn execute_over(
+        &self,
+        route: Route,
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
@@ -72,7 +113,7 @@ impl RedisStore {
         let store = self.clone();
         async move {
             let reply = match call.routing_key() {
-                Some(key) => run(&store.transport, &call, key).await,
+                Some(key) => run(&route, &call, key).await,
                 None => Ok(wire::no_reply()),
             };
             // While a slot is being moved, the keys of a call may be on two nodes. Calls with one key each still work.
@@ -88,7 +129,7 @@ impl RedisStore {
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }
-            Ok(Box::pin(store.ask_again(operations.as_ref(), replies)).await)
+            Ok(Box::pin(store.ask_again(&route, operations.as_ref(), replies)).await)
         }
     }
 
@@ -104,6 +145,7 @@ impl RedisStore {
     /// were not executed.
     async fn ask_again(
         &self,
+        route: &Route,
         operations: &[Operation],
         replies: Replies,
     ) -> Vec<Result<Reply, StoreError>> {
@@ -117,7 +159,7 @@ impl RedisStore {
         let Some(key) = call.routing_key() else {
             return results;
         };
-        let answers = match run(&self.transport, &call, key).await {
+        let answers = match run(route, &call, key).await {
             Ok(reply) => wire::read_replies(&again, &reply).results,
             Err(error) => places.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -129,14 +171,17 @@ impl RedisStore {
 }
 
 /// Runs the script by its hash. If the server does not know the script, sends the source, once.
-async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
-    let reply = transport.try_send(&call.by_hash(), key).await;
-    let mut reply = reply.map_err(|error| store_error(&error).unsent())?;
+async fn run(route: &Route, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
+    let reply = route.send(&call.by_hash(), key).await;
+    let mut reply = reply.map_err(|error| unreached(&error))?;
     if reply.as_ref().is_err_and(is_unknown_script) {
-        reply = Box::pin(async { transport.send(&call.by_source(), key).await }).await;
+        reply = Box::pin(async { route.send(&call.by_source(), key).await? }).await;
     }
     reply.map_err(|error| store_error(&error))
 }
+
+/// The error of an operation whose caller has left.
+const LEFT: StoreError = TIMED_OUT.unsent();
 
 /// Only this error proves that the script did not run.
 fn is_unknown_script(error: &RedisError) -> bool {

@@ -7,6 +7,7 @@ use redis::{RedisResult, Value};
 
 mod background;
 mod block_index;
+mod by_runtime;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connect;
@@ -42,25 +43,25 @@ pub use connection::RedisServer;
 use key_names::Names;
 use set_clock::SetClock;
 use shared_calls::CallQueues;
-use transport::Transport;
+use transport::{Transport, Transports};
 
 /// Keeps the counts in Redis, so that all replicas of a service share them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
-    transport: Transport,
+    transports: Arc<Transports>,
     names: Arc<Names>,
     clock: SetClock,
     in_flight: usize,
-    shared: Option<CallQueues>,
+    shared: Option<Arc<CallQueues>>,
 }
 
 /// The default number of calls in flight before operations gather.
 const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
-    fn over(transport: Transport, in_flight: usize) -> Self {
+    fn over(make: impl Fn() -> Transport + Send + Sync + 'static, in_flight: usize) -> Self {
         let store = Self {
-            transport,
+            transports: Transports::new(make),
             names: Arc::new(Names::new("sluicegate")),
             clock: SetClock::default(),
             in_flight,
@@ -135,8 +136,7 @@ impl RedisStore {
 
     /// Makes a new queue for shared calls, because operations in the old one use the old names and clock.
     fn with_queues(mut self) -> Self {
-        let by_slot = self.transport.is_cluster();
-        let queues = || CallQueues::new(self.unshared(), self.in_flight, by_slot);
+        let queues = || CallQueues::new(self.unshared(), self.in_flight);
         self.shared = (self.in_flight > 0).then(queues);
         self
     }

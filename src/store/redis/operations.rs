@@ -52,13 +52,13 @@ impl Store for RedisStore {
         }
         let index = self.index_update(&operations);
         #[cfg(feature = "cluster")]
-        if self.transport.is_cluster() {
+        if self.transports.is_cluster() {
             return self.with_index(index, self.call_by_slot(operations), |all| are_done(all));
         }
         self.with_index(index, self.call_one_slot(operations), |all| are_done(all))
     }
 
     fn fails_apart(&self) -> bool {
-        self.transport.is_cluster()
+        self.transports.is_cluster()
     }
 }

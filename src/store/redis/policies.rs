@@ -144,7 +144,7 @@ impl RedisStore {
     }
 
     async fn send_to_policies(&self, cmd: &redis::Cmd) -> Result<Value, StoreError> {
-        let reply = self.transport.send(cmd, &self.names.policies()).await;
+        let reply = self.transports.send(cmd, &self.names.policies()).await;
         reply.map_err(|error| store_error(&error))
     }
 }

@@ -14,9 +14,11 @@
 //!
 //! All sets of denials share one slot of a cluster: they need a few commands a second, whatever the number of requests.
 
+use std::sync::Arc;
+
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::{RedisStore, error::store_error, transport::Transport};
+use super::{RedisStore, error::store_error, transport::Transports};
 use crate::{
     domain::{
         charge::Charge,
@@ -45,9 +47,9 @@ impl RedisStore {
     pub(super) fn add_reports(&self, reports: &[Report]) -> StoreFuture<Reply> {
         let updates = reports.iter().map(|report| self.update(report));
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
-        let transport = self.transport.clone();
+        let transports = Arc::clone(&self.transports);
         StoreFuture::pending(async move {
-            let replies = send_all(&transport, &updates).await.into_iter();
+            let replies = send_all(&transports, &updates).await.into_iter();
             let kept = replies.map(|reply| reply.and_then(kept));
             let kept = kept.map(|kept| kept.map_err(|error| store_error(&error)));
             Ok(Reply::Report(kept.collect()))
@@ -76,7 +78,7 @@ impl RedisStore {
             (name, cmd)
         });
         let commands: Vec<_> = commands.collect();
-        let replies = send_all(&self.transport, &commands).await.into_iter();
+        let replies = send_all(&self.transports, &commands).await.into_iter();
         let rankings = replies.zip(spans).map(|(reply, span)| {
             let members = members(reply?)?;
             Ok(ranking(account, span, members))
@@ -170,10 +172,10 @@ pub(super) const fn units(score: f64) -> u64 {
 
 /// Sends all commands at once, in this order, each to the server of its key, and waits for all replies.
 pub(super) async fn send_all(
-    transport: &Transport,
+    transports: &Transports,
     commands: &[(Vec<u8>, Cmd)],
 ) -> Vec<RedisResult<Value>> {
     let replies = commands.iter();
-    let replies = replies.map(|(key, cmd)| Box::pin(transport.send(cmd, key)));
+    let replies = replies.map(|(key, cmd)| Box::pin(transports.send(cmd, key)));
     join_all(replies.collect()).await
 }

@@ -1,16 +1,87 @@
-//! [`Transport`]: the way to the server, or to the nodes of a cluster.
+//! [`Transport`]: the way to the server, or to the nodes of a cluster. Each runtime has its own.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 #[cfg(feature = "manual-clock")]
 use redis::{RedisFuture, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Node};
 #[cfg(any(feature = "cluster", feature = "manual-clock"))]
 use super::connection::LOST_AFTER;
-use super::connection::{ReconnectingConnection, Reply, SingleServer};
+use super::{
+    by_runtime::ByRuntime,
+    connection::{Connection, ReconnectingConnection, Reply, SingleServer},
+    error::store_error,
+};
+use crate::domain::error::StoreError;
+
+/// The transport of each runtime. The clones of a store share them, whatever their other settings.
+pub(super) struct Transports {
+    make: Box<dyn Fn() -> Transport + Send + Sync>,
+    is_cluster: bool,
+    runtimes: ByRuntime<Transport>,
+}
+
+impl Transports {
+    /// `make` returns a transport without connections.
+    pub(super) fn new(make: impl Fn() -> Transport + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            is_cluster: make().is_cluster(),
+            make: Box::new(make),
+            runtimes: ByRuntime::new(),
+        })
+    }
+
+    /// The transport of the current runtime.
+    pub(super) fn here(&self) -> RedisResult<Transport> {
+        match self.runtimes.here(|_| (self.make)()) {
+            Some(here) => Ok(Transport::clone(&here)),
+            // Only the connection of a test works there.
+            #[cfg(feature = "manual-clock")]
+            None if let of_test @ Transport::OfTest(_) = (self.make)() => Ok(of_test),
+            None => Err(io::Error::other("called outside of a tokio runtime").into()),
+        }
+    }
+
+    /// The same within a runtime.
+    pub(super) fn inside(&self) -> Transport {
+        self.here().unwrap_or_else(|_| (self.make)())
+    }
+
+    /// Whether the keys of one call have to share a slot.
+    pub(super) const fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
+    /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
+    pub(super) async fn ping(&self) -> RedisResult<()> {
+        self.here()?.ping().await
+    }
+
+    /// `HOST:PORT` of the node of a cluster that serves this key.
+    pub(super) fn node_address(&self, routing_key: &[u8]) -> Option<String> {
+        self.here().ok()?.node_address(routing_key)
+    }
+
+    /// Sends one command, once, to the server of this key, and waits for the reply.
+    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+        let route = self.here()?.reach(routing_key).await?;
+        route.send(cmd, routing_key).await?
+    }
+
+    /// The server, or each primary of a cluster.
+    pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
+        self.here()?.servers().await
+    }
+}
+
+impl fmt::Debug for Transports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transports")
+    }
+}
 
 /// The way to the server or servers; cheap to clone.
 #[derive(Clone)]
@@ -24,13 +95,13 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// Makes sure that the server, or a node of the cluster, answers and accepts the credentials.
-    pub(super) async fn ping(&self) -> RedisResult<()> {
+    async fn ping(&self) -> RedisResult<()> {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(cluster) = self {
             return cluster.refresh().await;
         }
-        match self.send(&redis::cmd("PING"), b"").await {
+        let reply = self.reach(b"").await?.send(&redis::cmd("PING"), b"").await;
+        match reply.and_then(|reply| reply) {
             Err(error) if may_not_ping(&error) => Ok(()),
             result => result.map(drop),
         }
@@ -45,12 +116,11 @@ impl Transport {
         }
     }
 
-    /// `HOST:PORT` of the node of a cluster that serves this key.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, clippy::unused_self, reason = "there is one server")
     )]
-    pub(super) fn node_address(&self, routing_key: &[u8]) -> Option<String> {
+    fn node_address(&self, routing_key: &[u8]) -> Option<String> {
         #[cfg(feature = "cluster")]
         if let Self::Cluster(cluster) = self {
             return cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key));
@@ -67,36 +137,26 @@ impl Transport {
         }
     }
 
-    /// Sends one command, once, to the server of this key, and waits for the reply. An error reply is an error.
-    /// The outer error says that there was no connection, so that nothing was sent.
-    ///
-    /// There is no time limit while a server keeps its connection open and sends nothing.
-    ///
-    /// Cancellation: the server executes a command that was sent, and the reply is dropped.
+    /// Waits for a connection to the server of this key.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")
     )]
-    pub(super) async fn try_send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
+    pub(super) async fn reach(&self, routing_key: &[u8]) -> RedisResult<Route> {
         match self {
-            Self::Server(connection) => connection.try_send(cmd).await,
+            Self::Server(connection) => Ok(Route::Server(connection.usable().await?)),
             // Boxed, so that this branch does not set the size of the whole future.
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => Box::pin(cluster.try_send(cmd, routing_key)).await,
-            #[cfg(feature = "manual-clock")]
-            Self::OfTest(connection) => {
-                Ok(connection.send(cmd).await.and_then(Value::extract_error))
+            Self::Cluster(cluster) => {
+                let (node, connection) = Box::pin(cluster.reach(routing_key)).await?;
+                Ok(Route::Cluster(Arc::clone(cluster), node, connection))
             }
+            #[cfg(feature = "manual-clock")]
+            Self::OfTest(connection) => Ok(Route::OfTest(Arc::clone(connection))),
         }
     }
 
-    /// The same with one kind of error.
-    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
-        self.try_send(cmd, routing_key).await?
-    }
-
-    /// The server, or each primary of a cluster.
-    pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
+    async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
         match self {
             Self::Server(connection) => Ok(vec![SingleServer {
                 connection: Arc::clone(connection),
@@ -111,6 +171,47 @@ impl Transport {
             Self::OfTest(_) => Ok(Vec::new()),
         }
     }
+}
+
+/// A connection to the server of a key.
+pub(super) enum Route {
+    Server(Arc<Connection>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>, Arc<Node>, Arc<Connection>),
+    #[cfg(feature = "manual-clock")]
+    OfTest(Arc<dyn TestConnection>),
+}
+
+impl Route {
+    /// Sends one command, once, and waits for the reply. An error reply is an error. The outer error says that there was no
+    /// connection, so that nothing was sent.
+    ///
+    /// There is no time limit while a server keeps its connection open and sends nothing.
+    ///
+    /// Cancellation: the server executes a command that was sent, and the reply is dropped.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> Reply {
+        match self {
+            Self::Server(connection) => Ok(connection.send(cmd).await),
+            // Boxed, so that this branch does not set the size of the whole future.
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster, node, connection) => {
+                Box::pin(cluster.send(cmd, routing_key, node, connection)).await
+            }
+            #[cfg(feature = "manual-clock")]
+            Self::OfTest(connection) => {
+                Ok(connection.send(cmd).await.and_then(Value::extract_error))
+            }
+        }
+    }
+}
+
+/// The error of a caller that waits for a connection.
+pub(super) fn unreached(error: &RedisError) -> StoreError {
+    store_error(error).unsent()
 }
 
 /// A user without the right to PING has been let in. This holds for no other missing right: sentinels send a ROLE

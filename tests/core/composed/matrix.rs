@@ -36,17 +36,17 @@ const FAULTS: [Fault; 5] = [
 type Layers = fn(Fated, ManualClock) -> (Limiter, Option<Leases>);
 
 const LAYERS: [(&str, Layers); 4] = [
-    ("the store", |store, _| (Limiter::new(store), None)),
+    ("the store", |store, _| (support::limiter(store), None)),
     ("a cache", |store, clock| {
-        (cached(Limiter::new(store), clock), None)
+        (cached(support::limiter(store), clock), None)
     }),
     ("leases", |store, clock| {
-        let leases = Leases::new(store).clock(clock);
-        (Limiter::new(leases.clone()), Some(leases))
+        let leases = support::leases(store).clock(clock);
+        (support::limiter(leases.clone()), Some(leases))
     }),
     ("a cache around leases", |store, clock| {
-        let leases = Leases::new(store).clock(clock.clone());
-        let limiter = cached(Limiter::new(leases.clone()), clock);
+        let leases = support::leases(store).clock(clock.clone());
+        let limiter = cached(support::limiter(leases.clone()), clock);
         (limiter, Some(leases))
     }),
 ];

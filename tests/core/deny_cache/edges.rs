@@ -87,7 +87,7 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
             + denied_for_ms,
         hangs: Arc::default(),
     });
-    let limiter = Limiter::new(Arc::clone(&server))
+    let limiter = support::limiter(Arc::clone(&server))
         .cache_denials(true)
         .count_denials(false);
     let first = limiter.check(charges()).await.unwrap();

@@ -20,7 +20,7 @@ fn what_is_repeated_is_what_the_store_would_answer() {
         block_on(async {
             let (store, clock) = memory();
             let mut verified = if has_leases {
-                let leases = Leases::new(store).clock(clock.clone());
+                let leases = support::leases(store).clock(clock.clone());
                 Verified::new((leases, clock))
             } else {
                 Verified::new((store, clock))

@@ -50,7 +50,7 @@ fn site() -> Site {
 }
 
 fn cached(store: impl Store, clock: &ManualClock) -> Limiter {
-    let limiter = Limiter::new(store).cache_denials(true);
+    let limiter = support::limiter(store).cache_denials(true);
     limiter.denial_clock(clock.clone())
 }
 
@@ -290,7 +290,7 @@ async fn a_repeated_refusal_does_not_close_the_breaker() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_hears_what_is_given_back_and_is_admitted_in_time() {
-    let limiter = Limiter::new(MemoryStore::new()).cache_denials(true);
+    let limiter = support::limiter(MemoryStore::new()).cache_denials(true);
     let api = policy("api", "1/1h");
     let alice = || [charge(&api, "alice", 1)];
     for _ in 0..3 {
@@ -331,9 +331,9 @@ async fn many_at_once_are_admitted_no_more_and_no_less() {
 async fn an_address_with_ever_new_keys_is_refused_without_a_call_by_a_layer_of_its_own() {
     let site = site();
     let address = user("203.0.113.7");
-    let by_key = RateLimitLayer::new(site.limiter.clone())
-        .limit(policy("key", "9/1m"), Header::new("x-api-key"));
-    let by_address = RateLimitLayer::new(site.limiter.clone()).limit(policy("ip", "1/1h"), address);
+    let by_key =
+        support::layer(site.limiter.clone()).limit(policy("key", "9/1m"), Header::new("x-api-key"));
+    let by_address = support::layer(site.limiter.clone()).limit(policy("ip", "1/1h"), address);
     let hello =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = by_address.layer(by_key.layer(hello));

@@ -21,7 +21,7 @@ impl Observer for Asked {
 /// A limiter that caches denials, and the clock.
 fn cache() -> (Limiter, ManualClock) {
     let (store, clock) = memory();
-    let limiter = Limiter::new(store).cache_denials(true);
+    let limiter = support::limiter(store).cache_denials(true);
     (limiter.denial_clock(clock.clone()), clock)
 }
 
@@ -40,7 +40,7 @@ async fn a_slot_that_is_returned_through_the_cache_ends_the_denial_at_once() {
     assert!(!both().await.usage().is_cached());
     assert!(both().await.usage().is_cached());
     drop(slot);
-    cache.return_slots().await;
+    support::finished(&cache).await;
     assert!(both().await.is_allowed());
 }
 
@@ -54,8 +54,8 @@ async fn a_ban_in_a_layer_around_the_slots_holds_for_a_client_that_keeps_them_fu
     let rate = rate.ban("5/10m=1h".parse().unwrap());
     let slots = policy("exports", "3/30s@concurrent");
     let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(limiter.clone()).limit(rate, alice.clone()))
-        .layer(RateLimitLayer::new(limiter.clone()).limit_concurrent(slots, alice))
+        .layer(support::layer(limiter.clone()).limit(rate, alice.clone()))
+        .layer(support::layer(limiter.clone()).limit_concurrent(slots, alice))
         .service_fn(async |_: Request<()>| {
             Ok::<_, Infallible>(Response::new("an export".to_owned()))
         });

@@ -146,7 +146,7 @@ impl World {
             // Far from the store's clock.
             let clock = ManualClock::new(rng.u64(0..1_000_000));
             Process {
-                leases: Leases::new(distant).clock(clock.clone()),
+                leases: support::leases(distant).clock(clock.clone()),
                 clock,
                 leasing,
                 noticed: 0,

@@ -17,7 +17,7 @@ mod contract {
     pub(super) async fn new() -> (Leases, ManualClock) {
         let clock = ManualClock::new(0);
         let store = MemoryStore::new().clock(clock.clone());
-        (Leases::new(store).clock(clock.clone()), clock)
+        (support::leases(store).clock(clock.clone()), clock)
     }
 }
 

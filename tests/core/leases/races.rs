@@ -67,8 +67,8 @@ impl World {
             let holds = Arc::clone(&holds);
             move |asked| holds.fate(asked)
         });
-        let leases = Leases::new(store).clock(clock.clone());
-        let limiter = Limiter::new(leases.clone()).timeout(MINUTE);
+        let leases = support::leases(store).clock(clock.clone());
+        let limiter = support::limiter(leases.clone()).timeout(MINUTE);
         Self {
             clock,
             memory,
@@ -289,7 +289,7 @@ async fn where_the_store_is_too_slow_for_one_limiter_none_spends_units() {
     let (all, own) = policies();
     let alice = [charge(&all, "alice")];
     world.warm_up(&alice).await;
-    let limiter = |timeout| Limiter::new(world.leases.clone()).timeout(ms(timeout));
+    let limiter = |timeout| support::limiter(world.leases.clone()).timeout(ms(timeout));
     let (hasty, patient) = (limiter(30), limiter(5_000));
     assert!(patient.check(alice.clone()).await.unwrap().is_allowed());
     world.holds.checks.store(true, SeqCst);
@@ -350,7 +350,7 @@ async fn exhausted(world: &World, charge: &Charge) -> Limiter {
     let all = Charge::new(charge.policy(), charge.key().clone(), all);
     let check = Check::new([all]).unwrap();
     assert!(world.memory.check(&check).await.unwrap().is_allowed());
-    let limiter = Limiter::new(world.leases.clone()).cache_denials(true);
+    let limiter = support::limiter(world.leases.clone()).cache_denials(true);
     let limiter = limiter.denial_clock(world.clock.clone());
     limiter.timeout(MINUTE)
 }

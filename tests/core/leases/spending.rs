@@ -27,8 +27,8 @@ impl World {
             }
         });
         let process = |_| {
-            let leases = Leases::new(store.clone()).clock(clock.clone());
-            (leases.clone(), Limiter::new(leases))
+            let leases = support::leases(store.clone()).clock(clock.clone());
+            (leases.clone(), support::limiter(leases))
         };
         let processes = (0..processes).map(process).collect();
         Self {
@@ -211,7 +211,7 @@ async fn metered_costs_end_the_spending_with_leases_as_without() {
     let both = [charge(&requests, "alice", 1), charge(&tokens, "alice", 1)];
     for charges in [&one[..], &both] {
         let world = World::new(1);
-        let plain = Limiter::new(world.memory.clone());
+        let plain = support::limiter(world.memory.clone());
         for limiter in [&world.processes[0].1, &plain] {
             for _ in 0..1_000 {
                 world.pass(1_000);
@@ -448,21 +448,6 @@ async fn nothing_is_leased_near_the_limit_or_in_steps_too_short_or_for_who_is_no
         world.check(0, &alice).await;
     }
     assert_eq!(world.calls(), 100);
-}
-
-#[test]
-fn nothing_is_leased_in_a_runtime_without_timers() {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.build().unwrap().block_on(async {
-        let world = World::new(1);
-        let alice = [charge(&policy("100000/1m"), "alice", 1)];
-        for _ in 0..500 {
-            world.pass(100);
-            assert!(world.admits(0, &alice).await);
-        }
-        assert_eq!(world.calls(), 500);
-        assert_eq!(world.left(&alice[0]).await, [100_000 - 500]);
-    });
 }
 
 #[tokio::test]

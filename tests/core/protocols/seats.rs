@@ -1,5 +1,5 @@
-//! The seats of callers, under every order of the steps of callers that wait or leave, of their calls, of the keeper of
-//! the deadlines, and of the end of its runtime.
+//! The seats of callers, under every order of the steps of callers that wait or leave, of their calls, and of the keeper
+//! of the deadlines.
 
 mod sync {
     pub(super) use loom::sync::*;
@@ -14,13 +14,12 @@ use std::{
 };
 
 use loom::{sync::Arc, thread};
-use slab::{End, Watch};
+use slab::End;
 use tokio::time::Instant;
 
-type Slab = slab::Slab<&'static str, u8>;
+type Slab = slab::Slab<&'static str>;
 
 const ANSWER: &str = "answer";
-const RUNTIME: u8 = 1;
 
 /// A task that remembers whether it was woken. Only the order in which threads reach the slab matters, so the flag is none
 /// of loom's.
@@ -91,8 +90,22 @@ fn in_thread<T: 'static>(
     thread::spawn(move || act(&slab))
 }
 
-fn enter(slab: &Slab, deadline: Option<Instant>) -> (usize, Watch) {
-    slab.enter(Waker::noop().clone(), deadline.map(|at| (at, RUNTIME)))
+fn enter(slab: &Slab, deadline: Option<Instant>) -> (usize, bool) {
+    slab.enter(Waker::noop().clone(), deadline)
+}
+
+/// The end of a wait, which is there now or by another poll.
+fn ended(
+    early: Poll<End<&'static str>>,
+    again: impl FnOnce() -> Poll<End<&'static str>>,
+) -> End<&'static str> {
+    match early {
+        Poll::Ready(end) => end,
+        Poll::Pending => match again() {
+            Poll::Ready(end) => end,
+            Poll::Pending => panic!("it was woken for nothing"),
+        },
+    }
 }
 
 /// Whether there are seats for this number of callers, and each is free, once.
@@ -109,8 +122,44 @@ fn a_caller_that_leaves_learns_whether_its_operation_is_sent() {
             let slab = Arc::new(Slab::new());
             let (seat, _) = enter(&slab, None);
             let call = run(call, &slab, seat);
-            let is_unsent = slab.leave(seat);
+            let is_unsent = slab.is_never_sent(seat);
+            if !is_unsent {
+                slab.leave(seat);
+            }
             assert_eq!(call.join().unwrap(), !is_unsent);
+            assert!(are_free(&slab, 1));
+        });
+    }
+}
+
+#[test]
+fn a_caller_that_is_late_gets_the_answer_or_the_end_of_its_call() {
+    for call in CALLS {
+        every_order(move || {
+            let slab = Arc::new(Slab::new());
+            let (seat, _) = enter(&slab, None);
+            let running = run(call, &slab, seat);
+            if slab.is_never_sent(seat) {
+                assert!(!running.join().unwrap());
+                assert!(are_free(&slab, 1));
+                return;
+            }
+            let (task, waker) = Task::new();
+            let early = slab.poll(seat, &waker);
+            let is_sent = running.join().unwrap();
+            let end = ended(early, || {
+                assert!(task.is_woken());
+                slab.poll(seat, &waker)
+            });
+            match call {
+                Call::Answers => assert_eq!(end, End::Answered(ANSWER)),
+                _ => assert_eq!(
+                    end,
+                    End::Lost {
+                        is_unsent: !is_sent
+                    }
+                ),
+            }
             assert!(are_free(&slab, 1));
         });
     }
@@ -126,9 +175,9 @@ fn a_caller_that_waits_is_woken_for_its_answer_or_for_the_end_of_its_call() {
             let (task, waker) = Task::new();
             let early = slab.poll(seat, &waker);
             let is_sent = running.join().unwrap();
-            let end = early.unwrap_or_else(|is_timed| {
-                assert!(task.is_woken() && !is_timed);
-                slab.poll(seat, &waker).unwrap()
+            let end = ended(early, || {
+                assert!(task.is_woken());
+                slab.poll(seat, &waker)
             });
             let is_unsent = !is_sent;
             match call {
@@ -146,12 +195,15 @@ fn a_call_is_woken_when_its_caller_has_left() {
         let slab = Arc::new(Slab::new());
         let (seat, _) = enter(&slab, None);
         assert!(slab.begin(seat));
-        let leaves = in_thread(&slab, move |slab| slab.leave(seat));
+        let leaves = in_thread(&slab, move |slab| {
+            assert!(!slab.is_never_sent(seat), "it was sent");
+            slab.leave(seat);
+        });
         let (task, waker) = Task::new();
-        let has_left = slab.poll_left(seat, &waker).is_ready();
-        assert!(!leaves.join().unwrap(), "it was sent");
+        let has_left = slab.poll_wait(seat, &waker) == Poll::Ready(true);
+        leaves.join().unwrap();
         assert!(has_left || task.is_woken());
-        assert_eq!(slab.poll_left(seat, &waker), Poll::Ready(()));
+        assert_eq!(slab.poll_wait(seat, &waker), Poll::Ready(true));
         slab.answer(seat, ANSWER);
         assert!(are_free(&slab, 1));
     });
@@ -164,22 +216,31 @@ fn a_deadline_ends_a_wait_once_whatever_its_call_does() {
             let slab = Arc::new(Slab::new());
             let now = Instant::now();
             let (task, waker) = Task::new();
-            let (seat, watch) = slab.enter(waker.clone(), Some((now, RUNTIME)));
-            assert_eq!(watch, Watch::Begin);
+            let (seat, begins) = slab.enter(waker.clone(), Some(now));
+            assert!(begins);
             let running = run(call, &slab, seat);
             let keeper = in_thread(&slab, move |slab| slab.look(now));
             let early = slab.poll(seat, &waker);
             let goes_on = keeper.join().unwrap();
             let is_sent = running.join().unwrap();
             assert!(!goes_on);
-            let end = early.unwrap_or_else(|_| {
+            let end = ended(early, || {
                 assert!(task.is_woken());
-                slab.poll(seat, &waker).unwrap()
+                slab.poll(seat, &waker)
             });
             match end {
                 End::Answered(_) => assert!(is_sent),
                 End::Lost { is_unsent } => assert_eq!(is_unsent, !is_sent),
-                End::Late { is_unsent } => assert_eq!(is_unsent, !is_sent),
+                End::Late { is_unsent } => {
+                    assert_eq!(is_unsent, !is_sent);
+                    if is_sent {
+                        // It waits on, and the call has ended.
+                        assert!(!matches!(
+                            slab.poll(seat, &waker),
+                            Poll::Ready(End::Late { .. })
+                        ));
+                    }
+                }
             }
             assert!(are_free(&slab, 1));
         });
@@ -195,9 +256,9 @@ fn a_caller_may_leave_while_its_deadline_passes() {
             let (seat, _) = enter(&slab, Some(now));
             let running = run(call, &slab, seat);
             let keeper = in_thread(&slab, move |slab| slab.look(now));
-            let is_unsent = slab.leave(seat);
+            slab.leave(seat);
             keeper.join().unwrap();
-            assert_eq!(running.join().unwrap(), !is_unsent);
+            running.join().unwrap();
             assert!(are_free(&slab, 1));
         });
     }
@@ -210,35 +271,50 @@ fn no_deadline_is_left_without_a_keeper() {
         let now = Instant::now();
         enter(&slab, Some(now));
         let keeper = in_thread(&slab, move |slab| slab.look(now));
-        let (_, watch) = enter(&slab, Some(now + Duration::from_secs(1)));
+        let (_, begins) = enter(&slab, Some(now + Duration::from_secs(1)));
         let goes_on = keeper.join().unwrap();
-        let expected = if goes_on { Watch::Kept } else { Watch::Begin };
-        assert_eq!(watch, expected);
-        let (_, next) = enter(&slab, Some(now + Duration::from_secs(1)));
-        assert_eq!(next, Watch::Kept);
+        assert_eq!(begins, !goes_on);
+        let (_, begins) = enter(&slab, Some(now + Duration::from_secs(1)));
+        assert!(!begins);
     });
 }
 
+/// A waker that panics.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: std::sync::Arc<Self>) {
+        panic!("a waker is foreign code");
+    }
+}
+
 #[test]
-fn a_caller_whose_keeper_ends_with_its_runtime_is_woken_for_a_timer() {
-    every_order(|| {
-        let slab = Arc::new(Slab::new());
-        let later = Instant::now() + Duration::from_secs(1);
-        enter(&slab, Some(later));
-        let ends = in_thread(&slab, |slab| slab.end_looks());
-        let (task, waker) = Task::new();
-        let (seat, watch) = slab.enter(waker.clone(), Some((later, RUNTIME)));
-        ends.join().unwrap();
-        let is_timed = slab.poll(seat, &waker).unwrap_err();
-        match watch {
-            Watch::Kept => assert!(task.is_woken() && !is_timed),
-            _ => assert!(watch == Watch::Begin && is_timed),
+fn a_waker_that_panics_keeps_no_other_caller_from_being_woken() {
+    loom::model(wake_beside_panics);
+}
+
+fn wake_beside_panics() {
+    let slab = Slab::new();
+    let now = Instant::now();
+    let panics = Waker::from(std::sync::Arc::new(Panics));
+    let callers: Vec<_> = (0..3)
+        .map(|_| {
+            let (task, waker) = Task::new();
+            let seats = [panics.clone(), waker].map(|it| slab.enter(it, Some(now)).0);
+            (task, seats)
+        })
+        .collect();
+    assert!(!slab.look(now));
+    assert!(callers.iter().all(|(task, _)| task.is_woken()));
+    for (_, seats) in callers {
+        for seat in seats {
+            assert!(slab.poll(seat, Waker::noop()).is_ready());
         }
-    });
+    }
 }
 
 #[test]
-fn a_keeper_looks_at_the_earliest_deadline_of_its_own_runtime() {
+fn a_keeper_looks_at_the_earliest_deadline() {
     every_order(|| {
         let slab = Slab::new();
         let now = Instant::now();
@@ -249,18 +325,14 @@ fn a_keeper_looks_at_the_earliest_deadline_of_its_own_runtime() {
         assert_eq!(slab.next_look(&keeper), Some(after(9)));
         enter(&slab, Some(after(10)));
         assert!(!task.is_woken());
-        let (early, watch) = enter(&slab, Some(after(5)));
-        assert!(watch == Watch::Kept && task.is_woken());
+        let (early, begins) = enter(&slab, Some(after(5)));
+        assert!(!begins && task.is_woken());
         assert_eq!(slab.next_look(&keeper), Some(after(5)));
-        let of_another = Some((after(1), RUNTIME + 1));
-        let (other, watch) = slab.enter(keeper.clone(), of_another);
-        assert_eq!(watch, Watch::No);
         assert!(slab.look(after(6)));
         assert_eq!(slab.next_look(&keeper), Some(after(9)));
-        assert_eq!(slab.poll(late, &keeper), Err(true));
-        assert_eq!(slab.poll(other, &keeper), Err(false));
+        assert!(slab.poll(late, &keeper).is_pending());
         let is_late = End::Late { is_unsent: true };
-        assert_eq!(slab.poll(early, &keeper), Ok(is_late));
+        assert_eq!(slab.poll(early, &keeper), Poll::Ready(is_late));
     });
 }
 
@@ -282,7 +354,7 @@ fn the_seats_of_a_crowd_that_has_left_take_no_memory() {
         let slab = Slab::new();
         let crowd: Vec<_> = (0..2_000).map(|_| enter(&slab, None).0).collect();
         for seat in crowd {
-            assert!(slab.leave(seat));
+            slab.leave(seat);
             assert!(!slab.begin(seat));
         }
         assert!(are_free(&slab, 0), "the first seat is one of new memory");

@@ -10,12 +10,11 @@ use std::{
     cell::RefCell,
     iter,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    time::Duration,
 };
 
 use call_queue::{CallQueue, Waiting};
 use loom::{sync::Arc, thread};
-use tokio::time::Instant;
+
 /// Uses plain flags instead of loom's: only the order in which threads reach the queue matters.
 #[derive(Clone)]
 struct Caller {
@@ -85,7 +84,7 @@ impl Calls {
 
     fn leave(&self, caller: &Caller) {
         let ticket = caller.ticket.load(SeqCst);
-        self.queue.leave(ticket, Instant::now());
+        self.queue.leave(ticket);
     }
 
     /// The number of callers that begin a call before another caller has to wait.
@@ -166,25 +165,6 @@ fn who_leaves_keeps_nobody_else_waiting() {
     });
 }
 
-#[test]
-fn who_leaves_sees_for_how_long_no_call_has_begun_or_ended() {
-    every_order(|| {
-        let calls = Calls::new(1, false);
-        let start = Instant::now();
-        let leave_after = |seconds| {
-            let caller = Caller::new();
-            let call = calls.begin(&caller);
-            let now = start + Duration::from_secs(seconds);
-            let stands = calls.queue.leave(caller.ticket.load(SeqCst), now);
-            (call, stands.as_secs())
-        };
-        let (call, first) = leave_after(1);
-        assert_eq!([first, leave_after(3).1, leave_after(4).1], [0, 2, 3]);
-        calls.run(call.unwrap());
-        assert_eq!([leave_after(9).1, leave_after(10).1], [0, 1]);
-    });
-}
-
 /// A call with the given share, and that share.
 fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, Vec<Caller>)> {
     let mut call = Vec::new();
@@ -206,7 +186,7 @@ fn calls_share_what_waits_now_without_those_who_have_left() {
         let tickets: Vec<_> = (0..100).map(|_| enter(3).0).collect();
         // At the front, in the middle and at the end; one of them twice.
         for place in (0..100).filter(|it| it % 3 != 1).chain([99]) {
-            line.leave(tickets[place], Instant::now());
+            line.leave(tickets[place]);
         }
         let shares = RefCell::new(Vec::new());
         for _ in 0..4 {

@@ -522,7 +522,7 @@ pub async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
     _: ManualClock,
 ) {
     let limiter = patient(Arc::clone(&store));
-    let layer = RateLimitLayer::new(limiter.clone())
+    let layer = crate::layer(limiter.clone())
         .limit(api(), user("alice"))
         .limit(policy("trial", "1/1d").shadow(), user("bob"))
         .deny_blocked(users(&["alice", "bob", "carol", "dave"]));
@@ -540,7 +540,7 @@ pub async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
 
 pub async fn a_layer_that_only_looks_up_denies_and_passes(store: Arc<dyn Store>, _: ManualClock) {
     let limiter = patient(Arc::clone(&store));
-    let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
+    let layer = crate::layer(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
     for name in ["alice", "bob"] {
         assert_eq!(ask(&layer).await, (200, None));
         limiter.block(&user(name), HOUR).await.unwrap();

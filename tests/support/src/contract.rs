@@ -314,7 +314,7 @@ A bucket is full a fraction of a millisecond after its key would expire
 
 /// A limiter for tests on a busy machine.
 pub fn patient(store: impl Store) -> Limiter {
-    let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
+    let limiter = crate::limiter(store).timeout(Duration::from_secs(30));
     limiter.publish_policies(false) // tests count keys and commands
 }
 

@@ -38,12 +38,16 @@ pub async fn cut_checks(limiter: Limiter, streams: usize) {
         }
         match random.usize(..4) {
             0 => drop(std::thread::spawn(move || drop(frames)).join()),
-            1 => tokio::spawn(async move { pending::<()>().map(|()| drop(frames)).await }).abort(),
+            1 => {
+                let task =
+                    tokio::spawn(async move { pending::<()>().map(|()| drop(frames)).await });
+                task.abort();
+                drop(task.await);
+            }
             _ => drop(frames),
         }
     }
-    tokio::task::yield_now().await; // the tasks end
-    limiter.return_slots().await;
+    crate::finished(&limiter).await;
     let charges = budgets.iter().chain([&slots]);
     let charges = charges.map(|policy| Charge::new(policy, key(), 0));
     let usage = limiter.peek(charges).await.unwrap();

@@ -160,7 +160,7 @@ impl Drop for UnderWay {
 impl Limits {
     fn layer(&self) -> RateLimitLayer<sluicegate::middleware::ProblemJson, ToBodyEnd> {
         let id = |head: &Parts| head.uri.path().split('/').nth(1).map(str::to_owned);
-        let layer = RateLimitLayer::new(self.limiter.clone())
+        let layer = crate::layer(self.limiter.clone())
             .limit_concurrent(self.slots.clone(), Key::new("service", "all"))
             .cost(|_, _| ESTIMATE)
             .meter_costs();

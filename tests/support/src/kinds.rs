@@ -67,8 +67,8 @@ A limit of no slots is a switch
  e = 0/30s@concurrent; e alice 1 !never; e alice 2 !never; x: e alice 0; return x !
 A check may take several slots
  # The denials end when the first slots expire, or the others.
- e = 600/30s@concurrent; x: e alice 400; e alice 201 !30s; +10s; e alice 150; e alice 100 !20s; e alice 500 !30s
- renew x; return x; e alice = 450
+ e = 300/30s@concurrent; x: e alice 200; e alice 101 !30s; +10s; e alice 75; e alice 50 !20s; e alice 250 !30s
+ renew x; return x; e alice = 225
 A lower limit takes no slot away
  high = e 3/30s@concurrent; low = e 1/30s@concurrent; x: high alice 3; low alice 1 !; renew x; return x; low alice = 1
 Slots that are held need no room under a lower limit

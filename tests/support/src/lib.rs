@@ -12,6 +12,7 @@
 
 use std::path::Path;
 
+use sluicegate::{Limiter, RateLimitLayer, Store, limiter::Background, store::Leases};
 use tokio::runtime::{Builder, Runtime};
 
 pub mod blocks;
@@ -69,4 +70,25 @@ pub fn runtime() -> Runtime {
 pub fn paused_runtime() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true).build().unwrap()
+}
+
+/// A limiter whose work that no request waits for is done in the runtime of the test, whose clock the test may pause.
+pub fn limiter(store: impl Store) -> Limiter {
+    Limiter::new(store).background(Background::Here)
+}
+
+/// A layer over such a limiter.
+pub fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
+    RateLimitLayer::new(limiter.into().background(Background::Here))
+}
+
+/// Leases that are fetched and returned in the runtime of the test.
+pub fn leases(store: impl Store) -> Leases {
+    Leases::new(store).background(Background::Here)
+}
+
+/// Waits for the work that no request waits for, and returns the slots that are held.
+pub async fn finished(limiter: &Limiter) {
+    let most = std::time::Duration::from_secs(120);
+    assert_eq!(limiter.finish(most).await, 0, "jobs are left");
 }

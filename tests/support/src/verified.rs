@@ -52,7 +52,7 @@ impl Verified {
     /// The limiter and the store share one clock.
     pub fn new((store, clock): (impl Store, ManualClock)) -> Self {
         let store: Arc<dyn Store> = Arc::new(store);
-        let limiter = Limiter::new(Arc::clone(&store)).cache_denials(true);
+        let limiter = crate::limiter(Arc::clone(&store)).cache_denials(true);
         Self {
             limiter: limiter
                 .denial_clock(clock.clone())

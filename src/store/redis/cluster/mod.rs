@@ -24,7 +24,7 @@ use node::is_out_of_service;
 use nodes::Nodes;
 use refresh::REFRESH_PAUSE;
 
-use super::connection::{Reply, SharedAttempt};
+use super::connection::{Connection, Reply, SharedAttempt};
 
 /// How often a command is redirected before it fails. No redirect has executed the command.
 const MAX_HOPS: u32 = 16;
@@ -45,33 +45,81 @@ impl Cluster {
         })
     }
 
-    /// Sends one command to the primary of this key, and follows redirects. The outer error says that no node has
-    /// executed the command.
-    pub(super) async fn try_send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> Reply {
+    /// The same for another runtime, without connections.
+    pub(super) fn fresh(&self) -> Self {
+        Self {
+            nodes: Mutex::new(self.nodes().fresh()),
+            refresh: SharedAttempt::new(REFRESH_PAUSE),
+        }
+    }
+
+    /// Waits for a connection to the primary of this key.
+    pub(super) async fn reach(
+        self: &Arc<Self>,
+        key: &[u8],
+    ) -> RedisResult<(Arc<Node>, Arc<Connection>)> {
         let slot = Slot::for_key(key);
-        let mut node = self.owner(slot).await?;
+        let node = self.owner(slot).await?;
+        match node.reach().await {
+            Ok(connection) => Ok((node, connection)),
+            Err(error) => self.reach_another(slot, &node, error).await,
+        }
+    }
+
+    /// Waits for a connection to the successor of a primary that does not accept connections.
+    async fn reach_another(
+        self: &Arc<Self>,
+        slot: Slot,
+        node: &Arc<Node>,
+        error: RedisError,
+    ) -> RedisResult<(Arc<Node>, Arc<Connection>)> {
+        if !error.is_connection_refusal() && !is_out_of_service(&error) {
+            return Err(error);
+        }
+        match self.owner(slot).await? {
+            other if Arc::ptr_eq(&other, node) => Err(error),
+            other => {
+                let connection = other.reach().await?;
+                Ok((other, connection))
+            }
+        }
+    }
+
+    /// Sends one command to this node, and follows redirects. The outer error says that no node has executed the command.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        key: &[u8],
+        node: &Arc<Node>,
+        connection: &Arc<Connection>,
+    ) -> Reply {
+        let slot = Slot::for_key(key);
+        let (mut node, mut connection) = (Arc::clone(node), Arc::clone(connection));
         let mut asking = false;
         for _ in 0..MAX_HOPS {
-            let (error, is_unsent) = match node.try_send(cmd, asking).await {
-                Ok(Ok(reply)) => return Ok(Ok(reply)),
-                Ok(Err(error)) => (error, false),
-                Err(error) => (error, true),
+            let error = match node.send(cmd, asking, &connection).await {
+                Ok(reply) => return Ok(Ok(reply)),
+                Err(error) => error,
             };
-            (node, asking) = match error.kind() {
+            asking = false;
+            (node, connection) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
-                    (self.nodes().moved(slot, &error, &node)?, false)
+                    let named = self.nodes().moved(slot, &error, &node)?;
+                    match named.reach().await {
+                        Ok(connection) => (named, connection),
+                        Err(error) => self.reach_another(slot, &named, error).await?,
+                    }
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
-                    (self.nodes().named(&error, &node)?, true)
+                    asking = true;
+                    let named = self.nodes().named(&error, &node)?;
+                    let connection = named.reach().await?;
+                    (named, connection)
                 }
                 // The command was certainly not executed.
                 _ if error.is_connection_refusal() || is_out_of_service(&error) => {
-                    match self.owner(slot).await? {
-                        other if Arc::ptr_eq(&other, &node) => return Err(error),
-                        other => (other, false),
-                    }
+                    self.reach_another(slot, &node, error).await?
                 }
-                _ if is_unsent => return Err(error),
                 _ => return Ok(Err(error)),
             };
         }

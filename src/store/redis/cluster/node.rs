@@ -11,7 +11,7 @@ use redis::{
 };
 
 use crate::store::redis::{
-    connection::{ReconnectingConnection, Reply, SingleServer},
+    connection::{Connection, ReconnectingConnection, SingleServer},
     error::closed,
 };
 
@@ -52,9 +52,23 @@ impl Node {
         let client = Client::open(template.clone().set_addr(addr))?;
         Ok(Arc::new(Self {
             address,
-            connection: ReconnectingConnection::new(client),
+            connection: ReconnectingConnection::new(Arc::new(client)),
             redirects: AtomicBool::new(false),
         }))
+    }
+
+    /// The same for another runtime, without a connection.
+    pub(super) fn fresh(&self) -> Arc<Self> {
+        Arc::new(Self {
+            address: self.address.clone(),
+            connection: self.connection.fresh(),
+            redirects: AtomicBool::new(false),
+        })
+    }
+
+    /// Waits for a usable connection.
+    pub(super) async fn reach(&self) -> RedisResult<Arc<Connection>> {
+        self.connection.usable().await
     }
 
     pub(super) const fn address(&self) -> &NodeAddress {
@@ -69,34 +83,24 @@ impl Node {
         }
     }
 
-    /// Sends one command, once. Use `asking` for a slot that is being moved to this node. The outer error says that
-    /// there was no connection.
+    /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
     ///
     /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
-    pub(super) async fn try_send(&self, cmd: &Cmd, asking: bool) -> Reply {
-        let result = if asking {
-            Ok(self.send_asking(cmd).await)
-        } else {
-            self.connection.try_send(cmd).await
+    pub(super) async fn send(
+        &self,
+        cmd: &Cmd,
+        asking: bool,
+        connection: &Arc<Connection>,
+    ) -> RedisResult<Value> {
+        let reply = match asking {
+            true => send_asking(cmd, connection).await,
+            false => connection.send(cmd).await,
         };
-        let reply = result.as_ref().and_then(|reply| reply.as_ref());
-        let redirects = reply.is_err_and(is_redirecting);
+        let redirects = reply.as_ref().is_err_and(is_redirecting);
         if self.redirects.load(Relaxed) != redirects {
             self.redirects.store(redirects, Relaxed);
         }
-        result
-    }
-
-    async fn send_asking(&self, cmd: &Cmd) -> RedisResult<Value> {
-        // Both go in one message: ASKING applies to the next command on the connection, and other callers share the
-        // connection.
-        let mut both = redis::Pipeline::with_capacity(2);
-        both.cmd("ASKING").add_command(cmd.clone());
-        let mut replies = self.connection.send_all(&both).await?.into_iter();
-        // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
-        // back.
-        replies.next().ok_or_else(closed)??;
-        replies.next().ok_or_else(closed)?
+        reply
     }
 
     /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
@@ -106,9 +110,9 @@ impl Node {
 
     /// Asks the node for the slots of each primary.
     pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
-        let reply = self
-            .try_send(redis::cmd("CLUSTER").arg("SLOTS"), false)
-            .await??;
+        let connection = self.reach().await?;
+        let question = redis::cmd("CLUSTER").arg("SLOTS").take();
+        let reply = self.send(&question, false, &connection).await?;
         let ranges: Vec<Vec<Value>> = Vec::from_redis_value(reply)?;
         let ranges = ranges.into_iter().map(|range| self.range(range));
         let mut ranges: Vec<Range> = ranges.collect::<RedisResult<_>>()?;
@@ -132,6 +136,18 @@ impl Node {
             primary: NodeAddress::new(host, port),
         })
     }
+}
+
+async fn send_asking(cmd: &Cmd, connection: &Arc<Connection>) -> RedisResult<Value> {
+    // Both go in one message: ASKING applies to the next command on the connection, and other callers share the
+    // connection.
+    let mut both = redis::Pipeline::with_capacity(2);
+    both.cmd("ASKING").add_command(cmd.clone());
+    let mut replies = connection.send_all(&both).await?.into_iter();
+    // An error of ASKING, such as a missing right, comes first: without ASKING the command would only be redirected
+    // back.
+    replies.next().ok_or_else(closed)??;
+    replies.next().ok_or_else(closed)?
 }
 
 /// Whether this error of a node that answers suggests that the topology has changed.

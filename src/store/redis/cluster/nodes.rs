@@ -47,6 +47,17 @@ impl Nodes {
         })
     }
 
+    /// The same for another runtime, as at first.
+    pub(super) fn fresh(&self) -> Self {
+        Self {
+            seeds: self.seeds.iter().map(|seed| seed.fresh()).collect(),
+            template: self.template.clone(),
+            by_address: HashMap::new(),
+            owners: Owners::new(),
+            ranges: Vec::new(),
+        }
+    }
+
     /// The nodes that own a slot, each once, in the order of their slots.
     pub(super) fn serving(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();

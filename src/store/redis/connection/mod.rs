@@ -70,7 +70,7 @@ impl fmt::Debug for SingleServer {
 }
 
 /// An established connection and the record of replies.
-struct Connection {
+pub(super) struct Connection {
     multiplexed: MultiplexedConnection,
     health: ConnectionHealth,
     /// Whether a [probe](Self::probe) waits for its reply.
@@ -93,7 +93,7 @@ impl Connection {
     }
 
     /// Sends one command, once.
-    async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
         let mut multiplexed = self.multiplexed.clone();
         let caller = Caller::sends(self);
         let reply = multiplexed.send_packed_command(cmd).await;
@@ -101,7 +101,7 @@ impl Connection {
     }
 
     /// Sends these commands together. You get an error reply as one of the replies.
-    async fn send_all(
+    pub(super) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
     ) -> RedisResult<Vec<RedisResult<Value>>> {

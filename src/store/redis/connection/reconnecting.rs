@@ -21,7 +21,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 /// A caller that finds the connection lost starts one attempt to replace it, and all other callers wait for that
 /// attempt. No command is ever sent twice.
 pub(in crate::store::redis) struct ReconnectingConnection {
-    source: Box<dyn Source>,
+    source: Arc<dyn Source>,
     attempt: Arc<SharedAttempt<Arc<Connection>>>,
 }
 
@@ -32,34 +32,36 @@ pub(in crate::store::redis) type Reply = RedisResult<RedisResult<Value>>;
 
 impl ReconnectingConnection {
     /// Opens no connection before the first command.
-    pub(in crate::store::redis) fn new(source: impl Source) -> Arc<Self> {
+    pub(in crate::store::redis) fn new(source: Arc<dyn Source>) -> Arc<Self> {
         Arc::new(Self {
-            source: Box::new(source),
+            source,
             attempt: SharedAttempt::new(RECONNECT_PAUSE),
         })
     }
 
-    /// Sends one command, once. The outer error says that there was no connection, so that nothing was sent.
-    ///
-    /// There is no timeout for a silent server that keeps the connection open.
-    ///
-    /// Cancellation: the server executes a command that was sent, and the reply is dropped.
-    pub(in crate::store::redis) async fn try_send(self: &Arc<Self>, cmd: &Cmd) -> Reply {
+    /// The same for another runtime, without a connection.
+    #[cfg(any(feature = "cluster", feature = "sentinel"))]
+    pub(in crate::store::redis) fn fresh(&self) -> Arc<Self> {
+        Self::new(Arc::clone(&self.source))
+    }
+
+    /// Waits for a usable connection.
+    pub(in crate::store::redis) async fn usable(self: &Arc<Self>) -> Outcome {
         // The future of a request is boxed, so the rare path has a separate box, which keeps that future small.
         let connection = match self.surely_usable() {
             Some(connection) => connection,
-            None => Box::pin(self.usable()).await?,
+            None => Box::pin(self.found()).await?,
         };
         self.follow(&connection);
-        Ok(connection.send(cmd).await)
+        Ok(connection)
     }
 
-    /// The same with one kind of error.
+    /// Sends one command, once, and waits for the reply.
     pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
-        self.try_send(cmd).await?
+        self.usable().await?.send(cmd).await
     }
 
-    /// Sends these commands together. You get an error reply as one of the replies.
+    /// Sends several commands together.
     pub(in crate::store::redis) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
@@ -95,7 +97,7 @@ impl ReconnectingConnection {
     }
 
     /// The connection, replaced first if the old one is lost.
-    async fn usable(self: &Arc<Self>) -> Outcome {
+    async fn found(self: &Arc<Self>) -> Outcome {
         let found = self.attempt.latest().outcome.clone();
         let lost = match found {
             Some(Ok(connection)) if connection.is_usable().await => return Ok(connection),

@@ -66,6 +66,17 @@ impl Sentinels {
             next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
         }))
     }
+
+    /// The same for another runtime, without connections.
+    pub(in crate::store::redis) fn fresh(&self) -> Arc<Self> {
+        Arc::new(Self {
+            sentinels: self.sentinels.iter().map(|it| it.fresh()).collect(),
+            question: self.question.clone(),
+            primary: self.primary.clone(),
+            found: Mutex::default(),
+            next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
+        })
+    }
 }
 
 impl Source for Arc<Sentinels> {

@@ -95,7 +95,7 @@ impl Inspector {
             (name, get)
         });
         let gets: Vec<_> = gets.collect();
-        let replies = send_all(&self.store.transport, &gets);
+        let replies = send_all(&self.store.transports, &gets);
         let replies = self.in_time(async { Ok(replies.await) }).await?;
         let replies = replies.into_iter();
         replies.map(|reply| stored(reply, read_block)).collect()

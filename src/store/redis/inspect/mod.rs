@@ -107,7 +107,7 @@ impl Inspector {
     ///
     /// If the server cannot be reached within the timeout, or refuses the user.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let greeting = within(self.timeout, self.store.transport.ping()).await;
+        let greeting = within(self.timeout, self.store.transports.ping()).await;
         greeting.map_err(|error| store_error(&error))
     }
 
@@ -128,8 +128,8 @@ impl Inspector {
     /// `HOST:PORT` of the cluster node that keeps this identity, if known; `None` for a single server.
     #[must_use]
     pub fn node_address(&self, key: &Key) -> Option<String> {
-        let transport = &self.store.transport;
-        transport.node_address(&self.store.names.name("", key))
+        let transports = &self.store.transports;
+        transports.node_address(&self.store.names.name("", key))
     }
 
     /// The time of the server that keeps this identity, in ms since the Unix epoch.
@@ -225,7 +225,7 @@ impl Inspector {
     ///
     /// If a cluster cannot be reached.
     pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
-        let servers = within(self.timeout, self.store.transport.servers()).await;
+        let servers = within(self.timeout, self.store.transports.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();
         let server = |to| Server {
             inspector: self.clone(),
@@ -240,7 +240,7 @@ impl Inspector {
         }
         let time = self.send(&redis::cmd("TIME"), name).await;
         let now_ms = time.and_then(milliseconds);
-        now_ms.map_err(|error| unknown_to_proxies(&error, self.store.transport.is_cluster()))
+        now_ms.map_err(|error| unknown_to_proxies(&error, self.store.transports.is_cluster()))
     }
 
     /// Bounds the wait for several replies.
@@ -253,7 +253,7 @@ impl Inspector {
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
-        within(self.timeout, self.store.transport.send(cmd, routing_key)).await
+        within(self.timeout, self.store.transports.send(cmd, routing_key)).await
     }
 }
 

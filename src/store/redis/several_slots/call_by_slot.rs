@@ -22,6 +22,7 @@ use crate::{
         ext::{ANOTHER_REPLY, read},
         maybe_ready::join_all,
         redis::{RedisStore, error::NO_RUNTIME},
+        sent::Sent,
     },
 };
 
@@ -73,9 +74,15 @@ impl RedisStore {
     ) -> Option<StoreFuture<Reply>> {
         let slots = self.several_slots(operation.check()?)?;
         let (store, operation) = (self.clone(), operation.clone());
-        Some(StoreFuture::pending(async move {
-            store.execute_apart(operation, slots).await
-        }))
+        let sent = Sent::queued();
+        let leaves = Leaves(sent.clone());
+        let reply = StoreFuture::pending(async move {
+            let Leaves(sent) = &leaves;
+            store
+                .execute_apart(operation, slots, Some(sent.clone()))
+                .await
+        });
+        Some(reply.queued(Some(sent)))
     }
 
     /// The same for a check.
@@ -85,9 +92,15 @@ impl RedisStore {
     ) -> Option<StoreFuture<Decision>> {
         let slots = self.several_slots(check)?;
         let (store, check) = (self.clone(), check.clone());
-        Some(StoreFuture::pending(async move {
-            store.check_once_apart(check, slots).await
-        }))
+        let sent = Sent::queued();
+        let leaves = Leaves(sent.clone());
+        let decision = StoreFuture::pending(async move {
+            let Leaves(sent) = &leaves;
+            store
+                .check_once_apart(check, slots, Some(sent.clone()))
+                .await
+        });
+        Some(decision.queued(Some(sent)))
     }
 
     /// Executes an operation on each part of the charges that count.
@@ -95,21 +108,30 @@ impl RedisStore {
         &self,
         operation: Operation,
         slots: Slots,
+        sent: Option<Sent>,
     ) -> Result<Reply, StoreError> {
         Ok(match operation {
-            Operation::Check(check) => Reply::Check(self.check_once_apart(check, slots).await?),
+            Operation::Check(check) => {
+                Reply::Check(self.check_once_apart(check, slots, sent).await?)
+            }
             Operation::CheckBatch(batch) => {
-                Reply::CheckBatch(check_batch(self.clone(), batch, slots).await?)
+                Reply::CheckBatch(check_batch(self.clone(), batch, slots, sent).await?)
             }
             Operation::Settle(settlement) => {
                 Reply::Settle(self.settle_slots(settlement, slots).await?)
             }
-            other => self.execute_alone(other).await?,
+            other => self.execute_alone(other, None).await?,
         })
     }
 
-    async fn check_once_apart(&self, check: Check, slots: Slots) -> Result<Decision, StoreError> {
-        let mut decisions = check_batch(self.clone(), CheckBatch::from(&check), slots).await?;
+    async fn check_once_apart(
+        &self,
+        check: Check,
+        slots: Slots,
+        sent: Option<Sent>,
+    ) -> Result<Decision, StoreError> {
+        let batch = CheckBatch::from(&check);
+        let mut decisions = check_batch(self.clone(), batch, slots, sent).await?;
         decisions.pop().ok_or(ANOTHER_REPLY)
     }
 
@@ -145,14 +167,32 @@ impl RedisStore {
         answers.map_err(|error| error.maybe_sent().unsent_if(is_unsent))
     }
 
-    /// Decides identical checks. A single one can share a call with others.
-    pub(super) fn check_batch(&self, batch: CheckBatch) -> StoreFuture<Vec<Decision>> {
+    /// Decides identical checks, unless the caller leaves before one of them, or of those that share the mark, is sent. A
+    /// single one can share a call with others.
+    pub(super) fn check_batch(
+        &self,
+        batch: CheckBatch,
+        sent: Option<&Sent>,
+    ) -> StoreFuture<Vec<Decision>> {
         if batch.count() == 1 {
-            return self.check(batch.check()).map(|decision| vec![decision]);
+            let mut decision = self.check(batch.check());
+            if let Some(sent) = sent {
+                decision.share(sent);
+            }
+            return decision.map(|decision| vec![decision]);
         }
         read(
             self.execute(Operation::CheckBatch(batch)),
             answer_of!(CheckBatch),
         )
+    }
+}
+
+/// Notes that the caller of several parts leaves.
+struct Leaves(Sent);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }

@@ -9,11 +9,11 @@
 //! Several identical checks are decided together: each slot admits as many as fit there, and when all slots have
 //! answered, those that do not fit in every slot are rolled back.
 //!
-//! One task asks all slots at once. After the first denial or error, or when the caller leaves, it rolls back at once
-//! what the slots have admitted, and later admissions as they arrive. So a node that does not answer keeps no charge in
-//! other slots for longer than its callers wait.
+//! One task asks all slots at once. After the first denial or error, it rolls back at once what the slots have admitted,
+//! and later admissions as they arrive. If the caller leaves, the task goes on: what it then admits stays charged, as in
+//! one slot.
 
-use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::{
@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::hash_slots::{Slots as HashSlots, TOO_LATE, answered, in_time, join_usages};
+use super::hash_slots::{Slots as HashSlots, TOO_LATE, answered, in_time, join_usages, within};
 use crate::{
     domain::{
         charge::Charge,
@@ -32,7 +32,7 @@ use crate::{
         settlement::Settlement,
         slots::Slots,
     },
-    store::{Store, ext::ANOTHER_REPLY, redis::RedisStore},
+    store::{Store, ext::ANOTHER_REPLY, redis::RedisStore, sent::Sent},
 };
 
 /// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
@@ -45,12 +45,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between the first two tries; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Decides identical checks of several slots, the charges that count and then the shadows of the admitted checks. If
-/// the caller leaves, no charge is left that counts.
+/// How long a slot may take to answer.
+const LATEST: Duration = Duration::from_secs(60);
+
+/// Decides identical checks of several slots, the charges that count and then the shadows of the admitted checks, unless
+/// the caller leaves before one of them is sent.
 pub(super) async fn check_batch(
     store: RedisStore,
     batch: CheckBatch,
     slots: HashSlots,
+    sent: Option<Sent>,
 ) -> Result<Vec<Decision>, StoreError> {
     if batch.count() == 0 {
         return Ok(Vec::new());
@@ -58,6 +62,7 @@ pub(super) async fn check_batch(
     let checks = CrossSlot {
         parts: vec![Part::default(); slots.len()],
         store,
+        sent,
         unanswered: slots.len(),
         slots,
         under_way: FuturesUnordered::new(),
@@ -72,6 +77,8 @@ pub(super) async fn check_batch(
 
 struct CrossSlot {
     store: RedisStore,
+    /// Shared by the parts.
+    sent: Option<Sent>,
     batch: CheckBatch,
     slots: HashSlots,
     /// In the order of the slots.
@@ -79,7 +86,7 @@ struct CrossSlot {
     under_way: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>>,
     /// How many slots have not answered.
     unanswered: usize,
-    /// The number of checks that fit in each slot that has answered; 0 after an error, or when the caller has left.
+    /// The number of checks that fit in each slot that has answered; 0 after an error.
     fitting: usize,
     /// Whether a slot denies all checks.
     is_denied: bool,
@@ -105,34 +112,27 @@ enum Event {
 }
 
 impl CrossSlot {
-    async fn decide(mut self, mut caller: oneshot::Sender<Result<Vec<Decision>, StoreError>>) {
+    async fn decide(mut self, caller: oneshot::Sender<Result<Vec<Decision>, StoreError>>) {
         self.ask();
-        while self.fitting > 0 && self.unanswered > 0 {
-            let event = poll_fn(|cx| match caller.poll_closed(cx) {
-                Poll::Ready(()) => Poll::Ready(None),
-                Poll::Pending => self.under_way.poll_next_unpin(cx),
-            });
-            match event.await {
-                Some(event) => self.note(event),
-                None => self.fitting = 0,
-            }
+        while self.fitting > 0
+            && self.unanswered > 0
+            && let Some(event) = self.under_way.next().await
+        {
+            self.note(event);
         }
         // A denial or a block says more than an error, and the usage after the roll-backs more than that before.
         let end = Instant::now() + GRACE;
         let _ = timeout_at(end, self.roll_back()).await;
         let decisions = self.decisions(end).await;
-        if caller.send(decisions).is_err() {
-            self.fitting = 0;
-        }
+        let _ = caller.send(decisions);
         self.roll_back().await;
     }
 
     fn ask(&self) {
         for (slot, (_, charges)) in self.slots.iter().enumerate() {
-            let answer = self
-                .store
-                .check_batch(self.batch.map(|check| check.pick(charges)));
-            let decided = async move { Event::Decided(slot, in_time(answer).await) };
+            let part = self.batch.map(|check| check.pick(charges));
+            let answer = self.store.check_batch(part, self.sent.as_ref());
+            let decided = async move { Event::Decided(slot, within(LATEST, answer).await) };
             self.under_way.push(Box::pin(decided));
         }
     }
@@ -211,7 +211,7 @@ impl CrossSlot {
         let Some(shadows) = self.batch.shadows(admitted).filter(|_| admitted > 0) else {
             return Ok(decisions);
         };
-        let shadows = self.store.check_batch(shadows);
+        let shadows = self.store.check_batch(shadows, None);
         let shadows = timeout_at(end, shadows).await;
         let mut shadows = shadows.into_iter().flatten().flatten();
         let with_shadow = |decision: Decision| match shadows.next() {

@@ -1,10 +1,13 @@
 //! Groups the charges of a check by slot, and joins the answers of several slots.
 
+use std::time::Duration;
+
 use redis::cluster_routing::Slot;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
     domain::{
+        charge::Charge,
         check::Check,
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
@@ -27,7 +30,7 @@ pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
 impl RedisStore {
     /// The charges that count in each slot, if the keys of the check, including shadows, are in several.
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
-        let may_be = self.transport.is_cluster() && check.all_charges().len() > 1;
+        let may_be = self.transports.is_cluster() && check.all_charges().len() > 1;
         if !may_be || self.common_slot(check).is_some() {
             return None;
         }
@@ -56,20 +59,26 @@ impl RedisStore {
     pub(super) fn only_slot(&self, operation: &Operation) -> Option<Slot> {
         match operation.check() {
             Some(check) => self.common_slot(check),
-            None => self.first_slot(operation),
+            None => operation.key().map(|key| self.slot(key)),
         }
     }
 
-    /// The slot of an operation with all keys in one.
-    pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
-        let of_check = operation.check().and_then(|it| self.slot_of_check(it));
-        of_check.or_else(|| operation.key().map(|key| self.slot(key)))
+    /// The name of a key in the only slot of an operation; empty without keys.
+    pub(in crate::store::redis) fn routing_key(&self, operation: Option<&Operation>) -> Vec<u8> {
+        let check = operation.and_then(Operation::check);
+        check.map_or_else(
+            || self.name_of(operation.and_then(Operation::key)),
+            |check| self.routing_key_of_check(check),
+        )
     }
 
     /// The same of a check.
-    pub(in crate::store::redis) fn slot_of_check(&self, check: &Check) -> Option<Slot> {
-        let first = check.all_charges().first();
-        first.map(|charge| self.slot(charge.key()))
+    pub(in crate::store::redis) fn routing_key_of_check(&self, check: &Check) -> Vec<u8> {
+        self.name_of(check.all_charges().first().map(Charge::key))
+    }
+
+    fn name_of(&self, key: Option<&Key>) -> Vec<u8> {
+        key.map(|key| self.names.name("", key)).unwrap_or_default()
     }
 
     /// The slot of all keys of an identity, whatever the policy.
@@ -78,25 +87,30 @@ impl RedisStore {
     }
 }
 
-/// Runs a task that answers, and waits for the answer. When the caller leaves, the task goes on, and finds its sender
-/// closed. When the runtime ends, the caller gets an error at once.
+/// Runs a task that answers, and waits for the answer. When the caller leaves, the task goes on; when the runtime ends, in
+/// the back room.
 pub(super) async fn answered<T, F>(
     task: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> F,
 ) -> Result<T, StoreError>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+    Handle::try_current().map_err(|_| NO_RUNTIME)?;
     let (caller, answer) = oneshot::channel();
-    background::spawn_in(&runtime, task(caller));
+    background::outlive(task(caller));
     answer.await.unwrap_or(Err(SHUT_DOWN))
 }
 
 /// Waits for the answer of one part. A part that was not sent by the end of that time is never sent.
-pub(super) async fn in_time<T>(mut answer: StoreFuture<T>) -> Result<T, StoreError> {
-    match timeout(PART_TIMEOUT, &mut answer).await {
+pub(super) async fn in_time<T>(answer: StoreFuture<T>) -> Result<T, StoreError> {
+    within(PART_TIMEOUT, answer).await
+}
+
+/// The same within another time.
+pub(super) async fn within<T>(time: Duration, mut answer: StoreFuture<T>) -> Result<T, StoreError> {
+    match timeout(time, &mut answer).await {
         Ok(result) => result,
-        Err(_) => Err(TOO_LATE.unsent_if(answer.leave())),
+        Err(_) => Err(TOO_LATE.unsent_if(answer.is_never_sent())),
     }
 }
 

@@ -63,14 +63,14 @@ impl RedisStore {
         let check = operation.check();
         let slots = check.map(|check| self.slots_by_key(check));
         let slots = slots.unwrap_or_default(); // an operation without charges has one key, or none
-        self.execute_apart(operation, slots).await
+        self.execute_apart(operation, slots, None).await
     }
 
     async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
         for name in [BLOCKS, STRIKES] {
             let name = self.names.name(name, key);
             let mut delete = redis::cmd("DEL");
-            let deleted = self.transport.send(delete.arg(&name), &name);
+            let deleted = self.transports.send(delete.arg(&name), &name);
             deleted.await.map_err(|error| store_error(&error))?;
         }
         Ok(Reply::Unblock)

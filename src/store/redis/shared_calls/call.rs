@@ -1,9 +1,15 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{future::poll_fn, iter, pin::pin, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    iter,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use smallvec::{SmallVec, smallvec};
-use tokio::runtime::Handle;
 
 use super::{Slab, call_queue::Waiting};
 use crate::{
@@ -14,6 +20,7 @@ use crate::{
         key::Key,
     },
     store::{Operation, Reply, queued::Task, sent::Sent},
+    timer::LazySleep,
 };
 
 /// The maximum number of charges of a call while few operations wait. A single operation may have more.
@@ -35,8 +42,6 @@ const COMPARED: usize = 16;
 pub(super) struct Request {
     pub(super) task: Task,
     pub(super) waiter: Waiter,
-    /// The runtime of the caller. A call runs in the runtime of its first caller.
-    pub(super) runtime: Handle,
 }
 
 /// The way to answer a caller.
@@ -113,7 +118,6 @@ pub(super) struct SharedCall {
     traces: Vec<u64>,
     /// The bits of all traces.
     seen: u64,
-    pub(super) runtime: Handle,
 }
 
 /// The callers that wait for one operation. Identical checks are one operation with several callers.
@@ -130,7 +134,6 @@ impl SharedCall {
             waiters: Vec::with_capacity(most_charges),
             traces: Vec::with_capacity(most_charges),
             seen: 0,
-            runtime: first.runtime,
         };
         call.push(trace(&first.task), first.task, first.waiter);
         while let Some(next) = waiting.first() {
@@ -170,9 +173,7 @@ impl SharedCall {
     }
 
     fn add(&mut self, identical: Option<usize>, trace: u64, request: Request) {
-        let Request {
-            task, mut waiter, ..
-        } = request;
+        let Request { task, mut waiter } = request;
         match (identical, task) {
             (Some(place), Task::Check(check)) => {
                 waiter.check = Some(check).filter(Check::takes_slots);
@@ -189,12 +190,28 @@ impl SharedCall {
         self.seen |= trace;
     }
 
-    /// Sends the operations of the callers that still wait. Returns with the reply, or as soon as all callers have
-    /// left.
-    pub(super) async fn send<F>(mut self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
+    /// Waits for a connection, and then sends the operations of the callers that still wait. Returns with the reply, or as
+    /// soon as all callers have left.
+    ///
+    /// `place` is the place of the call among those in flight. It is dropped as soon as no caller waits for the reply in
+    /// time, or after `longest`: then other calls go over another connection.
+    pub(super) async fn send<C, F>(
+        mut self,
+        place: impl Sized,
+        longest: Duration,
+        connect: impl Future<Output = Result<C, StoreError>>,
+        execute: impl FnOnce(C, Vec<Operation>) -> F,
+    ) -> Returned
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
     {
+        let (mut place, mut end) = (Some(place), pin!(LazySleep::new(longest)));
+        let connected = wait(&self.waiters, &mut place, end.as_mut(), pin!(connect)).await;
+        let connection = match connected {
+            None => return Returned::default(),
+            Some(Err(error)) => return Returned::failed(error, self.waiters),
+            Some(Ok(connection)) => connection,
+        };
         self.fold();
         let Self {
             operations,
@@ -204,29 +221,11 @@ impl SharedCall {
         if operations.is_empty() {
             return Returned::default();
         }
-        let mut reply = pin!(execute(operations));
-        let mut waiting = waiters.iter().flatten().peekable();
-        let replies = poll_fn(|cx| {
-            if let Poll::Ready(replies) = reply.as_mut().poll(cx) {
-                return Poll::Ready(Some(replies));
-            }
-            // Look only at the first caller that still waits. When that caller leaves, this task wakes and looks for the
-            // next, but not again at those that have left.
-            while let Some(Waiter { seat, .. }) = waiting.peek() {
-                if seat.slab.poll_left(seat.number, cx.waker()).is_pending() {
-                    return Poll::Pending;
-                }
-                waiting.next();
-            }
-            Poll::Ready(None)
-        });
-        match replies.await {
+        let reply = pin!(execute(connection, operations));
+        match wait(&waiters, &mut place, end, reply).await {
             None => Returned::default(),
             Some(Ok(replies)) => Returned { replies, waiters },
-            Some(Err(error)) => {
-                let replies = iter::repeat_n(Err(error), waiters.len()).collect();
-                Returned { replies, waiters }
-            }
+            Some(Err(error)) => Returned::failed(error, waiters),
         }
     }
 
@@ -249,6 +248,48 @@ impl SharedCall {
             self.waiters.retain(|it| !it.is_empty());
         }
     }
+}
+
+/// The output of `work`, or `None` as soon as all of these callers have left. Drops `place` when none of them waits in
+/// time any more, or at the `end`.
+async fn wait<T>(
+    waiters: &[Waiters],
+    place: &mut Option<impl Sized>,
+    mut end: Pin<&mut LazySleep>,
+    mut work: Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
+    let mut in_time = waiters.iter().flatten().peekable();
+    let mut staying = in_time.clone();
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        if place.is_some() {
+            // Look only at the first caller that still waits. When that caller leaves, this task wakes and looks for the
+            // next, but not again at those that have left.
+            let waits = |it: &Waiter| {
+                it.seat
+                    .slab
+                    .poll_wait(it.seat.number, cx.waker())
+                    .is_pending()
+            };
+            while in_time.next_if(|it| !waits(it)).is_some() {}
+            if in_time.peek().is_some() && end.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            *place = None;
+        }
+        let stays = |it: &Waiter| {
+            let left = it.seat.slab.poll_wait(it.seat.number, cx.waker());
+            left != Poll::Ready(true)
+        };
+        while staying.next_if(|it| !stays(it)).is_some() {}
+        match staying.peek() {
+            Some(_) => Poll::Pending,
+            None => Poll::Ready(None),
+        }
+    })
+    .await
 }
 
 /// The check of these callers; if it takes slots, each has its own.
@@ -295,6 +336,11 @@ pub(super) struct Returned {
 }
 
 impl Returned {
+    fn failed(error: StoreError, waiters: Vec<Waiters>) -> Self {
+        let replies = iter::repeat_n(Err(error), waiters.len()).collect();
+        Self { replies, waiters }
+    }
+
     /// Gives each caller its own reply.
     pub(super) fn answer(mut self) {
         for (reply, waiters) in self.replies.into_iter().zip(&mut self.waiters) {
@@ -328,13 +374,13 @@ mod tests {
     use super::*;
     use crate::domain::policy::Policy;
 
-    #[tokio::test]
-    async fn a_call_whose_many_callers_have_left_ends_without_a_reply() {
+    /// A call with this number of callers, their seats, and a place that is free when it ends.
+    fn call(callers: usize) -> (SharedCall, Arc<Slab>, Vec<usize>) {
         let policy = Policy::parse("api", "9/1d").unwrap();
         let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
         let slab = Arc::new(Slab::new());
         let enter = || slab.enter(Waker::noop().clone(), None).0;
-        let seats: Vec<_> = (0..1_000).map(|_| enter()).collect();
+        let seats: Vec<_> = (0..callers).map(|_| enter()).collect();
         let waiter = |seat: &usize| Waiter {
             seat: Seat::new(&slab, *seat),
             sent: None,
@@ -345,15 +391,57 @@ mod tests {
             waiters: vec![seats.iter().map(waiter).collect()],
             traces: vec![0],
             seen: 0,
-            runtime: Handle::current(),
         };
-        let leave = async {
+        (call, slab, seats)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_whose_many_callers_have_left_ends_without_a_reply() {
+        for is_connected in [false, true] {
+            let (call, slab, seats) = call(1_000);
+            let connect = async {
+                match is_connected {
+                    true => Ok(()),
+                    false => std::future::pending().await,
+                }
+            };
+            let hour = Duration::from_secs(3_600);
+            let sent = call.send((), hour, connect, |(), _| std::future::pending());
+            let leave = async {
+                yield_now().await;
+                for seat in &seats {
+                    slab.leave(*seat);
+                }
+            };
+            let (returned, ()) = tokio::join!(sent, leave);
+            assert!(returned.replies.is_empty());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_no_caller_waits_for_in_time_gives_its_place_back_and_goes_on() {
+        let (call, slab, seats) = call(2);
+        let place = Arc::new(());
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let hour = Duration::from_secs(3_600);
+        let sent = call.send(Arc::clone(&place), hour, async { Ok(()) }, |(), _| async {
+            let _ = answered.await;
+            Ok(vec![Err(crate::store::TIMED_OUT)])
+        });
+        let late = async {
             yield_now().await;
-            for seat in &seats {
-                slab.leave(*seat);
-            }
+            assert!(!slab.is_never_sent(seats[0]));
+            yield_now().await;
+            assert_eq!(Arc::strong_count(&place), 2, "one waits in time");
+            assert!(!slab.is_never_sent(seats[1]));
+            yield_now().await;
+            assert_eq!(Arc::strong_count(&place), 1);
+            answer.send(()).unwrap();
         };
-        let (returned, ()) = tokio::join!(call.send(|_| std::future::pending()), leave);
-        assert!(returned.replies.is_empty());
+        let (returned, ()) = tokio::join!(sent, late);
+        returned.answer();
+        for seat in seats {
+            assert!(slab.poll(seat, Waker::noop()).is_ready());
+        }
     }
 }

@@ -1,8 +1,6 @@
 //! [`CallQueue`]: the waiting callers and the number of calls in flight. This file knows neither Redis nor runtimes.
 
-use std::{collections::VecDeque, sync::PoisonError, time::Duration};
-
-use tokio::time::Instant;
+use std::{collections::VecDeque, sync::PoisonError};
 
 use super::sync::{Mutex, MutexGuard};
 
@@ -24,8 +22,6 @@ struct State<T> {
     in_flight: usize,
     /// Calls that have ended without a successor so far.
     ended: usize,
-    /// When the first caller left in vain since the last call began or ended.
-    stands_since: Option<Instant>,
 }
 
 impl<T, C> CallQueue<T, C> {
@@ -34,7 +30,6 @@ impl<T, C> CallQueue<T, C> {
             waiting: Waiting::new(),
             in_flight: 0,
             ended: 0,
-            stands_since: None,
         };
         Self {
             most,
@@ -80,21 +75,15 @@ impl<T, C> CallQueue<T, C> {
     }
 
     fn next_call(&self, state: &mut State<T>) -> Option<C> {
-        state.stands_since = None;
         let share = state.waiting.charges.div_ceil(self.most);
         (self.gather)(&mut state.waiting, share)
     }
 
-    /// Removes the caller with this ticket, unless a call has already taken it. Returns for how long callers have left
-    /// in vain, while no call began or ended.
-    pub(super) fn leave(&self, ticket: u64, now: Instant) -> Duration {
-        let mut state = self.lock();
-        let left = state.waiting.remove(ticket);
-        let since = *state.stands_since.get_or_insert(now);
+    /// Removes the caller with this ticket, unless a call has already taken it.
+    pub(super) fn leave(&self, ticket: u64) {
+        let left = self.lock().waiting.remove(ticket);
         // Drop the caller after the lock is free: its destructor may run any code.
-        drop(state);
         drop(left);
-        now.saturating_duration_since(since)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {

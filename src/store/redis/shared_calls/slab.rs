@@ -1,10 +1,11 @@
 //! [`Slab`]: the seats of the callers that wait for calls. This file knows neither Redis nor runtimes.
 //!
 //! ```text
-//!   enter ──▶ queued ──▶ sent ──▶ answered
-//!               │ │        │ └──▶ lost: the call was dropped
-//!               │ └────────┴────▶ late: the deadline has passed
-//!               └──────────┴────▶ left: the caller was dropped
+//!   enter ──▶ queued ──▶ sent ─────────▶ answered
+//!               │ │        │ │  └──────▶ lost: the call was dropped
+//!               │ │        │ └─▶ late: the deadline has passed, and the caller may wait on
+//!               │ └─▶ too late: it is never sent
+//!               └──────────┴───▶ left: the caller was dropped
 //! ```
 //!
 //! A caller and its call hold a seat together, and the last of them frees it for the next caller. So an operation needs
@@ -12,6 +13,7 @@
 
 use std::{
     fmt, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::PoisonError,
     task::{Poll, Waker},
     time::Duration,
@@ -28,15 +30,15 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(3);
 /// When more seats than these are free, and no caller waits, their memory is given back.
 const MOST_FREE: usize = 1_024;
 
-/// `A` is an answer; an `R` names the runtime that the keeper runs in.
-pub(super) struct Slab<A, R> {
-    state: Mutex<State<A, R>>,
+/// The seats of one runtime. `A` is an answer.
+pub(super) struct Slab<A> {
+    state: Mutex<State<A>>,
 }
 
-struct State<A, R> {
+struct State<A> {
     seats: Vec<Seat<A>>,
     free: Vec<usize>,
-    keeper: Option<Keeper<R>>,
+    keeper: Option<Keeper>,
 }
 
 struct Seat<A> {
@@ -53,15 +55,18 @@ enum Stage<A> {
     Free,
     Queued,
     Sent,
+    /// It was sent, and the deadline has passed. The caller learns of that once.
+    Late {
+        is_known: bool,
+    },
     /// Only the caller holds the seat.
     Answered(A),
     /// Only the caller holds the seat.
     Lost {
         is_unsent: bool,
     },
-    /// The call may hold the seat, too.
-    Late {
-        is_unsent: bool,
+    /// It is never sent. The call may hold the seat, too.
+    TooLate {
         has_call: bool,
     },
     /// Only the call holds the seat.
@@ -69,8 +74,7 @@ enum Stage<A> {
 }
 
 /// The one that looks after the deadlines.
-struct Keeper<R> {
-    runtime: R,
+struct Keeper {
     looks_at: Instant,
     task: Option<Waker>,
 }
@@ -83,29 +87,19 @@ pub(super) enum End<A> {
     Lost {
         is_unsent: bool,
     },
-    /// The deadline has passed.
+    /// The deadline has passed. A caller whose operation was sent keeps its seat, without a deadline.
     Late {
         is_unsent: bool,
     },
 }
 
-/// Whether a keeper looks after a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Watch {
-    /// No: there is none, or the keeper runs in another runtime, which may not be driven.
-    No,
-    Kept,
-    /// The caller has to start the keeper.
-    Begin,
-}
-
-impl<A, R> fmt::Debug for Slab<A, R> {
+impl<A> fmt::Debug for Slab<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Slab")
     }
 }
 
-impl<A, R: PartialEq> Slab<A, R> {
+impl<A> Slab<A> {
     pub(super) fn new() -> Self {
         let state = State {
             seats: Vec::new(),
@@ -117,16 +111,15 @@ impl<A, R: PartialEq> Slab<A, R> {
         }
     }
 
-    /// Gives a caller a seat, which its call holds as well. `timed` is the deadline, and the runtime of the caller.
-    pub(super) fn enter(&self, caller: Waker, timed: Option<(Instant, R)>) -> (usize, Watch) {
+    /// Gives a caller a seat, which its call holds as well. Returns whether the caller has to start the keeper.
+    pub(super) fn enter(&self, caller: Waker, deadline: Option<Instant>) -> (usize, bool) {
         let mut state = self.lock();
-        let deadline = timed.as_ref().map(|(deadline, _)| *deadline);
-        let (watch, hurried) = timed.map_or((Watch::No, None), |it| state.watch(it));
+        let (begins, hurried) = deadline.map_or((false, None), |at| state.watch(at));
         let seat = Seat {
             stage: Stage::Queued,
             caller: Some(caller),
             call: None,
-            deadline: deadline.filter(|_| watch != Watch::No),
+            deadline,
         };
         let number = match state.free.pop() {
             Some(number) => {
@@ -140,72 +133,81 @@ impl<A, R: PartialEq> Slab<A, R> {
         };
         drop(state);
         wake(hurried);
-        (number, watch)
+        (number, begins)
     }
 
-    /// Returns the end of the wait, which gives up the caller's hold. Until then, `Pending` is whether a keeper looks
-    /// after the deadline.
-    pub(super) fn poll(&self, number: usize, caller: &Waker) -> Result<End<A>, bool> {
+    /// Returns the end of the wait, which gives up the caller's hold, unless the operation was sent and is late.
+    pub(super) fn poll(&self, number: usize, caller: &Waker) -> Poll<End<A>> {
         let _dropped_without_lock;
         let mut state = self.lock();
         let seat = &mut state.seats[number];
         let end = match mem::replace(&mut seat.stage, Stage::Free) {
             Stage::Answered(answer) => End::Answered(answer),
             Stage::Lost { is_unsent } => End::Lost { is_unsent },
-            Stage::Late {
-                is_unsent,
-                has_call,
-            } => {
+            Stage::TooLate { has_call } => {
                 if has_call {
                     seat.stage = Stage::Left;
                 }
-                End::Late { is_unsent }
+                End::Late { is_unsent: true }
+            }
+            Stage::Late { is_known: false } => {
+                seat.stage = Stage::Late { is_known: true };
+                return Poll::Ready(End::Late { is_unsent: false });
             }
             stage => {
                 seat.stage = stage;
                 _dropped_without_lock = note(&mut seat.caller, caller);
-                return Err(seat.deadline.is_some());
+                return Poll::Pending;
             }
         };
         state.free_if_empty(number);
-        Ok(end)
+        Poll::Ready(end)
     }
 
-    /// Gives up the caller's hold. Returns whether the operation is never sent.
-    pub(super) fn leave(&self, number: usize) -> bool {
+    /// Gives up the caller's hold if the operation was not sent, and returns whether that is so. Otherwise, the caller
+    /// waits on without a deadline.
+    pub(super) fn is_never_sent(&self, number: usize) -> bool {
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        let before = mem::replace(&mut seat.stage, Stage::Free);
-        let mut call = None;
-        let is_unsent = match before {
-            Stage::Queued => {
-                seat.stage = Stage::Left;
+        match seat.stage {
+            Stage::Queued | Stage::TooLate { .. } | Stage::Lost { is_unsent: true } => {
+                Self::leave_locked(state, number);
                 true
             }
-            Stage::Sent => {
-                seat.stage = Stage::Left;
-                call = seat.call.take();
+            Stage::Sent | Stage::Late { .. } => {
+                seat.stage = Stage::Late { is_known: true };
+                seat.deadline = None;
+                let call = seat.call.take();
+                drop(state);
+                wake(call);
                 false
             }
-            Stage::Late {
-                is_unsent,
-                has_call,
-            } => {
-                if has_call {
-                    seat.stage = Stage::Left;
-                }
-                is_unsent
-            }
-            Stage::Lost { is_unsent } => is_unsent,
+            _ => false,
+        }
+    }
+
+    /// Gives up the caller's hold.
+    pub(super) fn leave(&self, number: usize) {
+        Self::leave_locked(self.lock(), number);
+    }
+
+    fn leave_locked(mut state: MutexGuard<'_, State<A>>, number: usize) {
+        let seat = &mut state.seats[number];
+        let before = mem::replace(&mut seat.stage, Stage::Free);
+        let has_call = match before {
+            Stage::Queued | Stage::Sent | Stage::Late { .. } => true,
+            Stage::TooLate { has_call } => has_call,
             _ => false,
         };
-        let caller = seat.caller.take();
+        if has_call {
+            seat.stage = Stage::Left;
+        }
+        let (caller, call) = (seat.caller.take(), seat.call.take());
         state.free_if_empty(number);
         // Without the lock: these may run any code.
         drop(state);
         drop((before, caller));
         wake(call);
-        is_unsent
     }
 
     /// Notes that the operation is sent now. Otherwise gives up the hold of the call, since the caller has left.
@@ -222,16 +224,23 @@ impl<A, R: PartialEq> Slab<A, R> {
         is_wanted
     }
 
-    /// Whether the caller has left; if not, wakes the task of the call then.
-    pub(super) fn poll_left(&self, number: usize, call: &Waker) -> Poll<()> {
+    /// Whether no caller waits for the answer in time; if one does, wakes the task of the call then. `Ready` is whether
+    /// the caller has left altogether.
+    pub(super) fn poll_wait(&self, number: usize, call: &Waker) -> Poll<bool> {
         let _dropped_without_lock;
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        if !matches!(seat.stage, Stage::Queued | Stage::Sent) {
-            return Poll::Ready(());
+        match seat.stage {
+            Stage::Queued | Stage::Sent => {
+                _dropped_without_lock = note(&mut seat.call, call);
+                Poll::Pending
+            }
+            Stage::Late { .. } => {
+                _dropped_without_lock = note(&mut seat.call, call);
+                Poll::Ready(false)
+            }
+            _ => Poll::Ready(true),
         }
-        _dropped_without_lock = note(&mut seat.call, call);
-        Poll::Pending
     }
 
     /// Answers the caller, and gives up the hold of the call.
@@ -249,7 +258,7 @@ impl<A, R: PartialEq> Slab<A, R> {
     fn end(&self, number: usize, end: impl FnOnce(&Stage<A>) -> Stage<A>) {
         let mut state = self.lock();
         let seat = &mut state.seats[number];
-        if !matches!(seat.stage, Stage::Queued | Stage::Sent) {
+        if !matches!(seat.stage, Stage::Queued | Stage::Sent | Stage::Late { .. }) {
             let call = state.release(number);
             drop(state);
             drop(call); // without the lock, and then the answer: they may run any code
@@ -284,9 +293,9 @@ impl<A, R: PartialEq> Slab<A, R> {
                 next = Some(next.map_or(deadline, |next| next.min(deadline)));
                 continue;
             }
-            seat.stage = Stage::Late {
-                is_unsent: matches!(seat.stage, Stage::Queued),
-                has_call: true,
+            seat.stage = match seat.stage {
+                Stage::Queued => Stage::TooLate { has_call: true },
+                _ => Stage::Late { is_known: false },
             };
             wakers.extend([seat.caller.take(), seat.call.take()].into_iter().flatten());
         }
@@ -295,22 +304,11 @@ impl<A, R: PartialEq> Slab<A, R> {
             _ => *keeper = None,
         }
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().map(Some).for_each(wake);
         next.is_some()
     }
 
-    /// Notes that the keeper's runtime has ended. Its callers see it, and need timers of their own.
-    pub(super) fn end_looks(&self) {
-        let mut state = self.lock();
-        state.keeper = None;
-        let waits = state.seats.iter_mut().filter(|seat| seat.is_awaited());
-        let waits = waits.filter_map(|seat| seat.deadline.take().and(seat.caller.take()));
-        let wakers: Wakers = waits.collect();
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<A, R>> {
+    fn lock(&self) -> MutexGuard<'_, State<A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -323,28 +321,20 @@ impl<A> Seat<A> {
     }
 }
 
-impl<A, R> State<A, R> {
-    /// Whether a keeper looks after this deadline, and its task if that has to look earlier.
-    fn watch(&mut self, (at, runtime): (Instant, R)) -> (Watch, Option<Waker>)
-    where
-        R: PartialEq,
-    {
+impl<A> State<A> {
+    /// Lets the keeper look at this deadline. Returns whether there is none yet, and its task if it has to look earlier.
+    fn watch(&mut self, at: Instant) -> (bool, Option<Waker>) {
         match &mut self.keeper {
             None => {
                 let (looks_at, task) = (at, None);
-                self.keeper = Some(Keeper {
-                    runtime,
-                    looks_at,
-                    task,
-                });
-                (Watch::Begin, None)
+                self.keeper = Some(Keeper { looks_at, task });
+                (true, None)
             }
-            Some(keeper) if keeper.runtime != runtime => (Watch::No, None),
             Some(keeper) if at < keeper.looks_at => {
                 keeper.looks_at = at;
-                (Watch::Kept, keeper.task.take())
+                (false, keeper.task.take())
             }
-            Some(_) => (Watch::Kept, None),
+            Some(_) => (false, None),
         }
     }
 
@@ -353,7 +343,7 @@ impl<A, R> State<A, R> {
         let seat = &mut self.seats[number];
         let call = seat.call.take();
         match &mut seat.stage {
-            Stage::Late { has_call, .. } => *has_call = false,
+            Stage::TooLate { has_call } => *has_call = false,
             stage => *stage = Stage::Free,
         }
         self.free_if_empty(number);
@@ -371,7 +361,7 @@ impl<A, R> State<A, R> {
 }
 
 /// The keeper's task ends with the slab.
-impl<A, R> Drop for State<A, R> {
+impl<A> Drop for State<A> {
     fn drop(&mut self) {
         wake(self.keeper.take().and_then(|keeper| keeper.task));
     }
@@ -385,8 +375,9 @@ fn note(known: &mut Option<Waker>, task: &Waker) -> Option<Waker> {
     }
 }
 
+/// A waker is foreign code. One that panics must not keep the others from being woken.
 fn wake(task: Option<Waker>) {
     if let Some(task) = task {
-        task.wake();
+        let _ = catch_unwind(AssertUnwindSafe(|| task.wake()));
     }
 }

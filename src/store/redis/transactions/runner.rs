@@ -128,11 +128,13 @@ impl OptimisticRunner {
         };
         background::spawn_in(&runtime, async move {
             let end = end();
-            jobs.retain(|job| !job.has_left() && job.sent.begin());
             let session = Session::check_out(&runner.pool, end).await;
+            if session.is_ok() {
+                jobs.retain(|job| !job.has_left() && job.sent.begin());
+            }
             let (session, replies) = match session {
                 // All callers left while waiting for the connection.
-                Ok(session) if jobs.iter().all(Job::has_left) => (Some(session), Ok(Vec::new())),
+                Ok(session) if jobs.is_empty() => (Some(session), Ok(Vec::new())),
                 Ok(mut session) => {
                     let replies = runner.attempt(&mut session, &jobs, end).await;
                     (Some(session), replies)

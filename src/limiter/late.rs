@@ -1,0 +1,133 @@
+//! Late decisions: checks that may have been sent, and whose answer did not come in time or whose caller has left.
+//!
+//! ```text
+//! timeout, or a caller that leaves ──▶ the store's future, in the back room ──▶ admitted ─┐
+//!                                                                                         ├──▶ settled
+//!                        the request goes on without an answer, or does not ──▶ its cost ─┘
+//! ```
+
+use std::time::Duration;
+
+use tokio::sync::oneshot::{self, Receiver};
+
+use super::{Limiter, SETTLING, slots::Unanswered};
+use crate::{
+    domain::{
+        check::Check,
+        decision::{Decision, Usage},
+        late::{Late, LateCost},
+        settlement::Settlement,
+    },
+    observe::Event,
+    store::{StoreFuture, TIMED_OUT},
+    timer::within,
+};
+
+/// How long an answer can come.
+const LATEST: Duration = Duration::from_secs(60);
+
+/// A check whose answer is late.
+struct LateCheck {
+    limiter: Limiter,
+    check: Check,
+    /// The store's answer, without a timer.
+    answer: StoreFuture<Decision>,
+    /// `None` if the check takes no slots.
+    slots: Option<Box<Unanswered>>,
+}
+
+impl Limiter {
+    /// Waits for the answer in the back room, and gives it the final cost of the request.
+    #[cold]
+    pub(super) fn keep_late(
+        &self,
+        check: &Check,
+        answer: StoreFuture<Decision>,
+        slots: Option<Box<Unanswered>>,
+    ) -> Late {
+        let (end, cost) = oneshot::channel();
+        let late = LateCheck {
+            limiter: self.clone(),
+            check: check.clone(),
+            answer,
+            slots,
+        };
+        self.in_background(late.settle(cost));
+        Late::new(|cost| {
+            let _ = end.send(cost); // fails if there is nothing to settle
+        })
+    }
+}
+
+impl LateCheck {
+    async fn settle(self, cost: Receiver<LateCost>) {
+        let Self {
+            limiter,
+            check,
+            answer,
+            slots,
+        } = self;
+        let answer = within(LATEST, answer).await.unwrap_or(Err(TIMED_OUT));
+        if let Some(mut slots) = slots {
+            slots.see(&answer); // and those of an admission are returned when this is dropped
+        }
+        let Ok(Decision::Allowed(usage)) = answer.map(|decision| decision.about(&check)) else {
+            return;
+        };
+        usage.late();
+        limiter.events().report_safely(|| Event::LateAnswer);
+        let parts = match cost.await.unwrap_or(LateCost::Nothing) {
+            LateCost::AsCharged => return,
+            LateCost::Nothing => Limiter::changed_parts(&usage, |_| 0),
+            LateCost::Of(costs) => parts(&usage, &costs),
+        };
+        let each = limiter.inner.caller.timeout();
+        limiter.settle_patiently(parts, each, SETTLING).await;
+    }
+}
+
+/// The settlements at these costs of the charges that count, and then of the shadows.
+fn parts(usage: &Usage, costs: &[u64]) -> Vec<Settlement> {
+    let shadow = usage.shadow().map(Decision::usage);
+    let (counting, shadows) = costs.split_at(usage.check().charges().len().min(costs.len()));
+    let parts = [(Some(usage), counting), (shadow, shadows)].into_iter();
+    let parts = parts.filter_map(|(part, costs)| Settlement::of_costs(part?, costs));
+    parts.collect()
+}
+
+/// An admission that its caller does not have yet. If this is dropped before, because the caller of several tries has left
+/// or an observer has panicked, its slots are returned, and its charges refunded if the layer does that.
+pub(super) struct Unserved {
+    limiter: Limiter,
+    admitted: Option<Usage>,
+}
+
+impl Unserved {
+    pub(super) fn new(limiter: &Limiter, admitted: &Decision) -> Self {
+        Self {
+            limiter: limiter.clone(),
+            admitted: Some(admitted.usage().clone()),
+        }
+    }
+
+    pub(super) fn answered(mut self) {
+        self.admitted = None;
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        let Some(usage) = self.admitted.take() else {
+            return;
+        };
+        drop(self.limiter.hold_usage(&usage));
+        if self.limiter.inner.refunds_left {
+            let limiter = self.limiter.clone();
+            let parts = Limiter::changed_parts(&usage, |_| 0);
+            self.limiter.in_background(async move {
+                let each = limiter.inner.caller.timeout();
+                limiter.settle_patiently(parts, each, SETTLING).await;
+            });
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! [`LazySleep`]: a timer that begins with the first wait, and [`within`].
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::{
+    task::{unconstrained, yield_now},
+    time::{Instant, Sleep, sleep},
+};
+
+use crate::background;
+
+/// How often an expired timer lets ready tasks run first: those of the connection, of a shared call, and of the caller
+/// that gets the answer.
+const LAST_LOOKS: u8 = 3;
+
+pin_project! {
+    /// A timer that starts when first polled.
+    ///
+    /// Nothing is created before that, so an answer that is ready at once needs neither a timer nor a runtime. When the
+    /// timer expires, the runtime polls its sockets before the timeout counts: a busy process must not treat an answer
+    /// that has arrived as late.
+    pub(crate) struct LazySleep {
+        duration: Duration,
+        last_looks: u8,
+        #[pin]
+        sleep: Option<Sleep>,
+    }
+}
+
+impl LazySleep {
+    pub(crate) const fn new(duration: Duration) -> Self {
+        Self {
+            duration,
+            last_looks: LAST_LOOKS,
+            sleep: None,
+        }
+    }
+
+    /// The end, once it was polled.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.sleep.as_ref().map(Sleep::deadline)
+    }
+}
+
+impl Future for LazySleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        if this.sleep.is_none() {
+            if background::is_first_look() {
+                return Poll::Pending;
+            }
+            this.sleep.set(Some(sleep(*this.duration)));
+        }
+        // Unconstrained: a future that is always busy exhausts the task's budget for tokio's resources, which include
+        // the timer.
+        let has_run_out = this
+            .sleep
+            .as_pin_mut()
+            .is_none_or(|sleep| pin!(unconstrained(sleep)).poll(cx).is_ready());
+        if has_run_out && *this.last_looks > 0 {
+            *this.last_looks -= 1;
+            // Wakes this task after the other tasks have run.
+            return pin!(yield_now()).poll(cx);
+        }
+        if has_run_out {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+/// The output of `work`, or `None` after `duration`. A result that is ready at once needs no timer.
+pub(crate) async fn within<W: Future>(duration: Duration, work: W) -> Option<W::Output> {
+    let (mut work, mut end) = (pin!(work), pin!(LazySleep::new(duration)));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => end.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
