@@ -1,6 +1,7 @@
 //! The one path of every decision.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -306,7 +307,12 @@ impl Limiter {
         if let (Some(question), Ok(decision)) = (asked.question, &answer.result) {
             refusals.remember_denial(check, decision, *question, &self.inner.denial_clock);
         }
-        let late = late.map(|answer| self.keep_late(check, answer, asked.slots.take()));
+        let late = late.map(|answer| {
+            // The memory of this process may grant others.
+            let others = asked.slots.as_deref().map(Unanswered::of_others);
+            let slots = mem::replace(&mut asked.slots, others.map(Box::new));
+            self.keep_late(check, answer, slots)
+        });
         self.resolve(kind, check, answer, asked.slots, asked.is_try, late)
     }
 

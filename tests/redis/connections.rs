@@ -23,7 +23,7 @@ async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
 ///
 /// Without a breaker, because these tests are about the store.
 fn limiter(store: RedisStore) -> Limiter {
-    let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+    let limiter = support::limiter(store).probe_interval(Duration::ZERO);
     limiter.timeout(Duration::from_millis(300))
 }
 

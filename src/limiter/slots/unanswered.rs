@@ -25,6 +25,15 @@ impl Unanswered {
         }
     }
 
+    /// For slots that another decision about the same check takes.
+    pub(in crate::limiter) fn of_others(&self) -> Self {
+        Self {
+            limiter: self.limiter.clone(),
+            check: None,
+            ..*self
+        }
+    }
+
     /// Sees the store's answer: after an error, the store may have admitted the check. Another decision may follow.
     pub(in crate::limiter) fn see(&mut self, answer: &Result<Decision, StoreError>) {
         match answer {

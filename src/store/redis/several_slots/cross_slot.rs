@@ -18,7 +18,7 @@ use std::{pin::Pin, time::Duration};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::hash_slots::{Slots as HashSlots, TOO_LATE, answered, in_time, join_usages, within};
@@ -32,7 +32,12 @@ use crate::{
         settlement::Settlement,
         slots::Slots,
     },
-    store::{Store, ext::ANOTHER_REPLY, redis::RedisStore, sent::Sent},
+    store::{
+        Store, StoreFuture,
+        ext::ANOTHER_REPLY,
+        redis::{RedisStore, connection::PART_TIMEOUT},
+        sent::Sent,
+    },
 };
 
 /// How long an answer waits for the denials of other slots, for roll-backs and for shadows. Shorter than the default
@@ -45,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between the first two tries; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How long a slot may take to answer.
+/// How long the answer of a slot is waited for, to roll it back.
 const LATEST: Duration = Duration::from_secs(60);
 
 /// Decides identical checks of several slots, the charges that count and then the shadows of the admitted checks, unless
@@ -108,6 +113,7 @@ struct Part {
 /// What happened in the slot with this number.
 enum Event {
     Decided(usize, Result<Vec<Decision>, StoreError>),
+    Hangs(usize, StoreFuture<Vec<Decision>>),
     RolledBack(usize, Result<Usage, StoreError>),
 }
 
@@ -132,7 +138,13 @@ impl CrossSlot {
         for (slot, (_, charges)) in self.slots.iter().enumerate() {
             let part = self.batch.map(|check| check.pick(charges));
             let answer = self.store.check_batch(part, self.sent.as_ref());
-            let decided = async move { Event::Decided(slot, within(LATEST, answer).await) };
+            let decided = async move {
+                let mut answer = answer;
+                match timeout(PART_TIMEOUT, &mut answer).await {
+                    Ok(decisions) => Event::Decided(slot, decisions),
+                    Err(_) => Event::Hangs(slot, answer),
+                }
+            };
             self.under_way.push(Box::pin(decided));
         }
     }
@@ -144,6 +156,14 @@ impl CrossSlot {
                 self.unanswered -= 1;
                 self.fitting = 0;
                 self.error.get_or_insert(error);
+                return;
+            }
+            // No caller waits longer. What the slot admits later is rolled back.
+            Event::Hangs(slot, answer) => {
+                self.fitting = 0;
+                self.error.get_or_insert(TOO_LATE);
+                let late = async move { Event::Decided(slot, within(LATEST, answer).await) };
+                self.under_way.push(Box::pin(late));
                 return;
             }
             Event::RolledBack(slot, Ok(usage)) => {
