@@ -18,12 +18,14 @@ use axum::{
     body::{Body, Bytes},
     extract::{ConnectInfo, FromRequest},
 };
+use futures::future::join_all;
 use http::{HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http_body_util::BodyExt;
 use serde::Deserialize;
 use sluicegate::{
-    Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    RedisStore, Store,
-    middleware::{BodyError, HeaderStyle, ParsedBody, ReadBodyLayer},
+    Charge, Decision, FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy,
+    RateLimitLayer, RedisStore, Store,
+    middleware::{BodyError, CostMeter, FollowedBody, HeaderStyle, ParsedBody, ReadBodyLayer},
     store::Check,
 };
 use tokio::task::{JoinSet, LocalSet};
@@ -32,14 +34,21 @@ use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
 };
 
+use super::REQUESTS;
+
 const ONE: &str = "1000000000/1m";
 const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
 const FULL: &str = "0/1m";
+/// So long an expiry that no slot is renewed.
+const SLOTS: &str = "1000000000/1h@concurrent";
 
 /// More than a layer watches for signs that it is wired wrongly.
 const WARM_UP: usize = 12_000;
 const CLIENTS: usize = 1_000;
-/// How many checks over Redis wait at a time.
+/// The cost before the answer, and the final one.
+const ESTIMATE: u64 = 500;
+const METERED: u64 = 7;
+/// How many checks or settlements over Redis wait at a time.
 const CALLERS: usize = 64;
 /// As many calls as a store has in flight by default: with no more callers, each check is a call of its own.
 pub(crate) const IN_FLIGHT: usize = 4;
@@ -47,7 +56,7 @@ pub(crate) const IN_FLIGHT: usize = 4;
 const FEW: usize = 32;
 
 /// The names of the rows, as in the file of budgets.
-pub(crate) const NAMES: [&str; 15] = [
+pub(crate) const NAMES: [&str; 18] = [
     "bare service",
     BODIES[0],
     BODIES[1],
@@ -58,11 +67,14 @@ pub(crate) const NAMES: [&str; 15] = [
     "layer, three rules, no headers",
     "layer, a denial",
     "layer, two keys",
+    "layer, metered",
+    "layer, a slot",
     "store, one rule",
     "store, three rules",
     "limiter, one rule",
     "limiter, three rules",
-    OVER_REDIS,
+    "over redis, three rules",
+    "over redis, a settlement",
 ];
 
 /// A body of 1 KiB, parsed by axum's `Json`, by the layer that reads bodies, and by both.
@@ -70,12 +82,13 @@ const BODIES: [&str; 3] = ["body, axum", "body, read_body", "body, read_body and
 
 /// Its clock reads the processor's counter, so that its figures vary.
 pub(crate) const YARDSTICK: &str = "tower_governor";
-pub(crate) const OVER_REDIS: &str = "over redis, three rules";
+/// What the names of the rows over Redis begin with.
+pub(crate) const OVER_REDIS: &str = "over redis";
 /// Not in the table: each check is a separate call, and the bench counts the functions. Redis does not answer the second row.
 pub(crate) const ANSWERED: &str = "answered";
 pub(crate) const UNANSWERED: &str = "unanswered";
 
-/// The address of the server for the row over Redis.
+/// The address of the server for the rows over Redis.
 pub(crate) const REDIS: &str = "SLUICEGATE_BUDGET_REDIS";
 
 pub(crate) fn run(name: &str, requests: usize) {
@@ -83,14 +96,23 @@ pub(crate) fn run(name: &str, requests: usize) {
         .enable_all()
         .build()
         .unwrap();
-    match name {
-        OVER_REDIS => return runtime.block_on(over_redis(WARM_UP + requests)),
-        ANSWERED => return runtime.block_on(alone(requests)),
-        UNANSWERED => return runtime.block_on(unanswered(requests)),
-        _ => {}
-    }
-    let _entered = runtime.enter();
     let number = WARM_UP + requests;
+    match name {
+        "layer, metered" => runtime.block_on(meter_all(number)),
+        "layer, a slot" => runtime.block_on(hold_all(number)),
+        "over redis, three rules" => runtime.block_on(over_redis(number)),
+        "over redis, a settlement" => runtime.block_on(settle_over_redis(requests)),
+        ANSWERED => runtime.block_on(alone(requests)),
+        UNANSWERED => runtime.block_on(unanswered(requests)),
+        _ => {
+            let _entered = runtime.enter();
+            answer_all(name, number);
+        }
+    }
+}
+
+/// The rows that wait for nothing.
+fn answer_all(name: &str, number: usize) {
     match name {
         "bare service" => serve_all(number, Bare),
         "body, axum" => post_all(number, service_fn(chat)),
@@ -143,9 +165,34 @@ impl Service<Request<()>> for Bare {
     }
 }
 
+/// The limiter of each row.
+fn limiter(store: impl Store) -> Limiter {
+    Limiter::new(store)
+}
+
 fn layer(rules: &str) -> RateLimitLayer {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = limiter(MemoryStore::new());
     RateLimitLayer::new(limiter).limit(Policy::parse("ip", rules).unwrap(), PeerIp)
+}
+
+/// A client: an address and an API key.
+type Client = (SocketAddr, HeaderValue);
+
+fn clients() -> Vec<Client> {
+    let client = |n: usize| {
+        let address = format!("203.0.{}.{}:50000", n / 250, n % 250 + 1);
+        let api_key = format!("sk_live_0123456789abcdef{n:08}");
+        (address.parse().unwrap(), api_key.parse().unwrap())
+    };
+    (0..CLIENTS).map(client).collect()
+}
+
+#[inline(always)] // no row counts how a request is moved
+fn request((address, api_key): &Client) -> Request<()> {
+    let mut request = Request::new(());
+    request.headers_mut().insert("x-api-key", api_key.clone());
+    request.extensions_mut().insert(ConnectInfo(*address));
+    request
 }
 
 /// Makes requests one after another, which are answered at once, since there is no store to wait for.
@@ -153,21 +200,67 @@ fn serve_all<S, B>(requests: usize, mut service: S)
 where
     S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
 {
-    let client = |n: usize| -> (SocketAddr, HeaderValue) {
-        let address = format!("203.0.{}.{}:50000", n / 250, n % 250 + 1);
-        let api_key = format!("sk_live_0123456789abcdef{n:08}");
-        (address.parse().unwrap(), api_key.parse().unwrap())
-    };
-    let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+    let clients = clients();
     let mut cx = Context::from_waker(Waker::noop());
-    for (address, api_key) in clients.iter().cycle().take(requests) {
-        let mut request = Request::new(());
-        request.headers_mut().insert("x-api-key", api_key.clone());
-        request.extensions_mut().insert(ConnectInfo(*address));
+    for client in clients.iter().cycle().take(requests) {
         assert!(service.poll_ready(&mut cx).is_ready());
-        let mut response = pin!(service.call(request));
+        let mut response = pin!(service.call(request(client)));
         assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
     }
+}
+
+/// Answers with a text, and meters if the layer does.
+#[expect(clippy::needless_pass_by_value, reason = "services own requests")]
+fn text(request: Request<()>) -> Ready<Result<Response<Body>, Infallible>> {
+    if let Some(meter) = request.extensions().get::<CostMeter>() {
+        meter.set(METERED);
+    }
+    ready(Ok(Response::new(Body::from("hello"))))
+}
+
+async fn meter_all(requests: usize) {
+    let limiter = limiter(MemoryStore::new());
+    let policy = Policy::parse("ip", ONE).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(policy.clone(), PeerIp);
+    let layer = layer.cost(|_, _| ESTIMATE).meter_costs();
+    read_all(requests, &limiter, layer.layer(service_fn(text))).await;
+    let each = (requests / CLIENTS) as u64;
+    assert_eq!(taken(&limiter, &policy).await, METERED * each);
+}
+
+async fn hold_all(requests: usize) {
+    let limiter = limiter(MemoryStore::new());
+    let policy = Policy::parse("ip", SLOTS).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).limit_concurrent(policy.clone(), PeerIp);
+    read_all(requests, &limiter, layer.layer(service_fn(text))).await;
+    assert_eq!(taken(&limiter, &policy).await, 0);
+}
+
+/// Makes requests one after another, and reads each body to its end. The work in the background that follows is done
+/// before the next request, so that it counts.
+async fn read_all<S>(requests: usize, limiter: &Limiter, mut service: S)
+where
+    S: Service<Request<()>, Response = Response<FollowedBody<Body>>, Error = Infallible>,
+{
+    let clients = clients();
+    let mut cx = Context::from_waker(Waker::noop());
+    for client in clients.iter().cycle().take(requests) {
+        assert!(service.poll_ready(&mut cx).is_ready());
+        let mut body = answered(service.call(request(client))).unwrap().into_body();
+        while let Some(frame) = body.frame().await {
+            black_box(frame.unwrap());
+        }
+        drop(body);
+        limiter.return_slots().await;
+    }
+}
+
+/// The units that still count of the first client.
+async fn taken(limiter: &Limiter, policy: &Policy) -> u64 {
+    let key = PeerIp.key(clients()[0].0.ip());
+    let left = limiter.peek([Charge::new(policy, key, 0)]).await.unwrap();
+    let rule = left.rules().next().unwrap();
+    rule.rule().limit() - rule.remaining()
 }
 
 #[derive(Deserialize)]
@@ -247,7 +340,7 @@ fn check_all_by_store(checks: usize, rules: &str) {
 }
 
 fn check_all_by_limiter(checks: usize, rules: &str) {
-    let limiter = Limiter::new(MemoryStore::new());
+    let limiter = limiter(MemoryStore::new());
     let policy = Policy::parse("api", rules).unwrap();
     for user in users(CLIENTS).iter().cycle().take(checks) {
         let decision = answered(limiter.check([charge(&policy, user)]));
@@ -261,6 +354,30 @@ async fn over_redis(checks: usize) {
     check_over_redis(&limiter, &three(), CALLERS, checks).await;
 }
 
+/// Makes the same number of checks in each run, so that only the settlements count.
+async fn settle_over_redis(settlements: usize) {
+    let (limiter, policy) = (limiter_over_redis().await, three());
+    let (users, mut usages) = (users(CLIENTS), Vec::new());
+    while usages.len() < 2 * REQUESTS {
+        let key = |user: &String| Key::new("user", user.clone());
+        let checks = users
+            .iter()
+            .map(|user| limiter.check([Charge::new(&policy, key(user), ESTIMATE)]));
+        for decision in join_all(checks).await {
+            let Ok(Decision::Allowed(usage)) = decision else {
+                panic!("not admitted: {decision:?}");
+            };
+            usages.push(usage);
+        }
+    }
+    let usages = Rc::new(usages);
+    let settle = async move |n: usize| {
+        let settled = limiter.settle(&usages[n], |_| METERED);
+        settled.await.unwrap();
+    };
+    in_closed_loops(CALLERS, settlements, settle).await;
+}
+
 async fn alone(checks: usize) {
     let limiter = limiter_over_redis().await;
     let policy = three();
@@ -270,7 +387,7 @@ async fn alone(checks: usize) {
 
 async fn limiter_over_redis() -> Limiter {
     let store = RedisStore::connect(env::var(REDIS).unwrap()).await;
-    Limiter::new(store.unwrap())
+    limiter(store.unwrap())
         .timeout(Duration::from_secs(20))
         .on_failure(FailurePolicy::Closed)
 }
@@ -302,15 +419,26 @@ fn three() -> Policy {
 }
 
 async fn check_over_redis(limiter: &Limiter, policy: &Policy, callers: usize, checks: usize) {
+    let (limiter, policy) = (limiter.clone(), policy.clone());
     let users = Rc::new(users(CLIENTS));
+    let check = async move |n: usize| {
+        let decision = limiter.check([charge(&policy, &users[n % CLIENTS])]);
+        assert!(decision.await.unwrap().is_allowed());
+    };
+    in_closed_loops(callers, checks, check).await;
+}
+
+async fn in_closed_loops<C>(callers: usize, calls: usize, call: C)
+where
+    C: AsyncFn(usize) + Clone + 'static,
+{
     let work = async {
         let mut tasks = JoinSet::new();
         for caller in 0..callers {
-            let (limiter, policy, users) = (limiter.clone(), policy.clone(), users.clone());
+            let call = call.clone();
             tasks.spawn_local(async move {
-                for check in (caller..checks).step_by(callers) {
-                    let decision = limiter.check([charge(&policy, &users[check % CLIENTS])]);
-                    assert!(decision.await.unwrap().is_allowed());
+                for n in (caller..calls).step_by(callers) {
+                    call(n).await;
                 }
             });
         }
