@@ -192,33 +192,33 @@ fn forbidden_command(error: &RedisError) -> Option<&str> {
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
+    use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
     match code {
-        "LOADING" => (Unavailable, "the Redis server is loading its data"),
-        "BUSY" => (Unavailable, "the Redis server is busy running a script"),
-        "OOM" | CAPACITY => (Unavailable, "the Redis server is out of memory"),
+        "LOADING" => (Refused, "the Redis server is loading its data"),
+        "BUSY" => (Refused, "the Redis server is busy running a script"),
+        "OOM" | CAPACITY => (Refused, "the Redis server is out of memory"),
         "MISCONF" => (
-            Unavailable,
+            Refused,
             "the Redis server cannot save its data and refuses writes",
         ),
-        "READONLY" => (Unavailable, "the Redis server is a read-only replica"),
+        "READONLY" => (Refused, "the Redis server is a read-only replica"),
         "MASTERDOWN" => (
-            Unavailable,
+            Refused,
             "the Redis server is a replica that has lost its primary",
         ),
         "NOREPLICAS" => (
-            Unavailable,
+            Refused,
             "the Redis server has too few replicas to accept writes",
         ),
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
-            (Unavailable, "the Redis cluster cannot serve this slot now")
+            (Refused, "the Redis cluster cannot serve this slot now")
         }
         FULL => (
             Unavailable,
             "the Redis server has no room for a further connection",
         ),
         QUOTA => (
-            Unavailable,
+            Refused,
             "the Redis service refuses all requests, since its quota is used up",
         ),
         UPSTREAM | NO_UPSTREAM => (Unavailable, "the proxy cannot reach its Redis server"),
