@@ -101,6 +101,12 @@ impl fmt::Display for Cause {
 
 impl Error for Cause {}
 
+/// The error of a command that a script has caught, with this text.
+pub(super) fn within_script(text: &str) -> RedisError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    redis::make_extension_error(code.into(), Some(detail.into()))
+}
+
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
 /// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`

@@ -85,6 +85,11 @@ impl RedisStore {
                 return store.unshared().call_by_key(operations).await;
             }
             let replies = wire::read_replies(operations.as_ref(), &reply?);
+            if replies.needs_another_connection
+                && let Some(key) = call.routing_key()
+            {
+                store.transport.replace(key);
+            }
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }

@@ -95,6 +95,21 @@ impl Transport {
         self.try_send(cmd, routing_key).await?
     }
 
+    /// Replaces the connection to the server of this key before the next command.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) fn replace(&self, routing_key: &[u8]) {
+        match self {
+            Self::Server(connection) => connection.mark_stale(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.mark_stale(routing_key),
+            #[cfg(feature = "manual-clock")]
+            Self::OfTest(_) => {}
+        }
+    }
+
     /// The server, or each primary of a cluster.
     pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
         match self {

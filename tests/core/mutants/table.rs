@@ -298,7 +298,17 @@ for part = first, last do => for part = first, first do
 if value == GONE then => if value == nil then
 local key, value, expires, written = KEYS[part] => local key, value, expires, written = KEYS[first]
 'table' and written.err => 'table' and written.ok
-(string.gsub(refusal, '^.*: %-', '')) => refusal
+(written) == 'table' and written.err then => (written) == 'table' then
+    break\n  end\n  has_begun =>   end\n  has_begun
+has_begun = count, action >= RENEW => has_begun = count, false
+      has_begun = true\n =>
+has_begun, written = true, try => has_begun, written = false, try
+has_begun = has_begun or value =>
+string.gsub(problem, '^.*: %-', '') => problem
+1, 255) => 1, 256)
+1, 255) => 1, 99)
+has_begun and 6 or 5 => has_begun and 5 or 6
+#problem) .. problem, 0\n => #problem) .. problem, count\n
 try('ZADD', key, spread(value[k])) => nil
 '-inf', now) => '-inf', now + 1)
 try('SETRANGE', key, offsets[part], value) => try('SETRANGE', key, '0', value)

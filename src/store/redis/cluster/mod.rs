@@ -92,6 +92,13 @@ impl Cluster {
         }
     }
 
+    /// Replaces the connection to the primary of this key, and asks for the topology, before the next command.
+    pub(super) fn mark_stale(&self, key: &[u8]) {
+        if let Some(node) = self.nodes().owner(Slot::for_key(key)) {
+            node.mark_stale();
+        }
+    }
+
     /// `HOST:PORT` of the primary of a slot, if known.
     pub(super) fn address_of(&self, slot: Slot) -> Option<String> {
         Some(self.nodes().owner(slot)?.address().to_string())

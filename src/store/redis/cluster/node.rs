@@ -99,6 +99,10 @@ impl Node {
         replies.next().ok_or_else(closed)?
     }
 
+    pub(super) fn mark_stale(&self) {
+        self.connection.mark_stale();
+    }
+
     /// Whether the topology may have changed: the node does not answer, or does not serve its slots.
     pub(super) fn is_suspect(&self) -> bool {
         self.redirects.load(Relaxed) || self.connection.is_lost()

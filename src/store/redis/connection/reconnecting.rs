@@ -86,6 +86,13 @@ impl ReconnectingConnection {
         }
     }
 
+    /// Marks the connection for replacement before the next command.
+    pub(in crate::store::redis) fn mark_stale(&self) {
+        if let Some(Ok(connection)) = &self.attempt.latest().outcome {
+            connection.health.mark_stale();
+        }
+    }
+
     /// The connection, if a reply is so recent that no look at the socket is needed.
     fn surely_usable(&self) -> Option<Arc<Connection>> {
         match &self.attempt.latest().outcome {

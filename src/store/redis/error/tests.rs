@@ -70,9 +70,12 @@ fn error_replies_are_told_apart_by_their_code() {
         .into_iter()
         .flat_map(|(kind, replies)| replies.iter().map(move |reply| (reply, kind)))
     {
-        let error = store_error(&error_reply(reply));
-        assert_eq!(error.kind(), kind, "{reply}");
-        assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+        // The script passes on the text of an error that it has caught.
+        for error in [error_reply(reply), within_script(reply)] {
+            let error = store_error(&error);
+            assert_eq!(error.kind(), kind, "{reply}");
+            assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+        }
     }
 }
 
