@@ -47,6 +47,7 @@ pub(super) async fn all(script: &Script) {
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
     a_call_of_another_version_is_an_error(script).await;
+    a_newest_step_that_another_program_has_set_ahead_is_not_believed(script).await;
     a_write_that_is_refused_fails_its_operation_alone(script).await;
     a_refusal_says_whether_a_write_came_before(script).await;
 }
@@ -490,6 +491,21 @@ async fn a_call_of_another_version_is_an_error(script: &Script) {
 }
 
 /// The error is the server's, without the place in the script that older servers add.
+async fn a_newest_step_that_another_program_has_set_ahead_is_not_believed(script: &Script) {
+    let policy = policy("9/1m");
+    script.start(START_MS);
+    check(&script.store, &policy, 2).await;
+    script.clock.advance(Duration::from_secs(2));
+    let mut value = script.server.value(NAME).unwrap();
+    value[30..36].copy_from_slice(&(2 * START_MS).to_le_bytes()[..6]);
+    script.server.put(NAME, Some(&value));
+    let stored = StoredValue::read(&value).unwrap();
+    let now_ms = script.clock.now_ms();
+    let right = decide(&look(&policy, 1), now_ms, &[Some(&stored)]).unwrap();
+    let said = check(&script.store, &policy, 1).await;
+    assert_eq!(Outcome::from(&said), Outcome::from(&right));
+}
+
 /// The text of an error, as Redis 6.2 and Redis 7 pass it on to a script.
 const READ_ONLY: [&str; 2] = [
     "@user_script: 1: -READONLY You can't write against a read only replica.\r\n",

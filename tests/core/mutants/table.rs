@@ -213,6 +213,7 @@ if is_check and units > policy.shape[k].limit then return end =>
 if action == TAKE then return not is_new and take(policy, i, units) or nil end =>
 if gone >= number then return 0, 0, gone end => if gone > number then return 0, 0, gone end
 # fast/first.lua
+newest > current or #value => #value
 44 + policy.rules * 7 => 43 + policy.rules * 7
 if newest + retention <= now then => if newest + retention < now then
 used, base, changed = 0, 0, rep('\0', size) => used, changed = 0, rep('\0', size)
