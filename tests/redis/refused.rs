@@ -75,11 +75,20 @@ async fn a_write_that_the_server_refuses_fails_its_operation_alone_and_unsent() 
         let asks = |policy| ["alice", "bob"].map(|name| ask(policy, name));
         let connections = || server.info("stats", "total_connections_received");
         let before = connections();
-        for _ in 0..2 {
-            store.call(asks(&one).to_vec()).await.unwrap();
+        let refuses = async || store.call(asks(&one).to_vec()).await.unwrap();
+        match is_elsewhere {
+            true => {
+                let replaced = async || {
+                    refuses().await;
+                    connections() > before
+                };
+                until("the connection is replaced", replaced).await;
+            }
+            false => {
+                drop((refuses().await, refuses().await));
+                assert_eq!(connections(), before, "{code}");
+            }
         }
-        let replaced = connections() - before;
-        assert_eq!(replaced, u64::from(is_elsewhere), "{code}");
 
         let operations = [asks(&one), asks(&slots), [renewal, bans]].concat();
         let results = store.call(operations).await.unwrap();
@@ -155,14 +164,14 @@ async fn a_missing_right_fails_its_operation_alone_and_says_whether_a_write_came
     }
 }
 
-/// The codes of refusals, and how often the breaker opened.
+/// The number of refusals, and how often the breaker opened.
 #[derive(Clone, Default)]
 struct Seen(Arc<(AtomicU64, AtomicU64)>);
 
 impl Observer for Seen {
     fn on_event(&self, event: &Event<'_>) {
         match event {
-            Event::Error { error, .. } if error.code() == Some("OOM") => {
+            Event::Error { error, .. } if error.kind() == StoreErrorKind::Refused => {
                 self.0.0.fetch_add(1, Ordering::Relaxed);
             }
             Event::BreakerOpened { .. } => {
@@ -173,13 +182,13 @@ impl Observer for Seen {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied() {
+/// Made-up users at full speed, before and after `begin`. Users at their limits stay denied, and the breaker closed.
+/// Returns how many connections the server got meanwhile, and in what time.
+async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64, Duration) {
     const FLOOD: u64 = 16;
     const USERS: u64 = 20;
-    let server = Server::start();
     let (seen, logins) = (Seen::default(), policy("login", "5/10m"));
-    let limiter = Limiter::new(connect(&server).await)
+    let limiter = Limiter::new(connect(server).await)
         .timeout(Duration::from_millis(400))
         .on_failure(FailurePolicy::Open)
         .observer(seen.clone());
@@ -188,8 +197,7 @@ async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied()
             assert!(take(&limiter, &logins, user).await.is_allowed());
         }
     }
-    let room = server.info("memory", "used_memory") + (200 << 10);
-    server.run::<()>(&format!("CONFIG SET maxmemory {room}"));
+    server.run::<()>(begin);
     let is_over = Arc::new(AtomicBool::new(false));
     let floods = (0..FLOOD).map(|flood| {
         let (limiter, logins, is_over) = (limiter.clone(), logins.clone(), is_over.clone());
@@ -205,13 +213,14 @@ async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied()
     });
     let floods: Vec<_> = floods.collect();
     let refusals = || seen.0.0.load(Ordering::Relaxed);
-    until("the server is full", async || {
+    until("writes are refused", async || {
         tokio::task::yield_now().await;
         refusals() > 0
     })
     .await;
     // A breaker that counts refusals opens after five in a row, at most one in each half of the timeout.
-    let (start, mut passed, mut asked) = (Instant::now(), 0, 0);
+    let connections = || server.info("stats", "total_connections_received");
+    let (start, before, mut passed, mut asked) = (Instant::now(), connections(), 0, 0);
     while start.elapsed() < 2 * SOON {
         for user in 0..USERS {
             passed += u64::from(limiter.try_acquire(one(&logins, user)).await);
@@ -222,6 +231,7 @@ async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied()
     for flood in floods {
         flood.await.unwrap();
     }
+    let made = (connections() - before, start.elapsed());
     assert!(refusals() > asked, "{}", refusals());
     assert!(passed * 100 <= asked, "{passed} of {asked} have passed");
     assert_eq!(
@@ -229,4 +239,24 @@ async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied()
         0,
         "the breaker has opened"
     );
+    made
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_made_up_users_fill_the_server_users_at_their_limits_stay_denied() {
+    let server = Server::start();
+    let room = server.info("memory", "used_memory") + (300 << 10);
+    let begin = format!("CONFIG SET maxmemory {room}");
+    let (connections, _) = users_at_their_limits_stay_denied(&server, &begin).await;
+    assert_eq!(connections, 0);
+}
+
+/// The address may lead to another server, but no denial waits for a connection after each refusal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_server_lacks_replicas_users_at_their_limits_stay_denied() {
+    let server = Server::start();
+    let begin = "CONFIG SET min-replicas-to-write 1";
+    let (connections, time) = users_at_their_limits_stay_denied(&server, begin).await;
+    let most = time.as_millis() / 250 + 8;
+    assert!(u128::from(connections) <= most, "{connections} in {time:?}");
 }

@@ -95,7 +95,7 @@ impl Transport {
         self.try_send(cmd, routing_key).await?
     }
 
-    /// Replaces the connection to the server of this key before the next command.
+    /// Replaces the connection to the server of this key before the next command, at most four times a second.
     #[cfg_attr(
         not(feature = "cluster"),
         expect(unused_variables, reason = "there is one server")

@@ -92,7 +92,8 @@ impl Cluster {
         }
     }
 
-    /// Replaces the connection to the primary of this key, and asks for the topology, before the next command.
+    /// Replaces the connection to the primary of this key, and asks for the topology, before the next command; not if
+    /// the connection is young.
     pub(super) fn mark_stale(&self, key: &[u8]) {
         if let Some(node) = self.nodes().owner(Slot::for_key(key)) {
             node.mark_stale();

@@ -16,6 +16,9 @@ use crate::store::redis::{background, error::is_turned_away};
 /// Between two attempts to connect: at most 40 attempts a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(25);
 
+/// From when on a connection may not lead any more to where its address leads.
+const SETTLED: Duration = Duration::from_millis(250);
+
 /// One connection that callers share.
 ///
 /// A caller that finds the connection lost starts one attempt to replace it, and all other callers wait for that
@@ -86,9 +89,12 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Marks the connection for replacement before the next command.
+    /// Marks the connection for replacement before the next command, unless it is young: a server may refuse writes for
+    /// long, and the reads of others must not wait for connections meanwhile.
     pub(in crate::store::redis) fn mark_stale(&self) {
-        if let Some(Ok(connection)) = &self.attempt.latest().outcome {
+        if let Some(Ok(connection)) = &self.attempt.latest().outcome
+            && connection.health.age() >= SETTLED
+        {
             connection.health.mark_stale();
         }
     }
