@@ -187,9 +187,10 @@ impl Observer for Seen {
 async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64, Duration) {
     const FLOOD: u64 = 16;
     const USERS: u64 = 20;
+    const TIMEOUT: Duration = Duration::from_millis(300);
     let (seen, logins) = (Seen::default(), policy("login", "5/10m"));
     let limiter = Limiter::new(connect(server).await)
-        .timeout(Duration::from_millis(400))
+        .timeout(TIMEOUT)
         .on_failure(FailurePolicy::Open)
         .observer(seen.clone());
     for user in 0..USERS {
@@ -213,12 +214,14 @@ async fn users_at_their_limits_stay_denied(server: &Server, begin: &str) -> (u64
     });
     let floods: Vec<_> = floods.collect();
     let refusals = || seen.0.0.load(Ordering::Relaxed);
-    until("writes are refused", async || {
+    // A breaker that counts refusals opens after five in a row, at most one in each half of the timeout.
+    let mut first = None;
+    until("nothing but refusals came for a while", async || {
         tokio::task::yield_now().await;
-        refusals() > 0
+        let first = (refusals() > 0).then(|| *first.get_or_insert_with(Instant::now));
+        first.is_some_and(|first| first.elapsed() > 4 * TIMEOUT)
     })
     .await;
-    // A breaker that counts refusals opens after five in a row, at most one in each half of the timeout.
     let connections = || server.info("stats", "total_connections_received");
     let (start, before, mut passed, mut asked) = (Instant::now(), connections(), 0, 0);
     while start.elapsed() < 2 * SOON {
