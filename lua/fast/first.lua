@@ -6,7 +6,7 @@ return function(policy, i, value, units, since, others, expires, newest, base, u
   local rules, at, step, retention, size = policy.rules, 44 + policy.rules * 7, nil, nil, nil
   step, retention, size = unpack('<I6I6I4', policy.arg, 27 + rules * 7)
   local current, number, places, changed = now - now % step + step, newest / step, size / 2, ''
-  if #value < at + size - 1 then return end
+  if newest > current or #value < at + size - 1 then return end -- else `rep` could get any number
   if newest + retention <= now then -- all are released
     used, base, changed = 0, 0, rep('\0', size)
   else

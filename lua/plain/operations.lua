@@ -60,12 +60,12 @@ local function attempt(first, last, next_block, admitted)
   return OPERATIONS[task.action](parts, task.action == SHADOWS and admitted or task.count)
 end
 
--- Decides an operation. After an error, it fails alone and writes nothing. The server's errors fail the call, unless
--- they are about the key.
+-- Decides an operation. After an error, it fails alone and writes nothing.
 -- first, last  the parts
 -- next_block   the first key of blocks
 -- admitted     how many checks the operation before admitted: this one may be their shadows
--- Returns the reply, and how many checks were admitted; or nothing, and the server's error.
+-- Returns the reply, and how many checks were admitted; or nothing, and the error of the server, unless that is about the
+-- key.
 return function(first, last, next_block, admitted)
   for i = first, last do values[i], expiries[i], offsets[i] = nil, nil, nil end -- left by the fast path
   local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)

@@ -294,9 +294,22 @@ const MAX_CODE: usize = 24;
 #[non_exhaustive]
 pub enum StoreErrorKind {
     /// The store did not answer within the timeout. The call may or may not have been executed.
+    ///
+    /// The [breaker](crate::limiter#when-the-store-cannot-decide) counts this kind and
+    /// [`Unavailable`](Self::Unavailable), and no other: a store of your own returns one of these two only when a wait
+    /// was lost.
     Timeout,
-    /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
+    /// The store cannot be reached: there is no connection, it was lost, or the server has no room for a further one.
+    ///
+    /// The call was not sent, or no answer will come. A store of your own that has an answer, whatever it says, returns
+    /// another kind.
     Unavailable,
+    /// The store has answered that it does not do this now: out of memory, a read-only replica, too few replicas, a disk
+    /// error, loading, busy, a used-up quota of a service.
+    ///
+    /// Other operations may still be decided: while Redis is full, an identity that is at its limit is denied, since a
+    /// denial writes nothing. See [`operating`](crate::operating#a-server-that-takes-no-writes).
+    Refused,
     /// The store was not called, because it failed several times in a row. See
     /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
@@ -313,9 +326,10 @@ pub enum StoreErrorKind {
 
 impl StoreErrorKind {
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Timeout,
         Self::Unavailable,
+        Self::Refused,
         Self::CircuitOpen,
         Self::AccessDenied,
         Self::Protocol,
@@ -323,13 +337,14 @@ impl StoreErrorKind {
         Self::InvalidRequest,
     ];
 
-    /// Returns one lower-case word for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
-    /// `protocol`, `full`, `invalid_request`.
+    /// Returns one lower-case word for labels and logs: `timeout`, `unavailable`, `refused`, `circuit_open`,
+    /// `access_denied`, `protocol`, `full`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
             Self::Unavailable => "unavailable",
+            Self::Refused => "refused",
             Self::CircuitOpen => "circuit_open",
             Self::AccessDenied => "access_denied",
             Self::Protocol => "protocol",

@@ -11,7 +11,7 @@
 //! At most one failure counts in each half of the timeout, so that a thousand callers of one dead call are one failure,
 //! and each answer sets the count to zero. A timeout is no failure if the store has answered another call since this one
 //! began, or if the process noticed it late: then the call was still queued, or an answer waits to be read. So a breaker
-//! opens only after two timeouts without any answer.
+//! opens only after two timeouts without any answer. An error that the server has answered is an answer.
 //!
 //! The breaker is part of the limiter and no wrapper around a store: most failures of a hanging store are timeouts, and
 //! the limiter owns the timeout. A store only sees dropped futures, which also come from clients that disconnect.
@@ -222,9 +222,8 @@ const fn is_open(switches: u32) -> bool {
     switches % 2 == 1
 }
 
-/// Whether an error means that the store has failed. A store that answers with an error about the request itself has
-/// not failed.
+/// Whether a wait was lost. An answer is no failure, whatever it says: a store that refuses some operations decides others.
 const fn is_failure(kind: StoreErrorKind) -> bool {
-    use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
-    matches!(kind, Timeout | Unavailable | AccessDenied)
+    use StoreErrorKind::{Timeout, Unavailable};
+    matches!(kind, Timeout | Unavailable)
 }

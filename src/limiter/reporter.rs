@@ -199,9 +199,9 @@ impl Reports {
     /// Warns about the first loss since a success. An outage has its own warnings. A store that keeps no reports is worth
     /// a warning only if charges name contributors, since denials are counted by default.
     fn note(&self, contributes: bool, result: &Result<(), StoreError>) {
-        use StoreErrorKind::{InvalidRequest, Timeout, Unavailable};
+        use StoreErrorKind::{InvalidRequest, Refused, Timeout, Unavailable};
         match result.as_ref().map_err(StoreError::kind) {
-            Err(Timeout | Unavailable) => return,
+            Err(Timeout | Unavailable | Refused) => return,
             Err(InvalidRequest) => {
                 self.counts.switch_denials_off();
                 if !contributes {

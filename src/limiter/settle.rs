@@ -153,7 +153,7 @@ impl Limiter {
         each: Duration,
         all: Duration,
     ) {
-        use StoreErrorKind::{InvalidRequest, Protocol};
+        use StoreErrorKind::{AccessDenied, InvalidRequest, Protocol, Refused};
         let end = Instant::now() + all;
         let mut slower = 1_u32;
         loop {
@@ -161,8 +161,10 @@ impl Limiter {
             let settled = self.settle_all(&parts, each.min(left)).await;
             let mut unsent = settled.iter().map(|settled| {
                 let error = settled.as_ref().err().filter(|error| error.is_unsent());
-                // Time hardly mends these, so ask less and less often.
-                if error.is_some_and(|error| matches!(error.kind(), InvalidRequest | Protocol)) {
+                // Time hardly mends these, or not soon, so ask less and less often.
+                let lasts =
+                    |kind| matches!(kind, InvalidRequest | Protocol | Refused | AccessDenied);
+                if error.is_some_and(|error| lasts(error.kind())) {
                     slower = slower.saturating_mul(2);
                 }
                 error.is_some()

@@ -327,8 +327,8 @@ pub(super) fn waits_after(limiter: &Limiter, resolution: &Resolution, rest: Dura
 
 /// Whether the store may decide the same check later.
 const fn is_passing(error: &StoreError) -> bool {
-    use StoreErrorKind::{CircuitOpen, Timeout, Unavailable};
-    matches!(error.kind(), Timeout | Unavailable | CircuitOpen)
+    use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
+    matches!(error.kind(), Timeout | Unavailable | Refused | CircuitOpen)
 }
 
 /// How many callers may ask at the same time after this answer: as many as the rest would admit, or all if a store that

@@ -336,6 +336,13 @@ async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_th
             StoreErrorKind::Unavailable,
             ms(2_000),
         ),
+        (
+            Limiter::new(Scripted::new(|_| {
+                StoreFuture::ready(Err(StoreError::new(StoreErrorKind::Refused, "told to")))
+            })),
+            StoreErrorKind::Refused,
+            ms(2_000),
+        ),
         (silent, StoreErrorKind::Timeout, ms(2_070)),
     ] {
         let (limiter, start) = (limiter.probe_interval(Duration::ZERO), Instant::now());

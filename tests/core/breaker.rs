@@ -240,11 +240,13 @@ async fn calls_from_before_a_switch_change_nothing_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
+async fn lost_waits_open_it_and_answers_do_not_whatever_they_say() {
     for (failure, opens) in [
         (StoreErrorKind::Timeout, true),
         (StoreErrorKind::Unavailable, true),
-        (StoreErrorKind::AccessDenied, true),
+        (StoreErrorKind::Refused, false),
+        (StoreErrorKind::AccessDenied, false),
+        (StoreErrorKind::Full, false),
         (StoreErrorKind::Protocol, false),
         (StoreErrorKind::InvalidRequest, false),
     ] {
@@ -261,6 +263,35 @@ async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
             failure
         };
         assert_eq!(kind(&limiter).await, Some(expected), "{failure:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_between_two_lost_waits_is_an_answer_and_closes_an_open_one() {
+    for kind in [StoreErrorKind::Refused, StoreErrorKind::AccessDenied] {
+        let answers = Arc::new(AtomicBool::new(false));
+        let store = Scripted::new({
+            let answers = answers.clone();
+            move |_| match answers.load(SeqCst) {
+                true => StoreFuture::ready(Err(StoreError::new(kind, "told to"))),
+                false => StoreFuture::pending(std::future::pending()),
+            }
+        });
+        let limiter = Limiter::new(store);
+        for _ in 0..9 {
+            for _ in 0..4 {
+                assert_eq!(self::kind(&limiter).await, Some(StoreErrorKind::Timeout));
+            }
+            answers.store(true, SeqCst);
+            assert_eq!(self::kind(&limiter).await, Some(kind));
+            answers.store(false, SeqCst);
+        }
+        assert_opens(&limiter).await;
+        answers.store(true, SeqCst);
+        advance(LONGEST).await;
+        for _ in 0..20 {
+            assert_eq!(self::kind(&limiter).await, Some(kind));
+        }
     }
 }
 

@@ -557,6 +557,7 @@ fn a_missing_right_gives_one_warning_and_other_errors_none() {
     for (refuses, expected) in [
         (StoreErrorKind::InvalidRequest, 0),
         (StoreErrorKind::Unavailable, 0),
+        (StoreErrorKind::Refused, 0),
         (StoreErrorKind::AccessDenied, 1),
     ] {
         let probe = Probe {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
-    error::StoreErrorKind::{self, AccessDenied, Protocol, Timeout, Unavailable},
+    error::StoreErrorKind::{self, AccessDenied, Protocol, Refused, Timeout, Unavailable},
 };
 use support::{redis::Server, sharing::wait, stores};
 
@@ -77,10 +77,10 @@ async fn each_fault_is_an_error_in_time_and_over_without_help() {
         ("kill", "restart", &[Unavailable, Timeout][..], true),
         ("stop", "go on", &[Timeout], false),
         ("CLIENT PAUSE 1000 ALL", "", &[Timeout], false),
-        (full, empty, &[Unavailable], true),
-        ("keep busy", "SCRIPT KILL", &[Unavailable, Timeout], false),
-        (replica, primary, &[Unavailable], true),
-        (lacks, needs_none, &[Unavailable], true),
+        (full, empty, &[Refused], true),
+        ("keep busy", "SCRIPT KILL", &[Refused, Timeout], false),
+        (replica, primary, &[Refused], true),
+        (lacks, needs_none, &[Refused], true),
         (another_type, deleted, &[Protocol], true),
     ] {
         let mut server = Server::with(&["--lua-time-limit", "10"]);
@@ -148,7 +148,7 @@ async fn a_replica_says_so_and_goes_on_where_its_primary_was_when_it_is_promoted
     assert_eq!(primary.run::<u32>("WAIT 1 10000"), 1);
 
     for (name, store) in stores::all(&replica).await {
-        assert_eq!(fails(&store).await, Unavailable, "{name}");
+        assert_eq!(fails(&store).await, Refused, "{name}");
         let error = Limiter::new(store).check(charge("alice", PLENTY)).await;
         let error = error.unwrap_err().to_string();
         assert!(error.contains("read-only replica"), "{name}: {error}");

@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const MEMORY: u64 = 256 << 20;
 
 /// The kinds of errors that mean that the store could not decide.
-const EXPECTED: [&str; 3] = ["CircuitOpen", "Timeout", "Unavailable"];
+const EXPECTED: [&str; 4] = ["CircuitOpen", "Refused", "Timeout", "Unavailable"];
 
 const RECOVERY: Duration = Duration::from_secs(1);
 

@@ -262,7 +262,7 @@ async fn a_block_that_the_server_refuses_to_store_is_an_error() {
     limiter.block(&user("bob"), HOUR).await.unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let refused = limiter.block(&user("alice"), HOUR).await;
-    assert_eq!(kind(refused), Some(StoreErrorKind::Unavailable));
+    assert_eq!(kind(refused), Some(StoreErrorKind::Refused));
     // The two urgent operations still work: denying a blocked identity, and unblocking one.
     assert!(meets_block(&limiter, &["bob"]).await);
     limiter.unblock(&user("bob")).await.unwrap();

@@ -428,22 +428,6 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
     assert_eq!(done(&store, after).await, [true; 3]);
 }
 
-/// The server accepts no write of the call, so none was made before the first failure.
-#[tokio::test]
-async fn a_call_whose_writes_the_server_refuses_fails_as_a_whole() {
-    let server = Server::start();
-    let store = connect(&server).await;
-    let (limiter, policy) = (limiter(store.clone()), policy("p", "2/1h"));
-    assert_eq!(done(&store, vec![ask(&policy, "alice")]).await, [true]);
-    server.run::<()>("CONFIG SET maxmemory 1");
-    let both = ["alice", "bob"].map(|name| ask(&policy, name));
-    let refused = store.call(both.to_vec()).await;
-    assert_eq!(kind(refused), Some(StoreErrorKind::Unavailable));
-    server.run::<()>("CONFIG SET maxmemory 0");
-    assert_eq!(left(&limiter, &policy, "alice").await, 1);
-    assert_eq!(left(&limiter, &policy, "bob").await, 2);
-}
-
 /// With steps of 17 ms, each step moves the last release, but not the expiry.
 #[tokio::test]
 async fn under_load_most_charges_are_written_in_place() {

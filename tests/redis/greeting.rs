@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use redis::{Client, Connection};
-use sluicegate::error::StoreErrorKind::{AccessDenied, CircuitOpen, Unavailable};
+use sluicegate::error::StoreErrorKind::{AccessDenied, CircuitOpen, Refused, Unavailable};
 use support::sentinel::NAME;
 
 use crate::prelude::*;
@@ -81,6 +81,26 @@ async fn is_refused(url: &str, kind: StoreErrorKind, message: &str) -> StoreErro
 
 fn says(error: &StoreError, kind: StoreErrorKind, message: &str) {
     assert_eq!((error.kind(), &*error.to_string()), (kind, message));
+}
+
+/// No breaker stops these calls.
+#[tokio::test]
+async fn a_server_that_refuses_the_password_is_not_called_often() {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let server = Server::with(&["--requirepass", "sesame"]);
+    let url = server.url().replace("//", "//:mellon@");
+    let limiter = Limiter::new(RedisStore::connect_lazy(url).unwrap()).timeout(TIMEOUT);
+    let before = server.info("stats", "total_connections_received");
+    let start = Instant::now();
+    while start.elapsed() < 4 * TIMEOUT {
+        for answer in join_all((0..50).map(|_| limiter.check(unit()))).await {
+            assert_eq!(kind(answer), Some(AccessDenied));
+        }
+    }
+    // Attempts to connect are 25 ms apart.
+    let most = start.elapsed().as_millis() / 25 + 2;
+    let attempts = server.info("stats", "total_connections_received") - before;
+    assert!(u128::from(attempts) <= most, "{attempts}, not {most}");
 }
 
 #[tokio::test]
@@ -191,8 +211,8 @@ async fn every_other_reason_not_to_let_a_connection_in_is_named() {
         (full, Unavailable, NO_ROOM),
         (crowd, Unavailable, NO_ROOM),
         ("-ERR invalid password", AccessDenied, WRONG_PASSWORD),
-        (loads, Unavailable, loading),
-        ("-MASTERDOWN Link with MASTER is down", Unavailable, alone),
+        (loads, Refused, loading),
+        ("-MASTERDOWN Link with MASTER is down", Refused, alone),
     ] {
         let url = answering(line, true).await.replace("//", "//:sesame@");
         for rest in ["", "/1", "/?protocol=resp3"] {
@@ -219,20 +239,19 @@ async fn sentinels_and_nodes_without_a_free_connection_are_said_to_have_none() {
 }
 
 #[tokio::test]
-async fn errors_that_concern_no_request_are_those_of_a_server_that_is_away() {
-    for line in [
-        "-ERR max requests limit exceeded. Limit: 500000, Usage: 500000",
-        "-ERR max daily request limit exceeded",
-        "-upstream failure",
-        "-no upstream host",
-        "-ERR Connection refused",
+async fn a_service_refuses_above_its_quota_and_a_proxy_says_that_its_server_is_away() {
+    for (line, expected) in [
+        (
+            "-ERR max requests limit exceeded. Limit: 500000, Usage: 500000",
+            Refused,
+        ),
+        ("-ERR max daily request limit exceeded", Refused),
+        ("-upstream failure", Unavailable),
+        ("-no upstream host", Unavailable),
+        ("-ERR Connection refused", Unavailable),
     ] {
         let store = RedisStore::connect(answering(line, false).await).await;
         let limiter = Limiter::new(store.unwrap()).timeout(Duration::from_millis(300));
-        assert_eq!(
-            kind(limiter.check(unit()).await),
-            Some(Unavailable),
-            "{line}"
-        );
+        assert_eq!(kind(limiter.check(unit()).await), Some(expected), "{line}");
     }
 }

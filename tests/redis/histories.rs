@@ -197,6 +197,31 @@ fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
     });
 }
 
+/// Lua takes the low 32 bits of a number of repetitions: of one far below 0, they can be millions.
+#[test]
+fn the_script_writes_no_more_steps_than_a_value_has_whichever_it_names_as_the_newest() {
+    let (server, runtime) = (Server::start(), support::runtime());
+    let raw = Raw::new(&server);
+    let (store, clock) = runtime.block_on(fresh(&server));
+    clock.set(START_MS);
+    let policy = policy("p", "20/10s@1s");
+    let take = || {
+        runtime
+            .block_on(store.check(&check(one(&policy, "changed"))))
+            .unwrap()
+    };
+    take();
+    let (name, mut value) = raw.value();
+    clock.advance(Duration::from_secs(2));
+    let ahead_ms = ((1_u64 << 32) - (1 << 20)) * 1_000;
+    let newest_ms = clock.now_ms() / 1_000 * 1_000 + 1_000 + ahead_ms;
+    value[30..36].copy_from_slice(&newest_ms.to_le_bytes()[..6]);
+    raw.set(&name, &value);
+    assert!(take().is_allowed());
+    let (_, written) = raw.value();
+    assert_eq!(written.len(), value.len());
+}
+
 /// A search among totals of which the last is cut must end: else the server answers no one any more.
 #[test]
 fn the_script_ends_whatever_length_a_value_names() {

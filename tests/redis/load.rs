@@ -71,7 +71,7 @@ async fn story(
     is_over: Arc<AtomicBool>,
     decided: Arc<AtomicU64>,
 ) -> Story {
-    use StoreErrorKind::{CircuitOpen, Timeout, Unavailable};
+    use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
     let (mut admitted, mut errors) = (0, Vec::new());
     while !is_over.load(Relaxed) {
         let start = Instant::now();
@@ -86,7 +86,7 @@ async fn story(
         }
         sleep(Duration::from_millis(2)).await;
     }
-    let is_outage = |kind| matches!(kind, &Unavailable | &Timeout | &CircuitOpen);
+    let is_outage = |kind| matches!(kind, &Unavailable | &Refused | &Timeout | &CircuitOpen);
     assert!(errors.iter().all(is_outage), "{errors:?}");
     Story {
         admitted: [(name, admitted)].into(),

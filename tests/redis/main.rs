@@ -20,6 +20,7 @@ mod outage;
 mod plain;
 mod policies;
 mod prelude;
+mod refused;
 mod replicas;
 mod reports;
 mod sentinel;

@@ -20,8 +20,8 @@ async fn works(store: &RedisStore) -> bool {
 
 /// Whether all errors are those of a primary that is away.
 fn is_outage(error: &StoreError) -> bool {
-    use StoreErrorKind::{CircuitOpen, Timeout, Unavailable};
-    matches!(error.kind(), Unavailable | Timeout | CircuitOpen)
+    use StoreErrorKind::{CircuitOpen, Refused, Timeout, Unavailable};
+    matches!(error.kind(), Unavailable | Refused | Timeout | CircuitOpen)
 }
 
 /// Requests without a break, from four tasks.

@@ -130,7 +130,7 @@ fn is_an_answer<T: std::fmt::Debug>(result: Result<T, StoreError>) {
     let error = result.unwrap_err();
     assert_eq!(
         (error.kind(), error.code()),
-        (StoreErrorKind::Unavailable, Some("OOM"))
+        (StoreErrorKind::Refused, Some("OOM"))
     );
 }
 

@@ -515,7 +515,7 @@ async fn a_settlement_that_has_certainly_changed_nothing_can_be_made_again() {
             assert!(error.is_unsent(), "{refuse}: {error}");
             let undecided = limiter.check(one(&policy, "alice")).await.unwrap_err();
             for error in code.into_iter().flat_map(|_| [&error, &undecided]) {
-                let expected = (StoreErrorKind::Unavailable, code);
+                let expected = (StoreErrorKind::Refused, code);
                 assert_eq!((error.kind(), error.code()), expected, "{refuse}");
             }
             server.run::<()>(allow);

@@ -102,9 +102,10 @@ impl Question {
         let decision = match result {
             Ok(decision) => decision,
             Err(error) => {
+                use StoreErrorKind::{Refused, Timeout, Unavailable};
                 // An error about one request, such as a value that cannot be read, says nothing about the store.
                 let kind = error.kind();
-                if matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable) {
+                if matches!(kind, Timeout | Unavailable | Refused) {
                     self.set_failing(true);
                 }
                 return;

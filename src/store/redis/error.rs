@@ -101,6 +101,12 @@ impl fmt::Display for Cause {
 
 impl Error for Cause {}
 
+/// The error of a command that a script has caught, with this text.
+pub(super) fn within_script(text: &str) -> RedisError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    redis::make_extension_error(code.into(), Some(detail.into()))
+}
+
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
 /// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
@@ -192,33 +198,33 @@ fn forbidden_command(error: &RedisError) -> Option<&str> {
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
+    use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
     match code {
-        "LOADING" => (Unavailable, "the Redis server is loading its data"),
-        "BUSY" => (Unavailable, "the Redis server is busy running a script"),
-        "OOM" | CAPACITY => (Unavailable, "the Redis server is out of memory"),
+        "LOADING" => (Refused, "the Redis server is loading its data"),
+        "BUSY" => (Refused, "the Redis server is busy running a script"),
+        "OOM" | CAPACITY => (Refused, "the Redis server is out of memory"),
         "MISCONF" => (
-            Unavailable,
+            Refused,
             "the Redis server cannot save its data and refuses writes",
         ),
-        "READONLY" => (Unavailable, "the Redis server is a read-only replica"),
+        "READONLY" => (Refused, "the Redis server is a read-only replica"),
         "MASTERDOWN" => (
-            Unavailable,
+            Refused,
             "the Redis server is a replica that has lost its primary",
         ),
         "NOREPLICAS" => (
-            Unavailable,
+            Refused,
             "the Redis server has too few replicas to accept writes",
         ),
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
-            (Unavailable, "the Redis cluster cannot serve this slot now")
+            (Refused, "the Redis cluster cannot serve this slot now")
         }
         FULL => (
             Unavailable,
             "the Redis server has no room for a further connection",
         ),
         QUOTA => (
-            Unavailable,
+            Refused,
             "the Redis service refuses all requests, since its quota is used up",
         ),
         UPSTREAM | NO_UPSTREAM => (Unavailable, "the proxy cannot reach its Redis server"),

@@ -126,6 +126,9 @@ impl RedisStore {
                 return store.unshared().call_by_key(operations).await;
             }
             let replies = wire::read_replies(operations.as_ref(), &reply?);
+            if replies.needs_another_connection {
+                route.replace();
+            }
             if replies.elsewhere.is_empty() {
                 return Ok(replies.results);
             }

@@ -214,6 +214,19 @@ pub(super) fn unreached(error: &RedisError) -> StoreError {
     store_error(error).unsent()
 }
 
+impl Route {
+    /// Takes another connection before the next command, unless this one is young.
+    pub(super) fn replace(&self) {
+        match self {
+            Self::Server(connection) => connection.replace(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_, _, connection) => connection.replace(),
+            #[cfg(feature = "manual-clock")]
+            Self::OfTest(_) => {}
+        }
+    }
+}
+
 /// A user without the right to PING has been let in. This holds for no other missing right: sentinels send a ROLE
 /// first.
 fn may_not_ping(error: &RedisError) -> bool {

@@ -47,7 +47,9 @@ pub(super) async fn all(script: &Script) {
     a_policy_may_stand_in_the_257th_part(script).await;
     the_servers_clock_decides(script).await;
     a_call_of_another_version_is_an_error(script).await;
-    a_write_that_fails_fails_the_call(script).await;
+    a_newest_step_that_another_program_has_set_ahead_is_not_believed(script).await;
+    a_write_that_is_refused_fails_its_operation_alone(script).await;
+    a_refusal_says_whether_a_write_came_before(script).await;
 }
 
 /// And each value is as the README of the script says.
@@ -489,17 +491,117 @@ async fn a_call_of_another_version_is_an_error(script: &Script) {
 }
 
 /// The error is the server's, without the place in the script that older servers add.
-async fn a_write_that_fails_fails_the_call(script: &Script) {
+async fn a_newest_step_that_another_program_has_set_ahead_is_not_believed(script: &Script) {
     let policy = policy("9/1m");
-    for is_reset in [false, true] {
+    script.start(START_MS);
+    check(&script.store, &policy, 2).await;
+    script.clock.advance(Duration::from_secs(2));
+    let mut value = script.server.value(NAME).unwrap();
+    value[30..36].copy_from_slice(&(2 * START_MS).to_le_bytes()[..6]);
+    script.server.put(NAME, Some(&value));
+    let stored = StoredValue::read(&value).unwrap();
+    let now_ms = script.clock.now_ms();
+    let right = decide(&look(&policy, 1), now_ms, &[Some(&stored)]).unwrap();
+    let said = check(&script.store, &policy, 1).await;
+    assert_eq!(Outcome::from(&said), Outcome::from(&right));
+}
+
+/// The text of an error, as Redis 6.2 and Redis 7 pass it on to a script.
+const READ_ONLY: [&str; 2] = [
+    "@user_script: 1: -READONLY You can't write against a read only replica.\r\n",
+    "READONLY You can't write against a read only replica.",
+];
+
+/// The error of a refused operation: its kind, its code, and whether nothing was done.
+fn refused(result: &Result<Reply, StoreError>) -> (StoreErrorKind, Option<&str>, bool) {
+    let error = result.as_ref().unwrap_err();
+    (error.kind(), error.code(), error.is_unsent())
+}
+
+async fn a_write_that_is_refused_fails_its_operation_alone(script: &Script) {
+    let policy = policy("1/1m");
+    let ask = |name: &str| Operation::Check(check_of(&policy, name, 1));
+    for text in READ_ONLY {
         script.start(START_MS);
         check(&script.store, &policy, 1).await;
-        if is_reset {
-            script.store.reset(&policy, &alice()).await.unwrap();
+        script.server.refuse_writes(0..9, text);
+        let reset = Operation::Reset {
+            policy: policy.clone(),
+            key: alice(),
+        };
+        let calls = vec![ask("bob"), ask("alice"), reset, ask("bob")];
+        let results = script.store.call(calls).await.unwrap();
+        for place in [0, 2, 3] {
+            let expected = (StoreErrorKind::Refused, Some("READONLY"), true);
+            assert_eq!(refused(&results[place]), expected, "{place}");
         }
-        let error = "@user_script: 1: -READONLY You can't write";
-        script.server.refuse_writes(error);
-        let error = script.server.repeat_as_version(1).unwrap_err();
-        assert_eq!(error.detail(), Some("READONLY You can't write"));
+        assert!(matches!(&results[1], Ok(Reply::Check(it)) if !it.is_allowed()));
+        assert_eq!(script.server.all().len(), 1, "bob has nothing");
     }
+
+    // Shadows follow an admission alone.
+    let trial = support::prelude::policy("trial", "9/1m").shadow();
+    let charges = [charge(&policy, "bob", 1), charge(&trial, "carol", 1)];
+    let both = Operation::Check(Check::new(charges).unwrap());
+    script.start(START_MS);
+    script.server.refuse_writes(0..1, READ_ONLY[0]);
+    let results = script.store.call(vec![both, ask("dave")]).await.unwrap();
+    assert!(refused(&results[0]).2 && results[1].is_ok());
+    assert_eq!(script.server.all().len(), 1, "dave alone is charged");
+
+    // A text of any length.
+    let right = "ACL failure in script: User alice has no permissions to run the 'set' command ";
+    script.start(START_MS);
+    script.server.refuse_writes(0..1, &right.repeat(9));
+    let results = script.store.call(vec![ask("bob"), ask("dave")]).await;
+    let results = results.unwrap();
+    let expected = (StoreErrorKind::AccessDenied, Some("NOPERM"), true);
+    assert_eq!(refused(&results[0]), expected);
+    assert!(results[1].is_ok());
+    let text = &script.server.last_reply().unwrap()[9..];
+    assert_eq!(text[..255], right.repeat(9).as_bytes()[..255]);
+}
+
+async fn a_refusal_says_whether_a_write_came_before(script: &Script) {
+    let (rate, slots) = (policy("9/1m"), policy("9/1m@concurrent"));
+    let two = |names: [&str; 2]| {
+        let charges = names.map(|name| charge(&rate, name, 1));
+        Operation::Check(Check::new(charges).unwrap())
+    };
+    let one = |policy: &Policy, name: &str| Operation::Check(check_of(policy, name, 1));
+    // The writes that are made before the one that is refused; the operation; and which keys are charged then.
+    for (accepted, operation, charged) in [
+        (0, two(["bob", "carol"]), &[][..]),
+        (1, two(["bob", "carol"]), &["bob"]),
+        (1, two(["carol", "bob"]), &["carol"]),
+        (0, one(&rate, "alice"), &[]),
+        (1, one(&rate, "alice"), &[]), // its expiry, which the plain script writes with the units
+        (0, one(&slots, "bob"), &[]),
+        (1, one(&slots, "bob"), &["bob"]),
+    ] {
+        if script.is_plain && accepted > 0 && charged.is_empty() {
+            continue;
+        }
+        script.start(START_MS);
+        check(&script.store, &rate, 1).await;
+        script.clock.advance(Duration::from_secs(65));
+        script.server.refuse_writes(accepted..9, READ_ONLY[1]);
+        let results = script.store.call(vec![operation]).await.unwrap();
+        let expected = (StoreErrorKind::Refused, Some("READONLY"), accepted == 0);
+        assert_eq!(refused(&results[0]), expected, "{accepted}");
+        for name in ["bob", "carol"] {
+            let has = script.server.all().iter().any(|it| it.0.contains(name));
+            assert_eq!(has, charged.contains(&name), "{name}");
+        }
+    }
+
+    // A renewal of several writes by turns, so that its error never says that nothing was done.
+    script.start(START_MS);
+    let take = Check::new([charge(&slots, "bob", 2)]).unwrap();
+    let decision = script.store.check(&take).await.unwrap();
+    let renewal = Operation::Renew(Slots::of(decision.usage()).remove(0));
+    script.server.refuse_writes(1..9, READ_ONLY[0]);
+    let results = script.store.call(vec![renewal]).await.unwrap();
+    let expected = (StoreErrorKind::Refused, Some("READONLY"), false);
+    assert_eq!(refused(&results[0]), expected);
 }

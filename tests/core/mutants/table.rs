@@ -213,6 +213,7 @@ if is_check and units > policy.shape[k].limit then return end =>
 if action == TAKE then return not is_new and take(policy, i, units) or nil end =>
 if gone >= number then return 0, 0, gone end => if gone > number then return 0, 0, gone end
 # fast/first.lua
+newest > current or #value => #value
 44 + policy.rules * 7 => 43 + policy.rules * 7
 if newest + retention <= now then => if newest + retention < now then
 used, base, changed = 0, 0, rep('\0', size) => used, changed = 0, rep('\0', size)
@@ -298,7 +299,17 @@ for part = first, last do => for part = first, first do
 if value == GONE then => if value == nil then
 local key, value, expires, written = KEYS[part] => local key, value, expires, written = KEYS[first]
 'table' and written.err => 'table' and written.ok
-(string.gsub(refusal, '^.*: %-', '')) => refusal
+(written) == 'table' and written.err then => (written) == 'table' then
+    break\n  end\n  has_begun =>   end\n  has_begun
+has_begun = count, action >= RENEW => has_begun = count, false
+      has_begun = true\n =>
+has_begun, written = true, try => has_begun, written = false, try
+has_begun = has_begun or value =>
+string.gsub(problem, '^.*: %-', '') => problem
+1, 255) => 1, 256)
+1, 255) => 1, 99)
+has_begun and 6 or 5 => has_begun and 5 or 6
+#problem) .. problem, 0\n => #problem) .. problem, count\n
 try('ZADD', key, spread(value[k])) => nil
 '-inf', now) => '-inf', now + 1)
 try('SETRANGE', key, offsets[part], value) => try('SETRANGE', key, '0', value)

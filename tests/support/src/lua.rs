@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    ops::Range,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -48,8 +49,10 @@ struct Keys {
     index: BTreeSet<Vec<u8>>,
     /// How far the server's clock is ahead of the caller's.
     ahead: Duration,
-    /// The error of each write.
-    refusal: Option<String>,
+    /// The writes that are answered with an error, counted from 0.
+    refused: Option<(Range<usize>, String)>,
+    /// How many writes there were since.
+    writes: usize,
 }
 
 /// The members of a sorted set by their scores.
@@ -102,6 +105,25 @@ impl Keys {
         assert!(set.iter().any(|it| it.0 == gone_ms), "as long as a member");
         *gone = gone_ms;
         1
+    }
+
+    /// The error of this command, if it is a write that is refused.
+    fn refusal_of(&mut self, command: &[u8]) -> Option<String> {
+        const WRITES: [&[u8]; 8] = [
+            b"DEL",
+            b"PEXPIRE",
+            b"PEXPIREAT",
+            b"SET",
+            b"SETRANGE",
+            b"ZADD",
+            b"ZREM",
+            b"ZREMRANGEBYSCORE",
+        ];
+        let (which, error) = self.refused.as_ref()?;
+        let is_write = WRITES.contains(&command);
+        let refusal = (is_write && which.contains(&self.writes)).then(|| error.clone());
+        self.writes += usize::from(is_write);
+        refusal
     }
 
     fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
@@ -200,9 +222,11 @@ impl LuaServer {
         self.keys.lock().unwrap().ahead = ahead;
     }
 
-    /// Answers each write with this error, until all keys are forgotten.
-    pub fn refuse_writes(&self, error: &str) {
-        self.keys.lock().unwrap().refusal = Some(error.into());
+    /// Answers these of the coming writes, counted from 0, with this error.
+    pub fn refuse_writes(&self, which: Range<usize>, error: &str) {
+        let mut keys = self.keys.lock().unwrap();
+        keys.refused = Some((which, error.into()));
+        keys.writes = 0;
     }
 
     /// Repeats the last call with this version.
@@ -449,6 +473,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
     let args: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
     let mut keys = keys.lock().unwrap();
     keys.commands.push(command.clone());
+    if let Some(error) = keys.refusal_of(args[0]) {
+        let reply = lua.create_table()?;
+        reply.set("err", error)?;
+        return Ok(LuaValue::Table(reply));
+    }
     match args[..] {
         [b"TIME"] => {
             let now = since_epoch() + keys.ahead;
@@ -475,23 +504,22 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let count = names.iter().filter(is_there).count();
             Ok(LuaValue::Integer(i64::try_from(count).unwrap()))
         }
-        [b"SET" | b"SETRANGE" | b"DEL" | b"ZADD" | b"ZREM", ..] if keys.refusal.is_some() => {
-            let error = lua.create_table()?;
-            error.set("err", keys.refusal.clone())?;
-            Ok(LuaValue::Table(error))
-        }
         [b"SET", key, value, b"PX", ttl] => {
             let ttl = number(ttl) - SLACK_MS;
             assert!(ttl > 0);
             let gone = keys.now_ms + ttl;
             keys.values.insert(key.into(), (value.into(), gone));
-            Ok(LuaValue::Boolean(true))
+            let reply = lua.create_table()?;
+            reply.set("ok", "OK")?;
+            Ok(LuaValue::Table(reply))
         }
         [b"SET", key, value, b"PXAT", gone] => {
             let gone = number(gone);
             assert!(gone > keys.now_ms);
             keys.values.insert(key.into(), (value.into(), gone));
-            Ok(LuaValue::Boolean(true))
+            let reply = lua.create_table()?;
+            reply.set("ok", "OK")?;
+            Ok(LuaValue::Table(reply))
         }
         [b"SETRANGE", key, at, part] => {
             let (value, _) = keys.values.get_mut(key).expect("there is a value");
@@ -502,7 +530,9 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         [b"SET", key, value, b"KEEPTTL"] => {
             let gone = keys.get(key).expect("there is no TTL to keep").1;
             keys.values.insert(key.into(), (value.into(), gone));
-            Ok(LuaValue::Boolean(true))
+            let reply = lua.create_table()?;
+            reply.set("ok", "OK")?;
+            Ok(LuaValue::Table(reply))
         }
         [b"DEL", key] => {
             keys.values.remove(key);

@@ -6,10 +6,10 @@ use super::*;
 
 #[test]
 fn error_replies_are_told_apart_by_their_code() {
-    use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
+    use StoreErrorKind::{AccessDenied, Protocol, Refused, Unavailable};
     let replies = [
         (
-            Unavailable,
+            Refused,
             &[
                 "LOADING Redis is loading the dataset in memory",
                 "BUSY Redis is busy running a script",
@@ -19,15 +19,23 @@ fn error_replies_are_told_apart_by_their_code() {
                 "MASTERDOWN Link with MASTER is down",
                 "NOREPLICAS Not enough good replicas to write",
                 "CLUSTERDOWN Hash slot not served",
-                "ERR Connection timed out",
-                "ERR max number of clients reached",
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                "MOVED 7 alice:6379",
+                "ASK 7 alice:6379",
                 "ERR max requests limit exceeded. Limit: 5, Usage: 5, alice",
                 "ERR max daily request limit exceeded",
                 "ERR DB capacity quota exceeded",
-                "upstream failure",
-                "no upstream host",
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
+            ][..],
+        ),
+        (
+            Unavailable,
+            &[
+                "ERR Connection timed out",
+                "ERR max number of clients reached",
+                "upstream failure",
+                "no upstream host",
             ][..],
         ),
         (
@@ -62,9 +70,12 @@ fn error_replies_are_told_apart_by_their_code() {
         .into_iter()
         .flat_map(|(kind, replies)| replies.iter().map(move |reply| (reply, kind)))
     {
-        let error = store_error(&error_reply(reply));
-        assert_eq!(error.kind(), kind, "{reply}");
-        assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+        // The script passes on the text of an error that it has caught.
+        for error in [error_reply(reply), within_script(reply)] {
+            let error = store_error(&error);
+            assert_eq!(error.kind(), kind, "{reply}");
+            assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+        }
     }
 }
 

@@ -113,6 +113,6 @@ impl RedisStore {
 }
 
 const MOVING: StoreError = StoreError::new(
-    StoreErrorKind::Unavailable,
+    StoreErrorKind::Refused,
     "the Redis cluster is moving this identity to another node",
 );

@@ -31,6 +31,9 @@ const WRONG_TYPE: u8 = 1;
 const UNREADABLE: u8 = 2;
 const OTHER_VERSION: u8 = 3;
 const OTHER_TIME: u8 = 4;
+/// The server has refused a command of the operation. The second: a write may have come before.
+const REFUSED: u8 = 5;
+const REFUSED_LATER: u8 = 6;
 
 /// The reply to a call that was not sent, since it has no keys.
 pub(in crate::store::redis) fn no_reply() -> Value {
@@ -45,6 +48,8 @@ pub(in crate::store::redis) struct Replies {
     pub(in crate::store::redis) results: Vec<Result<Reply, StoreError>>,
     /// The operations that were not done since the time is in no period that was sent.
     pub(in crate::store::redis) elsewhere: Vec<usize>,
+    /// Whether the server has refused a command for a reason for which the connection should be replaced.
+    pub(in crate::store::redis) needs_another_connection: bool,
 }
 
 /// Reads the reply to these operations: one result for each, whatever the bytes are.
@@ -57,6 +62,7 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
         now_ms: 0,
         bytes,
         is_elsewhere: false,
+        needs_another_connection: false,
     };
     // A time that is missing leaves nothing to read for the operations either.
     reader.now_ms = reader.number(6).unwrap_or_default();
@@ -73,6 +79,7 @@ pub(in crate::store::redis) fn read_replies(operations: &[Operation], reply: &Va
         now_ms: reader.now_ms,
         results,
         elsewhere,
+        needs_another_connection: reader.needs_another_connection,
     }
 }
 
@@ -85,6 +92,7 @@ struct Reader<'a> {
     bytes: &'a [u8],
     /// Whether the time is in no period that was sent.
     is_elsewhere: bool,
+    needs_another_connection: bool,
 }
 
 impl Reader<'_> {
@@ -129,8 +137,11 @@ impl Reader<'_> {
             Operation::Unblock { .. } => {
                 // It was sent as two resets: read both, also if the first failed.
                 let (block, strikes) = (self.done(), self.done());
-                let both = block.and(strikes).map_err(StoreError::maybe_sent);
-                both.map(|()| Reply::Unblock)
+                let is_unsent =
+                    |done: &Result<_, StoreError>| done.as_ref().is_err_and(StoreError::is_unsent);
+                let are_unsent = is_unsent(&block) && is_unsent(&strikes);
+                let both = block.and(strikes).map(|()| Reply::Unblock);
+                both.map_err(|error| error.maybe_sent().unsent_if(are_unsent))
             }
             other => Err(other.unsupported()),
         }
@@ -223,10 +234,26 @@ impl Reader<'_> {
             FAILED => {
                 let reason = self.byte()?;
                 self.is_elsewhere |= reason == OTHER_TIME;
-                Err(failure(reason).unsent())
+                Err(match reason {
+                    REFUSED => self.refusal()?.unsent(),
+                    REFUSED_LATER => self.refusal()?,
+                    _ => failure(reason).unsent(),
+                })
             }
             _ => Err(self.garbled()),
         }
+    }
+
+    /// Reads the server's error to a command of an operation.
+    fn refusal(&mut self) -> Result<StoreError, StoreError> {
+        let length = self.byte()?.into();
+        let Some((text, rest)) = self.bytes.split_at_checked(length) else {
+            return Err(self.garbled());
+        };
+        self.bytes = rest;
+        let error = error::within_script(&String::from_utf8_lossy(text));
+        self.needs_another_connection |= error::needs_another_connection(&error);
+        Ok(error::store_error(&error).maybe_sent())
     }
 
     /// Reads the count under each rule of each charge.

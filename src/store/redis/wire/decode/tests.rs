@@ -51,6 +51,42 @@ fn an_operation_that_failed_has_an_error_of_its_own() {
     assert!(matches!(&results[1], Ok(Reply::Check(decision)) if decision.is_allowed()));
 }
 
+#[test]
+fn a_refusal_is_the_error_that_the_server_has_given_and_says_whether_a_write_came_before() {
+    let told = |reason: u8, text: &str| {
+        let length = u8::try_from(text.len()).unwrap();
+        let refusal = [&[FAILED, reason, length][..], text.as_bytes()].concat();
+        let operations = [check(), check()].map(Operation::Check);
+        let reply = [&[1; 6][..], &refusal, &whole()[6..]].concat();
+        let mut replies = read_replies(&operations, &Value::BulkString(reply));
+        assert!(replies.results[1].is_ok(), "the other is read behind it");
+        let error = replies.results.remove(0).unwrap_err();
+        let code = error.code().map(ToOwned::to_owned);
+        let unsent = error.is_unsent();
+        (error.kind(), code, unsent, replies.needs_another_connection)
+    };
+    use StoreErrorKind::{AccessDenied, Protocol, Refused};
+    let full = "OOM command not allowed when used memory > 'maxmemory'.";
+    let right = "ERR ACL failure in script: User alice has no permissions to run the 'set' command";
+    let old = "@user_script: 1: The user executing the script can't run this command";
+    for (text, kind, code, is_elsewhere) in [
+        (full, Refused, Some("OOM"), false),
+        ("READONLY You can't write", Refused, Some("READONLY"), true),
+        ("NOREPLICAS Not enough", Refused, Some("NOREPLICAS"), true),
+        ("MISCONF Errors writing", Refused, Some("MISCONF"), false),
+        ("ERR DB capacity quota exceeded", Refused, None, false),
+        (right, AccessDenied, Some("NOPERM"), false),
+        (old, AccessDenied, Some("NOPERM"), false),
+        ("WHATEVER", Protocol, Some("WHATEVER"), false),
+        ("", Protocol, None, false),
+    ] {
+        for (reason, is_unsent) in [(REFUSED, true), (REFUSED_LATER, false)] {
+            let expected = (kind, code.map(ToOwned::to_owned), is_unsent, is_elsewhere);
+            assert_eq!(told(reason, text), expected, "{text}");
+        }
+    }
+}
+
 /// Until the time 1, by an operator, as it is stored.
 const BLOCK: [u8; 8] = [1, 0, 0, 0, 0, 0, 1, 1];
 
@@ -99,14 +135,14 @@ fn of_an_unblocking_that_failed_both_answers_are_read() {
         request: crate::domain::block::Until::Forever.into(),
     };
     let operations = [unblock, block];
-    for failed in [
-        &[FAILED, WRONG_TYPE, DONE][..],
-        &[DONE, FAILED, WRONG_TYPE],
-        &[FAILED, WRONG_TYPE, FAILED, UNREADABLE],
+    for (failed, is_unsent) in [
+        (&[FAILED, WRONG_TYPE, DONE][..], false),
+        (&[DONE, FAILED, WRONG_TYPE], false),
+        (&[FAILED, WRONG_TYPE, FAILED, UNREADABLE], true),
     ] {
         let results = read(&operations, &[failed, &[DONE], &BLOCK]);
         let error = results[0].as_ref().unwrap_err();
-        assert!(!error.is_unsent(), "the other half may be done");
+        assert_eq!(error.is_unsent(), is_unsent, "the other half may be done");
         let Ok(Reply::Block(block)) = &results[1] else {
             panic!("{results:?}");
         };
