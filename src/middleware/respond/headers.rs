@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 use super::{
     by_unit,
     draft11::{self, Draft11},
+    grpc_answer,
     seconds::{retry_after, retry_after_date, retry_after_ms},
     single_rule::{self, Reset, Sent, SingleRule},
 };
@@ -17,17 +18,24 @@ use crate::{
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
-/// response exposes them.
+/// All headers of all [`HeaderStyle`]s, and those of other answers of the layers: `Retry-After`, the challenge of a 401, the
+/// codings of a 415, and the status of a gRPC call with its message, details and pushback. Browsers hide them from pages of
+/// other origins unless the response exposes them.
 ///
 /// For `Access-Control-Expose-Headers`. Pass the array to a `CorsLayer` of tower-http, *outside* the limit:
 /// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
 ///
 /// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add
 /// those of your other units.
-pub const EXPOSED_HEADERS: [HeaderName; 16] = [
+pub const EXPOSED_HEADERS: [HeaderName; 22] = [
     header::RETRY_AFTER,
     RETRY_AFTER_MS,
+    header::WWW_AUTHENTICATE,
+    header::ACCEPT_ENCODING,
+    grpc_answer::STATUS,
+    grpc_answer::MESSAGE,
+    grpc_answer::DETAILS,
+    grpc_answer::PUSHBACK,
     draft11::RATELIMIT,
     draft11::RATELIMIT_POLICY,
     single_rule::LIMIT,
@@ -56,8 +64,9 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 
 #[cold] // the names are made here
 fn has_quota(headers: &HeaderMap) -> bool {
-    let [_, _, quota @ ..] = EXPOSED_HEADERS;
-    quota.iter().any(|name| headers.contains_key(name))
+    let is_quota = |name: &HeaderName| name.as_str().contains("ratelimit");
+    let mut quota = EXPOSED_HEADERS.into_iter().filter(is_quota);
+    quota.any(|name| headers.contains_key(name))
 }
 
 /// The quota headers of responses.
