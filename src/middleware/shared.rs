@@ -57,7 +57,10 @@ impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
         let config = LayerConfig::new(limiter);
         let settings = Settings {
-            answers: Answers::new(HeaderStyle::default().prepare(Some(&config))),
+            answers: Answers {
+                are_of_layer: true,
+                ..Answers::new(HeaderStyle::default().prepare(Some(&config)))
+            },
             config,
             settle: Settle::default(),
             at_end: None,
@@ -235,7 +238,7 @@ impl Settings {
     ) {
         let extensions = response.extensions_mut();
         // A service may forward the response of a rate-limited client: those headers do not describe this request.
-        let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
+        let is_own = |decisions: &Decisions| decisions.has(admitted.innermost().usage());
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
         let inner = within.filter(is_own);
