@@ -90,7 +90,8 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// | [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) | `retry-after-ms` | the wait |
 ///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
-/// layers show the tightest of all their rules. A [hidden](crate::Policy::hidden) policy is in no header.
+/// layers show the tightest of all their rules, or else the rule that denies. A [hidden](crate::Policy::hidden) policy is
+/// in no header.
 ///
 /// # Long times
 ///
@@ -158,8 +159,9 @@ impl HeaderStyle {
     /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
     /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy, and of
     /// [alternatives](crate::RateLimitLayer::limit_first_of) the one that was charged.
-    /// `RateLimit` lists the checked policies. Nested layers each add their items. If the rules of a layer would make a
-    /// list longer than 1 KiB, both fields list the tightest checked rules, as many as fit.
+    /// `RateLimit` lists the checked policies. Nested layers each add their items, also to the denial of a layer further in.
+    /// If the rules of a layer would make a list longer than 1 KiB, both fields list the tightest checked rules, as many as
+    /// fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless you use [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,
@@ -350,6 +352,25 @@ impl Headers {
             }
         }
         sent
+    }
+
+    /// Adds the items of an admission to the lists of a layer further in that has denied the request, and the headers of
+    /// units that the denial does not name. Headers for one rule stay those of the rule that denies.
+    pub(in crate::middleware) fn add_to_denial(
+        &self,
+        headers: &mut HeaderMap,
+        status: StatusCode,
+        decision: &Decision,
+    ) {
+        if !self.tells(status, decision) {
+            return;
+        }
+        if let Some(draft) = &self.draft11 {
+            draft.append(headers, decision);
+        }
+        if self.style.single.by_unit {
+            by_unit::insert(headers, decision, |_, _| true);
+        }
     }
 
     /// Adds the wait of a response without a decision, unless your response has one.
