@@ -101,8 +101,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .rejection(OpenAiJson)
     };
     let by_address = layer().limit(Policy::parse("ip", "30/50s")?, PeerIp);
-    let streams = layer().limit_concurrent(Policy::parse("streams", "3/30s@concurrent")?, user());
     let costs = layer()
+        .limit_concurrent(Policy::parse("streams", "3/30s@concurrent")?, user())
         .limit(Policy::parse("input-tokens", "5000/50s")?, user())
         .limit(Policy::parse("output-tokens", "1000/50s")?, user())
         .limit(
@@ -111,12 +111,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         )
         .cost(at_most)
         .meter_costs();
-    // From the inside out: costs by the body, the layer that reads it, slots (a slow upload holds one, too), the address.
+    // From the inside out: slots and costs by the body, the layer that reads it, the address. With both in one layer, a
+    // request without a slot costs no tokens, and one without tokens holds no slot.
     let app = Router::new()
         .route("/chat", post(chat))
         .layer(costs)
         .layer(ReadBodyLayer::json::<Chat>(1 << 20))
-        .layer(streams)
         .layer(by_address);
 
     // The first argument is another address to listen on.

@@ -97,9 +97,11 @@ pub(crate) enum ProxyMistake {
     Unreadable,
     /// The address that counts as the client's is a proxy's.
     ProxyIsClient,
+    /// The addresses that count as clients are those of a proxy that has many.
+    ProxiesAreClients,
 }
 
-/// Warns about a `ForwardedIp` that gives all clients the same key, or no key.
+/// Warns about a `ForwardedIp` that gives all clients the same key, one client many keys, or no key.
 pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     #[cfg(feature = "tracing")]
     // One text for each mistake, since the remedy differs.
@@ -136,6 +138,14 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
             "misconfigured: `ForwardedIp` takes one address for the client of nine tenths of the requests, though the \
              header names others beyond it: if it is a proxy of yours, raise `TrustedProxies::count_including_peer`, \
              or add its network to `TrustedProxies::networks`"
+        ),
+        ProxyMistake::ProxiesAreClients => tracing::warn!(
+            target: "sluicegate",
+            header,
+            "misconfigured: `ForwardedIp` takes many addresses in turn for the client, though the header names one and \
+             the same beyond them in nine tenths of the requests, so that one client has many keys: if the addresses are \
+             those of your provider's edge, read the header of one address that the edge sets, add its networks to \
+             `TrustedProxies::networks`, or raise `TrustedProxies::count_including_peer`"
         ),
     }
     #[cfg(not(feature = "tracing"))]

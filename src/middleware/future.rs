@@ -171,7 +171,7 @@ where
                     }
                     settings.see_cost(&mut response, admitted.as_ref());
                     if let Some(ending) = ending {
-                        ending.answered(response.status());
+                        ending.answered(&response);
                     }
                     if !settles {
                         if let Some(admitted) = admitted {

@@ -57,7 +57,10 @@ impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
         let config = LayerConfig::new(limiter);
         let settings = Settings {
-            answers: Answers::new(HeaderStyle::default().prepare(Some(&config))),
+            answers: Answers {
+                are_of_layer: true,
+                ..Answers::new(HeaderStyle::default().prepare(Some(&config)))
+            },
             config,
             settle: Settle::default(),
             at_end: None,
@@ -242,7 +245,7 @@ impl Settings {
     ) {
         let extensions = response.extensions_mut();
         // A service may forward the response of a rate-limited client: those headers do not describe this request.
-        let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
+        let is_own = |decisions: &Decisions| decisions.has(admitted.innermost().usage());
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
         let inner = within.filter(is_own);
@@ -253,11 +256,19 @@ impl Settings {
             Some(inner) => !inner.innermost().is_allowed(),
             None => !is_foreign && respond::is_denial(response),
         };
-        // Headers of a denial must not be mixed with the quota of this layer.
-        if !denied {
-            let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            let shown = self.answers.shown(now);
-            let (status, headers) = (response.status(), response.headers_mut());
+        let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
+        let shown = self.answers.shown(now);
+        let (status, headers) = (response.status(), response.headers_mut());
+        if denied {
+            // Headers of a denial by a handler or another service must not be mixed with the quota of this layer, and a
+            // block has none.
+            let is_denied = |it: &Decisions| {
+                it.is_of_rejection && matches!(it.innermost(), Decision::Denied(_))
+            };
+            if inner.as_ref().is_some_and(is_denied) {
+                self.answers.headers.add_to_denial(headers, status, &shown);
+            }
+        } else {
             let sent = self.answers.headers.add(headers, status, &shown, sent);
             if let Some(sent) = sent.filter(|_| admitted.outer.is_some()) {
                 let nested: &mut Nested = response.extensions_mut().get_or_insert_default();

@@ -627,8 +627,27 @@ async fn jobs_that_are_refused_without_a_usable_time_do_not_storm_whatever_the_s
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_time_to_retry_pauses_under_each_status_that_may_refuse_and_under_no_other() {
+    let pausing = [400, 403, 413, 418, 420, 430, 500, 503, 509, 522, 529, 530].map(|it| (it, true));
+    let others = [200, 202, 301, 404, 409, 423].map(|it| (it, false));
+    for (asking, pauses) in pausing.into_iter().chain(others) {
+        let has_asked = AtomicBool::new(false);
+        let other = Other::new(move |_| match has_asked.swap(true, SeqCst) {
+            false => after(asking, "5"),
+            true => plain(200),
+        });
+        let client = client(&Timed::new().limiter(), &other, LONG, |obey| obey);
+        assert_eq!(status(&client).await, asking);
+        let start = Instant::now();
+        assert_eq!(status(&client).await, 200);
+        let expected = if pauses { 5_000..5_300 } else { 0..100 };
+        assert_waited(start, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_refuses_is_no_success_whatever_its_status() {
-    for refusal in [403, 408, 425, 502, 503, 504] {
+    for refusal in [400, 403, 408, 425, 500, 502, 503, 504, 530] {
         let (other, _, client) = refused_once(move |_| refusal).await;
         let statuses = join_all((0..8).map(|_| status(&client))).await;
         assert_eq!(statuses, [refusal; 8]);

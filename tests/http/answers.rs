@@ -65,24 +65,72 @@ answers! { told;
 }
 
 answers! { in_short;
-    a_denial_of_a_layer_further_in_is_not_mixed_with_what_is_left_further_out:
+    a_denial_of_a_layer_further_in_lists_what_is_left_further_out_and_keeps_its_own_rule_in_other_fields:
         (limit("outer", "90/1d").headers(BOTH()), nested((BOTH(), "50/1d"), (BOTH(), "1/1d"))) =>
-        r#"200 limit=1 remaining=0 "inner";r=0 & "outer";r=49 & "outer";r=89"#, r#"429 limit=1 remaining=0 "inner";r=0"#;
+        r#"200 limit=1 remaining=0 "inner";r=0 & "outer";r=49 & "outer";r=89"#, r#"429 limit=1 remaining=0 "inner";r=0 & "outer";r=48 & "outer";r=88"#;
+    a_denial_of_a_layer_further_in_keeps_its_own_rule_though_a_rule_further_out_is_tighter:
+        (limit("outer", "2/1d").headers(BOTH()), limit("inner", "9/1d").headers(BOTH()).cost(|_, _| 5)) =>
+        r#"200 limit=9 remaining=4 "inner";r=4 & "outer";r=1"#, r#"429 limit=9 remaining=4 "inner";r=4 & "outer";r=0"#;
+    a_layer_with_headers_on_denial_adds_none_to_that_of_a_layer_further_in:
+        (limit("outer", "90/1d").headers(BOTH().only_on_denial()), limit("inner", "1/1d").headers(BOTH())) =>
+        r#"200 limit=1 remaining=0 "inner";r=0"#, r#"429 limit=1 remaining=0 "inner";r=0"#;
     a_denial_whose_extensions_are_lost_is_not_mixed_with_what_is_left_further_out:
         (limit("outer", "90/1d").headers(BOTH()), without_extensions(), limit("inner", "1/1d").headers(BOTH())) =>
         r#"200 limit=90 remaining=89 "inner";r=0 & "outer";r=89"#, r#"429 limit=1 remaining=0 "inner";r=0"#;
     a_handlers_own_429_has_no_quota:
         (limit("outer", "90/1d"), layer_fn(|_| answering(|_| answer(429)))) =>
         r#"429 limit=- remaining=- "outer";r=89"#;
+    a_429_with_fields_of_a_rejection_and_no_quota_is_not_taken_for_a_denial_with_one:
+        (limit("outer", "90/1d"), layer_fn(|_| answering(|_| challenging()))) =>
+        r#"429 limit=- remaining=- "outer";r=89"#;
     a_response_that_is_not_modified_tells_the_quota: answered_by(304) => r#"304 limit=- remaining=- "all";r=8"#;
     a_response_that_is_found_elsewhere_does_not: answered_by(302) => "302 limit=- remaining=- ";
     a_response_that_redirects_for_ever_does_not: answered_by(308) => "308 limit=- remaining=- ";
+}
+
+/// A 429 of another service, with the fields that browsers may show and that are no quota.
+fn challenging() -> Response<String> {
+    let mut response = answer(429);
+    for name in [
+        "retry-after",
+        "retry-after-ms",
+        "www-authenticate",
+        "accept-encoding",
+        "grpc-status",
+        "grpc-message",
+        "grpc-status-details-bin",
+        "grpc-retry-pushback-ms",
+    ] {
+        response.headers_mut().insert(name, 9.into());
+    }
+    response
 }
 
 /// A layer around a service that answers with this status.
 fn answered_by(status: u16) -> impl Layer<Inner, Service = Inner> {
     let answer = move |_| answer(status);
     layer_fn(move |_| Inner::new(limit("all", "9/1d").layer(answering(answer))))
+}
+
+#[tokio::test]
+async fn a_denial_further_in_gets_the_units_that_it_does_not_name() {
+    let style = HeaderStyle::X_RATE_LIMIT_BY_UNIT;
+    let outer = limit("requests", "2/1d")
+        .limit(policy("tokens", "100/1d").unit(Unit::TOKENS), everybody())
+        .cost(|_, policy| if policy.name() == "tokens" { 30 } else { 1 });
+    let inner = limit("inner", "9/1d").cost(|_, _| 5);
+    let both = (outer.headers(style), inner.headers(style));
+    assert_eq!(ask(&both).await.status(), 200);
+    let denied = ask(&both).await;
+    assert_eq!(denied.status(), 429);
+    let fields = [
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+        "x-ratelimit-limit-tokens",
+        "x-ratelimit-remaining-tokens",
+    ];
+    let fields = fields.map(|name| field(denied.headers(), name));
+    assert_eq!(fields, ["9", "4", "100", "40"]);
 }
 
 #[tokio::test]

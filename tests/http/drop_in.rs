@@ -291,7 +291,11 @@ async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflight
     let (status, headers) = fetch(&site).await;
     assert_eq!(status, 429);
     let headers = headers.unwrap();
-    for name in &EXPOSED_HEADERS {
+    // The others are those of a gRPC call, a 401 and a 415.
+    let is_of_others = |it: &HeaderName| {
+        it.as_str().starts_with("grpc") || *it == "www-authenticate" || *it == "accept-encoding"
+    };
+    for name in EXPOSED_HEADERS.iter().filter(|it| !is_of_others(it)) {
         assert!(headers.contains_key(name), "{name}");
     }
     // In the other order, the page sees no rejection, and the layer counts the preflight.
@@ -299,6 +303,30 @@ async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflight
     let response = ask(site.address()).await;
     assert_eq!(response.status(), 429);
     assert!(visible(&response).is_none());
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_sees_the_status_of_a_denied_call_and_the_challenge_of_a_401() {
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::exact(ORIGIN.parse().unwrap()))
+        .expose_headers(EXPOSED_HEADERS);
+    let token = BearerToken.or_unauthorized(HeaderValue::from_static("Bearer"));
+    let by_user = empty().limit(policy("user", "9/1d"), token);
+    let seen = async |layer: RateLimitLayer, request: http::request::Builder| {
+        let app = Router::new().route("/", any(async || "hello"));
+        let site = Site::start(app.layer(layer).layer(cors.clone())).await;
+        let request = request.header("origin", ORIGIN);
+        visible(&send(site.address(), request).await).unwrap()
+    };
+    let call = Request::post("/").header("content-type", "application/grpc-web");
+    let denied = seen(of_all("0/1d"), call).await;
+    let told = ["grpc-status", "grpc-retry-pushback-ms"].map(|name| field(&denied, name));
+    assert_eq!(told, ["8", "-1"]);
+    for name in ["grpc-message", "grpc-status-details-bin"] {
+        assert!(denied.contains_key(name), "{name}");
+    }
+    let unknown = seen(by_user, Request::get("/")).await;
+    assert_eq!(field(&unknown, "www-authenticate"), "Bearer");
 }
 
 #[tokio::test]

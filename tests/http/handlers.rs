@@ -44,7 +44,9 @@ fn written(style: HeaderStyle, decision: &Decision) -> HeaderMap {
 /// Those that a style can write.
 fn quota(headers: &HeaderMap) -> HeaderMap {
     let mut quota = headers.clone();
-    for name in headers.keys().filter(|it| !EXPOSED_HEADERS.contains(it)) {
+    let is_other =
+        |it: &&HeaderName| !EXPOSED_HEADERS.contains(it) || it.as_str().starts_with("grpc");
+    for name in headers.keys().filter(is_other) {
         quota.remove(name);
     }
     quota

@@ -1,7 +1,10 @@
 //! The middleware's answers in headers, body and extensions, for all results of the store and the extractors.
 
 use http::header;
-use sluicegate::{decision::Count, middleware::ResponseFuture};
+use sluicegate::{
+    decision::Count,
+    middleware::{ReadBodyLayer, ResponseFuture},
+};
 use std::{
     collections::HashSet,
     time::{SystemTime, UNIX_EPOCH},
@@ -337,10 +340,35 @@ async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let limited = denying(1)
         .limit(policy("tokens", "9/1m").unit(Unit::TOKENS), everybody())
         .rejection(StatusOnly);
-    let response = ask(&limited.headers(all)).await;
-    let sent = response.headers().keys();
-    let sent: HashSet<_> = sent.filter(|it| *it != "cache-control").collect();
-    assert_eq!(sent, EXPOSED_HEADERS.iter().collect());
+    let call = || {
+        let mut call = with(&[("content-type", "application/grpc")]);
+        *call.method_mut() = Method::POST;
+        call
+    };
+    let token = BearerToken.or_unauthorized(HeaderValue::from_static("Bearer"));
+    let unknown = empty().limit(policy("api", "9/1d"), token);
+    let limited = limited.headers(all);
+    let reader = Router::new()
+        .route("/", any(async || "hello"))
+        .layer(ReadBodyLayer::json::<serde_json::Value>(64));
+    let coded = Request::post("/").header("content-encoding", "gzip");
+    let refused = reader.oneshot(coded.body(Body::from("{}")).unwrap()).await;
+    let refused = refused.unwrap();
+    assert_eq!(refused.status(), 415);
+    let mut sent: HashSet<_> = refused.headers().keys().cloned().collect();
+    for response in [
+        ask(&limited).await,
+        send(&limited, call()).await,
+        ask(&unknown.rejection(StatusOnly)).await,
+    ] {
+        sent.extend(response.headers().keys().cloned());
+    }
+    #[cfg(not(feature = "tonic"))]
+    sent.insert(HeaderName::from_static("grpc-status-details-bin"));
+    // Pages of other origins may read these anyway.
+    let safe = ["cache-control", "content-length", "content-type"];
+    sent.retain(|it| !safe.contains(&it.as_str()));
+    assert_eq!(sent, EXPOSED_HEADERS.into_iter().collect());
 }
 
 #[tokio::test]

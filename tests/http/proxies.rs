@@ -53,6 +53,16 @@ fn sent(peer: &'static str, value: &'static str, requests: usize) -> impl Iterat
     (0..requests).map(move |number| (peer, vec![(XFF, value(number))]))
 }
 
+/// Requests through an edge that has so many addresses, the last entries, in turn. `C` in the entries beyond them stands
+/// for the address of one of 200 clients.
+fn rotating(peer: &'static str, beyond: &'static str, edges: usize) -> impl Iterator<Item = Sent> {
+    (0..400).map(move |number| {
+        let beyond = beyond.replace('C', &client(number));
+        let entries = format!("{beyond}, 152.233.33.{}", number % edges);
+        (peer, vec![(XFF, entries)])
+    })
+}
+
 /// Requests without headers from proxies.
 fn bare(peer: &'static str, requests: usize) -> impl Iterator<Item = Sent> {
     (0..requests).map(move |_| (peer, vec![]))
@@ -152,6 +162,24 @@ warnings! {
     one_client_through_many_nodes_of_a_network_is_not_taken_for_a_proxy:
         single("cf-connecting-ip"),
         proxied(|number| vec![(XFF, format!("203.0.113.9, {}", client(number))), ("cf-connecting-ip", "203.0.113.9".to_owned())], 300) => [];
+    an_edge_that_rotates_is_warned_of_by_a_count: xff(count(1)), rotating("100.64.0.2", "203.0.113.9", 60) => ["many addresses in turn", "read the header of one address", "count_including_peer"];
+    an_edge_that_rotates_is_warned_of_by_networks: xff(ours()), rotating(PROXY, "203.0.113.9", 60) => ["many addresses in turn", "`TrustedProxies::networks`"];
+    an_edge_that_rotates_among_two_addresses_is_warned_of: xff(count(1)), rotating(PROXY, "6.6.6.6, 203.0.113.9", 2) => ["many addresses in turn"];
+    an_edge_that_rotates_is_warned_of_in_the_standard_header:
+        ForwardedIp::forwarded(count(1)), proxied(|number| vec![("forwarded", format!("for=203.0.113.9, for=152.233.33.{}", number % 60))], 400) => ["header=\"forwarded\"", "many addresses in turn"];
+    an_edge_that_rotates_is_warned_of_by_a_single_header:
+        single("x-real-ip"), proxied(|number| {
+            let edge = format!("152.233.33.{}", number % 60);
+            vec![(XFF, format!("203.0.113.9, {edge}")), ("x-real-ip", edge)]
+        }, 400) => ["header=\"x-real-ip\"", "many addresses in turn"];
+    health_checks_before_the_first_clients_hide_no_edge_that_rotates: xff(count(1)), bare(PROXY, 50).chain(rotating(PROXY, "203.0.113.9", 60)) => ["many addresses in turn"];
+    many_clients_behind_an_edge_that_rotates_are_no_mistake: xff(count(1)), rotating(PROXY, "C", 60) => [];
+    many_clients_behind_one_proxy_are_no_mistake: xff(count(1)), rotating(PROXY, "", 60) => [];
+    many_clients_that_claim_to_be_one_other_are_no_mistake: xff(count(1)), sent(PROXY, "6.6.6.6, C", 500) => [];
+    a_client_behind_its_own_proxy_among_many_others_is_no_mistake:
+        xff(count(1)), proxied(|number| vec![(XFF, if number % 9 == 0 { client(number % 4) } else { "192.168.0.7, 203.0.113.9".to_owned() })], 500) => [];
+    a_single_client_that_moves_seldom_is_no_mistake:
+        xff(count(1)), proxied(|number| vec![(XFF, format!("192.168.0.7, 203.0.113.{}", number / 12 % 3))], 500) => [];
     requests_after_the_first_ten_thousand_are_not_looked_at: xff(ours()), sent(PROXY, "C", 10_000).chain(sent(DOCKER, "C", 500)) => [];
 }
 

@@ -103,6 +103,95 @@ async fn a_request_that_a_rate_denies_takes_no_slot_and_the_reverse() {
     assert_eq!(status(&layer(&limiter, 1)).await, 200);
 }
 
+/// A layer that meters tokens around another one: each request is charged 500 on arrival, and one plain unit.
+fn metering(limiter: &Limiter) -> Exports {
+    RateLimitLayer::new(limiter.clone())
+        .limit(policy("tokens", "10000/1h"), alice())
+        .limit(policy("requests", "100/1h"), alice())
+        .cost(|_, policy| if policy.name() == "tokens" { 500 } else { 1 })
+        .meter_costs_under("tokens")
+}
+
+/// The rest of the tokens and of the requests.
+async fn rests(limiter: &Limiter) -> [u64; 2] {
+    settled().await;
+    let tokens = left_of(limiter, &policy("tokens", "10000/1h"), &alice()).await;
+    let requests = left_of(limiter, &policy("requests", "100/1h"), &alice()).await;
+    [tokens, requests]
+}
+
+#[tokio::test]
+async fn a_slot_denied_inside_a_metered_limit_costs_what_is_plain_and_nothing_that_is_metered() {
+    let limiter = limiter();
+    let _held = get(&layer(&limiter, 1)).await;
+    let both = (metering(&limiter), layer(&limiter, 1));
+    for denied in 1..=3 {
+        let response = ask(&both).await;
+        assert_eq!(response.status(), 429);
+        drop(response);
+        assert_eq!(rests(&limiter).await, [10_000, 100 - denied]);
+    }
+    // In one layer, a request without a slot is charged nowhere.
+    let one = metering(&limiter).limit_concurrent(exports(1), alice());
+    assert_eq!(ask(&one).await.status(), 429);
+    assert_eq!(rests(&limiter).await, [10_000, 97]);
+}
+
+#[tokio::test]
+async fn any_rejection_further_in_refunds_what_was_metered_through_a_layer_between_them() {
+    let nobody = |_: &Parts| Err::<Key, _>(ExtractError::missing("a user"));
+    for inner in [
+        limit("inner", "0/1h"),
+        empty().deny(|_| true),
+        empty().limit(policy("user", "9/1h"), nobody),
+    ] {
+        let limiter = limiter();
+        let all = (metering(&limiter), limit("between", "9/1h"), inner);
+        drop(ask(&all).await);
+        assert_eq!(rests(&limiter).await, [10_000, 99]);
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_further_in_costs_what_was_metered_on_the_way() {
+    let limiter = limiter();
+    let meter = tower::util::MapRequestLayer::new(|request: Request<String>| {
+        let meter: &CostMeter = request.extensions().get().unwrap();
+        meter.under("tokens").add(7);
+        request
+    });
+    let all = (metering(&limiter), meter, limit("inner", "0/1h"));
+    drop(ask(&all).await);
+    assert_eq!(rests(&limiter).await, [9_993, 99]);
+}
+
+#[tokio::test]
+async fn a_429_of_another_service_and_the_rejections_of_a_handler_and_a_client_refund_nothing() {
+    let limiter = limiter();
+    let of_service = tower::layer::layer_fn(|_| answering(|_| answer(429)));
+    drop(ask(&(metering(&limiter), of_service)).await);
+    assert_eq!(rests(&limiter).await, [9_500, 99]);
+
+    let client = Inner::new(limit("theirs", "0/1h").layer(hello()));
+    let forwarding = tower::layer::layer_fn(move |_| {
+        let client = client.clone();
+        Inner::new(service_fn(move |_| client.clone().oneshot(to("/"))))
+    });
+    let response = ask(&(metering(&limiter), forwarding)).await;
+    assert!(response.extensions().get::<Rejection>().is_some());
+    drop(response);
+    assert_eq!(rests(&limiter).await, [9_000, 98]);
+
+    let by_handler = tower::layer::layer_fn(|_| {
+        answering(|request| {
+            let head = request.into_parts().0;
+            Rejection::OnDenyList.response(&head, HeaderStyle::default())
+        })
+    });
+    drop(ask(&(metering(&limiter), by_handler)).await);
+    assert_eq!(rests(&limiter).await, [8_500, 97]);
+}
+
 /// How many requests run at a time, of at most five.
 async fn run_at_a_time(layer: &Exports) -> usize {
     let mut running = Vec::new();

@@ -15,7 +15,8 @@ const WINDOW: u32 = 100;
 /// Not all: some requests may be made up.
 const MOST_OF_THEM: u32 = 90;
 
-/// If the entry beyond the address changes this often, the address is a proxy's: the entries beyond it are the clients.
+/// If the entry beyond one address changes this often, the address is a proxy's: the entries beyond it are the clients. If
+/// the address changes this often before one entry beyond it, the addresses are those of proxies, and the entry is a client.
 const MANY_CHANGES: u32 = 10;
 
 /// The evidence of one request.
@@ -34,8 +35,8 @@ pub(super) enum Seen {
     Unreadable,
 }
 
-/// Hashes an entry, so that the notes keep no data from clients.
-pub(super) fn hash_of(entry: &[u8]) -> u64 {
+/// Hashes an entry or an address, so that the notes keep no data from clients.
+pub(super) fn hash_of(entry: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     entry.hash(&mut hasher);
     hasher.finish()
@@ -61,11 +62,32 @@ struct Window {
     peer: Option<IpAddr>,
     too_few: u32,
     unreadable: u32,
-    /// The first client of the window, how many requests it sent, and how often the entry beyond it changed.
-    client: Option<IpAddr>,
-    of_client: u32,
-    beyond: u64,
+    /// The first client, and the entries beyond it; and the first entry beyond a client, and the clients before it.
+    client: Steady,
+    beyond: Steady,
+}
+
+/// How many requests had the first value of the window, and how often the value beside it changed in these.
+#[derive(Debug, Default)]
+struct Steady {
+    first: Option<u64>,
+    requests: u32,
+    other: u64,
     changes: u32,
+}
+
+impl Steady {
+    fn add(&mut self, value: u64, other: u64) {
+        if *self.first.get_or_insert(value) == value {
+            self.requests += 1;
+            let last = mem::replace(&mut self.other, other);
+            self.changes += u32::from(last != other);
+        }
+    }
+
+    const fn stays_alone(&self) -> bool {
+        self.requests >= MOST_OF_THEM && self.changes >= MANY_CHANGES
+    }
 }
 
 impl Evidence {
@@ -107,13 +129,13 @@ impl Window {
                 self.of_internal += u32::from(is_internal(peer));
             }
             Seen::TooFew => self.too_few += 1,
-            Seen::Client(ip, Some(beyond)) if *self.client.get_or_insert(*ip) == *ip => {
-                self.of_client += 1;
-                let last = mem::replace(&mut self.beyond, *beyond);
-                self.changes += u32::from(last != *beyond);
+            Seen::Client(ip, Some(beyond)) => {
+                let client = hash_of(ip);
+                self.client.add(client, *beyond);
+                self.beyond.add(*beyond, client);
             }
             Seen::Unreadable => self.unreadable += 1,
-            Seen::Client(..) | Seen::Direct | Seen::NoHeader => {}
+            Seen::Client(_, None) | Seen::Direct | Seen::NoHeader => {}
         }
     }
 
@@ -130,8 +152,13 @@ impl Window {
         if self.unreadable >= MOST_OF_THEM {
             return Some(ProxyMistake::Unreadable);
         }
-        let is_proxy = self.of_client >= MOST_OF_THEM && self.changes >= MANY_CHANGES;
-        is_proxy.then_some(ProxyMistake::ProxyIsClient)
+        if self.client.stays_alone() {
+            return Some(ProxyMistake::ProxyIsClient);
+        }
+        // The addresses of an edge come back. Those of many clients that all claim one address are new ones.
+        let comes_back = self.client.requests > 1;
+        let rotates = self.beyond.stays_alone() && comes_back;
+        rotates.then_some(ProxyMistake::ProxiesAreClients)
     }
 }
 

@@ -21,8 +21,8 @@ impl<R, E> RateLimitLayer<R, E> {
     /// its admission to the end of the response's body.
     ///
     /// All replicas share the slots. The slots of a process that dies are released when they expire. A request holds one
-    /// slot at any cost. Put limits of rates into a layer [around](crate::middleware::concurrency) this one; in
-    /// the same layer, a request is charged under all of them, or under none.
+    /// slot at any cost. Put limits of metered costs into the same layer, where a request is charged under all of them, or
+    /// under none, and rates with bans into a layer [around](crate::middleware::concurrency) this one.
     ///
     /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too.
     /// The handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that
@@ -117,7 +117,7 @@ impl<R, E> RateLimitLayer<R, E> {
     ///
     /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
     /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
-    /// stays. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter,
+    /// stays; but if a layer further in has rejected the request, the charge is refunded, unless something was metered. An [`ActualCost`](crate::middleware::ActualCost) in the extensions of the response wins over the meter,
     /// under the policies that it is for.
     ///
     /// Responses have a [`FollowedBody`](crate::middleware::FollowedBody) from here on; settlements run in the

@@ -8,14 +8,14 @@ use super::{
     grpc,
     meaning::Meaning,
     quota::used_up,
-    times::{Clock, SECOND, longest},
+    times::{Clock, SECOND, longest, members},
 };
 
 /// The meaning of an answer for our next requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Served,
-    /// The other service, or something on the way to it, has failed.
+    /// The other service, or something on the way to it, has failed; or the answer is about this request alone.
     Failed,
     /// We are asked to wait.
     Refused(Notice),
@@ -33,12 +33,19 @@ pub(super) struct Notice {
 }
 
 /// Fields with a time to wait, and the units of their numbers.
-const ASKS: [(&str, Duration); 4] = [
-    ("retry-after-ms", Duration::from_millis(1)),
-    ("x-ms-retry-after-ms", Duration::from_millis(1)),
-    ("grpc-retry-pushback-ms", Duration::from_millis(1)),
+const ASKS: [(&str, Duration); 7] = [
+    ("retry-after-ms", MILLISECOND),
+    ("x-ms-retry-after-ms", MILLISECOND),
+    ("x-amz-retry-after", MILLISECOND),
+    (PUSHBACK, MILLISECOND),
     ("retry-after", SECOND),
+    ("x-ratelimit-retry-after", SECOND),
+    ("x-rate-limit-retry-after-seconds", SECOND),
 ];
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
 impl Answer {
     pub(super) fn read(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
@@ -51,21 +58,28 @@ impl Answer {
                 field,
             }
         };
-        if meaning == Meaning::Failed {
+        let quota = used_up(headers, clock, meaning);
+        let asks = meaning != Meaning::Served;
+        let asked = asks.then(|| asked(headers, clock)).flatten();
+        let is_refused = match meaning {
+            Meaning::Served => false,
+            Meaning::ServedUnlessAsked | Meaning::FailedUnlessAsked => asked.is_some(),
+            Meaning::MayRefuse => asked.is_some() || quota.is_some(),
+            Meaning::Refused => true,
+        };
+        if is_refused {
+            return match asked.or(quota.flatten()) {
+                None if forbids_retry(headers) => Self::Failed,
+                named => Self::Refused(notice(named)),
+            };
+        }
+        if meaning > Meaning::ServedUnlessAsked {
             return Self::Failed;
         }
-        let quota = used_up(headers, clock, meaning);
-        if meaning == Meaning::Served {
-            // The fields of a cached answer are of another time.
-            let is_cached = headers.contains_key(header::AGE);
-            let named = quota.flatten().filter(|_| !is_cached);
-            return named.map_or(Self::Served, |named| Self::LastOne(notice(Some(named))));
-        }
-        let is_refused = meaning == Meaning::Refused || quota.is_some();
-        match asked(headers, clock).or(quota.flatten()) {
-            None if !is_refused => Self::Failed,
-            named => Self::Refused(notice(named)),
-        }
+        // The fields of a cached answer are of another time.
+        let is_cached = headers.contains_key(header::AGE);
+        let named = quota.flatten().filter(|_| !is_cached);
+        named.map_or(Self::Served, |named| Self::LastOne(notice(Some(named))))
     }
 }
 
@@ -82,6 +96,11 @@ fn asked(headers: &HeaderMap, clock: Clock) -> Option<(Duration, &'static str)> 
     let mut asks = ASKS.into_iter();
     let wait = asks.find_map(|(name, unit)| Some((longest(headers, name, unit, clock)?, name)));
     wait.or_else(|| Some((grpc::retry_delay(headers)?, "RetryInfo")))
+}
+
+/// Whether a pushback below zero says that this call must not be sent again: that is no time for the other calls.
+fn forbids_retry(headers: &HeaderMap) -> bool {
+    members(headers, PUSHBACK).any(|pushback| pushback.starts_with('-'))
 }
 
 #[cfg(test)]

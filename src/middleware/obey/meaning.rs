@@ -6,9 +6,11 @@ use http::{HeaderMap, StatusCode};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Meaning {
     Served,
-    /// Neither a success nor a refusal: the service, or something on the way to it, has failed.
-    Failed,
-    /// A refusal if fields say so: they name a time to wait, or nothing is left of a quota.
+    /// A refusal if a field asks to wait; served otherwise.
+    ServedUnlessAsked,
+    /// A refusal if a field asks to wait. Otherwise the service, or something on the way to it, has failed.
+    FailedUnlessAsked,
+    /// A refusal if a field asks to wait, or nothing is left of a quota. Otherwise neither that nor a success.
     MayRefuse,
     Refused,
 }
@@ -19,8 +21,10 @@ impl Meaning {
     pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
         let by_status = match status.as_u16() {
             420 | 429 | 529 => Self::Refused,
-            403 | 408 | 425 | 502..=504 => Self::MayRefuse,
-            500.. => Self::Failed,
+            400 | 403 | 408 | 425 | 502..=504 => Self::MayRefuse,
+            500.. => Self::FailedUnlessAsked,
+            413 | 418 | 430 => Self::ServedUnlessAsked,
+            // Such as 409 and 423, whose times are those of a resource.
             _ => Self::Served,
         };
         let code = headers.get("grpc-status").map(|value| value.as_bytes());
@@ -30,7 +34,7 @@ impl Meaning {
             // `DEADLINE_EXCEEDED`, `PERMISSION_DENIED`, `UNAVAILABLE`.
             Some(b"4" | b"7" | b"14") => Self::MayRefuse,
             // `UNKNOWN`, `INTERNAL`, `DATA_LOSS`.
-            Some(b"2" | b"13" | b"15") => Self::Failed,
+            Some(b"2" | b"13" | b"15") => Self::FailedUnlessAsked,
             _ => Self::Served,
         })
     }

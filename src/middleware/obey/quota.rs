@@ -11,13 +11,14 @@ use super::{
 
 /// Fields that say how much is left, each with the fields for when there will be more, of which the first that can be
 /// read counts. `docs/guide/outbound.md` says which services send them.
-const QUOTAS: [&str; 10] = [
+const QUOTAS: [&str; 11] = [
     "ratelimit-remaining ratelimit-reset",
     "x-ratelimit-remaining x-ratelimit-reset-after x-ratelimit-reset",
     "x-rate-limit-remaining x-rate-limit-reset",
     "x-ratelimit-remaining-requests x-ratelimit-reset-requests",
     "x-ratelimit-remaining-tokens x-ratelimit-reset-tokens",
     "x-ratelimit-requests-remaining x-ratelimit-requests-reset",
+    "x-ratelimit-complexity-remaining x-ratelimit-complexity-reset",
     "anthropic-ratelimit-requests-remaining anthropic-ratelimit-requests-reset",
     "anthropic-ratelimit-tokens-remaining anthropic-ratelimit-tokens-reset",
     "anthropic-ratelimit-input-tokens-remaining anthropic-ratelimit-input-tokens-reset",

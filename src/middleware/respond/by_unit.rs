@@ -17,14 +17,17 @@ pub(super) const REMAINING_TOKENS: HeaderName =
     HeaderName::from_static("x-ratelimit-remaining-tokens");
 pub(super) const RESET_TOKENS: HeaderName = HeaderName::from_static("x-ratelimit-reset-tokens");
 
-/// Sends the tightest rule of each unit. `adds` if a layer further in has sent such headers about the same request:
-/// those that are tighter stay.
-pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, adds: bool) {
+/// Sends the tightest rule of each unit. Where there are such headers, `stays` compares their share with that of the rule.
+pub(super) fn insert(
+    headers: &mut HeaderMap,
+    decision: &Decision,
+    stays: impl Fn(Share, Share) -> bool,
+) {
     for (unit, rule) in tightest_rules(decision) {
         let Some(names) = names(unit) else {
             continue;
         };
-        if adds && !is_tighter_than_sent(rule, headers, &names) {
+        if sent(headers, &names).is_some_and(|sent| stays(sent, rule.share())) {
             continue;
         }
         let time = match rule.is_exceeded() {
@@ -69,12 +72,10 @@ fn names(unit: &str) -> Option<[HeaderName; 3]> {
     }
 }
 
-fn is_tighter_than_sent(rule: &RuleUsage, headers: &HeaderMap, names: &[HeaderName; 3]) -> bool {
+fn sent(headers: &HeaderMap, [limit, left, _]: &[HeaderName; 3]) -> Option<Share> {
     let number = |name| -> Option<u64> { headers.get(name)?.to_str().ok()?.parse().ok() };
-    let (Some(limit), Some(left)) = (number(&names[0]), number(&names[1])) else {
-        return true;
-    };
-    rule.share() < Share { left, limit }
+    let (limit, left) = (number(limit)?, number(left)?);
+    Some(Share { left, limit })
 }
 
 /// In whole seconds, rounded up: some clients read the `m` of `20ms` as minutes.

@@ -55,6 +55,8 @@ pub struct Decisions {
     pub(in crate::middleware) in_response: bool,
     /// Whether the innermost layer settles, and is the outermost to do so.
     pub(in crate::middleware) of_outermost: bool,
+    /// In a response: whether a layer, and no handler, has rejected the request.
+    pub(in crate::middleware) is_of_rejection: bool,
 }
 
 impl Decisions {
@@ -69,6 +71,7 @@ impl Decisions {
             outer: None,
             in_response,
             of_outermost,
+            is_of_rejection: false,
         }
     }
 
@@ -113,9 +116,9 @@ impl Decisions {
         &self.innermost
     }
 
-    /// Whether this very decision is among them, not just an equal one.
-    pub(in crate::middleware) fn has(&self, decision: &Decision) -> bool {
-        self.iter().any(|own| own.usage().is_same(decision.usage()))
+    /// Whether the decision with this very usage is among them, not just with an equal one.
+    pub(in crate::middleware) fn has(&self, usage: &Usage) -> bool {
+        self.iter().any(|own| own.usage().is_same(usage))
     }
 
     /// Replaces a decision by the settled one.

@@ -11,9 +11,11 @@ use super::Rejection;
 use super::rejection::violated;
 use crate::domain::{error::ExtractErrorKind, rule::millis};
 
-const STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+pub(super) const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+pub(super) const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+pub(super) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+/// Written with the feature `tonic` alone.
+pub(super) const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
 const INVALID_ARGUMENT: u16 = 3;
 const PERMISSION_DENIED: u16 = 7;

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, Response, StatusCode, header};
 use super::{
     by_unit,
     draft11::{self, Draft11},
+    grpc_answer,
     seconds::{retry_after, retry_after_date, retry_after_ms},
     single_rule::{self, Reset, Sent, SingleRule},
 };
@@ -17,17 +18,24 @@ use crate::{
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// All headers of all [`HeaderStyle`]s, and `Retry-After`: browsers hide them from pages of other origins unless the
-/// response exposes them.
+/// All headers of all [`HeaderStyle`]s, and those of other answers of the layers: `Retry-After`, the challenge of a 401, the
+/// codings of a 415, and the status of a gRPC call with its message, details and pushback. Browsers hide them from pages of
+/// other origins unless the response exposes them.
 ///
 /// For `Access-Control-Expose-Headers`. Pass the array to a `CorsLayer` of tower-http, *outside* the limit:
 /// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
 ///
 /// The headers of [`X_RATE_LIMIT_BY_UNIT`](HeaderStyle::X_RATE_LIMIT_BY_UNIT) are those of requests and tokens. Add
 /// those of your other units.
-pub const EXPOSED_HEADERS: [HeaderName; 16] = [
+pub const EXPOSED_HEADERS: [HeaderName; 22] = [
     header::RETRY_AFTER,
     RETRY_AFTER_MS,
+    header::WWW_AUTHENTICATE,
+    header::ACCEPT_ENCODING,
+    grpc_answer::STATUS,
+    grpc_answer::MESSAGE,
+    grpc_answer::DETAILS,
+    grpc_answer::PUSHBACK,
     draft11::RATELIMIT,
     draft11::RATELIMIT_POLICY,
     single_rule::LIMIT,
@@ -56,8 +64,9 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 
 #[cold] // the names are made here
 fn has_quota(headers: &HeaderMap) -> bool {
-    let [_, _, quota @ ..] = EXPOSED_HEADERS;
-    quota.iter().any(|name| headers.contains_key(name))
+    let is_quota = |name: &HeaderName| name.as_str().contains("ratelimit");
+    let mut quota = EXPOSED_HEADERS.into_iter().filter(is_quota);
+    quota.any(|name| headers.contains_key(name))
 }
 
 /// The quota headers of responses.
@@ -81,7 +90,8 @@ fn has_quota(headers: &HeaderMap) -> bool {
 /// | [`RETRY_AFTER_MS`](Self::RETRY_AFTER_MS) | `retry-after-ms` | the wait |
 ///
 /// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left. Nested
-/// layers show the tightest of all their rules. A [hidden](crate::Policy::hidden) policy is in no header.
+/// layers show the tightest of all their rules, or else the rule that denies. A [hidden](crate::Policy::hidden) policy is
+/// in no header.
 ///
 /// # Long times
 ///
@@ -149,8 +159,9 @@ impl HeaderStyle {
     /// `RateLimit-Policy` lists all policies of the layer, even if their limit does not apply to the request, for
     /// instance because an extractor skips the request; for a closure or a table of routes, the chosen policy, and of
     /// [alternatives](crate::RateLimitLayer::limit_first_of) the one that was charged.
-    /// `RateLimit` lists the checked policies. Nested layers each add their items. If the rules of a layer would make a
-    /// list longer than 1 KiB, both fields list the tightest checked rules, as many as fit.
+    /// `RateLimit` lists the checked policies. Nested layers each add their items, also to the denial of a layer further in.
+    /// If the rules of a layer would make a list longer than 1 KiB, both fields list the tightest checked rules, as many as
+    /// fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless you use [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,
@@ -341,6 +352,25 @@ impl Headers {
             }
         }
         sent
+    }
+
+    /// Adds the items of an admission to the lists of a layer further in that has denied the request, and the headers of
+    /// units that the denial does not name. Headers for one rule stay those of the rule that denies.
+    pub(in crate::middleware) fn add_to_denial(
+        &self,
+        headers: &mut HeaderMap,
+        status: StatusCode,
+        decision: &Decision,
+    ) {
+        if !self.tells(status, decision) {
+            return;
+        }
+        if let Some(draft) = &self.draft11 {
+            draft.append(headers, decision);
+        }
+        if self.style.single.by_unit {
+            by_unit::insert(headers, decision, |_, _| true);
+        }
     }
 
     /// Adds the wait of a response without a decision, unless your response has one.

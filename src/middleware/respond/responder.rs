@@ -19,6 +19,7 @@ pub(in crate::middleware) struct Answers {
     pub(in crate::middleware) slot_wait: Duration,
     /// Whether a request that found no slot gets a 503.
     pub(in crate::middleware) unavailable_without_slot: bool,
+    pub(in crate::middleware) are_of_layer: bool,
 }
 
 impl Answers {
@@ -28,6 +29,7 @@ impl Answers {
             jitter: Duration::ZERO,
             slot_wait: DEFAULT_SLOT_WAIT,
             unavailable_without_slot: false,
+            are_of_layer: false,
         }
     }
 
@@ -72,7 +74,8 @@ impl Answers {
             (Some(denied), Some(outer)) => Some(denied.within(outer)),
             (denied, outer) => denied.or(outer),
         };
-        if let Some(decisions) = decisions {
+        if let Some(mut decisions) = decisions {
+            decisions.is_of_rejection = self.are_of_layer;
             response.extensions_mut().insert(decisions);
         }
         response.extensions_mut().insert(rejection);

@@ -72,8 +72,9 @@ impl SingleRule {
             return None;
         }
         if style.by_unit {
+            // A layer further in has sent such headers about the same request: those that are tighter stay.
             let adds = inner.is_some_and(|inner| inner.style.by_unit);
-            by_unit::insert(headers, decision, adds);
+            by_unit::insert(headers, decision, |sent, own| adds && sent <= own);
         }
         let own = Sent::of(decision, style);
         let sent = match (inner, own) {

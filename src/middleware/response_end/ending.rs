@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use bytes::Buf;
+use http::{HeaderMap, Response, StatusCode, header, response::Parts};
+use http_body::Frame;
+
 use super::reading::Readings;
 use crate::{
     domain::{
@@ -20,12 +24,9 @@ use crate::{
         similar::most_similar,
     },
     limiter::{Limiter, SETTLING, Slot},
-    middleware::admit::LayerConfig,
+    middleware::{admit::LayerConfig, respond::Decisions},
     warning,
 };
-use bytes::Buf;
-use http::{HeaderMap, StatusCode, header, response::Parts};
-use http_body::Frame;
 
 /// A usage report of a service is shorter, and at most twice as much is kept for each response under way.
 const MAX_DATA: usize = 4_096;
@@ -129,9 +130,13 @@ impl Ending {
         Poll::Ready(usage)
     }
 
-    /// Notes that there is a response, even if its body fails.
-    pub(in crate::middleware) fn answered(&self, status: StatusCode) {
-        self.end().status = Some(status);
+    /// Notes that there is a response, even if its body fails, and whether a layer further in has rejected the request.
+    pub(in crate::middleware) fn answered<B>(&self, response: &Response<B>) {
+        // A service may forward the rejection of a client of its own: that does not have this decision.
+        let is_ours = |it: &Decisions| it.is_of_rejection && it.has(&self.request.usage);
+        let mut end = self.end();
+        end.status = Some(response.status());
+        end.is_rejected = response.extensions().get().is_some_and(is_ours);
     }
 
     /// Notes the head of the response, and begins to follow the body.
@@ -248,8 +253,11 @@ impl AtEnd {
             let of_policy = readings.units_under(policy);
             of_policy.or_else(|| end.metered.filter(|_| is_metered()))
         };
+        // No handler could meter the request.
+        let unserved = || (end.is_rejected && is_metered()).then_some(0);
         let actual = actual.and_then(|actual| actual.of_policy(policy));
-        actual.or_else(by_closure).or_else(by_meter)
+        let known = actual.or_else(by_closure).or_else(by_meter);
+        known.or_else(unserved)
     }
 
     /// Warns of a policy that a handler has metered, and that is not charged. With several layers none can know.
@@ -319,6 +327,8 @@ pub struct ResponseEnd {
     last: usize,
     readings: Option<Readings>,
     actual: Option<ActualCost>,
+    /// Whether a layer further in has rejected the request.
+    is_rejected: bool,
     /// The length in the head: after this many bytes, a server drops the body.
     length: Option<u64>,
 }

@@ -39,10 +39,16 @@ fn the_status_decides_whether_an_answer_is_a_refusal_with_a_time_and_without() {
     let nine = ("refused", Some(9_000));
     for (statuses, without, with) in [
         (&[420, 429, 529][..], ("refused", None), nine),
-        (&[403, 408, 425, 502, 503, 504], ("failed", None), nine),
-        (&[500, 501, 505, 999], ("failed", None), ("failed", None)),
+        (&[400, 403, 408, 425], ("failed", None), nine),
         (
-            &[200, 301, 400, 401, 404, 413],
+            &[500, 501, 502, 503, 504, 505, 509, 520, 522, 530, 599, 999],
+            ("failed", None),
+            nine,
+        ),
+        (&[413, 418, 430], ("served", None), nine),
+        // The time of a resource, or of nothing that was refused.
+        (
+            &[200, 202, 301, 401, 404, 409, 423],
             ("served", None),
             ("served", None),
         ),
@@ -54,8 +60,7 @@ fn the_status_decides_whether_an_answer_is_a_refusal_with_a_time_and_without() {
     }
     for (codes, without, with) in [
         (&["8"][..], ("refused", None), nine),
-        (&["4", "7", "14"], ("failed", None), nine),
-        (&["2", "13", "15"], ("failed", None), ("failed", None)),
+        (&["2", "4", "7", "13", "14", "15"], ("failed", None), nine),
         (&["0", "5", "16"], ("served", None), ("served", None)),
     ] {
         for code in codes {
@@ -64,14 +69,22 @@ fn the_status_decides_whether_an_answer_is_a_refusal_with_a_time_and_without() {
             assert_eq!(read(200, &fields), with, "{code}");
         }
     }
-    let never = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")];
-    assert_eq!(read(200, &never), ("refused", None));
+}
+
+#[test]
+fn a_pushback_below_zero_is_about_one_call_and_pauses_nothing_unless_a_time_is_named() {
+    for code in ["8", "14", "13"] {
+        let never = [("grpc-status", code), ("grpc-retry-pushback-ms", "-1")];
+        assert_eq!(read(200, &never), ("failed", None), "{code}");
+        let later = [&never[..], &[("retry-after", "9")]].concat();
+        assert_eq!(read(200, &later), ("refused", Some(9_000)), "{code}");
+    }
 }
 
 #[test]
 fn an_answer_that_may_refuse_does_so_if_nothing_is_left() {
     let (now, later) = (NOW.to_string(), (NOW + 60).to_string());
-    for status in [403, 408, 425, 502, 503, 504] {
+    for status in [400, 403, 408, 425, 502, 503, 504] {
         for (left, reset, expected) in [
             ("0", &now, ("refused", None)),
             ("0", &later, ("refused", Some(60_000))),
@@ -90,6 +103,28 @@ fn an_answer_that_may_refuse_does_so_if_nothing_is_left() {
         assert_eq!(read(status, &draft), ("refused", None), "{status}");
         let draft = [("ratelimit", "\"a\";t=9")];
         assert_eq!(read(status, &draft), ("failed", None), "{status}");
+    }
+}
+
+#[test]
+fn without_a_time_to_retry_the_quota_of_a_failure_is_no_refusal() {
+    let later = (NOW + 60).to_string();
+    let fields = [
+        ("x-ratelimit-remaining", "0"),
+        ("x-ratelimit-reset", &*later),
+    ];
+    for status in [500, 501, 505, 509, 520, 522, 530, 599] {
+        assert_eq!(read(status, &fields), ("failed", None), "{status}");
+        assert_eq!(read(status, &fields[1..]), ("failed", None), "{status}");
+    }
+    for (status, kind) in [
+        (400, "failed"),
+        (503, "failed"),
+        (413, "served"),
+        (418, "served"),
+        (430, "served"),
+    ] {
+        assert_eq!(read(status, &fields[1..]), (kind, None), "{status}");
     }
 }
 
@@ -138,7 +173,13 @@ fn every_wait_and_every_reset_may_have_every_form() {
         ("Thu, 01 Jan 1970 00:00:00 GMT", None),
         ("Thu, 32 Nov 2026 10:01:00 GMT", None),
     ] {
-        for name in ["retry-after", "ratelimit-reset", "x-ratelimit-reset-after"] {
+        for name in [
+            "retry-after",
+            "x-ratelimit-retry-after",
+            "x-rate-limit-retry-after-seconds",
+            "ratelimit-reset",
+            "x-ratelimit-reset-after",
+        ] {
             let fields = [(name, value)];
             assert_eq!(read(429, &fields), ("refused", ms), "{name}: {value}");
         }
@@ -155,6 +196,7 @@ fn every_wait_and_every_reset_may_have_every_form() {
         for name in [
             "retry-after-ms",
             "x-ms-retry-after-ms",
+            "x-amz-retry-after",
             "grpc-retry-pushback-ms",
         ] {
             let fields = [(name, value), ("retry-after", "2")];
@@ -225,6 +267,7 @@ x-ratelimit-remaining-requests | x-ratelimit-reset-requests | 6m0s | 360000
 x-ratelimit-remaining-tokens | x-ratelimit-reset-tokens | 1h2m3.5s | 3723500
 x-ratelimit-remaining-tokens | x-ratelimit-reset-tokens | 20ms | 20
 x-ratelimit-requests-remaining | x-ratelimit-requests-reset | MS | 12000
+x-ratelimit-complexity-remaining | x-ratelimit-complexity-reset | MS | 12000
 anthropic-ratelimit-input-tokens-remaining | anthropic-ratelimit-input-tokens-reset | 2026-11-26T10:00:12+00:00 | 12000
 ";
 
@@ -293,6 +336,13 @@ fn retry_after_wins_over_quotas_and_of_two_lines_the_longer() {
     ];
     assert_eq!(read(429, &fields), ("refused", Some(8_000)));
     assert_eq!(read(200, &fields), ("last", Some(60_000)));
+    let [later, left] = [(NOW + 60).to_string(), "1400".to_owned()];
+    let fields_of_complexity = [
+        ("x-ratelimit-requests-remaining", &*left),
+        ("x-ratelimit-complexity-remaining", "0"),
+        ("x-ratelimit-complexity-reset", &*later),
+    ];
+    assert_eq!(read(400, &fields_of_complexity), ("refused", Some(60_000)));
     let Answer::Refused(notice) = answer(429, &fields) else {
         panic!("it is a refusal");
     };
