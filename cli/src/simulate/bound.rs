@@ -97,15 +97,20 @@ impl Bound {
             Some(own) => (own.requests, own.requests, own.refused),
             None => (all, all - tally.unlimited, tally.refused),
         };
+        let lines = &outcome.lines;
+        if lines.filtered > 0 && all == 0 {
+            return Err(self.wrong("--path leaves all lines out"));
+        }
         if judged == 0 {
             return Err(
                 self.wrong("no request has a key for it, so that there is nothing to judge")
             );
         }
-        let lines = outcome.lines.read - outcome.lines.filtered;
+        let unreadable = lines.unreadable + lines.loose;
+        let lines = lines.read - lines.filtered - lines.left_out;
+        let judged = judged.saturating_sub(outcome.lines.loose);
         if u128::from(judged) * 10 < u128::from(lines) * 9 {
-            let unreadable = outcome.lines.unreadable;
-            let keyless = lines - unreadable - judged;
+            let keyless = lines.saturating_sub(unreadable + judged);
             return Err(self.wrong(&format!(
                 "a verdict needs nine tenths of the lines: of {lines}, {unreadable} cannot be read, and {keyless} have no \
                  key for it"

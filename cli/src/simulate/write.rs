@@ -13,7 +13,8 @@ pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let (first, notes) = summary(outcome);
     output.styled(if outcome.tally.refused > 0 { BAD } else { BOLD }, &first)?;
     for (at, note) in notes.iter().enumerate() {
-        output.styled(if at == 0 { DIM } else { WARN }, note)?;
+        let is_plain = at <= outcome.formats.len();
+        output.styled(if is_plain { DIM } else { WARN }, note)?;
     }
     if outcome.tally.requests == 0 {
         return Ok(());
